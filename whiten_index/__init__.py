@@ -1,0 +1,60 @@
+"""Build searchable, whitened FAISS indexes from Parquet corpora.
+
+The names below load on first use, so ``import whiten_index`` loads neither torch nor faiss.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whiten_index.build import BuildConfig, build_index, encode_corpus
+    from whiten_index.corpus import CorpusConfig, ParquetCorpus
+    from whiten_index.encoding import Encoder
+    from whiten_index.errors import WhitenIndexError
+    from whiten_index.moments import Moments
+    from whiten_index.search import open_index
+    from whiten_index.store import EmbeddingStore
+    from whiten_index.whitening import Whitening
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BuildConfig": "build",
+    "CorpusConfig": "corpus",
+    "EmbeddingStore": "store",
+    "Encoder": "encoding",
+    "Moments": "moments",
+    "ParquetCorpus": "corpus",
+    "WhitenIndexError": "errors",
+    "Whitening": "whitening",
+    "build_index": "build",
+    "encode_corpus": "build",
+    "open_index": "search",
+}
+
+__all__ = [
+    "BuildConfig",
+    "CorpusConfig",
+    "EmbeddingStore",
+    "Encoder",
+    "Moments",
+    "ParquetCorpus",
+    "WhitenIndexError",
+    "Whitening",
+    "__version__",
+    "build_index",
+    "encode_corpus",
+    "open_index",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'whiten_index' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"whiten_index.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,70 @@
+"""Frozen batches: what flows from the corpus to the store, one direction only."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch:
+    """The usable texts of one shard, with the rows they came from.
+
+    Attributes:
+        documents: table of n rows: column ``id``, then the kept metadata columns.
+        texts: n texts, none of them blank.
+        read: rows read from the corpus to get these n, the skipped ones included.
+        skipped: reason -> rows left out.
+    """
+
+    documents: pa.Table
+    texts: list[str]
+    read: int
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def digests(self) -> NDArray[np.uint8]:
+        """Return (n, 16) uint8: BLAKE2b-128 of each text's UTF-8 bytes."""
+        return row_digests(text.encode() for text in self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingBatch:
+    """The embeddings of one shard, with the rows they belong to.
+
+    Attributes:
+        documents: table of n rows: column ``id``, then the kept metadata columns.
+        embeddings: (n, d) float16, float32 or float64, finite.
+        read: rows read from the corpus to get these n, the skipped ones included.
+        skipped: reason -> rows left out.
+    """
+
+    documents: pa.Table
+    embeddings: NDArray[np.floating]
+    read: int
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def digests(self) -> NDArray[np.uint8]:
+        """Return (n, 16) uint8: BLAKE2b-128 of each embedding's bytes."""
+        return row_digests(row.tobytes() for row in np.ascontiguousarray(self.embeddings))
+
+    def __len__(self) -> int:
+        return int(self.embeddings.shape[0])
+
+
+def row_digests(rows: Iterable[bytes]) -> NDArray[np.uint8]:
+    """Return (n, 16) uint8: BLAKE2b-128 of each row's bytes."""
+    joined = b"".join(hashlib.blake2b(row, digest_size=DIGEST_BYTES).digest() for row in rows)
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_BYTES)

@@ -1,0 +1,20 @@
+"""``ParquetCorpus``: plans shards from the footers, streams their rows as batches."""
+
+from whiten_index.corpus.config import CorpusConfig
+from whiten_index.corpus.expression import RowFilter
+from whiten_index.corpus.parquet import ParquetCorpus
+from whiten_index.corpus.plan import SHARD_ROWS, RowGroup, Shard, Span, plan_shards
+from whiten_index.corpus.rows import ID, OnBadRow
+
+__all__ = [
+    "ID",
+    "SHARD_ROWS",
+    "CorpusConfig",
+    "OnBadRow",
+    "ParquetCorpus",
+    "RowFilter",
+    "RowGroup",
+    "Shard",
+    "Span",
+    "plan_shards",
+]

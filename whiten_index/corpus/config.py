@@ -1,0 +1,126 @@
+"""Which rows and columns make up a corpus, and whether a file has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from whiten_index.corpus.expression import RowFilter
+from whiten_index.corpus.plan import SHARD_ROWS
+from whiten_index.corpus.rows import ID, OnBadRow
+from whiten_index.corpus.sources import SourceFile, canonical
+from whiten_index.errors import ConfigError, CorpusError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """Which rows and columns make up a corpus.
+
+    Attributes:
+        sources: Parquet files, folders, globs or URIs.
+        text_columns: string columns joined by a space; empty with an embedding column.
+        embedding_column: list column of float16/32/64 that takes the place of the encoder.
+        id_column: string or integer column; without one a row's id is ``file#group:row``.
+        keep: metadata columns kept beside the index.
+        row_filter: condition such as ``lang == 'en'``.
+        limit: use only the first so many rows.
+        on_bad_row: what happens to rows that cannot be used.
+        shard_rows: rows a shard at most.
+    """
+
+    sources: tuple[str, ...]
+    text_columns: tuple[str, ...] = ()
+    embedding_column: str | None = None
+    id_column: str | None = None
+    keep: tuple[str, ...] = ()
+    row_filter: str | None = None
+    limit: int | None = None
+    on_bad_row: OnBadRow = OnBadRow.BLANK
+    shard_rows: int = SHARD_ROWS
+
+    def __post_init__(self) -> None:
+        if bool(self.text_columns) == bool(self.embedding_column):
+            raise ConfigError(
+                "name what to index: --text-column (one or more) or --embedding-column, not both"
+                if self.text_columns
+                else "name what to index: --text-column (one or more), or --embedding-column"
+            )
+        if ID in self.keep and self.id_column != ID:
+            raise ConfigError(
+                "a kept column cannot be called 'id', the name of the id itself; "
+                "pass --id-column id, or rename the column"
+            )
+
+    def source_identity(self) -> dict[str, Any]:
+        """Return what tells one corpus from another in a store."""
+        return {
+            "sources": [canonical(source) for source in self.sources],
+            "text_columns": list(self.text_columns),
+            "embedding_column": self.embedding_column,
+            "row_filter": self.row_filter,
+        }
+
+
+def columns_to_read(config: CorpusConfig, row_filter: RowFilter | None) -> list[str]:
+    """Return the columns that a corpus needs of its files, each once."""
+    single = [name for name in (config.id_column, config.embedding_column) if name is not None]
+    names = (*single, *config.text_columns, *config.keep, *filter_columns(row_filter))
+    return list(dict.fromkeys(names))
+
+
+def filter_columns(row_filter: RowFilter | None) -> tuple[str, ...]:
+    """Return the columns that a row filter reads, none without a filter."""
+    return () if row_filter is None else row_filter.columns
+
+
+def check_columns(
+    file: SourceFile, schema: pa.Schema, config: CorpusConfig, columns: Sequence[str]
+) -> None:
+    """Check that a file has the columns, of types that can be used.
+
+    Raises:
+        CorpusError: one is missing or of another type; the message lists those that would do.
+    """
+    for name in columns:
+        if schema.names.count(name) != 1:
+            has = "more than one column" if name in schema.names else "no column"
+            raise CorpusError(
+                f"{file.path} has {has} {name!r}; its columns are {', '.join(schema.names)}"
+            )
+    for name in config.text_columns:
+        _require(file, schema, name, _is_text, "a text column takes strings")
+    if config.id_column is not None:
+        _require(file, schema, config.id_column, _is_id, "an id column takes strings or integers")
+    if config.embedding_column is not None:
+        hint = "an embedding column takes lists of float16, float32 or float64"
+        _require(file, schema, config.embedding_column, _is_embedding, hint)
+
+
+def _require(
+    file: SourceFile, schema: pa.Schema, name: str, test: Callable[[pa.DataType], bool], hint: str
+) -> None:
+    kind = schema.field(name).type
+    if not test(kind):
+        fitting = [field.name for field in schema if test(field.type)]
+        offer = f"columns that fit: {', '.join(fitting)}" if fitting else "no column of it fits"
+        raise CorpusError(f"column {name!r} of {file.path} is {kind}; {hint}; {offer}")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    return _is_text(kind) or pa.types.is_integer(kind)
+
+
+def _is_embedding(kind: pa.DataType) -> bool:
+    listed = (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+    return listed and pa.types.is_floating(kind.value_type)

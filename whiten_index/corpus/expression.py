@@ -1,0 +1,90 @@
+"""Row filters: ``lang == 'en' and year >= 2020`` becomes a pyarrow expression.
+
+The text is parsed as a Python expression and only comparisons, ``in``, ``is None``, ``and``,
+``or`` and ``not`` over columns and literals are translated: nothing is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from whiten_index.errors import ConfigError
+
+_COMPARE = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """A condition on columns.
+
+    Attributes:
+        text: as the user wrote it.
+        columns: the columns it reads.
+        expression: the pyarrow expression.
+    """
+
+    text: str
+    columns: tuple[str, ...]
+    expression: Any
+
+    @classmethod
+    def parse(cls, text: str) -> RowFilter:
+        """Translate ``text``.
+
+        Raises:
+            ConfigError: it is not a condition of the kind described above.
+        """
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+            expression = _condition(tree)
+        except (SyntaxError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"the row filter {text!r} is not understood ({error}); write conditions such as "
+                "lang == 'en' and (year >= 2020 or source in ['a', 'b']) and title is not None"
+            ) from error
+        names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
+        return cls(text, tuple(names), expression)
+
+
+def _condition(node: ast.expr) -> Any:
+    if isinstance(node, ast.BoolOp):
+        combine = operator.and_ if isinstance(node.op, ast.And) else operator.or_
+        return functools.reduce(combine, map(_condition, node.values))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return ~_condition(node.operand)
+    if isinstance(node, ast.Compare):
+        operands = [node.left, *node.comparators]
+        links = zip(operands, node.ops, operands[1:], strict=False)
+        return functools.reduce(operator.and_, (_link(*link) for link in links))
+    if isinstance(node, ast.Name):
+        return pc.field(node.id)
+    raise ValueError(f"{ast.unparse(node)!r} is no condition")
+
+
+def _link(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
+    if isinstance(op, ast.In | ast.NotIn):
+        member = _value(left).isin(ast.literal_eval(right))
+        return ~member if isinstance(op, ast.NotIn) else member
+    if isinstance(op, ast.Is | ast.IsNot):
+        if not (isinstance(right, ast.Constant) and right.value is None):
+            raise ValueError("'is' takes None only")
+        missing = _value(left).is_null()
+        return ~missing if isinstance(op, ast.IsNot) else missing
+    return _COMPARE[type(op)](_value(left), _value(right))
+
+
+def _value(node: ast.expr) -> Any:
+    return pc.field(node.id) if isinstance(node, ast.Name) else pc.scalar(ast.literal_eval(node))

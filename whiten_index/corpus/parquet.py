@@ -1,0 +1,279 @@
+"""``ParquetCorpus``: plans shards from the footers, streams their rows as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from whiten_index.batch import EmbeddingBatch, TextBatch, row_digests
+from whiten_index.corpus.config import (
+    CorpusConfig,
+    check_columns,
+    columns_to_read,
+    filter_columns,
+)
+from whiten_index.corpus.expression import RowFilter
+from whiten_index.corpus.plan import RowGroup, Shard, Span, plan_shards
+from whiten_index.corpus.rows import (
+    ID,
+    Sieve,
+    embedding_matrix,
+    embedding_rows,
+    join_texts,
+)
+from whiten_index.corpus.sources import SourceFile, find_files
+from whiten_index.errors import CorpusError
+
+_BATCH_ROWS = 4096
+_BUFFER = 1 << 20
+_FOOTER_THREADS = 8
+
+
+@dataclass(frozen=True)
+class ParquetCorpus:
+    """Parquet files read shard by shard, in memory bounded by one shard.
+
+    Attributes:
+        config: what was asked for.
+        files: the files, in reading order.
+        footers: the row groups of each file.
+        shards: the plan: a pure function of the footers.
+        dim: width of the embedding column, None for a corpus of texts.
+    """
+
+    config: CorpusConfig
+    files: tuple[SourceFile, ...]
+    footers: tuple[tuple[RowGroup, ...], ...]
+    shards: tuple[Shard, ...]
+    dim: int | None
+    _filter: RowFilter | None = field(repr=False)
+
+    @classmethod
+    def open(cls, config: CorpusConfig) -> ParquetCorpus:
+        """Find the files, read their footers, check their columns, plan the shards.
+
+        Raises:
+            CorpusError: a file is missing or not Parquet, a column is missing or of a type that
+                cannot be used, or there is no row.
+            ConfigError: the row filter is not understood.
+        """
+        row_filter = RowFilter.parse(config.row_filter) if config.row_filter else None
+        files = tuple(find_files(config.sources))
+        columns = columns_to_read(config, row_filter)
+        with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
+            footers = tuple(pool.map(lambda file: _read_footer(file, config, columns), files))
+        shards = tuple(plan_shards(footers, shard_rows=config.shard_rows, limit=config.limit))
+        if not shards:
+            raise CorpusError(
+                f"{', '.join(config.sources)} holds no rows; point to a corpus that does"
+            )
+        corpus = cls(config, files, footers, shards, None, row_filter)
+        if config.embedding_column is None:
+            return corpus
+        return cls(config, files, footers, shards, corpus._find_dim(), row_filter)
+
+    @property
+    def rows(self) -> int:
+        """Rows planned, before any is skipped."""
+        return sum(shard.rows for shard in self.shards)
+
+    def batches(self) -> Iterator[TextBatch | EmbeddingBatch]:
+        """Yield the whole corpus, one batch a shard."""
+        return map(self.read, self.shards)
+
+    def read(self, shard: Shard) -> TextBatch | EmbeddingBatch:
+        """Read one shard, leave out what cannot be used, and count it by reason.
+
+        Raises:
+            CorpusError: the file is damaged, or a bad row is met and the choice is to stop.
+        """
+        table = self._read_columns(shard, columns_to_read(self.config, self._filter))
+        sieve = Sieve(table, lambda row: self.row_name(shard, row), self.config.on_bad_row)
+        if self._filter is not None:
+            sieve.filter(self._filter.expression)
+        if self.config.id_column is not None:
+            missing = np.asarray(sieve.table.column(self.config.id_column).is_null())
+            sieve.drop(missing, "null_id", f"no {self.config.id_column}", blank=False)
+        if self.config.embedding_column is not None:
+            return self._embedding_batch(shard, sieve)
+        return self._text_batch(shard, sieve)
+
+    def check_ids(self) -> None:
+        """Make sure that no two usable rows share an id; needs 8 bytes a row.
+
+        Raises:
+            CorpusError: an id occurs twice, or the file is damaged.
+        """
+        column = self.config.id_column
+        if column is None:
+            return
+        hashes = np.concatenate([self._id_hashes(shard) for shard in self.shards])
+        hashes.sort()
+        twice = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+        if len(twice):
+            self._raise_duplicates(column, twice)
+
+    def row_name(self, shard: Shard, row: int) -> str:
+        """Return how errors call row ``row`` of a shard: file, row group, row."""
+        return f"row {self._row_id(shard, row)} of the corpus"
+
+    def _text_batch(self, shard: Shard, sieve: Sieve) -> TextBatch:
+        texts = join_texts(sieve.table, self.config.text_columns)
+        named = " and ".join(self.config.text_columns)
+        blank = np.asarray(pc.equal(pc.utf8_length(texts), 0), dtype=bool)
+        sieve.drop(blank, "blank_text", f"no text in {named}", blank=True)
+        kept = texts.filter(pa.array(~blank)).to_pylist()
+        return TextBatch(self._documents(shard, sieve), kept, shard.rows, sieve.skipped)
+
+    def _embedding_batch(self, shard: Shard, sieve: Sieve) -> EmbeddingBatch:
+        column, dim = self.config.embedding_column, self.dim
+        assert column is not None
+        assert dim is not None
+        array, widths = embedding_rows(sieve.table.column(column))
+        empty = widths < 1
+        sieve.drop(empty, "null_embedding", f"no {column}", blank=True)
+        array, widths = array.filter(pa.array(~empty)), widths[~empty]
+        wrong = widths != dim
+        what = f"a {column} whose width is not {dim}, that of the first row"
+        sieve.drop(wrong, "wrong_width", what, blank=False)
+        matrix = embedding_matrix(array.filter(pa.array(~wrong)), dim)
+        broken = ~np.isfinite(matrix).all(axis=1)
+        sieve.drop(broken, "not_finite", f"a NaN or an infinity in {column}", blank=False)
+        documents = self._documents(shard, sieve)
+        return EmbeddingBatch(documents, matrix[~broken], shard.rows, sieve.skipped)
+
+    def _documents(self, shard: Shard, sieve: Sieve) -> pa.Table:
+        """Return the id and the kept columns of the rows that passed."""
+        table = sieve.table
+        if self.config.id_column is not None:
+            ids = _plain_ids(table.column(self.config.id_column))
+        else:
+            ids = pa.array([self._row_id(shard, int(row)) for row in sieve.positions], pa.string())
+        kept = [name for name in self.config.keep if name != ID]
+        return pa.table({ID: ids, **{name: table.column(name) for name in kept}})
+
+    def _row_id(self, shard: Shard, row: int) -> str:
+        for span in shard.spans:
+            if row < span.stop - span.start:
+                return f"{self.files[shard.file].name}#{span.row_group}:{span.start + row}"
+            row -= span.stop - span.start
+        raise IndexError(row)
+
+    def _read_columns(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
+        file = self.files[shard.file]
+        try:
+            with _open(file) as parquet:
+                schema = pa.schema([parquet.schema_arrow.field(name) for name in columns])
+                batches = [b for span in shard.spans for b in _read_span(parquet, span, columns)]
+                return pa.Table.from_batches(batches, schema=schema)
+        except (OSError, pa.ArrowException) as error:
+            raise CorpusError(
+                f"{file.path} is damaged ({str(error).splitlines()[0][:160]}); restore the file or "
+                "take it out of the corpus, then run the same command again"
+            ) from error
+
+    def _id_hashes(self, shard: Shard) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        digests = row_digests(str(value).encode() for value in self._ids(shard))
+        return digests[:, :8].copy().view(np.uint64).ravel()
+
+    def _ids(self, shard: Shard) -> list[Any]:
+        assert self.config.id_column is not None
+        columns = list(dict.fromkeys([self.config.id_column, *filter_columns(self._filter)]))
+        table = self._read_columns(shard, columns)
+        if self._filter is not None:
+            table = table.filter(self._filter.expression)
+        ids: list[Any] = _plain_ids(table.column(self.config.id_column)).drop_null().to_pylist()
+        return ids
+
+    def _raise_duplicates(self, column: str, twice: Any) -> None:
+        """Look again at the few ids whose hashes met, since hashes may meet by chance."""
+        counts: dict[Any, int] = {}
+        for shard in self.shards:
+            suspects = np.isin(self._id_hashes(shard), twice)
+            for value, suspect in zip(self._ids(shard), suspects, strict=True):
+                if suspect:
+                    counts[value] = counts.get(value, 0) + 1
+        repeated = [value for value, count in counts.items() if count > 1]
+        if repeated:
+            shown = ", ".join(repr(value) for value in repeated[:3])
+            raise CorpusError(
+                f"{len(repeated)} ids of column {column} occur more than once (such as {shown}); "
+                "make them unique, filter the repeated rows out, or leave out --id-column"
+            )
+
+    def _find_dim(self) -> int:
+        """Return the width of the first embedding that is not null."""
+        column = self.config.embedding_column
+        assert column is not None
+        for shard in self.shards:
+            _, widths = embedding_rows(self._read_columns(shard, [column]).column(column))
+            if (widths > 0).any():
+                return int(widths[widths > 0][0])
+        raise CorpusError(f"every value of {column} is null; name a column that holds embeddings")
+
+
+def _open(file: SourceFile) -> pq.ParquetFile:
+    source = file.filesystem.open_input_file(file.path)
+    # Buffered column streams keep memory bounded when one row group holds the whole file.
+    return pq.ParquetFile(
+        source, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
+    )
+
+
+def _read_span(
+    parquet: pq.ParquetFile, span: Span, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    position = 0
+    for batch in parquet.iter_batches(
+        batch_size=_BATCH_ROWS, row_groups=[span.row_group], columns=list(columns)
+    ):
+        start = max(span.start - position, 0)
+        stop = min(span.stop - position, batch.num_rows)
+        if start < stop:
+            yield batch.slice(start, stop - start).select(list(columns))
+        position += batch.num_rows
+        if position >= span.stop:
+            return
+
+
+def _read_footer(
+    file: SourceFile, config: CorpusConfig, columns: Sequence[str]
+) -> tuple[RowGroup, ...]:
+    try:
+        with _open(file) as parquet:
+            metadata, schema = parquet.metadata, parquet.schema_arrow
+    except (OSError, pa.ArrowException) as error:
+        raise CorpusError(
+            f"{file.path} is not a readable Parquet file ({str(error).splitlines()[0][:160]}); "
+            "restore it or take it out of the corpus"
+        ) from error
+    check_columns(file, schema, config, columns)
+    wanted = set(columns)
+    return tuple(
+        _describe_group(metadata.row_group(i), wanted) for i in range(metadata.num_row_groups)
+    )
+
+
+def _describe_group(group: Any, wanted: set[str]) -> RowGroup:
+    chunks = (group.column(i) for i in range(group.num_columns))
+    size = sum(
+        c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in wanted
+    )
+    return RowGroup(int(group.num_rows), int(size))
+
+
+def _plain_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return ids as int64 or string, whatever width or encoding the file chose."""
+    try:
+        return column.cast(pa.int64() if pa.types.is_integer(column.type) else pa.string())
+    except pa.ArrowInvalid as error:
+        raise CorpusError(
+            f"an id does not fit ({str(error).splitlines()[0]}); use ids below 2**63 or strings"
+        ) from error

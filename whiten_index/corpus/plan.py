@@ -1,0 +1,112 @@
+"""Shards, planned from the footers of the files by a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from whiten_index.errors import ConfigError
+
+SHARD_ROWS = 16_384
+SHARD_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """What a footer says of one row group.
+
+    Attributes:
+        rows: how many it holds.
+        bytes: uncompressed size of the columns that will be read.
+    """
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows ``start`` to ``stop`` (exclusive) of one row group."""
+
+    row_group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A run of rows of one file: the unit of work, resume, reuse and distribution.
+
+    Attributes:
+        file: position of the file in the corpus.
+        spans: its rows, in order.
+    """
+
+    file: int
+    spans: tuple[Span, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it spans, before any is skipped."""
+        return sum(span.stop - span.start for span in self.spans)
+
+
+def plan_shards(
+    footers: Sequence[Sequence[RowGroup]],
+    *,
+    shard_rows: int = SHARD_ROWS,
+    shard_bytes: int = SHARD_BYTES,
+    limit: int | None = None,
+) -> list[Shard]:
+    """Cut the files into shards.
+
+    A shard holds up to ``shard_rows`` rows, fewer where the footers announce rows so large that
+    these would pass ``shard_bytes``. It joins small row groups, splits large ones and ends with
+    its file, so that a change in one file moves no shard of another.
+
+    Args:
+        footers: for each file, its row groups.
+        shard_rows: rows a shard at most.
+        shard_bytes: uncompressed bytes a shard, by the footers' average, at most.
+        limit: plan only the first so many rows.
+
+    Raises:
+        ConfigError: ``shard_rows`` or ``limit`` is not positive.
+    """
+    if shard_rows < 1:
+        raise ConfigError(f"a shard needs at least 1 row; --shard-rows {shard_rows} was given")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"--limit takes a positive number of rows; {limit} was given")
+    shards: list[Shard] = []
+    left = sum(group.rows for groups in footers for group in groups) if limit is None else limit
+    for file, groups in enumerate(footers):
+        planned = list(_shards_of_file(file, groups, left, shard_rows, shard_bytes))
+        left -= sum(shard.rows for shard in planned)
+        shards += planned
+    return shards
+
+
+def _shards_of_file(
+    file: int, groups: Sequence[RowGroup], left: int, shard_rows: int, shard_bytes: int
+) -> Iterator[Shard]:
+    """Yield the shards of the first ``left`` rows of a file, each filled to at most 1."""
+    spans: list[Span] = []
+    filled = 0.0
+    for index, group in enumerate(groups):
+        rows = min(group.rows, left)
+        left -= rows
+        share = max(1 / shard_rows, group.bytes / max(group.rows, 1) / shard_bytes)
+        start = 0
+        while start < rows:
+            # The epsilon keeps three spans of a third one shard.
+            fit = int((1 - filled) / share + 1e-9)
+            if fit < 1 and spans:
+                yield Shard(file, tuple(spans))
+                spans, filled = [], 0.0
+                continue
+            stop = min(rows, start + max(fit, 1))
+            spans.append(Span(index, start, stop))
+            filled += (stop - start) * share
+            start = stop
+    if spans:
+        yield Shard(file, tuple(spans))

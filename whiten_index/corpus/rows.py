@@ -1,0 +1,137 @@
+"""From the Arrow rows of a shard to a batch: join texts, check, skip and count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from whiten_index.errors import CorpusError
+
+ID = "id"
+
+
+class OnBadRow(Enum):
+    """What happens to a row that cannot be used.
+
+    ``BLANK`` skips and counts rows without content (null or blank text, null embedding) and
+    stops at damaged ones (null id, NaN, wrong width); ``SKIP`` skips and counts both kinds;
+    ``ERROR`` stops at both.
+    """
+
+    BLANK = "blank"
+    SKIP = "skip"
+    ERROR = "error"
+
+    def skips(self, *, blank: bool) -> bool:
+        """Tell whether a row without content (``blank``) or a damaged one is skipped."""
+        return self is OnBadRow.SKIP or (blank and self is OnBadRow.BLANK)
+
+
+@dataclass
+class Sieve:
+    """Drops rows of a table by reason, or stops with an error that names the row.
+
+    Attributes:
+        table: the rows still in.
+        where: row number in the shard -> what to call that row in an error.
+        on_bad_row: the user's choice.
+        skipped: reason -> rows dropped.
+    """
+
+    table: pa.Table
+    where: Callable[[int], str]
+    on_bad_row: OnBadRow
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._positions: NDArray[np.int64] = np.arange(self.table.num_rows)
+
+    def filter(self, expression: Any) -> None:
+        """Leave out the rows that a user's row filter does not want."""
+        marked = self.table.append_column("__row__", pa.array(self._positions))
+        try:
+            kept = marked.filter(expression)
+        except (pa.ArrowException, TypeError) as error:
+            raise CorpusError(
+                f"the row filter does not fit the columns ({str(error).splitlines()[0]}); "
+                "compare a column with a value of its own type"
+            ) from error
+        positions = kept.column("__row__").to_numpy()
+        if dropped := len(self._positions) - len(positions):
+            self.skipped["filtered"] = dropped
+        self.table, self._positions = kept.drop_columns(["__row__"]), positions
+
+    def drop(self, bad: NDArray[np.bool_], reason: str, what: str, *, blank: bool) -> None:
+        """Drop the rows marked in ``bad`` (n,), or stop at the first of them.
+
+        Raises:
+            CorpusError: the user's choice is to stop at such rows.
+        """
+        count = int(bad.sum())
+        if not count:
+            return
+        if not self.on_bad_row.skips(blank=blank):
+            row = int(self._positions[int(bad.argmax())])
+            raise CorpusError(
+                f"{self.where(row)} has {what}; mend the row, or pass --on-bad-row skip to leave "
+                "out and count such rows"
+            )
+        self.skipped[reason] = self.skipped.get(reason, 0) + count
+        self.table = self.table.filter(pa.array(~bad))
+        self._positions = self._positions[~bad]
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """(n,) row numbers in the shard of the rows still in."""
+        return self._positions
+
+
+def join_texts(table: pa.Table, columns: tuple[str, ...]) -> pa.Array:
+    """Return the columns of each row, trimmed, blanks left out, joined by one space.
+
+    A row with nothing but nulls and blanks becomes the empty string.
+    """
+    parts = []
+    for name in columns:
+        column = table.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        trimmed = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
+        blank = pc.equal(pc.utf8_length(trimmed), 0)
+        parts.append(pc.if_else(blank, pa.scalar(None, pa.large_string()), trimmed))
+    separator = pa.scalar(" ", pa.large_string())
+    joined = pc.binary_join_element_wise(*parts, separator, null_handling="skip")
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def embedding_rows(column: pa.ChunkedArray) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return an embedding column as one array and the width of each row, −1 where null."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if pa.types.is_fixed_size_list(array.type):
+        widths = np.full(len(array), array.type.list_size, dtype=np.int64)
+    else:
+        widths = np.asarray(pc.fill_null(pc.list_value_length(array), 0), dtype=np.int64)
+    widths[np.asarray(array.is_null())] = -1
+    return array, widths
+
+
+def embedding_matrix(array: pa.Array, dim: int) -> NDArray[np.floating]:
+    """Return rows of one width as (n, dim) in the column's own float type; null items are NaN."""
+    values = array.flatten()
+    flat = values.to_numpy(zero_copy_only=False)
+    if values.null_count:
+        flat = flat.astype(_numpy_type(values.type))
+    return np.ascontiguousarray(flat.reshape(-1, dim))
+
+
+def _numpy_type(arrow_type: pa.DataType) -> np.dtype[Any]:
+    return np.dtype(arrow_type.to_pandas_dtype())

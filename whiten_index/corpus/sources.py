@@ -1,0 +1,183 @@
+"""From what a user names (path, folder, glob, URI) to Parquet files on some file system."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from whiten_index.errors import CorpusError
+
+SUFFIXES = (".parquet", ".pq", ".parq")
+_GLOB = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One Parquet file.
+
+    Attributes:
+        name: its path below what the user named; part of a row's identity.
+        path: its path on ``filesystem``.
+        filesystem: the pyarrow file system that opens it.
+        size: bytes.
+    """
+
+    name: str
+    path: str
+    filesystem: Any
+    size: int
+
+
+def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
+    """List the Parquet files of ``sources``, sorted by path within each source.
+
+    Raises:
+        CorpusError: a source does not exist, cannot be listed or holds no Parquet file.
+    """
+    if not sources:
+        raise CorpusError("no corpus was given; name a Parquet file, folder, glob or URI")
+    files = [file for source in sources for file in _files_of(os.fspath(source))]
+    seen: dict[str, str] = {}
+    for file in files:
+        if file.path in seen:
+            raise CorpusError(f"{file.path} is named twice in the corpus; name each file once")
+        seen[file.path] = file.name
+    return _with_distinct_names(files)
+
+
+def resolve(source: str) -> tuple[Any, str]:
+    """Return the file system of ``source`` and its path there.
+
+    pyarrow's own file systems come first (local, s3, gs, hdfs), then whatever fsspec knows.
+
+    Raises:
+        CorpusError: no installed file system reads the URI.
+    """
+    if "://" not in source:
+        return pafs.LocalFileSystem(), str(Path(source).expanduser().absolute())
+    try:
+        filesystem, path = pafs.FileSystem.from_uri(source)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return _resolve_with_fsspec(source)
+    except (OSError, pa.ArrowException) as error:
+        raise CorpusError(f"{source} cannot be opened ({_line(error)}); check the URI") from error
+    return filesystem, path
+
+
+def canonical(source: str | Path) -> str:
+    """Return ``source`` in the form that names it whatever the working directory."""
+    text = os.fspath(source)
+    return text if "://" in text else str(Path(text).expanduser().absolute())
+
+
+def _resolve_with_fsspec(source: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(source)
+    except (ValueError, ImportError, OSError) as error:
+        raise CorpusError(
+            f"{source} cannot be opened ({_line(error)}); use a URI that pyarrow or an installed "
+            "fsspec package reads"
+        ) from error
+    return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), path
+
+
+def _files_of(source: str) -> list[SourceFile]:
+    pattern_at = _glob_position(source)
+    base = source if pattern_at is None else source[:pattern_at]
+    filesystem, path = resolve(base or ".")
+    try:
+        if pattern_at is not None:
+            found = _matching(filesystem, path, source[pattern_at:])
+        else:
+            found = _below(filesystem, path, source)
+    except CorpusError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise CorpusError(f"{source} cannot be listed ({_line(error)}); check the path") from error
+    return sorted(found, key=lambda file: file.path)
+
+
+def _glob_position(source: str) -> int | None:
+    """Return where the first path segment with a wildcard begins, or None without one."""
+    first = next((i for i, character in enumerate(source) if character in _GLOB), None)
+    if first is None or Path(source).exists():
+        return None
+    return source.rfind("/", 0, first) + 1
+
+
+def _matching(filesystem: Any, base: str, pattern: str) -> list[SourceFile]:
+    root = PurePosixPath(base)
+    listed = _list(filesystem, base) if _kind(filesystem, base) == pafs.FileType.Directory else []
+    files = [
+        SourceFile(name, info.path, filesystem, info.size)
+        for info in listed
+        if _glob_match(name := str(PurePosixPath(info.path).relative_to(root)), pattern)
+    ]
+    if not files:
+        raise CorpusError(f"no file matches {pattern} in {base}; check the pattern")
+    return files
+
+
+def _glob_match(name: str, pattern: str) -> bool:
+    """Match segment by segment, so that ``*`` stays within one folder; ``**`` spans any."""
+    if "**" in pattern:
+        return fnmatch.fnmatchcase(name, pattern.replace("**/", "*")) or fnmatch.fnmatchcase(
+            name, pattern.replace("**/", "")
+        )
+    names, patterns = name.split("/"), pattern.split("/")
+    return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
+
+
+def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
+    info = filesystem.get_file_info(path)
+    if info.type == pafs.FileType.NotFound:
+        raise CorpusError(f"{source} does not exist; check the path")
+    if info.type == pafs.FileType.File:
+        return [SourceFile(PurePosixPath(path).name, path, filesystem, info.size)]
+    listed = _list(filesystem, path)
+    files = [
+        SourceFile(str(PurePosixPath(i.path).relative_to(path)), i.path, filesystem, i.size)
+        for i in listed
+        if i.path.endswith(SUFFIXES) and not _hidden(i.path, path)
+    ]
+    if not files:
+        raise CorpusError(
+            f"{source} holds no Parquet file ({len(listed)} files, none ending with "
+            f"{', '.join(SUFFIXES)}); name the files with a glob, or another folder"
+        )
+    return files
+
+
+def _list(filesystem: Any, path: str) -> list[Any]:
+    infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+    return [info for info in infos if info.type == pafs.FileType.File]
+
+
+def _kind(filesystem: Any, path: str) -> Any:
+    return filesystem.get_file_info(path).type
+
+
+def _hidden(path: str, root: str) -> bool:
+    """Tell whether a writer's bookkeeping lies there: ``_temporary``, ``.crc`` and the like."""
+    return any(part[0] in "._" for part in PurePosixPath(path).relative_to(root).parts)
+
+
+def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:
+    """Name files by their whole path where two sources hold the same name."""
+    names = [file.name for file in files]
+    if len(set(names)) == len(names):
+        return files
+    return [SourceFile(file.path, file.path, file.filesystem, file.size) for file in files]
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)

@@ -1,0 +1,53 @@
+"""The errors a user can meet; each message says what was given, what was expected, what to do."""
+
+
+class WhitenIndexError(Exception):
+    """Base of every error this package raises on purpose.
+
+    Attributes:
+        exit_code: the status with which the command line ends on this error.
+    """
+
+    exit_code = 1
+
+
+class ConfigError(WhitenIndexError):
+    """An option, or a combination of options, that cannot work."""
+
+    exit_code = 2
+
+
+class CorpusError(WhitenIndexError):
+    """A corpus, a query file or a row of either that cannot be used."""
+
+    exit_code = 3
+
+
+class EncoderError(WhitenIndexError):
+    """A model that cannot be had, loaded or matched."""
+
+    exit_code = 4
+
+
+class ArtifactError(WhitenIndexError):
+    """A store, moments file, whitening or index on disk that is missing, damaged or mismatched."""
+
+    exit_code = 5
+
+
+class BusyError(WhitenIndexError):
+    """An output folder that another process is writing."""
+
+    exit_code = 6
+
+
+class OutputError(WhitenIndexError):
+    """A disk that is full or cannot be written."""
+
+    exit_code = 7
+
+
+class WhiteningError(WhitenIndexError):
+    """Moments from which the asked whitening cannot be computed (rank, rows, width)."""
+
+    exit_code = 8

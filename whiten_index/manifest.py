@@ -1,0 +1,256 @@
+"""What an artifact is made of: fingerprints, digests, and publishing that is all or nothing.
+
+An artifact is a folder with a ``manifest.json``. It is written under a temporary name in the
+folder it will live in, every file is fsynced, the manifest last, then the folder is renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from whiten_index.errors import ArtifactError, OutputError
+
+MANIFEST = "manifest.json"
+_TEMPORARY = ".tmp-"
+_BLOCK = 1 << 20
+_DISK_ERRORS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission is denied",
+    errno.EPERM: "permission is denied",
+    errno.ENOTDIR: "a file stands where a folder is needed",
+    errno.EEXIST: "a file stands where a folder is needed",
+    errno.EIO: "the disk reports an input/output error",
+    errno.EFBIG: "the file would be larger than the file system or the limit allows",
+}
+
+
+def fingerprint(identity: Mapping[str, Any]) -> str:
+    """Return 32 hex digits that identify ``identity``, a JSON-serialisable mapping."""
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:32]
+
+
+def canonical_json(value: Any) -> str:
+    """Return ``value`` as JSON with sorted keys and no spaces, so that equal values agree."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file, as 64 hex digits."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            sha.update(block)
+    return sha.hexdigest()
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the disk errors of the block into an ``OutputError`` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        reason = _DISK_ERRORS.get(error.errno or 0)
+        if reason is None:
+            raise
+        raise OutputError(
+            f"cannot write {error.filename or path}: {reason}; free space, change its permissions "
+            "or choose another folder, then run the same command again (what was published and "
+            "the shards already finished are kept)"
+        ) from error
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or a folder's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write and fsync a file that no reader knows of yet."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path`` in one step: a reader sees the old bytes or the new ones."""
+    temporary = path.with_name(_temporary_name(path.name))
+    try:
+        write_bytes(temporary, data)
+        temporary.replace(path)
+        fsync_path(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+    """Make the artifact ``final`` appear whole or not at all.
+
+    Args:
+        final: the folder to make; if it exists when the work is done, that one is kept.
+        fill: writes the payload files into the folder given and returns the manifest's fields.
+
+    Returns:
+        The manifest written, with ``files``: name -> {``bytes``, ``sha256``}.
+
+    Raises:
+        OutputError: the disk is full or cannot be written.
+    """
+    with writing(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary = final.parent / _temporary_name(final.name)
+        temporary.mkdir()
+        try:
+            fields = fill(temporary)
+            manifest = {**fields, "files": _describe_files(temporary)}
+            for name in manifest["files"]:
+                fsync_path(temporary / name)
+            write_bytes(temporary / MANIFEST, _pretty_json(manifest))
+            fsync_path(temporary)
+            try:
+                temporary.rename(final)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+            fsync_path(final.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
+
+
+def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    return {
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in sorted(folder.iterdir())
+    }
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Put ``value`` at ``path`` as indented JSON, in one step."""
+    replace_file(path, _pretty_json(value))
+
+
+def _pretty_json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def read_json(path: Path, *, what: str) -> dict[str, Any]:
+    """Read a JSON object, or say that ``what`` is missing or damaged.
+
+    Raises:
+        ArtifactError: the file is missing, unreadable or not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{path.parent} is not {what}: it has no {path.name}; check the path, or build it"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ArtifactError(
+            f"{path} of {what} cannot be read ({error}); restore it from a copy, or build again"
+        ) from error
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{path} of {what} is damaged: it holds no JSON object; build it again")
+    return value
+
+
+def read_manifest(folder: Path, *, kind: str, version: int) -> dict[str, Any]:
+    """Read a folder's manifest and check that it is of ``kind`` and a version known here.
+
+    Raises:
+        ArtifactError: missing, damaged, of another kind, or written by a later release.
+    """
+    manifest = read_json(folder / MANIFEST, what=f"a whiten-index {kind}")
+    if manifest.get("kind") != kind:
+        raise ArtifactError(
+            f"{folder} holds a {manifest.get('kind', 'folder of unknown kind')}, not a {kind}; "
+            "check the path"
+        )
+    found = manifest.get("format_version")
+    if not isinstance(found, int) or found > version:
+        raise ArtifactError(
+            f"{folder} has {kind} format {found}, and this release reads up to {version}; "
+            "upgrade whiten-index"
+        )
+    return manifest
+
+
+def check_files(folder: Path, manifest: Mapping[str, Any], *, content: bool) -> None:
+    """Check a folder's files against its manifest: sizes, and with ``content`` SHA-256 too.
+
+    Raises:
+        ArtifactError: a file is missing or differs from what the manifest says.
+    """
+    for name, expected in manifest.get("files", {}).items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise _damaged(path, "it is missing") from error
+        if size != expected["bytes"]:
+            raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}")
+        if content and sha256_file(path) != expected["sha256"]:
+            raise _damaged(path, "its content does not match its checksum")
+
+
+def _damaged(path: Path, how: str) -> ArtifactError:
+    return ArtifactError(
+        f"{path} is damaged: {how}; restore it from a copy, or run the build again"
+    )
+
+
+def remove_leftovers(folder: Path) -> int:
+    """Remove temporary files and folders that a dead process of this host left in ``folder``.
+
+    Returns:
+        How many were removed. Those of live processes and of other hosts stay.
+    """
+    removed = 0
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        host, _, rest = path.name.removeprefix(_TEMPORARY).partition("~")
+        pid = rest.partition("~")[0]
+        if host != _host() or (pid.isdigit() and _is_alive(int(pid))):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        removed += 1
+    return removed
+
+
+def _temporary_name(name: str) -> str:
+    return f"{_TEMPORARY}{_host()}~{os.getpid()}~{uuid.uuid4().hex[:8]}~{name}"[:200]
+
+
+def _host() -> str:
+    return socket.gethostname().replace("~", "-").replace("/", "-") or "localhost"
+
+
+def _is_alive(pid: int) -> bool:
+    if pid == os.getpid():
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,69 @@
+"""What a long job tells whoever watches it: stages that start, advance by rows, and finish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """A watcher of stages; a terminal's bars and a job's log lines are two of them."""
+
+    def start(self, stage: str, total: int) -> None:
+        """Hear that ``stage`` begins and will handle ``total`` rows."""
+
+    def advance(self, rows: int) -> None:
+        """Hear that ``rows`` more rows of the current stage are done."""
+
+    def finish(self, stage: str, seconds: float) -> None:
+        """Hear that ``stage`` ended after ``seconds`` of wall time."""
+
+    def note(self, message: str) -> None:
+        """Hear one sentence a user should see."""
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def start(self, stage: str, total: int) -> None:
+        """Ignore it."""
+
+    def advance(self, rows: int) -> None:
+        """Ignore it."""
+
+    def finish(self, stage: str, seconds: float) -> None:
+        """Ignore it."""
+
+    def note(self, message: str) -> None:
+        """Ignore it."""
+
+
+@dataclass
+class Stages:
+    """Times the stages of a job and reports them to a watcher.
+
+    Attributes:
+        watcher: who is told.
+        seconds: stage -> wall seconds, stages in the order they ran.
+        rows: stage -> rows handled.
+    """
+
+    watcher: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Progress]:
+        """Time the block as stage ``name`` over ``total`` rows."""
+        self.watcher.start(name, total)
+        started = time.perf_counter()
+        try:
+            yield self.watcher
+        finally:
+            elapsed = time.perf_counter() - started
+            self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
+            self.rows[name] = self.rows.get(name, 0) + total
+            self.watcher.finish(name, elapsed)
