@@ -1,0 +1,140 @@
+"""What a build is asked to do: one frozen configuration, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
+from whiten_index.encoding import EncoderConfig
+from whiten_index.errors import ConfigError
+from whiten_index.store import StoreDtype, require_dtype
+from whiten_index.whitening import Kind, WhiteningConfig
+
+Choice = TypeVar("Choice", bound=Enum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """Everything a build or an encode can be told; the names are those of the command line.
+
+    Attributes:
+        corpus: Parquet files, folders, globs or URIs; empty to build from a store alone.
+        out: folder of the index; not needed to encode only.
+        store: folder of raw embeddings; ``out``/store where it is left out.
+        text_columns: string columns, joined by a space.
+        embedding_column: list column that takes the place of the encoder.
+        id_column: string or integer column that names the rows.
+        keep: metadata columns kept beside the index.
+        row_filter: condition on columns such as ``lang == 'en'``.
+        limit: use only the first so many rows.
+        on_bad_row: blank (skip rows without content, stop at damaged ones), skip or error.
+        shard_rows: rows a shard at most.
+        model, revision, pooling, layers, max_length, dtype, device, threads, document_prompt,
+            query_prompt, trust_remote_code: see ``EncoderConfig``. With an embedding column,
+            ``model`` names the encoder of the queries.
+        store_dtype: float16, float32 or own; the default is float16, or own for a column.
+        whiten: none, pca or whitening.
+        k, exponent, center, normalize_input: see ``WhiteningConfig``.
+        factory: FAISS factory string of the index proper, or ``auto``.
+        seed: of the training sample.
+    """
+
+    corpus: tuple[str, ...] = ()
+    out: str | None = None
+    store: str | None = None
+    text_columns: tuple[str, ...] = ()
+    embedding_column: str | None = None
+    id_column: str | None = None
+    keep: tuple[str, ...] = ()
+    row_filter: str | None = None
+    limit: int | None = None
+    on_bad_row: str = "blank"
+    shard_rows: int = SHARD_ROWS
+    model: str | None = None
+    revision: str | None = None
+    pooling: str | None = None
+    layers: tuple[int, ...] | None = None
+    max_length: int | None = None
+    dtype: str = "float32"
+    device: str = "auto"
+    threads: int | None = None
+    document_prompt: str | None = None
+    query_prompt: str | None = None
+    trust_remote_code: bool = False
+    store_dtype: str | None = None
+    whiten: str = "whitening"
+    k: str | int | float | None = None
+    exponent: float | None = None
+    center: bool = True
+    normalize_input: bool = False
+    factory: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("corpus", "text_columns", "keep"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+            object.__setattr__(self, name, tuple(map(str, getattr(self, name))))
+        if self.out is None and self.store is None:
+            raise ConfigError("say where the result goes: --out for an index, --store to encode")
+        if not self.corpus and self.store is None:
+            raise ConfigError("name a corpus to read, or with --store a folder of embeddings")
+        self.whitening_config()
+        _member(OnBadRow, self.on_bad_row, "--on-bad-row")
+        require_dtype(self.store_dtype, own=False)
+        if self.corpus:
+            self.corpus_config()
+            self.encoder_config()
+
+    @property
+    def store_path(self) -> Path:
+        """Where the raw embeddings are."""
+        return Path(self.store) if self.store is not None else Path(str(self.out)) / "store"
+
+    def corpus_config(self) -> CorpusConfig:
+        """Return what the corpus is opened with."""
+        return CorpusConfig(
+            sources=self.corpus,
+            text_columns=self.text_columns,
+            embedding_column=self.embedding_column,
+            id_column=self.id_column,
+            keep=self.keep,
+            row_filter=self.row_filter,
+            limit=self.limit,
+            on_bad_row=_member(OnBadRow, self.on_bad_row, "--on-bad-row"),
+            shard_rows=self.shard_rows,
+        )
+
+    def encoder_config(self) -> EncoderConfig:
+        """Return what the encoder is resolved with."""
+        names = EncoderConfig.__dataclass_fields__
+        return EncoderConfig(**{name: getattr(self, name) for name in names})
+
+    def whitening_config(self) -> WhiteningConfig:
+        """Return what the whitening is fitted with."""
+        return WhiteningConfig(
+            kind=_member(Kind, self.whiten, "--whiten"),
+            k=self.k,
+            exponent=self.exponent,
+            center=self.center,
+            normalize_input=self.normalize_input,
+        )
+
+    def dtype_kept(self) -> StoreDtype:
+        """Return how embeddings are kept."""
+        return require_dtype(self.store_dtype, own=self.embedding_column is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+def _member(choices: type[Choice], name: str, option: str) -> Choice:
+    try:
+        return choices(name)
+    except ValueError as error:
+        known = ", ".join(str(choice.value) for choice in choices)
+        raise ConfigError(f"{option} {name!r} is unknown; use {known}") from error

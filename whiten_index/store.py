@@ -1,0 +1,415 @@
+"""Raw embeddings on disk, shard by shard: encode once, whiten and index as often as wished.
+
+Layout below the root, one folder an encoder::
+
+    <encoder-fingerprint>/
+        manifest.json                     the encoder
+        shards/<shard-fingerprint>/       embeddings + text digests, moments, manifest (last)
+            rows-<fingerprint>.parquet    ids and kept columns, as one corpus saw these texts
+        corpora/<source-fingerprint>.json the shards of a corpus, in order
+
+A shard's fingerprint comes from its texts, so it is found again whatever file, id or metadata
+column they are read with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from whiten_index import manifest
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.moments import Moments
+
+FORMAT_VERSION = 1
+_STORE, _SHARD = "store", "shard"
+_EMBEDDINGS, _MOMENTS = "embeddings.safetensors", "moments.safetensors"
+# A relative error r of each coordinate costs r²/2 of cosine: 1/256 keeps it above 0.99999.
+_FLOAT16_ERROR = 1 / 256
+_NEGLIGIBLE_VARIANCE = 1e-10
+
+
+class StoreDtype(Enum):
+    """How embeddings are kept; ``OWN`` keeps the precision they came with."""
+
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+    OWN = "own"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """A shard that is done.
+
+    Attributes:
+        fingerprint: of its texts and of how they are kept.
+        rows: n.
+        dtype: numpy name of the embeddings' type.
+        truncated: texts that were longer than the encoder's limit.
+        bytes: size of the embeddings file.
+    """
+
+    fingerprint: str
+    rows: int
+    dtype: str
+    truncated: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusPart:
+    """One shard of a corpus: where its embeddings and its rows are.
+
+    Attributes:
+        shard: fingerprint of the stored shard; empty where every row was skipped.
+        documents: fingerprint of its ids and kept columns.
+        rows: n.
+        read: rows read from the corpus.
+        truncated: texts cut to the encoder's limit.
+    """
+
+    shard: str
+    documents: str
+    rows: int
+    read: int
+    truncated: int
+
+
+@dataclass(frozen=True)
+class CorpusRecord:
+    """The shards of one corpus in order, enough to index it without reading it again.
+
+    Attributes:
+        source: what tells this corpus from others.
+        parts: its shards.
+        skipped: reason -> rows left out.
+    """
+
+    source: Mapping[str, Any]
+    parts: tuple[CorpusPart, ...]
+    skipped: Mapping[str, int]
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the rows and their order."""
+        return manifest.fingerprint({"parts": [[p.shard, p.documents] for p in self.parts]})
+
+    @property
+    def rows(self) -> int:
+        """Rows that have an embedding."""
+        return sum(part.rows for part in self.parts)
+
+
+class EmbeddingStore:
+    """The embeddings of one encoder below a root folder.
+
+    Attributes:
+        root: the store's folder, which may hold other encoders too.
+        encoder: the encoder as JSON values.
+        folder: this encoder's own folder.
+    """
+
+    def __init__(self, root: Path, encoder: Mapping[str, Any], fingerprint: str) -> None:
+        self.root = root
+        self.encoder = dict(encoder)
+        self.folder = root / fingerprint
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the encoder."""
+        return self.folder.name
+
+    @classmethod
+    def create(
+        cls, root: Path | str, encoder: Mapping[str, Any], fingerprint: str
+    ) -> EmbeddingStore:
+        """Open the store of an encoder, making it where it is new.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        store = cls(Path(root), encoder, fingerprint)
+        fields = {"kind": _STORE, "format_version": FORMAT_VERSION, "encoder": store.encoder}
+        with manifest.writing(store.folder):
+            store._shards.mkdir(parents=True, exist_ok=True)
+            store._corpora.mkdir(exist_ok=True)
+            if not (store.folder / manifest.MANIFEST).exists():
+                manifest.write_json(store.folder / manifest.MANIFEST, fields)
+            manifest.remove_leftovers(store._shards)
+        return store
+
+    @classmethod
+    def open(cls, root: Path | str, *, fingerprint: str | None = None) -> EmbeddingStore:
+        """Open an existing store, whose encoder may be left out where it is the only one.
+
+        Raises:
+            ArtifactError: there is none, it is damaged, or several encoders are in it.
+        """
+        folders = sorted(path.parent for path in Path(root).glob(f"*/{manifest.MANIFEST}"))
+        if fingerprint is not None:
+            folders = [folder for folder in folders if folder.name == fingerprint]
+        if not folders:
+            raise ArtifactError(
+                f"{root} holds no store of embeddings"
+                + (f" of encoder {fingerprint}" if fingerprint else "")
+                + "; check the path, or fill one with: whiten-index encode CORPUS --store DIR"
+            )
+        if len(folders) > 1:
+            names = ", ".join(_encoder_name(folder) for folder in folders)
+            raise ArtifactError(
+                f"{root} holds embeddings of {len(folders)} encoders ({names}); name the corpus "
+                "and the encoder's options as when they were encoded"
+            )
+        found = manifest.read_manifest(folders[0], kind=_STORE, version=FORMAT_VERSION)
+        return cls(Path(root), found["encoder"], folders[0].name)
+
+    def shard_fingerprint(self, digests: NDArray[np.uint8], dtype: StoreDtype) -> str:
+        """Return the fingerprint of rows with these digests (n, 16), kept as ``dtype``."""
+        rows = hashlib.blake2b(np.ascontiguousarray(digests).data, digest_size=32).hexdigest()
+        return manifest.fingerprint({"rows": rows, "dtype": dtype.value})
+
+    def find(self, fingerprint: str, *, verify: bool = True) -> StoredShard | None:
+        """Return a finished shard, or None where it is missing, unfinished or damaged.
+
+        Args:
+            fingerprint: of the shard.
+            verify: check the content against its checksums, not only the sizes.
+        """
+        folder = self._shards / fingerprint
+        try:
+            found = manifest.read_manifest(folder, kind=_SHARD, version=FORMAT_VERSION)
+            manifest.check_files(folder, found, content=verify)
+            return StoredShard(**found["shard"])
+        except (ArtifactError, KeyError, TypeError):
+            return None
+
+    def is_damaged(self, fingerprint: str) -> bool:
+        """Tell whether a shard that ``find`` does not return has a folder all the same."""
+        return (self._shards / fingerprint).exists()
+
+    def write(
+        self,
+        fingerprint: str,
+        digests: NDArray[np.uint8],
+        embeddings: NDArray[np.floating],
+        *,
+        dtype: StoreDtype,
+        truncated: int,
+    ) -> StoredShard:
+        """Keep a shard, whole or not at all; its moments are those of the rows as kept.
+
+        Args:
+            fingerprint: of the shard.
+            digests: (n, 16) uint8, of the rows it was made from.
+            embeddings: (n, d).
+            dtype: how to keep them; float16 gives way to float32 where it cannot hold them.
+            truncated: texts that were cut to the encoder's limit.
+
+        Raises:
+            OutputError: the disk is full or cannot be written.
+        """
+        kept = as_kept(embeddings, dtype)
+        shard = StoredShard(fingerprint, len(kept), str(kept.dtype), truncated, kept.nbytes)
+        folder = self._shards / fingerprint
+        if folder.exists() and self.find(fingerprint) is None:
+            shutil.rmtree(folder)
+
+        def fill(temporary: Path) -> dict[str, Any]:
+            tensors = {"embeddings": np.ascontiguousarray(kept), "digests": digests.copy()}
+            _save_tensors(tensors, temporary / _EMBEDDINGS)
+            Moments.of(kept).save(temporary / _MOMENTS)
+            return {"kind": _SHARD, "format_version": FORMAT_VERSION, "shard": asdict(shard)}
+
+        manifest.publish_folder(folder, fill)
+        return shard
+
+    def embeddings(self, fingerprint: str) -> NDArray[np.floating]:
+        """Return the embeddings of a shard, (n, d), as kept.
+
+        Raises:
+            ArtifactError: they cannot be read.
+        """
+        path = self._shards / fingerprint / _EMBEDDINGS
+        try:
+            array: NDArray[np.floating] = load_file(path)["embeddings"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise ArtifactError(
+                f"{path} cannot be read ({error}); run the same encode or build with the corpus "
+                "again, which makes just this shard anew"
+            ) from error
+        return array
+
+    def moments(self, fingerprint: str) -> Moments:
+        """Return the moments of a shard's embeddings as kept."""
+        return Moments.load(self._shards / fingerprint / _MOMENTS)
+
+    def write_documents(self, shard: str, documents: pa.Table) -> str:
+        """Keep the ids and metadata of a shard beside its embeddings; return their fingerprint."""
+        table = documents.combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        name = hashlib.blake2b(sink.getvalue(), digest_size=16).hexdigest()
+        path = self._documents_path(shard, name)
+        if not path.exists():
+            parquet = pa.BufferOutputStream()
+            pq.write_table(table, parquet, compression="zstd")
+            with manifest.writing(path):
+                manifest.replace_file(path, parquet.getvalue().to_pybytes())
+        return name
+
+    def documents(self, part: CorpusPart) -> pa.Table:
+        """Return the ids and kept columns of a part, n rows.
+
+        Raises:
+            ArtifactError: they cannot be read.
+        """
+        path = self._documents_path(part.shard, part.documents)
+        try:
+            table = pq.ParquetFile(path, page_checksum_verification=True).read()
+        except (OSError, pa.ArrowException) as error:
+            raise ArtifactError(
+                f"{path} cannot be read ({str(error).splitlines()[0]}); delete it and run the same "
+                "encode or build with the corpus again"
+            ) from error
+        return table
+
+    def save_corpus(self, record: CorpusRecord) -> None:
+        """Remember which shards make up a corpus, replacing what was known of it."""
+        name = manifest.fingerprint(dict(record.source))
+        value = {
+            "kind": "corpus",
+            "format_version": FORMAT_VERSION,
+            "source": dict(record.source),
+            "skipped": dict(record.skipped),
+            "parts": [asdict(part) for part in record.parts],
+        }
+        path = self._corpora / f"{name}.json"
+        with manifest.writing(path):
+            manifest.write_json(path, value)
+
+    def corpus(self, source: Mapping[str, Any] | None = None) -> CorpusRecord:
+        """Return what is known of a corpus; which one may be left out where there is only one.
+
+        Raises:
+            ArtifactError: no corpus was encoded to the end, or there are several to choose from.
+        """
+        records = list(self._records())
+        if source is not None:
+            records = [record for record in records if record.source == dict(source)]
+        if not records:
+            raise ArtifactError(
+                f"no corpus was encoded to its end into {self.root}; run whiten-index encode "
+                "CORPUS --store DIR again, which takes up where it stopped"
+            )
+        if len(records) > 1:
+            names = "; ".join(", ".join(record.source["sources"]) for record in records)
+            raise ArtifactError(
+                f"{self.root} holds {len(records)} corpora ({names}); name the corpus to index "
+                "and its columns, as when it was encoded"
+            )
+        return records[0]
+
+    def require(self, part: CorpusPart) -> StoredShard:
+        """Return the finished shard of a part, checked against its checksums.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
+        found = self.find(part.shard)
+        if found is None:
+            raise ArtifactError(
+                f"shard {part.shard} of the store {self.root} is missing or damaged; run the same "
+                "encode or build with the corpus again, which makes just this shard anew"
+            )
+        return found
+
+    def _records(self) -> Iterator[CorpusRecord]:
+        for path in sorted(self._corpora.glob("*.json")):
+            value = manifest.read_json(path, what="a corpus record of the store")
+            parts = tuple(CorpusPart(**part) for part in value["parts"])
+            yield CorpusRecord(value["source"], parts, value["skipped"])
+
+    def _documents_path(self, shard: str, name: str) -> Path:
+        return self._shards / shard / f"rows-{name}.parquet"
+
+    @property
+    def _shards(self) -> Path:
+        return self.folder / "shards"
+
+    @property
+    def _corpora(self) -> Path:
+        return self.folder / "corpora"
+
+
+def as_kept(embeddings: NDArray[np.floating], dtype: StoreDtype) -> NDArray[np.floating]:
+    """Return embeddings (n, d) in the type they are kept in."""
+    if dtype is StoreDtype.OWN:
+        return embeddings
+    if dtype is StoreDtype.FLOAT16 and fits_float16(embeddings):
+        return embeddings.astype(np.float16)
+    return embeddings.astype(np.float32)
+
+
+def fits_float16(embeddings: NDArray[np.floating]) -> bool:
+    """Tell whether rounding (n, d) to float16 is small against the spread of each coordinate.
+
+    Coordinates whose variance is below 1e-10 of the largest carry nothing and are passed over.
+    """
+    if embeddings.dtype == np.float16:
+        return True
+    if len(embeddings) < 2:
+        return False
+    with np.errstate(over="ignore"):
+        half = embeddings.astype(np.float16)
+    if not np.isfinite(half).all():
+        return False
+    error = half.astype(np.float64)
+    error -= embeddings
+    variance = embeddings.var(axis=0, dtype=np.float64)
+    matters = variance > _NEGLIGIBLE_VARIANCE * variance.max()
+    noise = np.square(error).mean(axis=0)
+    return bool((noise[matters] <= _FLOAT16_ERROR**2 * variance[matters]).all())
+
+
+def require_dtype(name: str | None, *, own: bool) -> StoreDtype:
+    """Return the type asked for; without a wish, float16, or the column's own (``own``)."""
+    if name is None:
+        return StoreDtype.OWN if own else StoreDtype.FLOAT16
+    try:
+        return StoreDtype(name)
+    except ValueError as error:
+        raise ConfigError(
+            f"store dtype {name!r} is unknown; use {', '.join(d.value for d in StoreDtype)}"
+        ) from error
+
+
+def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Moments:
+    """Return the sum of the moments of shards, in the order given."""
+    return Moments.total(chain([Moments.empty(dim)], map(store.moments, shards)))
+
+
+def _save_tensors(tensors: dict[str, NDArray[Any]], path: Path) -> None:
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        # The library wraps the system's error in text of its own.
+        raise OSError(28, str(error), str(path)) if "No space" in str(error) else error from error
+
+
+def _encoder_name(folder: Path) -> str:
+    found = manifest.read_manifest(folder, kind=_STORE, version=FORMAT_VERSION)["encoder"]
+    return f"{found.get('model', found.get('column'))} {folder.name[:8]}"

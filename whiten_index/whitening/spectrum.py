@@ -1,0 +1,136 @@
+"""Eigenvalues, rank, and the width k that a user's wish comes to. numpy only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError, WhiteningError
+
+FULL = "full"
+_LEAST_RELATIVE = 1e-10
+_WIDEST_DEFAULT = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """Σ = UΛUᵀ, eigenvalues in falling order.
+
+    Attributes:
+        eigenvalues: (d,) float64, falling; what rounding made negative is 0.
+        eigenvectors: (d, d) float64, one a column, of fixed sign.
+    """
+
+    eigenvalues: NDArray[np.float64]
+    eigenvectors: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, covariance: NDArray[np.float64]) -> Spectrum:
+        """Decompose a symmetric matrix (d, d).
+
+        The sign of each eigenvector makes its entry of largest magnitude positive, so that two
+        fits of the same data agree.
+        """
+        values, vectors = np.linalg.eigh(covariance)
+        values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+        largest = np.abs(vectors).argmax(axis=0)
+        signs = np.sign(vectors[largest, np.arange(len(largest))])
+        return cls(values, np.ascontiguousarray(vectors * signs))
+
+    @property
+    def rank(self) -> int:
+        """Numerical rank, as ``numerical_rank`` counts it."""
+        return numerical_rank(self.eigenvalues)
+
+
+def numerical_rank(eigenvalues: NDArray[np.float64]) -> int:
+    """Count the eigenvalues (d,), falling, above max(d·ε, 1e-10) times the first."""
+    floor = max(len(eigenvalues) * float(np.finfo(np.float64).eps), _LEAST_RELATIVE)
+    return int((eigenvalues > floor * eigenvalues[0]).sum()) if eigenvalues[0] > 0 else 0
+
+
+def variance_kept(eigenvalues: NDArray[np.float64], k: int) -> float:
+    """Return the share of the total variance that the first k directions hold."""
+    total = float(eigenvalues.sum())
+    return float(eigenvalues[:k].sum()) / total if total > 0 else 0.0
+
+
+def condition_number(eigenvalues: NDArray[np.float64]) -> float:
+    """Return the first eigenvalue over the last one within the numerical rank."""
+    rank = numerical_rank(eigenvalues)
+    return float(eigenvalues[0] / eigenvalues[rank - 1]) if rank else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class WidthWish:
+    """What a user asks of k: a number, ``full``, a share of variance, or nothing.
+
+    Attributes:
+        number: k itself, or None.
+        variance: share in (0, 1) that the kept directions must hold, or None.
+        full: every direction within the rank.
+    """
+
+    number: int | None = None
+    variance: float | None = None
+    full: bool = False
+
+    @classmethod
+    def parse(cls, text: str | int | float | None) -> WidthWish:
+        """Read ``128``, ``full``, ``0.95`` or None.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        if text is None:
+            return cls()
+        if str(text).strip().lower() == FULL:
+            return cls(full=True)
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if 0 < number < 1:
+            return cls(variance=number)
+        if number >= 1 and number == int(number):
+            return cls(number=int(number))
+        raise ConfigError(
+            f"--k {text} is not understood; give a whole number from 1, 'full', or a share of "
+            "variance such as 0.95"
+        )
+
+    def resolve(self, eigenvalues: NDArray[np.float64], *, count: float) -> int:
+        """Return k for a spectrum (d,) fitted on ``count`` rows.
+
+        Without a wish it is a third of d, at most 256 (Su et al. 2021 take 256 of 768), and
+        never above the rank.
+
+        Raises:
+            WhiteningError: the embeddings are constant, or k is above the rank.
+        """
+        rank, dim = numerical_rank(eigenvalues), len(eigenvalues)
+        if rank == 0:
+            raise WhiteningError(
+                f"all {count:g} embeddings are equal, so there is no direction to keep; "
+                "check the corpus, or use --whiten none"
+            )
+        if self.number is not None:
+            _require_within_rank(self.number, rank, dim, count)
+            return self.number
+        if self.variance is not None:
+            shares = np.cumsum(eigenvalues) / eigenvalues.sum()
+            return min(int(np.searchsorted(shares, self.variance)) + 1, rank)
+        return rank if self.full else min(max(dim // 3, 1), _WIDEST_DEFAULT, rank)
+
+
+def _require_within_rank(k: int, rank: int, dim: int, count: float) -> None:
+    if k <= rank:
+        return
+    why = f"{count:g} rows span no more" if count - 1 <= rank else f"of {dim} dims"
+    raise WhiteningError(
+        f"k = {k} is above the rank {rank} of the embeddings ({why}); "
+        f"use --k {rank} or less, or --k full"
+    )
