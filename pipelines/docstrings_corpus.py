@@ -1,7 +1,7 @@
 """A Parquet corpus from the docstrings of the Python packages on this machine.
 
 Sources are read with ``ast`` and never imported, so a broken, slow or hostile package costs
-nothing, and ten thousand passages take seconds. Every machine with Python has this text.
+nothing and ten thousand passages take seconds. Every machine with Python has this text.
 
     python -m pipelines.docstrings_corpus OUT_DIR [--passages 10000] [--seed 0] [--max-chars 600]
 """
@@ -22,7 +22,7 @@ import tokenize
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import click
@@ -33,17 +33,17 @@ from whiten_index.errors import CorpusError, WhitenIndexError
 
 FILE_NAME = "docstrings.parquet"
 ROWS_PER_GROUP = 2_000
-MIN_CHARS = 40
-"""Shorter docstrings ("Close the file.") say too little to be found by."""
 
+# Less ("Close the file.") says too little to be found by.
+MIN_CHARS = 40
+MIN_WORDS = 6
+
+# Copies of other packages, tests, applications, tables, and modules on their way out.
 SKIPPED_FOLDERS = frozenset(
-    # Other people's packages: they have a root of their own, or are copies.
-    ["site-packages", "dist-packages", "_vendor", "vendor", "_distutils"]
-    # Nobody's API: tests, generated tables, applications, modules on their way out.
-    + ["test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data"]
-    + ["encodings", "distutils"]
+    "site-packages dist-packages _vendor vendor _distutils test tests idlelib lib2to3 turtledemo "
+    "ensurepip pydoc_data encodings distutils".split()
 )
-SKIPPED_FILES = re.compile(r"(test_.*|.*_test|tests?|conftest|setup|__main__)\.py")
+SKIPPED_FILES = re.compile(r"(test_.*|.*_test|tests?|conftest|setup|__main__|antigravity|this)\.py")
 
 # The documented Python versions of modules that CPython runs in C.
 PUBLIC_NAMES = {
@@ -52,6 +52,24 @@ PUBLIC_NAMES = {
     "_pydecimal": "decimal",
     "_pyio": "io",
 }
+
+# Text that opens with a field, a section, code or a directive does not say what it is about.
+NO_SUMMARY = re.compile(
+    r">>>|```|\.\. |[#{<|@]|:(param|type|returns?|rtype|raises)\b"
+    r"|\*{0,2}\w+\*? \((`|[^)\n]*optional)|[a-z]\w*: "
+    r"|(?i:(args?|arguments|params|parameters|returns?|yields|raises|examples?|attributes|inputs?"
+    r"|outputs?|notes?|usage|shapes?|todo|warnings?|see also)\s*(:|$))",
+    re.MULTILINE,
+)
+LEGAL = re.compile(r"copyright\s*(\(c\)|©|\d)|licensed under|all rights reserved", re.IGNORECASE)
+# Rulers of titles and tables, placeholders of templates, boxes that link to a rendered page.
+MARKUP = re.compile(r"^[ \t]*(([=*~^#+-]{3,}[ \t|]*)+|\{\w+\}|!!! .*(\n[ \t]+.*)*)$\n?", re.MULTILINE)
+# Docstrings of C and C++ functions, and old ones, begin with the call itself.
+SHOWN_CALL = re.compile(
+    r"(?:\w+\.)*(?P<name>\w+)\((?:[^()]|\([^()]*\))*\)[ \t]*(?:->[^\n]*)?$\s*", re.MULTILINE
+)
+DOCUMENTING_CALLS = frozenset({"add_docstr", "_add_docstr"})
+PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Exports = Callable[[Path], frozenset[str]]
@@ -62,10 +80,10 @@ class Passage:
     """One docstring: a row of the corpus.
 
     Attributes:
-        id: ``module.name``, or the module itself for a module's docstring; unique.
-        module: the module a user imports it from.
-        name: the qualified name in that module; a module's own last name for its docstring.
-        signature: the call as written in the source, without ``self``.
+        id: ``module.name``, or the module alone for a module's docstring; unique.
+        module: the module from which a user imports it.
+        name: the qualified name in that module; for a module, the last part of its own.
+        signature: the call as the source writes it, without ``self``.
         text: the docstring, unindented and cut between two words.
     """
 
@@ -74,9 +92,6 @@ class Passage:
     name: str
     signature: str
     text: str
-
-
-SCHEMA = pa.schema([(column, pa.string()) for column in Passage.__slots__])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +116,15 @@ def harvest(
     max_chars: int = 600,
     unreadable: list[Path] | None = None,
 ) -> Iterator[Passage]:
-    """Yield the documented public names under the roots, lazily and spread over the packages.
+    """Yield the documented public names under the roots, spread over the packages.
 
     The package with the fewest passages so far gives the next of its files, in seeded order:
-    small packages come whole, large ones in equal parts, and files that nobody waits for are
-    never parsed. No two passages share an id or a first paragraph.
+    small packages come whole, large ones in about equal parts, and a file is parsed only when
+    its passages are asked for. No two passages share an id or a first paragraph.
 
     Args:
         roots: folders that hold packages, such as the standard library's and site-packages.
-        seed: of the order of each package's files.
+        seed: of the order of the files in each package.
         max_chars: longest text, in characters.
         unreadable: collects the files that do not parse.
 
@@ -117,11 +132,11 @@ def harvest(
         CorpusError: a root is not a folder.
     """
     queues = _queues(roots, seed)
-    heap = [(0, package) for package in sorted(queues)]
+    fewest = [(0, package) for package in sorted(queues)]
     exports = functools.cache(_exported_names)
     seen: set[str] = set()
-    while heap:
-        count, package = heapq.heappop(heap)
+    while fewest:
+        count, package = heapq.heappop(fewest)
         source = queues[package].pop()
         try:
             found = list(_passages(source, exports, max_chars))
@@ -130,13 +145,13 @@ def harvest(
             if unreadable is not None:
                 unreadable.append(source.path)
         for passage in found:
-            keys = {f"id {passage.id}", f"summary {_summary(passage.text)}"}
+            keys = {f"id: {passage.id}", f"summary: {_summary(passage.text)}"}
             if seen.isdisjoint(keys):
                 seen |= keys
                 count += 1
                 yield passage
         if queues[package]:
-            heapq.heappush(heap, (count, package))
+            heapq.heappush(fewest, (count, package))
 
 
 def sample(
@@ -156,8 +171,8 @@ def sample(
     chosen = list(itertools.islice(found, passages))
     if len(chosen) < passages:
         raise CorpusError(
-            f"{passages:,} passages were asked for, but the packages of this Python hold only "
-            f"{len(chosen):,}: ask for fewer with --passages {len(chosen)}, or install more packages."
+            f"{passages} passages were asked for and the installed packages hold {len(chosen)}: "
+            "lower --passages, or run this where more packages are installed."
         )
     random.Random(seed).shuffle(chosen)
     return chosen
@@ -174,32 +189,33 @@ def write_corpus(
         CorpusError: the folder cannot be made or written.
     """
     path = out_dir / FILE_NAME
-    unfinished = out_dir / f".{FILE_NAME}.{os.getpid()}.tmp"
-    table = pa.Table.from_pylist([asdict(passage) for passage in passages], schema=SCHEMA)
+    unfinished = out_dir / f".{FILE_NAME}.{os.getpid()}"
+    schema = pa.schema([(field.name, pa.string()) for field in fields(Passage)])
+    table = pa.Table.from_pylist([asdict(passage) for passage in passages], schema=schema)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
-            pq.write_table(table, file, row_group_size=rows_per_group, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except OSError as error:
-        raise CorpusError(f"{out_dir} cannot be written ({error}): choose another folder.") from error
-    finally:
-        if out_dir.is_dir():
+        try:
+            with unfinished.open("wb") as file:
+                pq.write_table(table, file, row_group_size=rows_per_group, compression="zstd")
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        finally:
             unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be written ({error}): give another folder.") from error
     return path
 
 
 def installed_roots() -> list[Path]:
     """List the folders of the standard library and of the installed packages."""
     paths = sysconfig.get_paths()
-    roots = {Path(paths[key]).resolve(): None for key in ("stdlib", "purelib", "platlib")}
-    return [root for root in roots if root.is_dir()]
+    roots = [Path(paths[key]).resolve() for key in ("stdlib", "purelib", "platlib")]
+    return [root for root in dict.fromkeys(roots) if root.is_dir()]
 
 
 def _queues(roots: Iterable[Path], seed: int) -> dict[str, list[_Source]]:
-    queues: dict[str, list[_Source]] = defaultdict(list)
+    queues: defaultdict[str, list[_Source]] = defaultdict(list)
     for root in roots:
         if not root.is_dir():
             raise CorpusError(f"{root} is not a folder: give one that holds Python packages.")
@@ -212,20 +228,234 @@ def _queues(roots: Iterable[Path], seed: int) -> dict[str, list[_Source]]:
 
 def _sources(root: Path) -> Iterator[_Source]:
     for folder, folders, files in os.walk(root):
-        # In place and sorted: os.walk descends what is left, the same on every file system.
+        # Pruned and sorted in place, since file systems list in different orders.
         folders[:] = sorted(f for f in folders if f.isidentifier() and f not in SKIPPED_FOLDERS)
         for file in sorted(files):
             path = Path(folder, file)
-            if path.suffix == ".py" and path.stem.isidentifier():
-                parts = path.relative_to(root).with_suffix("").parts
-                module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-                if module and not SKIPPED_FILES.fullmatch(file):
-                    yield _Source(root, path, PUBLIC_NAMES.get(module, module))
+            if path.suffix != ".py" or SKIPPED_FILES.fullmatch(file):
+                continue
+            parts = path.relative_to(root).with_suffix("").parts
+            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            if module and parts[-1].isidentifier():
+                yield _Source(root, path, PUBLIC_NAMES.get(module, module))
 
 
 def _passages(source: _Source, exports: Exports, max_chars: int) -> Iterator[Passage]:
     tree = _parse(source.path)
-    for item in itertools.chain(_module_doc(source, tree), _attached(source, tree), _defined(source, tree, exports)):
-        text = _clean(item)
-        if len(text) >= MIN_CHARS and not NOISE.search(text):
-            id = item.module if ...
+    for found in itertools.chain(
+        _of_module(source, tree), _of_definitions(source, tree, exports), _of_calls(source, tree)
+    ):
+        text = _cut(_clean(found), max_chars)
+        if _tells(text):
+            id_ = f"{found.module}.{found.name}" if found.name else found.module
+            name = found.name or found.module.rpartition(".")[2]
+            yield Passage(id_, found.module, name, found.signature, text)
+
+
+def _parse(path: Path) -> ast.Module:
+    # tokenize.open honours the coding cookie; the warnings are about other people's code.
+    with tokenize.open(path) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(file.read())
+
+
+def _of_module(source: _Source, tree: ast.Module) -> Iterator[_Documented]:
+    doc = ast.get_docstring(tree)
+    if doc and not _is_private(source.module):
+        yield _Documented(source.module, "", f"import {source.module}", doc)
+
+
+def _of_definitions(source: _Source, tree: ast.Module, exports: Exports) -> Iterator[_Documented]:
+    listed = _listed_names(tree)
+    for name, node in _definitions(tree.body):
+        doc = ast.get_docstring(node)
+        module = _home(source, name.partition(".")[0], listed, exports) if doc else None
+        if doc and module:
+            yield _Documented(module, name, _signature(node, method="." in name), doc)
+
+
+def _of_calls(source: _Source, tree: ast.Module) -> Iterator[_Documented]:
+    """Read the calls that document, in Python, what torch implements in C++.
+
+    ``add_docstr(torch.abs, "...")`` names its target; ``fft = _add_docstr(_fft, "...")`` binds it.
+    """
+    for node in tree.body:
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Name(id=call), args=[target, text])):
+                path = ast.unparse(target)
+            case ast.Assign(
+                targets=[ast.Name(id=bound)],
+                value=ast.Call(func=ast.Name(id=call), args=[_, text]),
+            ):
+                path = f"{source.module}.{bound}"
+            case _:
+                continue
+        doc = inspect.cleandoc(_leading_string(text))
+        module, _, name = path.rpartition(".")
+        if call in DOCUMENTING_CALLS and doc and module and not _is_private(path):
+            shown = SHOWN_CALL.match(doc)
+            yield _Documented(module, name, " ".join(shown[0].split()) if shown else name, doc)
+
+
+def _leading_string(node: ast.expr) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.BinOp(left=inner) | ast.Call(func=ast.Attribute(value=inner)):
+            return _leading_string(inner)
+    return ""
+
+
+def _statements(nodes: Iterable[ast.AST]) -> Iterator[ast.stmt]:
+    for node in nodes:
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _statements(ast.iter_child_nodes(node))
+        elif isinstance(node, ast.stmt):
+            yield node
+
+
+def _definitions(body: Iterable[ast.AST], owner: str = "") -> Iterator[tuple[str, Definition]]:
+    for node in _statements(body):
+        if isinstance(node, Definition) and not node.name.startswith("_"):
+            yield f"{owner}{node.name}", node
+            if isinstance(node, ast.ClassDef):
+                yield from _definitions(node.body, f"{owner}{node.name}.")
+
+
+def _home(
+    source: _Source, name: str, listed: frozenset[str] | None, exports: Exports
+) -> str | None:
+    """Name the public module that offers a top-level name, or None where none does.
+
+    numpy, scipy and scikit-learn define their public names in private modules. The package that
+    imports the name is its home; else the one around the private module, if that lists the name.
+    """
+    if not _is_private(source.module):
+        return source.module if listed is None or name in listed else None
+    parts = source.module.split(".")
+    public = list(itertools.takewhile(lambda part: not _is_private(part), parts))
+    for depth in range(1, len(public) + 1):
+        if name in exports(source.root.joinpath(*public[:depth], "__init__.py")):
+            return ".".join(public[:depth])
+    offered = len(parts) == len(public) + 1 and listed is not None and name in listed
+    return ".".join(public) if public and offered else None
+
+
+def _is_private(dotted: str) -> bool:
+    return any(part.startswith("_") for part in dotted.split("."))
+
+
+def _exported_names(init: Path) -> frozenset[str]:
+    try:
+        statements = list(_statements(_parse(init).body))
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
+        return frozenset()
+    return frozenset(
+        alias.name
+        for node in statements
+        if isinstance(node, ast.ImportFrom)
+        and (node.level or (node.module or "").partition(".")[0] in init.parts)
+        for alias in node.names
+        if alias.asname in (None, alias.name)
+    )
+
+
+def _listed_names(tree: ast.Module) -> frozenset[str] | None:
+    """Read ``__all__``; None where it is absent or computed."""
+    listed: set[str] | None = None
+    for node in _statements(tree.body):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id="__all__")], value=value)
+                | ast.AnnAssign(target=ast.Name(id="__all__"), value=ast.expr() as value)
+                | ast.AugAssign(target=ast.Name(id="__all__"), value=value)
+                | ast.Expr(
+                    value=ast.Call(func=ast.Attribute(value=ast.Name(id="__all__")), args=[value])
+                )
+            ):
+                try:
+                    names = ast.literal_eval(value)
+                except ValueError:
+                    return None
+                listed = (listed or set()) | ({names} if isinstance(names, str) else set(names))
+    return None if listed is None else frozenset(listed)
+
+
+def _signature(node: Definition, *, method: bool) -> str:
+    if isinstance(node, ast.ClassDef):
+        for child in node.body:
+            if isinstance(child, ast.FunctionDef) and child.name == "__init__":
+                return f"{node.name}({_arguments(child.args, bound=True)})"
+        bases = ", ".join(ast.unparse(base) for base in [*node.bases, *node.keywords])
+        return f"class {node.name}({bases})" if bases else f"class {node.name}"
+    decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    if decorators & PROPERTIES:
+        return f"{node.name}{returns}"
+    bound = method and "staticmethod" not in decorators
+    return f"{node.name}({_arguments(node.args, bound=bound)}){returns}"
+
+
+def _arguments(args: ast.arguments, *, bound: bool) -> str:
+    if not bound:
+        return ast.unparse(args)
+    first = "posonlyargs" if args.posonlyargs else "args"
+    return ast.unparse(ast.arguments(**{**vars(args), first: getattr(args, first)[1:]}))
+
+
+def _clean(found: _Documented) -> str:
+    text = MARKUP.sub("", found.doc).strip()
+    own_name = found.name.rpartition(".")[2]
+    while (shown := SHOWN_CALL.match(text)) and shown["name"] == own_name:
+        text = text[shown.end() :]
+    return text
+
+
+def _cut(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
+        return text
+    whole_words = re.match(rf"(?s:.{{1,{max_chars}}})(?=\s)", text)
+    return (whole_words[0] if whole_words else text[:max_chars]).rstrip()
+
+
+def _tells(text: str) -> bool:
+    words = re.findall(r"[A-Za-z]{2,}", text)
+    long_enough = len(text) >= MIN_CHARS and len(words) >= MIN_WORDS
+    return long_enough and not NO_SUMMARY.match(text) and not LEGAL.search(text)
+
+
+def _summary(text: str) -> str:
+    return " ".join(re.split(r"\n\s*\n", text, maxsplit=1)[0].casefold().split())
+
+
+@click.command()
+@click.argument("out_dir", type=click.Path(path_type=Path))
+@click.option("--passages", default=10_000, show_default=True, type=click.IntRange(min=1))
+@click.option("--seed", default=0, show_default=True)
+@click.option("--max-chars", default=600, show_default=True, type=click.IntRange(min=MIN_CHARS))
+def main(out_dir: Path, passages: int, seed: int, max_chars: int) -> None:
+    """Write a Parquet corpus of the docstrings of the installed packages to OUT_DIR."""
+    started = time.perf_counter()
+    unreadable: list[Path] = []
+    try:
+        chosen = sample(
+            installed_roots(),
+            passages=passages,
+            seed=seed,
+            max_chars=max_chars,
+            unreadable=unreadable,
+        )
+        path = write_corpus(chosen, out_dir)
+    except WhitenIndexError as error:
+        failure = click.ClickException(str(error))
+        failure.exit_code = error.exit_code
+        raise failure from error
+    packages = len({passage.module.partition(".")[0] for passage in chosen})
+    click.echo(
+        f"{len(chosen)} passages from {packages} packages in "
+        f"{time.perf_counter() - started:.1f} s ({len(unreadable)} files did not parse): {path}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -80,23 +80,23 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write and fsync a file that no reader knows of yet."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` in one step: a reader sees the old bytes or the new ones."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write, and put it at ``path`` in one step when the block ends."""
     temporary = path.with_name(_temporary_name(path.name))
     try:
-        write_bytes(temporary, data)
+        yield temporary
+        fsync_path(temporary)
         temporary.replace(path)
         fsync_path(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path`` in one step: a reader sees the old bytes or the new ones."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
@@ -120,8 +120,10 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
             fields = fill(temporary)
             manifest = {**fields, "files": _describe_files(temporary)}
             for name in manifest["files"]:
+                _share(temporary / name)
                 fsync_path(temporary / name)
-            write_bytes(temporary / MANIFEST, _pretty_json(manifest))
+            (temporary / MANIFEST).write_bytes(_pretty_json(manifest))
+            fsync_path(temporary / MANIFEST)
             fsync_path(temporary)
             try:
                 temporary.rename(final)
@@ -132,6 +134,13 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return manifest
+
+
+def _share(path: Path) -> None:
+    """Give a file the permissions that the user's umask means, whatever library made it."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:

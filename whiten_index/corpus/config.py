@@ -112,15 +112,13 @@ def _require(
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def _is_id(kind: pa.DataType) -> bool:
-    return _is_text(kind) or pa.types.is_integer(kind)
+    return _is_text(kind) or bool(pa.types.is_integer(kind))
 
 
 def _is_embedding(kind: pa.DataType) -> bool:
-    listed = (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-    return listed and pa.types.is_floating(kind.value_type)
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in lists) and bool(pa.types.is_floating(kind.value_type))

@@ -134,4 +134,5 @@ def embedding_matrix(array: pa.Array, dim: int) -> NDArray[np.floating]:
 
 
 def _numpy_type(arrow_type: pa.DataType) -> np.dtype[Any]:
-    return np.dtype(arrow_type.to_pandas_dtype())
+    dtype: np.dtype[Any] = np.dtype(arrow_type.to_pandas_dtype())
+    return dtype

@@ -270,4 +270,5 @@ class Whitening:
 def unit_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Scale rows (n, d) to unit length; rows of zeros stay as they are."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    scaled: NDArray[np.float64] = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    return scaled

@@ -1,0 +1,337 @@
+"""The main job: corpus → store → moments → whitening → FAISS → published index."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+import whiten_index
+from whiten_index import index as faiss_index
+from whiten_index.config import BuildConfig
+from whiten_index.corpus import ParquetCorpus
+from whiten_index.encode import (
+    Counts,
+    EncodeReport,
+    encode_corpus,
+    encode_shards,
+    open_corpus,
+    raw_bytes,
+)
+from whiten_index.encoding import resolve_encoder
+from whiten_index.errors import ConfigError
+from whiten_index.lock import only_writer
+from whiten_index.manifest import fingerprint
+from whiten_index.moments import Moments
+from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, total_moments
+from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
+
+__all__ = ["BuildConfig", "BuildReport", "build_index", "encode_corpus"]
+
+_ADD_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build did.
+
+    Attributes:
+        out: the index folder.
+        version: the published version.
+        up_to_date: whether that version was there already, made of the same inputs and choices.
+        manifest: of the version.
+        encoded: the report of its first half.
+    """
+
+    out: Path
+    version: str
+    up_to_date: bool
+    manifest: dict[str, Any]
+    encoded: EncodeReport
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {
+            "out": str(self.out),
+            "store": str(self.encoded.store.root),
+            "version": self.version,
+            "up_to_date": self.up_to_date,
+            "counts": self.encoded.counts.to_json(),
+            "rows": self.encoded.record.rows,
+            "whitening": self.manifest["whitening"],
+            "factory": self.manifest["factory"],
+            "bytes": self.manifest["bytes"],
+            "seconds": self.encoded.stages.seconds,
+        }
+
+
+def build_index(config: BuildConfig, *, progress: Progress | None = None) -> BuildReport:
+    """Build and publish an index; what is done already is found and not done again.
+
+    Args:
+        config: ``out`` must be there, and ``corpus`` or ``store``.
+        progress: who is told of the stages.
+
+    Raises:
+        CorpusError: the corpus or a row of it cannot be used.
+        EncoderError: the model cannot be found or loaded.
+        WhiteningError: the embeddings do not allow the whitening asked for.
+        ArtifactError: the store is damaged and there is no corpus to mend it from.
+        BusyError: another process is writing the same folder.
+        OutputError: the disk is full or cannot be written.
+    """
+    if config.out is None:
+        raise ConfigError("say where the index goes: --out DIR")
+    out = Path(config.out)
+    stages = Stages(progress or Silent())
+    faiss_index.load_faiss()
+    if config.threads is not None:
+        faiss_index.set_threads(config.threads)
+    with only_writer(out, what="index"):
+        encoded = _embeddings(config, stages)
+        moments, whitening = _fit(config, encoded, stages)
+        factory = faiss_index.choose_factory(config.factory, rows=encoded.record.rows)
+        identity = _identity(config, encoded, whitening, factory)
+        version = faiss_index.find_version(out, identity)
+        up_to_date = version is not None and version == faiss_index.current_version(out)
+        if version is None:
+            version = faiss_index.next_version(out, identity)
+            index = _index(config, encoded, whitening, factory, stages)
+            _publish(config, encoded, moments, whitening, index, factory, identity, stages)
+        faiss_index.set_current(out, version)
+        _, fields = faiss_index.read_fields(out, verify="manifest")
+        return BuildReport(out, version, up_to_date, fields, encoded)
+
+
+def _embeddings(config: BuildConfig, stages: Stages) -> EncodeReport:
+    """Return the store filled with the corpus, or as it is where no corpus is named."""
+    if not config.corpus:
+        return _from_store_alone(config, stages)
+    corpus = open_corpus(config, stages)
+    _check_early(config, corpus)
+    return encode_shards(config, corpus, stages)
+
+
+def _check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
+    """Refuse before hours of encoding what would be refused after them."""
+    dim = corpus.dim or resolve_encoder(config.encoder_config())[0].dim
+    wish = WidthWish.parse(config.k)
+    if config.whiten != Kind.NONE.value and wish.number is not None and wish.number > dim:
+        raise ConfigError(f"--k {wish.number} is more than the {dim} dims of the embeddings")
+    if config.factory != faiss_index.AUTO:
+        none = config.whiten == Kind.NONE.value
+        faiss_index.inner_index(config.factory, dim if none else wish.number or dim)
+
+
+def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
+    given = [
+        option
+        for option, value in (
+            ("--text-column", config.text_columns),
+            ("--embedding-column", config.embedding_column),
+            ("--id-column", config.id_column),
+            ("--keep", config.keep),
+            ("--filter", config.row_filter),
+            ("--limit", config.limit),
+        )
+        if value
+    ]
+    if given:
+        raise ConfigError(
+            f"{' and '.join(given)} says how to read a corpus, and none is named; name it, or "
+            "leave the option out to take the store as it is"
+        )
+    wanted = None
+    if config.model is not None:
+        wanted = resolve_encoder(config.encoder_config())[0].fingerprint
+    store = EmbeddingStore.open(config.store_path, fingerprint=wanted)
+    record = store.corpus()
+    counts = Counts(reused=record.rows)
+    with stages.stage("verify store", record.rows) as watcher:
+        for part in record.parts:
+            counts.read += part.read
+            counts.truncated += part.truncated
+            if part.rows:
+                store.require(part)
+            watcher.advance(part.rows)
+    counts.skipped.update(record.skipped)
+    return EncodeReport(store, record, counts, stages)
+
+
+def _fit(config: BuildConfig, encoded: EncodeReport, stages: Stages) -> tuple[Moments, Whitening]:
+    wanted = config.whitening_config()
+    with stages.stage("fit", encoded.record.rows) as watcher:
+        if wanted.normalize_input:
+            blocks = _blocks(encoded.store, encoded.record)
+            units = (Moments.of(unit_rows(block.astype(np.float64))) for block in blocks)
+            moments = Moments.total(units)
+        else:
+            shards = [part.shard for part in encoded.record.parts if part.rows]
+            moments = total_moments(encoded.store, shards, encoded.store.encoder["dim"])
+        whitening = Whitening.fit(moments, wanted)
+        watcher.advance(encoded.record.rows)
+    return moments, whitening
+
+
+def _identity(
+    config: BuildConfig, encoded: EncodeReport, whitening: Whitening, factory: str
+) -> str:
+    """Return what tells this version from one made of other inputs or choices."""
+    return fingerprint(
+        {
+            "format_version": faiss_index.FORMAT_VERSION,
+            "corpus": encoded.record.fingerprint,
+            "encoder": encoded.store.encoder,
+            "encoder_fingerprint": encoded.store.fingerprint,
+            "whitening": [
+                whitening.kind.value,
+                whitening.k,
+                whitening.exponent,
+                whitening.center,
+                whitening.normalize_input,
+            ],
+            "factory": [config.factory, factory],
+            "seed": config.seed,
+        }
+    )
+
+
+def _index(
+    config: BuildConfig,
+    encoded: EncodeReport,
+    whitening: Whitening,
+    factory: str,
+    stages: Stages,
+) -> Any:
+    """Return the FAISS index with every row in it, in the order of the documents."""
+    inner = faiss_index.inner_index(factory, whitening.k)
+    index = faiss_index.wrap(inner, whitening)
+    if sample_rows := faiss_index.training_rows(index, rows=encoded.record.rows):
+        with stages.stage("train", sample_rows) as watcher:
+            sample = _sample(encoded.store, encoded.record, sample_rows, config.seed)
+            faiss_index.train(index, sample, factory)
+            watcher.advance(sample_rows)
+    faiss_index.finish(inner, config.factory)
+    with stages.stage("project and add", encoded.record.rows) as watcher:
+        for block in _blocks(encoded.store, encoded.record):
+            index.add(_as_float32(block))
+            watcher.advance(len(block))
+    return index
+
+
+def _publish(
+    config: BuildConfig,
+    encoded: EncodeReport,
+    moments: Moments,
+    whitening: Whitening,
+    index: Any,
+    factory: str,
+    identity: str,
+    stages: Stages,
+) -> None:
+    out = Path(str(config.out))
+    version = faiss_index.next_version(out, identity)
+
+    def fill(folder: Path) -> dict[str, Any]:
+        whitening.save(folder / faiss_index.WHITENING)
+        moments.save(folder / faiss_index.MOMENTS)
+        faiss_index.write_index(index, folder / faiss_index.INDEX)
+        faiss_index.write_documents(folder / faiss_index.DOCUMENTS, _documents(encoded))
+        return {
+            "kind": faiss_index.KIND,
+            "format_version": faiss_index.FORMAT_VERSION,
+            "version": version,
+            "identity": identity,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "config": config.to_json(),
+            "corpus": {
+                "fingerprint": encoded.record.fingerprint,
+                "source": dict(encoded.record.source),
+            },
+            "encoder": encoded.store.encoder,
+            "encoder_fingerprint": encoded.store.fingerprint,
+            "whitening": whitening.describe(),
+            "factory": {"asked": config.factory, "built": factory},
+            "rows": encoded.record.rows,
+            "counts": encoded.counts.to_json(),
+            "bytes": _bytes(encoded, index, folder),
+            "seconds": dict(stages.seconds),
+            "made_by": _made_by(),
+        }
+
+    with stages.stage("publish", encoded.record.rows) as watcher:
+        faiss_index.publish(out, version, fill)
+        watcher.advance(encoded.record.rows)
+
+
+def _bytes(encoded: EncodeReport, index: Any, folder: Path) -> dict[str, int]:
+    """Return bytes of the raw and of the reduced vectors, and of the files beside them."""
+    return {
+        "raw": raw_bytes(encoded.store, encoded.record),
+        "vectors": faiss_index.vector_bytes(index),
+        "index_file": (folder / faiss_index.INDEX).stat().st_size,
+        "documents_file": (folder / faiss_index.DOCUMENTS).stat().st_size,
+    }
+
+
+def _made_by() -> dict[str, Any]:
+    return {
+        "whiten_index": whiten_index.__version__,
+        "faiss": faiss_index.describe_faiss(),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _documents(encoded: EncodeReport) -> Iterator[pa.Table]:
+    return (encoded.store.documents(part) for part in encoded.record.parts if part.rows)
+
+
+def _blocks(store: EmbeddingStore, record: CorpusRecord) -> Iterator[NDArray[np.floating]]:
+    """Yield the raw embeddings of a corpus in order, a few thousand rows at a time."""
+    for part in record.parts:
+        if part.rows:
+            rows = store.embeddings(part.shard)
+            for start in range(0, len(rows), _ADD_ROWS):
+                yield rows[start : start + _ADD_ROWS]
+
+
+def _sample(
+    store: EmbeddingStore, record: CorpusRecord, size: int, seed: int
+) -> NDArray[np.float32]:
+    """Return ``size`` rows drawn at random from the whole corpus, (size, d), in corpus order."""
+    chosen = np.sort(np.random.default_rng(seed).choice(record.rows, size, replace=False))
+    picked: list[NDArray[np.float32]] = []
+    start = 0
+    for part in record.parts:
+        picked.append(
+            _rows_of(store, part, chosen[(chosen >= start) & (chosen < start + part.rows)] - start)
+        )
+        start += part.rows
+    return np.concatenate(picked)
+
+
+def _rows_of(
+    store: EmbeddingStore, part: CorpusPart, rows: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    if not len(rows):
+        return np.empty((0, store.encoder["dim"]), dtype=np.float32)
+    return _as_float32(store.embeddings(part.shard)[rows])
+
+
+def _as_float32(rows: NDArray[np.floating]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        narrow = np.ascontiguousarray(rows, dtype=np.float32)
+    if not np.isfinite(narrow).all():
+        raise ConfigError(
+            "some embeddings are beyond float32, which FAISS computes in; scale the column down"
+        )
+    return narrow

@@ -1,0 +1,62 @@
+"""FAISS: factories, the transforms inside the file, the published bundle. The home of faiss."""
+
+from whiten_index.index.bundle import (
+    DOCUMENTS,
+    FORMAT_VERSION,
+    INDEX,
+    KIND,
+    MOMENTS,
+    WHITENING,
+    Bundle,
+    current_version,
+    find_version,
+    next_version,
+    open_bundle,
+    publish,
+    read_fields,
+    set_current,
+    vector_bytes,
+    write_index,
+)
+from whiten_index.index.documents import Documents, write_documents
+from whiten_index.index.factory import (
+    AUTO,
+    choose_factory,
+    finish,
+    inner_index,
+    train,
+    training_rows,
+    wrap,
+)
+from whiten_index.index.library import describe_faiss, load_faiss, set_threads
+
+__all__ = [
+    "AUTO",
+    "DOCUMENTS",
+    "FORMAT_VERSION",
+    "INDEX",
+    "KIND",
+    "MOMENTS",
+    "WHITENING",
+    "Bundle",
+    "Documents",
+    "choose_factory",
+    "current_version",
+    "describe_faiss",
+    "find_version",
+    "finish",
+    "inner_index",
+    "load_faiss",
+    "next_version",
+    "open_bundle",
+    "publish",
+    "read_fields",
+    "set_current",
+    "set_threads",
+    "train",
+    "training_rows",
+    "vector_bytes",
+    "wrap",
+    "write_documents",
+    "write_index",
+]

@@ -1,0 +1,107 @@
+"""Row number to id and kept columns: an Arrow file that is mapped, never loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from whiten_index.errors import ArtifactError, CorpusError
+
+ID = "id"
+
+
+def write_documents(path: Path, tables: Iterable[pa.Table]) -> int:
+    """Write tables of one schema one after the other; return how many rows that makes.
+
+    Raises:
+        CorpusError: two shards give a kept column different types.
+    """
+    writer: Any = None
+    rows = 0
+    try:
+        for table in tables:
+            if writer is None:
+                writer = pa.ipc.new_file(path, table.schema)
+                schema = table.schema
+            for batch in _fitting(table, schema).combine_chunks().to_batches():
+                writer.write_batch(batch)
+            rows += table.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def _fitting(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    try:
+        return table.cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise CorpusError(
+            f"the files of the corpus give the kept columns different types ({error}); rewrite "
+            "them with one schema, or leave the column out of --keep"
+        ) from error
+
+
+class Documents:
+    """The rows of an index.
+
+    Attributes:
+        columns: names of the kept columns, ``id`` not among them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        except (OSError, pa.ArrowException) as error:
+            raise ArtifactError(
+                f"{path} cannot be read ({str(error).splitlines()[0]}); restore it or build again"
+            ) from error
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+        self.schema = reader.schema
+        self.columns = tuple(name for name in reader.schema.names if name != ID)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def get(self, row: int) -> dict[str, Any]:
+        """Return the id and the kept columns of a row."""
+        batch, offset = self._locate(row)
+        return {name: batch.column(name)[offset].as_py() for name in batch.schema.names}
+
+    def ids(self, rows: Sequence[int]) -> list[str | int]:
+        """Return the ids of rows."""
+        found = []
+        for row in rows:
+            batch, offset = self._locate(row)
+            found.append(batch.column(ID)[offset].as_py())
+        return found
+
+    def find(self, wanted: str | int) -> int:
+        """Return the row of an id.
+
+        Raises:
+            CorpusError: no row has it.
+        """
+        kind = self.schema.field(ID).type
+        try:
+            scalar = pa.scalar(wanted).cast(kind)
+        except pa.ArrowInvalid:
+            scalar = None
+        for start, batch in zip(self._starts, self._batches, strict=False):
+            position = -1 if scalar is None else pc.index(batch.column(ID), scalar).as_py()
+            if position >= 0:
+                return int(start) + int(position)
+        raise CorpusError(
+            f"no document has the id {wanted!r}; ids here are {kind}, the first being "
+            f"{self.ids([0])[0]!r}"
+        )
+
+    def _locate(self, row: int) -> tuple[pa.RecordBatch, int]:
+        position = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._batches[position], row - int(self._starts[position])

@@ -1,0 +1,114 @@
+"""Which FAISS index is built, and the transforms that go inside its file."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError
+from whiten_index.index.library import first_line, load_faiss
+from whiten_index.whitening import Kind, Whitening
+
+AUTO = "auto"
+_EXACT_UP_TO_ROWS = 200_000
+_MOST_TRAINING_ROWS = 1 << 20
+
+
+def choose_factory(factory: str, *, rows: int) -> str:
+    """Return the factory string; ``auto`` is exact search up to 200,000 rows, IVF above."""
+    if factory != AUTO:
+        return factory
+    if rows <= _EXACT_UP_TO_ROWS:
+        return "Flat"
+    return f"IVF{4 * math.isqrt(rows)},Flat"
+
+
+def inner_index(factory: str, k: int) -> Any:
+    """Return an empty FAISS index over ``k`` dims, by inner product.
+
+    Raises:
+        ConfigError: FAISS does not know the string, or it holds a transform of its own.
+    """
+    faiss = load_faiss()
+    try:
+        index = faiss.index_factory(k, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"FAISS cannot make {factory!r} over {k} dims ({first_line(error)}); see the FAISS "
+            "factory strings, such as Flat, HNSW32, IVF1024,Flat or IVF1024,PQ16"
+        ) from error
+    if isinstance(index, faiss.IndexPreTransform):
+        raise ConfigError(
+            f"{factory!r} holds a transform of its own (PCA, OPQ, L2norm …), which would nest in "
+            "the whitening; leave it out and choose the width with --k"
+        )
+    if isinstance(index, faiss.IndexIDMap):
+        raise ConfigError(
+            f"{factory!r} maps ids, and rows are found by their number here; leave out IDMap"
+        )
+    return index
+
+
+def wrap(inner: Any, whitening: Whitening) -> Any:
+    """Return ``inner`` behind the transforms: raw d-dim rows in, unit k-dim vectors inside.
+
+    The mean is subtracted by a transform of its own: folded into the bias of the matrix it would
+    cost float32 digits where the mean is large against the spread.
+    """
+    faiss = load_faiss()
+    chain: list[Any] = []
+    if whitening.normalize_input:
+        chain.append(faiss.NormalizationTransform(whitening.dim, 2.0))
+    if whitening.center:
+        centering = faiss.CenteringTransform(whitening.dim)
+        faiss.copy_array_to_vector(whitening.mean.astype(np.float32), centering.mean)
+        centering.is_trained = True
+        chain.append(centering)
+    if whitening.kind is not Kind.NONE:
+        linear = faiss.LinearTransform(whitening.dim, whitening.k, False)
+        matrix = np.ascontiguousarray(whitening.matrix().T, dtype=np.float32)
+        faiss.copy_array_to_vector(matrix.ravel(), linear.A)
+        linear.is_trained = True
+        chain.append(linear)
+    chain.append(faiss.NormalizationTransform(whitening.k, 2.0))
+    index = faiss.IndexPreTransform(inner)
+    for transform in reversed(chain):
+        index.prepend_transform(transform)
+    return index
+
+
+def training_rows(index: Any, *, rows: int) -> int:
+    """Return how many rows a sample should have to train ``index``, 0 where it needs none."""
+    if index.is_trained:
+        return 0
+    faiss = load_faiss()
+    try:
+        lists = int(faiss.extract_index_ivf(index).nlist)
+    except RuntimeError:
+        lists = 0
+    return min(rows, max(256 * lists, 1 << 16), _MOST_TRAINING_ROWS)
+
+
+def train(index: Any, sample: NDArray[np.float32], factory: str) -> None:
+    """Train an index on raw rows (m, d).
+
+    Raises:
+        ConfigError: FAISS cannot train this factory on so few rows.
+    """
+    try:
+        index.train(sample)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"FAISS cannot train {factory!r} on {len(sample)} rows ({first_line(error)}); "
+            "use --factory Flat, or fewer lists and codes"
+        ) from error
+
+
+def finish(inner: Any, factory: str) -> None:
+    """Settle what is searched with where ``auto`` chose lists: one in 16 is probed."""
+    faiss = load_faiss()
+    if factory == AUTO and isinstance(inner, faiss.IndexIVF):
+        inner.nprobe = max(1, inner.nlist // 16)

@@ -1,0 +1,55 @@
+"""The one place that imports faiss, and says what to install where it is missing or too old."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from whiten_index.errors import ConfigError
+
+OLDEST = (1, 15)
+_INSTALL = "pip install 'whiten-index[cpu]' (or 'whiten-index[gpu]' on a CUDA machine)"
+# FAISS 1.15 takes a matrix product only from this many queries on; its default is never.
+_BLAS_FROM_QUERIES = 20
+
+
+@functools.cache
+def load_faiss() -> Any:
+    """Return the faiss module, of the cpu or the gpu package alike.
+
+    Raises:
+        ConfigError: neither is installed, or the release is too old.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise ConfigError(f"FAISS is not installed; {_INSTALL}") from error
+    if tuple(int(part) for part in faiss.__version__.split(".")[:2]) < OLDEST:
+        raise ConfigError(
+            f"FAISS {faiss.__version__} is too old, 1.15 is the oldest that works; {_INSTALL}"
+        )
+    faiss.cvar.distance_compute_blas_threshold = _BLAS_FROM_QUERIES
+    return faiss
+
+
+def describe_faiss() -> dict[str, Any]:
+    """Return release and variant of FAISS: whether it was built for GPUs, and how many it sees."""
+    faiss = load_faiss()
+    gpus = int(faiss.get_num_gpus()) if hasattr(faiss, "get_num_gpus") else 0
+    built_for_gpu = hasattr(faiss, "StandardGpuResources")
+    return {
+        "version": faiss.__version__,
+        "variant": "gpu" if built_for_gpu else "cpu",
+        "gpus": gpus,
+    }
+
+
+def set_threads(threads: int) -> None:
+    """Set how many CPU threads FAISS uses."""
+    load_faiss().omp_set_num_threads(threads)
+
+
+def first_line(error: Exception) -> str:
+    """Return what FAISS meant to say, without the C++ function and file it prints before."""
+    text = str(error).strip().rpartition("\n")[2] or str(error)
+    return text.rpartition(": ")[2][:200] if "Error in" in text else text[:200]

@@ -1,0 +1,210 @@
+"""Query to hits: open a published index, encode queries with its own encoder, name the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.batch import TextBatch
+from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus
+from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder
+from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.index import Bundle, open_bundle, set_threads
+
+if TYPE_CHECKING:
+    from whiten_index.encoding import Encoder
+
+_QUERY_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A found row.
+
+    Attributes:
+        id: the document's id.
+        score: cosine of query and document after the transform.
+        row: row number in the index.
+        columns: the kept metadata.
+    """
+
+    id: str | int
+    score: float
+    row: int
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The hits of one query, as ids and scores only.
+
+    Attributes:
+        query_id: of the query.
+        ids: document ids, best first.
+        scores: their cosines.
+    """
+
+    query_id: str | int
+    ids: list[str | int]
+    scores: list[float]
+
+
+@dataclass
+class SearchIndex:
+    """A published index, opened for search.
+
+    Attributes:
+        bundle: the opened version.
+        encoder_config: the encoder of queries, loaded on the first query by text.
+    """
+
+    bundle: Bundle
+    encoder_config: EncoderConfig | None
+    _encoder: Encoder | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.bundle)
+
+    @property
+    def dim(self) -> int:
+        """Width d of the raw embeddings that queries are."""
+        return self.bundle.dim
+
+    def search(self, texts: Sequence[str], *, top_k: int = 10) -> list[list[Hit]]:
+        """Return the hits of each text, best first.
+
+        Raises:
+            ConfigError: a text is blank, top_k is below 1, or the index was built from an
+                embedding column and no model is known for queries.
+            EncoderError: the model is not the one the index was built with.
+        """
+        return self.search_embeddings(self.encode(texts), top_k=top_k)
+
+    def search_embeddings(
+        self, embeddings: NDArray[np.floating], *, top_k: int = 10
+    ) -> list[list[Hit]]:
+        """Return the hits of each raw, unwhitened embedding (n, d), best first."""
+        scores, rows = self.bundle.search(embeddings, top_k)
+        return [self._hits(*pair) for pair in zip(scores, rows, strict=True)]
+
+    def search_like(self, document_id: str | int, *, top_k: int = 10) -> list[Hit]:
+        """Return the documents nearest to a document, itself left out.
+
+        Raises:
+            CorpusError: no document has this id.
+        """
+        row = self.bundle.documents.find(document_id)
+        scores, rows = self.bundle.search_like(row, top_k)
+        return self._hits(scores[0], rows[0])
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the raw embeddings of queries, (n, d)."""
+        if isinstance(texts, str):
+            raise ConfigError("search takes a list of texts; put the one text in brackets")
+        if any(not text.strip() for text in texts):
+            raise ConfigError("a query is blank; give it some text")
+        return self.encoder.encode_queries(texts)
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder of queries, loaded when first needed."""
+        if self._encoder is None:
+            self._encoder = self._load()
+        return self._encoder
+
+    def rank(self, queries: CorpusConfig, *, top_k: int) -> Iterator[Ranking]:
+        """Yield the ranking of every query of a Parquet file, in its order.
+
+        Raises:
+            CorpusError: the file cannot be read, or a query is blank.
+        """
+        corpus = ParquetCorpus.open(
+            replace(queries, on_bad_row=OnBadRow.ERROR, shard_rows=_QUERY_ROWS)
+        )
+        corpus.check_ids()
+        for batch in corpus.batches():
+            ids = batch.documents.column("id").to_pylist()
+            embeddings = (
+                self.encode(batch.texts) if isinstance(batch, TextBatch) else batch.embeddings
+            )
+            scores, rows = self.bundle.search(embeddings, top_k)
+            for query_id, row_scores, row_numbers in zip(ids, scores, rows, strict=True):
+                found = row_numbers[row_numbers >= 0].tolist()
+                yield Ranking(
+                    query_id, self.bundle.documents.ids(found), row_scores[: len(found)].tolist()
+                )
+
+    def _hits(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> list[Hit]:
+        hits = []
+        for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
+            if row >= 0:
+                columns = self.bundle.documents.get(row)
+                hits.append(Hit(columns.pop("id"), score, row, columns))
+        return hits
+
+    def _load(self) -> Encoder:
+        from whiten_index.encoding import Encoder
+
+        recorded = self._recorded_spec()
+        if self.encoder_config is None or recorded is None:
+            raise ConfigError(
+                "this index was built from an embedding column, so it cannot encode text; search "
+                "with --like or with embeddings, or build again with --model to name the encoder "
+                "of the queries"
+            )
+        spec, folder = resolve_encoder(self.encoder_config)
+        if spec.fingerprint != recorded.fingerprint:
+            raise EncoderError(
+                f"the index was built with {recorded.model} ({recorded.fingerprint[:8]}) and "
+                f"{spec.model} ({spec.fingerprint[:8]}) gives other embeddings; search with the "
+                "model it was built with, or build again with the new one"
+            )
+        return Encoder(spec, folder, self.encoder_config)
+
+    def _recorded_spec(self) -> EncoderSpec | None:
+        return recorded_spec(self.bundle.manifest["encoder"])
+
+
+def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:
+    """Return the encoder of queries that a manifest names, None where it names none."""
+    if encoder["kind"] == "transformer":
+        return EncoderSpec.from_json(dict(encoder))
+    query = encoder.get("query_encoder")
+    return None if query is None else EncoderSpec.from_json(query)
+
+
+def open_index(
+    path: Path | str,
+    *,
+    model: str | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    verify: str = "full",
+) -> SearchIndex:
+    """Open the published version of an index for search.
+
+    Args:
+        path: the index folder.
+        model: where the encoder is now, if no longer where it was; it must be the same one.
+        device: of the encoder.
+        threads: CPU threads of the encoder and of FAISS.
+        verify: ``full`` checks every file's checksum, ``manifest`` sizes and the manifest only.
+
+    Raises:
+        ArtifactError: nothing is published there, or it is damaged.
+    """
+    bundle = open_bundle(path, verify=verify)
+    if threads is not None:
+        set_threads(threads)
+    spec = recorded_spec(bundle.manifest["encoder"])
+    if spec is None:
+        return SearchIndex(bundle, None)
+    config = spec.as_config(device=device, threads=threads)
+    if model is not None:
+        config = replace(config, model=model, revision=None)
+    return SearchIndex(bundle, config)
