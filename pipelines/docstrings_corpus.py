@@ -13,6 +13,7 @@ import functools
 import heapq
 import inspect
 import itertools
+import math
 import os
 import random
 import re
@@ -33,6 +34,7 @@ from whiten_index.errors import CorpusError, WhitenIndexError
 
 FILE_NAME = "docstrings.parquet"
 ROWS_PER_GROUP = 2_000
+LIBRARY_SHARE = 0.35
 
 # Less ("Close the file.") says too little to be found by.
 MIN_CHARS = 40
@@ -41,7 +43,7 @@ MIN_WORDS = 6
 # Copies of other packages, tests, applications, tables, and modules on their way out.
 SKIPPED_FOLDERS = frozenset(
     "site-packages dist-packages _vendor vendor _distutils test tests idlelib lib2to3 turtledemo "
-    "ensurepip pydoc_data encodings distutils".split()
+    "ensurepip pydoc_data encodings distutils internal".split()
 )
 SKIPPED_FILES = re.compile(r"(test_.*|.*_test|tests?|conftest|setup|__main__|antigravity|this)\.py")
 
@@ -55,24 +57,29 @@ PUBLIC_NAMES = {
 
 # Text that opens with a field, a section, code or a directive does not say what it is about.
 NO_SUMMARY = re.compile(
-    r">>>|```|\.\. |[#{<|@]|:(param|type|returns?|rtype|raises)\b"
-    r"|\*{0,2}\w+\*? \((`|[^)\n]*optional)|[a-z]\w*: "
-    r"|(?i:(args?|arguments|params|parameters|returns?|yields|raises|examples?|attributes|inputs?"
+    r">>>|```|\.\. |[#{<|@]|:\w+:? |(see|alias (for|of)) +[:`]"
+    r"|\*{0,2}\w+\*? \((`|[^)\n]*optional)"
+    r"|((args?|arguments|params|parameters|returns?|yields|raises|examples?|attributes|inputs?"
     r"|outputs?|notes?|usage|shapes?|todo|warnings?|see also)\s*(:|$))",
-    re.MULTILINE,
+    re.IGNORECASE | re.MULTILINE,
 )
 LEGAL = re.compile(r"copyright\s*(\(c\)|©|\d)|licensed under|all rights reserved", re.IGNORECASE)
 # Rulers of titles and tables, placeholders of templates, boxes that link to a rendered page.
-MARKUP = re.compile(r"^[ \t]*(([=*~^#+-]{3,}[ \t|]*)+|\{\w+\}|!!! .*(\n[ \t]+.*)*)$\n?", re.MULTILINE)
+MARKUP = re.compile(
+    r"^[ \t]*([=*~^#+|-][=*~^#+| \t-]*|\{\w+\}|!!! .*(\n[ \t]+.*)*)$\n?", re.MULTILINE
+)
 # Docstrings of C and C++ functions, and old ones, begin with the call itself.
 SHOWN_CALL = re.compile(
-    r"(?:\w+\.)*(?P<name>\w+)\((?:[^()]|\([^()]*\))*\)[ \t]*(?:->[^\n]*)?$\s*", re.MULTILINE
+    r"(?:\w+\.)*(?P<name>\w+)\((?:[^()]|\([^()]*\))*\)[ \t]*(?:->(?:[ \t]*\S+){1,3})?[ \t]*$\s*", re.MULTILINE
 )
 DOCUMENTING_CALLS = frozenset({"add_docstr", "_add_docstr"})
 PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
 
+UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError)
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-Exports = Callable[[Path], frozenset[str]]
+# Of a module under a root: the names it imports from each module of its own package.
+Imports = Callable[[Path, str], dict[str, set[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,48 +121,46 @@ def harvest(
     *,
     seed: int = 0,
     max_chars: int = 600,
+    seen: set[str] | None = None,
     unreadable: list[Path] | None = None,
 ) -> Iterator[Passage]:
     """Yield the documented public names under the roots, spread over the packages.
 
-    The package with the fewest passages so far gives the next of its files, in seeded order:
-    small packages come whole, large ones in about equal parts, and a file is parsed only when
-    its passages are asked for. No two passages share an id or a first paragraph.
+    Packages take turns, in proportion to the square root of their files: one of 2,500 files
+    gives 50 passages while a single module gives one. Each begins with its shallowest modules,
+    where the best known names are, in seeded order. A file is parsed when its turn comes.
 
     Args:
         roots: folders that hold packages, such as the standard library's and site-packages.
-        seed: of the order of the files in each package.
+        seed: of the order in each package.
         max_chars: longest text, in characters.
+        seen: ids and first paragraphs already given; no passage repeats either. Updated.
         unreadable: collects the files that do not parse.
 
     Raises:
         CorpusError: a root is not a folder.
     """
-    queues = _queues(roots, seed)
-    fewest = [(0, package) for package in sorted(queues)]
-    exports = functools.cache(_exported_names)
-    seen: set[str] = set()
-    while fewest:
-        count, package = heapq.heappop(fewest)
-        source = queues[package].pop()
-        try:
-            found = list(_passages(source, exports, max_chars))
-        except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
-            found = []
-            if unreadable is not None:
-                unreadable.append(source.path)
-        for passage in found:
+    seen = set() if seen is None else seen
+    unreadable = [] if unreadable is None else unreadable
+    imports = functools.cache(_imported_names)
+    turns, streams = [], {}
+    for package, sources in sorted(_packages(roots).items()):
+        turns.append((0.0, package, 1 / math.sqrt(len(sources))))
+        order = random.Random(f"{seed} {package}")
+        streams[package] = _stream(sources, order, imports, max_chars, unreadable)
+    while turns:
+        turn, package, step = heapq.heappop(turns)
+        for passage in streams[package]:
             keys = {f"id: {passage.id}", f"summary: {_summary(passage.text)}"}
             if seen.isdisjoint(keys):
                 seen |= keys
-                count += 1
+                heapq.heappush(turns, (turn + step, package, step))
                 yield passage
-        if queues[package]:
-            heapq.heappush(fewest, (count, package))
+                break
 
 
 def sample(
-    roots: Iterable[Path],
+    roots: Sequence[Path],
     *,
     passages: int,
     seed: int = 0,
@@ -164,11 +169,19 @@ def sample(
 ) -> list[Passage]:
     """Harvest exactly so many passages, in seeded order, so that any prefix is a fair sample.
 
+    The first root, the standard library's, gives its share before the others, for it is what
+    every reader knows; and whatever the others lack.
+
     Raises:
         CorpusError: the roots hold fewer passages, or one of them is not a folder.
     """
-    found = harvest(roots, seed=seed, max_chars=max_chars, unreadable=unreadable)
-    chosen = list(itertools.islice(found, passages))
+    seen: set[str] = set()
+    library, others = (
+        harvest(group, seed=seed, max_chars=max_chars, seen=seen, unreadable=unreadable)
+        for group in (roots[:1], roots[1:])
+    )
+    first = itertools.islice(library, int(passages * LIBRARY_SHARE))
+    chosen = list(itertools.islice(itertools.chain(first, others, library), passages))
     if len(chosen) < passages:
         raise CorpusError(
             f"{passages} passages were asked for and the installed packages hold {len(chosen)}: "
@@ -214,16 +227,14 @@ def installed_roots() -> list[Path]:
     return [root for root in dict.fromkeys(roots) if root.is_dir()]
 
 
-def _queues(roots: Iterable[Path], seed: int) -> dict[str, list[_Source]]:
-    queues: defaultdict[str, list[_Source]] = defaultdict(list)
+def _packages(roots: Iterable[Path]) -> dict[str, list[_Source]]:
+    packages: defaultdict[str, list[_Source]] = defaultdict(list)
     for root in roots:
         if not root.is_dir():
             raise CorpusError(f"{root} is not a folder: give one that holds Python packages.")
         for source in _sources(root):
-            queues[source.module.partition(".")[0]].append(source)
-    for package, queue in queues.items():
-        random.Random(f"{seed} {package}").shuffle(queue)
-    return queues
+            packages[source.module.partition(".")[0]].append(source)
+    return packages
 
 
 def _sources(root: Path) -> Iterator[_Source]:
@@ -240,10 +251,30 @@ def _sources(root: Path) -> Iterator[_Source]:
                 yield _Source(root, path, PUBLIC_NAMES.get(module, module))
 
 
-def _passages(source: _Source, exports: Exports, max_chars: int) -> Iterator[Passage]:
+def _stream(
+    sources: list[_Source],
+    order: random.Random,
+    imports: Imports,
+    max_chars: int,
+    unreadable: list[Path],
+) -> Iterator[Passage]:
+    # Each file waits a random time, four times as long for every level of privacy or depth.
+    for source in sorted(sources, key=lambda source: order.expovariate(4.0 ** -_depth(source))):
+        if not _is_reachable(source, imports):
+            continue
+        try:
+            found = list(_passages(source, imports, max_chars))
+        except UNPARSABLE:
+            unreadable.append(source.path)
+        else:
+            order.shuffle(found)
+            yield from found
+
+
+def _passages(source: _Source, imports: Imports, max_chars: int) -> Iterator[Passage]:
     tree = _parse(source.path)
     for found in itertools.chain(
-        _of_module(source, tree), _of_definitions(source, tree, exports), _of_calls(source, tree)
+        _of_module(source, tree), _of_definitions(source, tree, imports), _of_calls(source, tree)
     ):
         text = _cut(_clean(found), max_chars)
         if _tells(text):
@@ -265,11 +296,11 @@ def _of_module(source: _Source, tree: ast.Module) -> Iterator[_Documented]:
         yield _Documented(source.module, "", f"import {source.module}", doc)
 
 
-def _of_definitions(source: _Source, tree: ast.Module, exports: Exports) -> Iterator[_Documented]:
+def _of_definitions(source: _Source, tree: ast.Module, imports: Imports) -> Iterator[_Documented]:
     listed = _listed_names(tree)
     for name, node in _definitions(tree.body):
         doc = ast.get_docstring(node)
-        module = _home(source, name.partition(".")[0], listed, exports) if doc else None
+        module = _home(source, name.partition(".")[0], listed, imports) if doc else None
         if doc and module:
             yield _Documented(module, name, _signature(node, method="." in name), doc)
 
@@ -323,41 +354,75 @@ def _definitions(body: Iterable[ast.AST], owner: str = "") -> Iterator[tuple[str
 
 
 def _home(
-    source: _Source, name: str, listed: frozenset[str] | None, exports: Exports
+    source: _Source, name: str, listed: frozenset[str] | None, imports: Imports
 ) -> str | None:
     """Name the public module that offers a top-level name, or None where none does.
 
-    numpy, scipy and scikit-learn define their public names in private modules. The package that
-    imports the name is its home; else the one around the private module, if that lists the name.
+    numpy, scipy and scikit-learn define their public names in private modules; the outermost
+    package that imports the name from there, directly or through others, is its home.
     """
+    if listed is not None and name not in listed:
+        return None
     if not _is_private(source.module):
-        return source.module if listed is None or name in listed else None
+        return source.module
+    return next((home for home in _homes(source) if _offers(home, name, source, imports)), None)
+
+
+def _homes(source: _Source) -> list[str]:
+    public = source.module.split(".")[: _depth(source)]
+    return [".".join(public[:depth]) for depth in range(1, len(public) + 1)]
+
+
+def _offers(home: str, name: str, source: _Source, imports: Imports) -> bool:
+    waiting, reached = [home], {home}
+    while waiting:
+        taken = imports(source.root, waiting.pop())
+        origins = {origin for origin, names in taken.items() if names & {name, "*"}} - reached
+        if source.module in origins:
+            return True
+        waiting += origins
+        reached |= origins
+    return False
+
+
+def _is_reachable(source: _Source, imports: Imports) -> bool:
+    """Tell without parsing whether a module can hold public names.
+
+    Most of torch is private packages of which its public ones import nothing.
+    """
     parts = source.module.split(".")
-    public = list(itertools.takewhile(lambda part: not _is_private(part), parts))
-    for depth in range(1, len(public) + 1):
-        if name in exports(source.root.joinpath(*public[:depth], "__init__.py")):
-            return ".".join(public[:depth])
-    offered = len(parts) == len(public) + 1 and listed is not None and name in listed
-    return ".".join(public) if public and offered else None
+    private = ".".join(parts[: _depth(source) + 1])
+    return private == source.module or any(
+        f"{origin}.".startswith(f"{private}.")
+        for home in _homes(source)
+        for origin in imports(source.root, home)
+    )
+
+
+def _depth(source: _Source) -> int:
+    parts = source.module.split(".")
+    return len(list(itertools.takewhile(lambda part: not _is_private(part), parts)))
 
 
 def _is_private(dotted: str) -> bool:
     return any(part.startswith("_") for part in dotted.split("."))
 
 
-def _exported_names(init: Path) -> frozenset[str]:
+def _imported_names(root: Path, module: str) -> dict[str, set[str]]:
+    base = root.joinpath(*module.split("."))
     try:
-        statements = list(_statements(_parse(init).body))
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
-        return frozenset()
-    return frozenset(
-        alias.name
-        for node in statements
-        if isinstance(node, ast.ImportFrom)
-        and (node.level or (node.module or "").partition(".")[0] in init.parts)
-        for alias in node.names
-        if alias.asname in (None, alias.name)
-    )
+        tree = _parse(base / "__init__.py" if base.is_dir() else base.with_suffix(".py"))
+    except UNPARSABLE:
+        return {}
+    package = module.split(".") if base.is_dir() else module.split(".")[:-1]
+    taken: defaultdict[str, set[str]] = defaultdict(set)
+    for node in _statements(tree.body):
+        if isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            if origin.partition(".")[0] == package[0]:
+                taken[origin] |= {a.name for a in node.names if a.asname in (None, a.name)}
+    return taken
 
 
 def _listed_names(tree: ast.Module) -> frozenset[str] | None:

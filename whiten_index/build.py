@@ -116,12 +116,16 @@ def _embeddings(config: BuildConfig, stages: Stages) -> EncodeReport:
     if not config.corpus:
         return _from_store_alone(config, stages)
     corpus = open_corpus(config, stages)
-    _check_early(config, corpus)
+    check_early(config, corpus)
     return encode_shards(config, corpus, stages)
 
 
-def _check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
-    """Refuse before hours of encoding what would be refused after them."""
+def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
+    """Refuse before hours of encoding what would be refused after them.
+
+    Raises:
+        ConfigError: k is above the embeddings' width, or the factory string cannot be used.
+    """
     dim = corpus.dim or resolve_encoder(config.encoder_config())[0].dim
     wish = WidthWish.parse(config.k)
     if config.whiten != Kind.NONE.value and wish.number is not None and wish.number > dim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,6 +15,8 @@ from whiten_index.store import StoreDtype, require_dtype
 from whiten_index.whitening import Kind, WhiteningConfig
 
 Choice = TypeVar("Choice", bound=Enum)
+_LISTS = ("corpus", "text_columns", "keep", "layers")
+_OPTIONS = {"text_column": "text_columns", "filter": "row_filter"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +78,11 @@ class BuildConfig:
 
     def __post_init__(self) -> None:
         for name in ("corpus", "text_columns", "keep"):
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, (getattr(self, name),))
-            object.__setattr__(self, name, tuple(map(str, getattr(self, name))))
+            given = getattr(self, name)
+            listed = (given,) if isinstance(given, str | Path) else given
+            object.__setattr__(self, name, tuple(map(str, listed)))
+        if self.layers is not None:
+            object.__setattr__(self, "layers", tuple(self.layers))
         if self.out is None and self.store is None:
             raise ConfigError("say where the result goes: --out for an index, --store to encode")
         if not self.corpus and self.store is None:
@@ -130,6 +135,29 @@ class BuildConfig:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return asdict(self)
+
+
+def read_job(path: Path) -> dict[str, Any]:
+    """Read a job file: TOML whose keys are the fields above or the spelling of the options.
+
+    Raises:
+        ConfigError: the file cannot be read, is not TOML, or sets something unknown.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"job file {path} cannot be read ({error}); check the path") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
+    job = {}
+    for key, value in values.items():
+        name = _OPTIONS.get(key.replace("-", "_"), key.replace("-", "_"))
+        if name not in BuildConfig.__dataclass_fields__:
+            known = ", ".join(sorted(BuildConfig.__dataclass_fields__))
+            raise ConfigError(f"job file {path} sets {key!r}, which is unknown; known are {known}")
+        many = name in _LISTS and not isinstance(value, list)
+        job[name] = [value] if many else value
+    return job
 
 
 def _member(choices: type[Choice], name: str, option: str) -> Choice:

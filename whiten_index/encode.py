@@ -124,16 +124,23 @@ def encode_shards(config: BuildConfig, corpus: ParquetCorpus, stages: Stages) ->
     return EncodeReport(work.store, record, counts, stages)
 
 
-def shard_work(config: BuildConfig, corpus: ParquetCorpus) -> ShardWork:
-    """Return the work on one shard, the encoder settled but not loaded."""
+def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True) -> ShardWork:
+    """Return the work on one shard, the encoder settled but not loaded.
+
+    Args:
+        config: of the build.
+        corpus: opened.
+        write: make the store's folder; False to look only.
+    """
+    make = EmbeddingStore.create if write else EmbeddingStore
     if config.embedding_column is not None:
         encoder_json = column_encoder(config, corpus)
         identity = {key: encoder_json[key] for key in ("kind", "dim")}
-        store = EmbeddingStore.create(config.store_path, encoder_json, fingerprint(identity))
+        store = make(config.store_path, encoder_json, fingerprint(identity))
         return ShardWork(corpus, store, _no_encoder, config.dtype_kept())
     encoder_config = config.encoder_config()
     spec, _ = resolve_encoder(encoder_config)
-    store = EmbeddingStore.create(config.store_path, spec.to_json(), spec.fingerprint)
+    store = make(config.store_path, spec.to_json(), spec.fingerprint)
     loader = functools.cache(functools.partial(_load_encoder, encoder_config))
     return ShardWork(corpus, store, loader, config.dtype_kept())
 

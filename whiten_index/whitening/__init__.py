@@ -4,6 +4,7 @@ from whiten_index.whitening.spectrum import (
     Spectrum,
     WidthWish,
     condition_number,
+    default_width,
     numerical_rank,
     variance_kept,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "WhiteningConfig",
     "WidthWish",
     "condition_number",
+    "default_width",
     "numerical_rank",
     "unit_rows",
     "variance_kept",

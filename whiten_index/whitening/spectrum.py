@@ -105,8 +105,7 @@ class WidthWish:
     def resolve(self, eigenvalues: NDArray[np.float64], *, count: float) -> int:
         """Return k for a spectrum (d,) fitted on ``count`` rows.
 
-        Without a wish it is a third of d, at most 256 (Su et al. 2021 take 256 of 768), and
-        never above the rank.
+        Without a wish it is ``default_width``, or the rank where that is less.
 
         Raises:
             WhiteningError: the embeddings are constant, or k is above the rank.
@@ -123,7 +122,12 @@ class WidthWish:
         if self.variance is not None:
             shares = np.cumsum(eigenvalues) / eigenvalues.sum()
             return min(int(np.searchsorted(shares, self.variance)) + 1, rank)
-        return rank if self.full else min(max(dim // 3, 1), _WIDEST_DEFAULT, rank)
+        return rank if self.full else min(default_width(dim), rank)
+
+
+def default_width(dim: int) -> int:
+    """Return k where none is asked for: a third of d, at most 256 (Su et al. 2021: 256 of 768)."""
+    return min(max(dim // 3, 1), _WIDEST_DEFAULT)
 
 
 def _require_within_rank(k: int, rank: int, dim: int, count: float) -> None:

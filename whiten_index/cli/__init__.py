@@ -1,0 +1,60 @@
+"""``whiten-index``: click commands; each parses, calls one function, prints.
+
+Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or queries · 4 encoder ·
+5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk ·
+8 the embeddings do not allow the whitening · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Any
+
+import click
+
+import whiten_index
+from whiten_index.cli import commands
+from whiten_index.errors import WhitenIndexError
+
+INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """Turns this package's errors into one line on standard error and their exit status."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except WhitenIndexError as error:
+            click.echo(f"Error: {error}", err=True)
+            context.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo(
+                "Stopped. Finished shards are kept and nothing was published; the same command "
+                "takes up where this one stopped.",
+                err=True,
+            )
+            context.exit(INTERRUPTED)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit status: 0 done, 2 options, 3 corpus or queries, 4 encoder, 5 damaged or missing "
+    "artifact, 6 folder in use, 7 disk, 8 whitening impossible, 130 interrupted.",
+)
+@click.version_option(whiten_index.__version__, prog_name="whiten-index")
+def cli() -> None:
+    """Build and search whitened FAISS indexes of Parquet corpora."""
+
+
+for command in (commands.build, commands.encode, commands.search, commands.inspect):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line."""
+    # A scheduler's stop is handled like Ctrl-C: temporary files go, finished shards stay.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    cli.main(args=sys.argv[1:])

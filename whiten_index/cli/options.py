@@ -1,0 +1,158 @@
+"""The options that several commands share, and the job file that gives their defaults."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _config_file(context: click.Context, _: click.Parameter, path: str | None) -> None:
+    """Make the values of a job file the defaults of the command's options.
+
+    A job serves ``encode`` and ``build`` alike, so what only the other one knows is passed over.
+    """
+    if path is None:
+        return
+    from whiten_index.config import read_job
+
+    names = {parameter.name for parameter in context.command.params}
+    values = {name: value for name, value in read_job(Path(path)).items() if name in names}
+    context.default_map = {**(context.default_map or {}), **values}
+
+
+def _layers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in str(text).strip("()[] ").split(",") if part.strip())
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{text!r} is no list of layers; write numbers such as 1,12 or 0,-1"
+        ) from error
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(dir_okay=False),
+    is_eager=True,
+    expose_value=False,
+    callback=_config_file,
+    help="Job file (TOML) whose values are the defaults of the options below.",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
+)
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), help="CPU threads of the encoder and of FAISS."
+)
+device_option = click.option(
+    "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 or mps."
+)
+verify_option = click.option(
+    "--verify",
+    type=click.Choice(["full", "manifest"]),
+    default="full",
+    show_default=True,
+    help="Check every file's checksum, or sizes and the manifest only.",
+)
+
+corpus_options = [
+    click.option(
+        "--text-column", "text_columns", multiple=True, help="Text; several are joined by a space."
+    ),
+    click.option(
+        "--embedding-column", help="List column of floats that takes the place of the encoder."
+    ),
+    click.option("--id-column", help="String or integer column that names the rows."),
+    click.option("--keep", multiple=True, help="Metadata column kept beside the index."),
+    click.option(
+        "--filter", "row_filter", help="Use only rows where this holds, e.g. \"lang == 'en'\"."
+    ),
+    click.option("--limit", type=click.IntRange(min=1), help="Use only the first N rows."),
+    click.option(
+        "--on-bad-row",
+        type=click.Choice(["blank", "skip", "error"]),
+        default="blank",
+        show_default=True,
+        help="skip or stop at unusable rows; blank skips rows without content and stops at "
+        "damaged ones (null id, NaN, wrong width).",
+    ),
+    click.option(
+        "--shard-rows",
+        type=click.IntRange(min=1),
+        default=16_384,
+        show_default=True,
+        help="Rows a shard at most: the unit of resume and reuse.",
+    ),
+]
+encoder_options = [
+    click.option(
+        "--model", help="Hub name or local folder. [default: all-MiniLM-L6-v2, if installed]"
+    ),
+    click.option("--revision", help="Commit or branch on the hub."),
+    click.option(
+        "--pooling",
+        type=click.Choice(["mean", "cls", "max", "last", "first-last-avg"]),
+        help="[default: what the model's folder says, else mean]",
+    ),
+    click.option(
+        "--layers",
+        callback=_layers,
+        help="Hidden states to average, 0 = embeddings, -1 = last: e.g. 1,12.",
+    ),
+    click.option(
+        "--max-length", type=int, help="Tokens a text; the rest is cut and counted. [model's own]"
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "bfloat16", "float16"]),
+        default="float32",
+        show_default=True,
+        help="What the model computes in.",
+    ),
+    device_option,
+    threads_option,
+    click.option("--document-prompt", help="Text put before every document. [model's own]"),
+    click.option("--query-prompt", help="Text put before every query. [model's own]"),
+    click.option(
+        "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
+    ),
+    click.option(
+        "--store-dtype",
+        type=click.Choice(["float16", "float32", "own"]),
+        help="How embeddings are kept. [default: float16; own for an embedding column]",
+    ),
+]
+whitening_options = [
+    click.option(
+        "--whiten",
+        type=click.Choice(["none", "pca", "whitening"]),
+        default="whitening",
+        show_default=True,
+        help="The transform.",
+    ),
+    click.option("--k", help="Width kept: a number, full, or a share of variance such as 0.95."),
+    click.option("--exponent", type=float, help="0 is PCA, 1 is whitening, between is soft."),
+    click.option(
+        "--center/--no-center", default=True, show_default=True, help="Subtract the mean."
+    ),
+    click.option("--normalize-input", is_flag=True, help="Fit on embeddings of unit length."),
+    click.option(
+        "--factory", default="auto", show_default=True, help="FAISS factory string, or auto."
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the training sample."),
+]
+
+
+def with_options(*groups: list[Any]) -> Callable[[Command], Command]:
+    """Return a decorator that adds groups of options, shown in the order given."""
+    options = [option for group in groups for option in group]
+    return lambda command: functools.reduce(
+        lambda wrapped, option: option(wrapped), reversed(options), command
+    )

@@ -1,0 +1,110 @@
+"""What a person sees: progress bars on a terminal, tables at the end, sizes in words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+
+class Bars:
+    """Progress bars with rate and time left on a terminal; silent elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def start(self, stage: str, total: int) -> None:
+        """Open a bar."""
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=total, desc=stage, unit=" rows", unit_scale=True, disable=None)
+
+    def advance(self, rows: int) -> None:
+        """Move the bar."""
+        self._bar.update(rows)
+
+    def finish(self, stage: str, seconds: float) -> None:  # noqa: ARG002
+        """Close the bar."""
+        self._bar.close()
+
+    def note(self, message: str) -> None:
+        """Print a line beside the bars."""
+        click.echo(message, err=True)
+
+
+def in_words(size: float) -> str:
+    """Return bytes as a short text, such as 1.5 MB (powers of 1000)."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError(size)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a short text, such as 2 h 5 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def table(rows: Iterable[Sequence[object]], *, indent: str = "  ") -> str:
+    """Return rows as aligned columns: the first to the left, the others to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        indent
+        + "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
+            ]
+        ).rstrip()
+        for row in cells
+    )
+
+
+def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the counts of an encode as table rows."""
+    skipped = counts["skipped"]
+    rows = [(name, f"{counts[name]:,}") for name in ("read", "encoded", "reused", "truncated")]
+    rows += [("skipped", f"{sum(skipped.values()):,}")]
+    rows += [(f"  {reason}", f"{n:,}") for reason, n in skipped.items()]
+    if counts["remade_shards"]:
+        rows.append(("damaged shards made anew", f"{counts['remade_shards']:,}"))
+    if counts["float32_shards"]:
+        rows.append(("shards kept in float32", f"{counts['float32_shards']:,}"))
+    return rows
+
+
+def stage_rows(seconds: Mapping[str, float], rows: int) -> list[tuple[str, str, str]]:
+    """Return seconds and rows/s by stage as table rows; parts of a stage are indented."""
+    shown = []
+    for stage, spent in seconds.items():
+        _, _, part = stage.rpartition("/")
+        rate = f"{rows / spent:,.0f} rows/s" if spent > 0 else ""
+        shown.append((f"  {part}" if "/" in stage else stage, duration(spent), rate))
+    return shown
+
+
+def whitening_line(whitening: Mapping[str, Any]) -> str:
+    """Return one line on the transform."""
+    condition = whitening["condition_number"]
+    return (
+        f"{whitening['kind']}, {whitening['dim']} -> {whitening['k']} dims, exponent "
+        f"{whitening['exponent']:g}, rank {whitening['rank']}, condition number "
+        f"{'-' if condition is None else format(condition, '.3g')}, "
+        f"variance kept {whitening['variance_kept']:.1%}"
+    )
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object on standard output."""
+    import json
+
+    json.dump(value, sys.stdout, ensure_ascii=False, default=str)
+    sys.stdout.write("\n")

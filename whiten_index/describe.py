@@ -1,0 +1,34 @@
+"""What is in a published index, from its manifest and whitening alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from whiten_index.index import WHITENING, read_fields
+from whiten_index.whitening import Whitening, variance_kept
+
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
+
+
+def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
+    """Return the published version's manifest with its ``spectrum``.
+
+    ``spectrum`` lists, for powers of two up to d, k and the rank, the eigenvalue there and the
+    share of variance that the directions up to it hold.
+
+    Raises:
+        ArtifactError: nothing is published there, or it is damaged.
+    """
+    folder, fields = read_fields(Path(root), verify=verify)
+    whitening = Whitening.load(folder / WHITENING)
+    widths = {k for k in _WIDTHS if k <= whitening.dim} | {whitening.k, max(whitening.rank, 1)}
+    spectrum = [
+        {
+            "k": k,
+            "eigenvalue": float(whitening.eigenvalues[k - 1]),
+            "variance_kept": variance_kept(whitening.eigenvalues, k),
+        }
+        for k in sorted(widths)
+    ]
+    return {**fields, "path": str(folder), "spectrum": spectrum}

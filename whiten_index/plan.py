@@ -1,0 +1,134 @@
+"""What a build would do: rows, reuse, time and bytes, from the footers and a short calibration."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whiten_index.batch import TextBatch
+from whiten_index.build import check_early
+from whiten_index.config import BuildConfig
+from whiten_index.corpus import Shard
+from whiten_index.encode import open_corpus, shard_work
+from whiten_index.errors import ConfigError
+from whiten_index.index import choose_factory
+from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.shard import ShardWork
+from whiten_index.store import StoreDtype
+from whiten_index.whitening import Kind, WidthWish, default_width
+
+_CALIBRATION_ROWS = 256
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """An estimate; only ``read`` and ``reused`` are counted.
+
+    Attributes:
+        shards: how many there are.
+        read: rows in the corpus.
+        reused: rows whose embeddings are in the store.
+        to_encode: rows still to be encoded.
+        rows_per_second: measured on a sample, None where nothing is to be encoded.
+        seconds: expected for encoding, None likewise.
+        raw_bytes: of the embeddings kept in the store, the whole corpus.
+        vector_bytes: of the reduced vectors in float32.
+        factory: FAISS factory string.
+        dim: width d of the embeddings.
+        k: kept width expected.
+        store: folder of the raw embeddings.
+    """
+
+    shards: int
+    read: int
+    reused: int
+    to_encode: int
+    rows_per_second: float | None
+    seconds: float | None
+    raw_bytes: int
+    vector_bytes: int
+    factory: str
+    dim: int
+    k: int
+    store: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return dict(vars(self))
+
+
+def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> BuildPlan:
+    """Say what a build or an encode would do, and write nothing.
+
+    Raises:
+        CorpusError: the corpus cannot be used.
+        EncoderError: the model cannot be found or loaded.
+    """
+    if not config.corpus:
+        raise ConfigError("--plan estimates the reading of a corpus; name one")
+    stages = Stages(progress or Silent())
+    corpus = open_corpus(config, stages)
+    check_early(config, corpus)
+    work = shard_work(config, corpus, write=False)
+    missing: list[Shard] = []
+    reused = to_encode = 0
+    with stages.stage("look up shards", corpus.rows) as watcher:
+        for shard in corpus.shards:
+            rows, there = _look_up(work, shard)
+            reused, to_encode = (reused + rows, to_encode) if there else (reused, to_encode + rows)
+            if not there and rows:
+                missing.append(shard)
+            watcher.advance(shard.rows)
+    rate = _calibrate(work, missing, stages) if config.embedding_column is None else None
+    rows, dim = reused + to_encode, int(work.store.encoder["dim"])
+    k = _width(config, dim)
+    itemsize = 2 if work.dtype is StoreDtype.FLOAT16 else _FLOAT32_BYTES
+    return BuildPlan(
+        shards=len(corpus.shards),
+        read=corpus.rows,
+        reused=reused,
+        to_encode=to_encode,
+        rows_per_second=rate,
+        seconds=None if rate is None else to_encode / rate,
+        raw_bytes=rows * dim * itemsize,
+        vector_bytes=rows * k * _FLOAT32_BYTES,
+        factory=choose_factory(config.factory, rows=rows),
+        dim=dim,
+        k=k,
+        store=str(Path(config.store_path)),
+    )
+
+
+def _look_up(work: ShardWork, shard: Shard) -> tuple[int, bool]:
+    batch = work.corpus.read(shard)
+    fingerprint = work.store.shard_fingerprint(batch.digests(), work.dtype)
+    return len(batch), work.store.find(fingerprint, verify=False) is not None
+
+
+def _calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float | None:
+    """Return rows/s of encoding a sample from the middle of what is missing."""
+    if not missing:
+        return None
+    batch = work.corpus.read(missing[len(missing) // 2])
+    assert isinstance(batch, TextBatch)
+    step = max(len(batch) // _CALIBRATION_ROWS, 1)
+    sample = batch.texts[::step][:_CALIBRATION_ROWS]
+    encoder = work.encoder()
+    encoder.encode(sample[:16])
+    with stages.stage("calibrate", len(sample)) as watcher:
+        started = time.perf_counter()
+        encoder.encode(sample)
+        elapsed = time.perf_counter() - started
+        watcher.advance(len(sample))
+    return len(sample) / elapsed
+
+
+def _width(config: BuildConfig, dim: int) -> int:
+    """Return the k expected; a share of variance is known only after the fit, so it counts d."""
+    wish = WidthWish.parse(config.k)
+    if config.whiten == Kind.NONE.value or wish.full or wish.variance is not None:
+        return dim
+    return wish.number or default_width(dim)
