@@ -18,6 +18,7 @@ import os
 import random
 import re
 import sysconfig
+import textwrap
 import time
 import tokenize
 import warnings
@@ -39,13 +40,17 @@ LIBRARY_SHARE = 0.35
 # Less ("Close the file.") says too little to be found by.
 MIN_CHARS = 40
 MIN_WORDS = 6
+# Some annotations hold whole pages of documentation.
+MAX_SIGNATURE = 300
 
 # Copies of other packages, tests, applications, tables, and modules on their way out.
-SKIPPED_FOLDERS = frozenset(
-    "site-packages dist-packages _vendor vendor _distutils test tests idlelib lib2to3 turtledemo "
-    "ensurepip pydoc_data encodings distutils internal".split()
+SKIPPED_FOLDERS = re.compile(
+    r"(site|dist)-packages|_vendor|vendor|vendored|_distutils|distutils|tests?|idlelib|lib2to3"
+    r"|turtledemo|ensurepip|pydoc_data|encodings|internal"
 )
-SKIPPED_FILES = re.compile(r"(test_.*|.*_test|tests?|conftest|setup|__main__|antigravity|this)\.py")
+SKIPPED_FILES = re.compile(
+    r"(test(ing)?_.*|.*_test|tests?|conftest|setup|__main__|antigravity|this)\.py"
+)
 
 # The documented Python versions of modules that CPython runs in C.
 PUBLIC_NAMES = {
@@ -66,11 +71,13 @@ NO_SUMMARY = re.compile(
 LEGAL = re.compile(r"copyright\s*(\(c\)|©|\d)|licensed under|all rights reserved", re.IGNORECASE)
 # Rulers of titles and tables, placeholders of templates, boxes that link to a rendered page.
 MARKUP = re.compile(
-    r"^[ \t]*([=*~^#+|-][=*~^#+| \t-]*|\{\w+\}|!!! .*(\n[ \t]+.*)*)$\n?", re.MULTILINE
+    r"^[ \t]*([=*~^#+|-][=*~^#+| \t-]*|\{\w+\}|%\(\w+\)s|!!! .*(\n[ \t]+.*)*)$\n?", re.MULTILINE
 )
 # Docstrings of C and C++ functions, and old ones, begin with the call itself.
 SHOWN_CALL = re.compile(
-    r"(?:\w+\.)*(?P<name>\w+)\((?:[^()]|\([^()]*\))*\)[ \t]*(?:->(?:[ \t]*\S+){1,3})?[ \t]*$\s*", re.MULTILINE
+    r"(?:\w+\.)*(?P<name>\w+)\((?:[^()]|\([^()]*\))*\)"
+    r"[ \t]*(?:->[ \t]*\S+(?:[ \t]+\S+){0,2})?[ \t]*$\s*",
+    re.MULTILINE,
 )
 DOCUMENTING_CALLS = frozenset({"add_docstr", "_add_docstr"})
 PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
@@ -78,7 +85,7 @@ PROPERTIES = frozenset({"property", "cached_property", "functools.cached_propert
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError)
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-# Of a module under a root: the names it imports from each module of its own package.
+# Of a module under a root: the names it imports from each private module of its own package.
 Imports = Callable[[Path, str], dict[str, set[str]]]
 
 
@@ -90,7 +97,7 @@ class Passage:
         id: ``module.name``, or the module alone for a module's docstring; unique.
         module: the module from which a user imports it.
         name: the qualified name in that module; for a module, the last part of its own.
-        signature: the call as the source writes it, without ``self``.
+        signature: the call as the source writes it, without ``self``; shortened when very long.
         text: the docstring, unindented and cut between two words.
     """
 
@@ -127,8 +134,8 @@ def harvest(
     """Yield the documented public names under the roots, spread over the packages.
 
     Packages take turns, in proportion to the square root of their files: one of 2,500 files
-    gives 50 passages while a single module gives one. Each begins with its shallowest modules,
-    where the best known names are, in seeded order. A file is parsed when its turn comes.
+    gives 50 passages while a single module gives one. Their files come in a seeded order that
+    favours shallow modules, where the best known names are, and are parsed one at a time.
 
     Args:
         roots: folders that hold packages, such as the standard library's and site-packages.
@@ -169,8 +176,8 @@ def sample(
 ) -> list[Passage]:
     """Harvest exactly so many passages, in seeded order, so that any prefix is a fair sample.
 
-    The first root, the standard library's, gives its share before the others, for it is what
-    every reader knows; and whatever the others lack.
+    The first root is the standard library's, which every reader knows: it gives up to its share
+    before the others, and again when they run out.
 
     Raises:
         CorpusError: the roots hold fewer passages, or one of them is not a folder.
@@ -184,8 +191,8 @@ def sample(
     chosen = list(itertools.islice(itertools.chain(first, others, library), passages))
     if len(chosen) < passages:
         raise CorpusError(
-            f"{passages} passages were asked for and the installed packages hold {len(chosen)}: "
-            "lower --passages, or run this where more packages are installed."
+            f"{passages} passages were asked for and {len(chosen)} found: lower --passages, or run "
+            "this with a Python that has more packages installed."
         )
     random.Random(seed).shuffle(chosen)
     return chosen
@@ -240,7 +247,9 @@ def _packages(roots: Iterable[Path]) -> dict[str, list[_Source]]:
 def _sources(root: Path) -> Iterator[_Source]:
     for folder, folders, files in os.walk(root):
         # Pruned and sorted in place, since file systems list in different orders.
-        folders[:] = sorted(f for f in folders if f.isidentifier() and f not in SKIPPED_FOLDERS)
+        folders[:] = sorted(
+            f for f in folders if f.isidentifier() and not SKIPPED_FOLDERS.fullmatch(f)
+        )
         for file in sorted(files):
             path = Path(folder, file)
             if path.suffix != ".py" or SKIPPED_FILES.fullmatch(file):
@@ -258,7 +267,7 @@ def _stream(
     max_chars: int,
     unreadable: list[Path],
 ) -> Iterator[Passage]:
-    # Each file waits a random time, four times as long for every level of privacy or depth.
+    # Each file waits a random time, four times as long for every level of depth.
     for source in sorted(sources, key=lambda source: order.expovariate(4.0 ** -_depth(source))):
         if not _is_reachable(source, imports):
             continue
@@ -280,7 +289,8 @@ def _passages(source: _Source, imports: Imports, max_chars: int) -> Iterator[Pas
         if _tells(text):
             id_ = f"{found.module}.{found.name}" if found.name else found.module
             name = found.name or found.module.rpartition(".")[2]
-            yield Passage(id_, found.module, name, found.signature, text)
+            signature = textwrap.shorten(found.signature, MAX_SIGNATURE, placeholder=" …")
+            yield Passage(id_, found.module, name, signature, text)
 
 
 def _parse(path: Path) -> ast.Module:
@@ -359,7 +369,7 @@ def _home(
     """Name the public module that offers a top-level name, or None where none does.
 
     numpy, scipy and scikit-learn define their public names in private modules; the outermost
-    package that imports the name from there, directly or through others, is its home.
+    package that imports the name from there, directly or through private ones, is its home.
     """
     if listed is not None and name not in listed:
         return None
@@ -420,7 +430,7 @@ def _imported_names(root: Path, module: str) -> dict[str, set[str]]:
         if isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else []
             origin = ".".join([*above, *([node.module] if node.module else [])])
-            if origin.partition(".")[0] == package[0]:
+            if _is_private(origin) and origin.partition(".")[0] == module.partition(".")[0]:
                 taken[origin] |= {a.name for a in node.names if a.asname in (None, a.name)}
     return taken
 
@@ -440,9 +450,9 @@ def _listed_names(tree: ast.Module) -> frozenset[str] | None:
             ):
                 try:
                     names = ast.literal_eval(value)
-                except ValueError:
+                    listed = (listed or set()) | set([names] if isinstance(names, str) else names)
+                except (ValueError, TypeError):
                     return None
-                listed = (listed or set()) | ({names} if isinstance(names, str) else set(names))
     return None if listed is None else frozenset(listed)
 
 
@@ -512,9 +522,8 @@ def main(out_dir: Path, passages: int, seed: int, max_chars: int) -> None:
         )
         path = write_corpus(chosen, out_dir)
     except WhitenIndexError as error:
-        failure = click.ClickException(str(error))
-        failure.exit_code = error.exit_code
-        raise failure from error
+        click.echo(f"Error: {error}", err=True)
+        raise SystemExit(error.exit_code) from error
     packages = len({passage.module.partition(".")[0] for passage in chosen})
     click.echo(
         f"{len(chosen)} passages from {packages} packages in "

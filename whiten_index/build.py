@@ -26,7 +26,7 @@ from whiten_index.encode import (
     raw_bytes,
 )
 from whiten_index.encoding import resolve_encoder
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
 from whiten_index.moments import Moments
@@ -101,14 +101,24 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         factory = faiss_index.choose_factory(config.factory, rows=encoded.record.rows)
         identity = _identity(config, encoded, whitening, factory)
         version = faiss_index.find_version(out, identity)
-        up_to_date = version is not None and version == faiss_index.current_version(out)
+        up_to_date = version is not None and version == _current(out)
         if version is None:
             version = faiss_index.next_version(out, identity)
             index = _index(config, encoded, whitening, factory, stages)
             _publish(config, encoded, moments, whitening, index, factory, identity, stages)
-        faiss_index.set_current(out, version)
+        if not up_to_date:
+            faiss_index.set_current(out, version)
         _, fields = faiss_index.read_fields(out, verify="manifest")
         return BuildReport(out, version, up_to_date, fields, encoded)
+
+
+def _current(out: Path) -> str | None:
+    """Return the published version; a damaged ``CURRENT`` counts as none and is replaced."""
+    try:
+        _, fields = faiss_index.read_fields(out, verify="manifest")
+    except ArtifactError:
+        return None
+    return str(fields["version"])
 
 
 def _embeddings(config: BuildConfig, stages: Stages) -> EncodeReport:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder
 from whiten_index.errors import CorpusError
+from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.runners import LocalRunner
@@ -86,6 +87,7 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
     Raises:
         CorpusError: the corpus or a row of it cannot be used.
         EncoderError: the model cannot be found or loaded.
+        BusyError: another process is filling the same store.
         OutputError: the store cannot be written.
     """
     stages = Stages(progress or Silent())
@@ -107,12 +109,14 @@ def encode_shards(config: BuildConfig, corpus: ParquetCorpus, stages: Stages) ->
     """Encode the shards that the store does not have, and remember the corpus in it."""
     work = shard_work(config, corpus)
     counts, parts = Counts(), list[CorpusPart]()
-    with stages.stage("encode", corpus.rows) as watcher:
-        for result in LocalRunner().map(work, corpus.shards):
+    with (
+        only_writer(work.store.folder, what="store"),
+        stages.stage("encode", corpus.rows) as watcher,
+    ):
+        for result in LocalRunner().map(replace(work, advance=watcher.advance), corpus.shards):
             parts.append(result.part)
             _count(counts, result, wanted=work.dtype.value)
             _add_seconds(stages, result)
-            watcher.advance(result.part.read)
     record = CorpusRecord(corpus.config.source_identity(), tuple(parts), dict(counts.skipped))
     if not record.rows:
         raise CorpusError(

@@ -48,12 +48,14 @@ class ShardWork:
         store: where embeddings go.
         encoder: gives the encoder on first need; never called where all is reused.
         dtype: how embeddings are kept.
+        advance: told how many rows are done, as they are.
     """
 
     corpus: ParquetCorpus
     store: EmbeddingStore
     encoder: Callable[[], Encoder]
     dtype: StoreDtype
+    advance: Callable[[int], None] | None = None
 
     def __call__(self, shard: Shard) -> ShardResult:
         """Do ``shard``, unless the store has it.
@@ -65,6 +67,7 @@ class ShardWork:
         clock = _Clock()
         batch = self.corpus.read(shard)
         if not len(batch):
+            self._done(batch.read)
             part = CorpusPart("", "", 0, batch.read, 0)
             return ShardResult(part, None, False, False, batch.skipped, {"read": clock.lap()})
         digests = batch.digests()
@@ -75,10 +78,13 @@ class ShardWork:
         remade = not reused and self.store.is_damaged(fingerprint)
         if stored is None:
             embeddings, truncated = self._embed(batch)
+            self._done(batch.read - len(batch))
             seconds["encode"] = clock.lap()
             stored = self.store.write(
                 fingerprint, digests, embeddings, dtype=self.dtype, truncated=truncated
             )
+        else:
+            self._done(batch.read)
         documents = self.store.write_documents(fingerprint, batch.documents)
         part = CorpusPart(fingerprint, documents, len(batch), batch.read, stored.truncated)
         seconds["store"] = clock.lap()
@@ -86,9 +92,14 @@ class ShardWork:
 
     def _embed(self, batch: TextBatch | EmbeddingBatch) -> tuple[NDArray[np.floating], int]:
         if isinstance(batch, TextBatch):
-            encoded = self.encoder().encode_window(batch.texts)
+            encoded = self.encoder().encode_window(batch.texts, advance=self.advance)
             return encoded.embeddings, encoded.truncated
+        self._done(len(batch))
         return batch.embeddings, 0
+
+    def _done(self, rows: int) -> None:
+        if self.advance is not None:
+            self.advance(rows)
 
 
 class _Clock:

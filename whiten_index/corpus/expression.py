@@ -12,9 +12,10 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, CorpusError
 
 _COMPARE = {
     ast.Eq: operator.eq,
@@ -57,6 +58,20 @@ class RowFilter:
             ) from error
         names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
         return cls(text, tuple(names), expression)
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Return the rows of ``table`` where the condition holds.
+
+        Raises:
+            CorpusError: a column is compared with a value of another type.
+        """
+        try:
+            return table.filter(self.expression)
+        except (pa.ArrowException, TypeError) as error:
+            raise CorpusError(
+                f"the row filter {self.text!r} does not fit the columns "
+                f"({str(error).splitlines()[0]}); compare a column with a value of its own type"
+            ) from error
 
 
 def _condition(node: ast.expr) -> Any:

@@ -97,7 +97,7 @@ class ParquetCorpus:
         table = self._read_columns(shard, columns_to_read(self.config, self._filter))
         sieve = Sieve(table, lambda row: self.row_name(shard, row), self.config.on_bad_row)
         if self._filter is not None:
-            sieve.filter(self._filter.expression)
+            sieve.filter(self._filter)
         if self.config.id_column is not None:
             missing = np.asarray(sieve.table.column(self.config.id_column).is_null())
             sieve.drop(missing, "null_id", f"no {self.config.id_column}", blank=False)
@@ -188,7 +188,7 @@ class ParquetCorpus:
         columns = list(dict.fromkeys([self.config.id_column, *filter_columns(self._filter)]))
         table = self._read_columns(shard, columns)
         if self._filter is not None:
-            table = table.filter(self._filter.expression)
+            table = self._filter.apply(table)
         ids: list[Any] = _plain_ids(table.column(self.config.id_column)).drop_null().to_pylist()
         return ids
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from whiten_index.corpus.expression import RowFilter
 from whiten_index.errors import CorpusError
 
 ID = "id"
@@ -53,16 +54,9 @@ class Sieve:
     def __post_init__(self) -> None:
         self._positions: NDArray[np.int64] = np.arange(self.table.num_rows)
 
-    def filter(self, expression: Any) -> None:
-        """Leave out the rows that a user's row filter does not want."""
-        marked = self.table.append_column("__row__", pa.array(self._positions))
-        try:
-            kept = marked.filter(expression)
-        except (pa.ArrowException, TypeError) as error:
-            raise CorpusError(
-                f"the row filter does not fit the columns ({str(error).splitlines()[0]}); "
-                "compare a column with a value of its own type"
-            ) from error
+    def filter(self, row_filter: RowFilter) -> None:
+        """Leave out, and count as ``filtered``, the rows that a user's filter does not want."""
+        kept = row_filter.apply(self.table.append_column("__row__", pa.array(self._positions)))
         positions = kept.column("__row__").to_numpy()
         if dropped := len(self._positions) - len(positions):
             self.skipped["filtered"] = dropped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,11 +91,20 @@ class Encoder:
         """Return the embeddings of queries, (n, d): with the model's query prompt, if any."""
         return self._encode([self.spec.query_prompt + text for text in texts]).embeddings
 
-    def encode_window(self, texts: Sequence[str]) -> Encoded:
-        """Encode a window of documents, sorted by length inside, in their order outside."""
-        return self._encode([self.spec.document_prompt + text for text in texts])
+    def encode_window(
+        self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None
+    ) -> Encoded:
+        """Encode a window of documents, sorted by length inside, in their order outside.
 
-    def _encode(self, texts: Sequence[str]) -> Encoded:
+        Args:
+            texts: n texts, as many as may be held tokenised at once.
+            advance: told how many texts each batch held, as it is done.
+        """
+        return self._encode([self.spec.document_prompt + text for text in texts], advance)
+
+    def _encode(
+        self, texts: Sequence[str], advance: Callable[[int], None] | None = None
+    ) -> Encoded:
         lowered = [text.lower() for text in texts] if self.spec.lower_case else list(texts)
         window = tokenize(self._tokenizer, lowered, max_length=self.spec.max_length)
         embeddings = np.empty((len(texts), self.dim), dtype=np.float32)
@@ -104,6 +113,8 @@ class Encoder:
             window.lengths, token_budget=_TOKEN_BUDGET[kind], most_rows=_MOST_ROWS[kind]
         ):
             embeddings[rows] = self._forward(window, rows)
+            if advance is not None:
+                advance(len(rows))
         if not np.isfinite(embeddings).all():
             broken = int(np.argmin(np.isfinite(embeddings).all(axis=1)))
             raise EncoderError(

@@ -107,17 +107,6 @@ def _checked_top_k(top_k: int, rows: int) -> int:
     return max(min(top_k, rows), 1)
 
 
-def current_version(root: Path) -> str | None:
-    """Return the published version's name, None where nothing is published.
-
-    Raises:
-        ArtifactError: ``CURRENT`` cannot be read.
-    """
-    if not (root / CURRENT).exists():
-        return None
-    return str(_read_current(root)["version"])
-
-
 def find_version(root: Path, identity: str) -> str | None:
     """Return a whole version made of the same inputs and choices, if there is one."""
     for folder in sorted((root / VERSIONS).glob("[0-9]*"), reverse=True):

@@ -1,0 +1,50 @@
+# Each target sets up what it needs, on a fresh machine and alone.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+SETTINGS := pyproject.toml constraints.txt Makefile
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test slow lint types imports tables clean
+
+.venv/runtime: $(SETTINGS)
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet 'pip>=25.1'
+	$(PIP) torch
+	$(PIP) --editable '.[cpu,embedded,eval]'
+	touch $@
+
+.venv/tools: .venv/runtime
+	$(PIP) --group test --group dev
+	touch $@
+
+demo: .venv/runtime
+	$(BIN)/python -m pipelines.docstrings_corpus demo/corpus
+	$(BIN)/whiten-index build demo/corpus --text-column name --text-column text --id-column id \
+	    --keep signature --max-length 128 --k 128 --exponent 0.25 --out demo/index
+	$(BIN)/whiten-index search demo/index --top-k 3 \
+	    "how do I parse a date from a string" "read a gzip compressed file" \
+	    "run a function in several processes at once" "eigenvalues of a symmetric matrix" \
+	    "split a text into tokens for a language model"
+
+test: .venv/tools
+	$(BIN)/python -m pytest
+
+slow: .venv/tools
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/tools
+	$(BIN)/mypy
+
+imports: .venv/tools
+	$(BIN)/lint-imports
+
+tables: .venv/tools
+	$(BIN)/python -m benchmarks.tables
+
+clean:
+	rm -rf .venv demo

@@ -1,0 +1,84 @@
+"""The README's tables, made from the raw results; ``--check`` fails where the two differ.
+
+Run ``python -m benchmarks.tables`` after a benchmark.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.results_file import read
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def scifact() -> str:
+    """Return the table of quality, bytes and latency."""
+    lines = [
+        "| SciFact, all-MiniLM-L6-v2 | dims | bytes a vector | nDCG@10 | recall@100 | ms a query |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in read("scifact"):
+        lines.append(
+            f"| {row['setting']} | {row['k']} | {row['bytes_per_vector']:,.0f} "
+            f"| {row['ndcg@10']:.2f} | {row['recall@100']:.2f} "
+            f"| {row['median_ms_per_query']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def store_dtype() -> str:
+    """Return the table of what float16 costs."""
+    lines = [
+        "| vectors | k | least cosine with float32 | top-10 overlap with float32 |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in read("store_dtype"):
+        k = "384 (all)" if row["k"] is None else row["k"]
+        lines.append(
+            f"| {row['setting']} | {k} | {row['cosine_min']:.7f} | {row['top10_overlap']:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def memory() -> str:
+    """Return the table of peak memory."""
+    lines = ["| rows of one row group | peak memory |", "|---:|---:|"]
+    for row in read("memory"):
+        lines.append(f"| {row['rows']:,} | {row['peak_rss_mb']:,.0f} MiB |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "scifact": scifact,
+    "store_dtype": store_dtype,
+    "memory": memory,
+}
+
+
+def filled(text: str) -> str:
+    """Return a README's text with every marked table made anew."""
+    for name, table in TABLES.items():
+        pattern = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
+        made = table().replace("\\", "\\\\")
+        text, found = re.subn(pattern, rf"\g<1>{made}\n\g<2>", text, flags=re.DOTALL)
+        if found != 1:
+            raise SystemExit(f"README.md has {found} places for table {name}; it needs one")
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    """Fill the tables, or with ``--check`` only compare; return the exit status."""
+    text = README.read_text(encoding="utf-8")
+    made = filled(text)
+    if "--check" in arguments:
+        return 0 if made == text else 1
+    README.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""Shared fixtures: a tiny random BERT and a writer of small Parquet files. Nothing is fetched."""
+
+from __future__ import annotations
+
+import os
+import string
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_WORDS = (
+    "the a of in on and cat dog bird fish sat ran flew swam mat tree river house red blue green "
+    "small large old new king queen man woman walks sings reads writes book song bread wine sun "
+    "moon star cold warm north south one two three"
+).split()
+TINY_LONGEST = 32
+
+WriteParquet = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_words() -> tuple[str, ...]:
+    """The words that are one token each to ``tiny_model``; others are spelled in letters."""
+    return tuple(_WORDS)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random BERT: d = 32, 2 layers, 4 heads, at most 32 tokens. Do not write to it."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = _tiny_tokenizer()
+    tokenizer.save_pretrained(folder)
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=TINY_LONGEST,
+        initializer_range=0.3,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def write_parquet() -> WriteParquet:
+    """Return ``write(path, columns_or_table, row_group_size=None, **options) -> path``."""
+
+    def write(
+        path: Path,
+        columns: Mapping[str, Any] | pa.Table,
+        *,
+        row_group_size: int | None = None,
+        **options: Any,
+    ) -> Path:
+        table = columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path, row_group_size=row_group_size, **options)
+        return path
+
+    return write
+
+
+def _tiny_tokenizer() -> Any:
+    import tokenizers
+    import transformers
+
+    letters = string.ascii_lowercase + string.digits + ".,!?'"
+    # Some words are letters too ("a"); a vocabulary holds each token once.
+    tokens = dict.fromkeys((*_SPECIAL, *letters, *(f"##{c}" for c in letters), *_WORDS))
+    vocab = {token: index for index, token in enumerate(tokens)}
+    names = {f"{token[1:-1].lower()}_token": token for token in _SPECIAL}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.BertWordPieceTokenizer(vocab=vocab, lowercase=True),
+        model_max_length=TINY_LONGEST,
+        **names,
+    )

@@ -1,0 +1,385 @@
+"""Moments against a two-pass closed form in extended precision, and against themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
+from whiten_index.moments import Moments
+
+seeds = st.integers(0, 2**32 - 1)
+quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+
+
+def make_rows(seed, n, d, *, ratio=1.0):
+    """Correlated rows whose mean is ``ratio`` times their spread."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) / np.sqrt(d) + ratio
+
+
+def two_pass(rows, weights=None):
+    """Count, mean and scatter by the definition, in extended precision."""
+    x = np.asarray(rows).astype(np.longdouble)
+    w = np.ones(len(x), np.longdouble) if weights is None else np.asarray(weights, np.longdouble)
+    mean = (w[:, None] * x).sum(axis=0) / w.sum()
+    centred = x - mean
+    return float(w.sum()), mean, (w[:, None, None] * centred[:, :, None] * centred[:, None]).sum(0)
+
+
+def distance(ours, truth):
+    """Relative Frobenius distance."""
+    truth = np.asarray(truth, np.longdouble)
+    norm = np.sqrt((truth**2).sum())
+    return float(np.sqrt(((ours - truth) ** 2).sum()) / (norm if norm > 0 else 1))
+
+
+def assert_same(ours, other, *, within=1e-12, scale=None):
+    scale = scale or other
+    assert ours.count == pytest.approx(other.count, rel=within)
+    assert np.abs(ours.mean - other.mean).max() <= within * max(1, np.abs(scale.mean).max())
+    norm = np.linalg.norm(scale.scatter)
+    assert np.linalg.norm(ours.scatter - other.scatter) <= within * max(norm, 1e-300)
+
+
+def assert_identical(ours, other):
+    assert ours.count == other.count
+    np.testing.assert_array_equal(ours.mean, other.mean)
+    np.testing.assert_array_equal(ours.scatter, other.scatter)
+
+
+# One pass against the definition
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 100, 1e4])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_covariance_is_that_of_the_definition_however_large_the_mean(ratio, dtype):
+    rows = make_rows(3, 5000, 6, ratio=ratio).astype(dtype)  # more rows than one block holds
+    count, mean, scatter = two_pass(rows)
+    moments = Moments.of(rows)
+    assert moments.count == count
+    assert distance(moments.mean, mean) < 1e-15
+    assert distance(moments.covariance(), scatter / (count - 1)) < 1e-12
+
+
+def test_covariance_survives_a_mean_a_million_times_the_spread():
+    rows = make_rows(5, 3000, 4, ratio=1e6)
+    count, _, scatter = two_pass(rows)
+    assert distance(Moments.of(rows).covariance(), scatter / (count - 1)) < 1e-11
+
+
+@pytest.mark.parametrize("ddof", [0, 1, 3])
+def test_ddof_divides_the_scatter(ddof):
+    rows = make_rows(1, 30, 3)
+    np.testing.assert_allclose(
+        Moments.of(rows).covariance(ddof=ddof), np.cov(rows.T, ddof=ddof), rtol=1e-12, atol=1e-13
+    )
+
+
+def test_covariance_is_symmetric_to_the_bit():
+    parts = [Moments.of(make_rows(i, 50, 7, ratio=i), weights=np.arange(50)) for i in range(4)]
+    covariance = (Moments.total(parts) - parts[2]).covariance()
+    np.testing.assert_array_equal(covariance, covariance.T)
+
+
+def test_constant_coordinates_have_no_variance_at_all():
+    rows = make_rows(2, 9001, 4)
+    rows[:, 1] = np.float32(0.1)
+    scatter = Moments.of(rows).scatter
+    assert np.abs(scatter[1]).max() < 1e-25
+
+
+@pytest.mark.parametrize("layout", [np.asfortranarray, lambda x: x[::-1][::-1], np.ndarray.tolist])
+def test_memory_layout_does_not_matter(layout):
+    rows = make_rows(4, 60, 5)
+    assert_same(Moments.of(layout(rows)), Moments.of(rows), within=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1.0, 6e4])
+def test_float16_rows_count_as_the_float64_rows_of_the_same_values(scale):
+    rows = (np.random.default_rng(0).uniform(0.5, 1, size=(5000, 5)) * scale).astype(np.float16)
+    assert_identical(Moments.of(rows), Moments.of(rows.astype(np.float64)))
+
+
+def test_whole_numbers_are_rows_too():
+    moments = Moments.of([[1, 2], [3, 6]])
+    np.testing.assert_array_equal(moments.mean, [2, 4])
+    np.testing.assert_array_equal(moments.covariance(), [[2, 4], [4, 8]])
+
+
+def test_rows_and_weights_are_left_as_they_were():
+    rows, weights = make_rows(6, 20, 3), np.linspace(0, 1, 20)
+    before = rows.copy(), weights.copy()
+    Moments.of(rows, weights=weights)
+    np.testing.assert_array_equal(rows, before[0])
+    np.testing.assert_array_equal(weights, before[1])
+
+
+# Merging
+
+
+@quick
+@given(
+    seed=seeds,
+    sizes=st.lists(st.integers(0, 40), min_size=2, max_size=9).filter(lambda s: sum(s) > 2),
+    ratio=st.sampled_from([0, 1, 100]),
+    data=st.data(),
+)
+def test_any_order_and_any_grouping_of_shards_equal_one_pass(seed, sizes, ratio, data):
+    rows = make_rows(seed, sum(sizes), 5, ratio=ratio)
+    shards = np.split(rows, np.cumsum(sizes)[:-1])
+    parts = [Moments.of(shards[i]) for i in data.draw(st.permutations(range(len(shards))))]
+    while len(parts) > 1:
+        at = data.draw(st.integers(0, len(parts) - 2))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    whole = Moments.of(rows)
+    count, mean, scatter = two_pass(rows)
+    assert parts[0].count == whole.count == count
+    assert distance(parts[0].mean, mean) < 1e-12
+    assert distance(parts[0].scatter, whole.scatter) < 1e-12
+    assert distance(parts[0].scatter, scatter) < 1e-12
+    variance = np.diag(scatter).astype(float)
+    limit = 1e-11 * np.sqrt(np.outer(variance, variance))
+    assert (np.abs(parts[0].scatter - scatter) <= limit).all()
+
+
+@pytest.mark.parametrize("ratio", [100, 1e4])
+def test_a_thousand_shards_with_a_large_mean_equal_one_pass(ratio):
+    rows = make_rows(8, 5000, 4, ratio=ratio)
+    merged = Moments.total(Moments.of(shard) for shard in np.array_split(rows, 1000))
+    assert distance(merged.scatter, two_pass(rows)[2]) < 1e-12
+
+
+def test_update_adds_rows():
+    rows = make_rows(9, 100, 4)
+    grown = Moments.empty(4)
+    for batch in np.array_split(rows, 7):
+        grown = grown.update(batch, weights=np.full(len(batch), 2.0))
+    assert_same(grown, Moments.of(np.repeat(rows, 2, axis=0)))
+
+
+def test_merging_changes_neither_part():
+    a, b = Moments.of(make_rows(1, 9, 3)), Moments.of(make_rows(2, 8, 3))
+    before = a.mean.copy(), a.scatter.copy(), b.mean.copy(), b.scatter.copy()
+    _ = a + b, a - Moments.empty(3), (a + b) - b
+    for now, then in zip((a.mean, a.scatter, b.mean, b.scatter), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_the_empty_sum_is_the_zero_of_plus_and_minus():
+    moments, zero = Moments.of(make_rows(0, 12, 3)), Moments.empty(3)
+    for same in (moments + zero, zero + moments, moments - zero):
+        assert_identical(same, moments)
+    assert_identical(zero + zero, zero)
+    assert_identical(moments - moments, zero)
+
+
+@pytest.mark.parametrize("weights", [None, []])
+def test_no_rows_are_the_empty_sum(weights):
+    assert_identical(Moments.of(np.empty((0, 4)), weights=weights), Moments.empty(4))
+
+
+@pytest.mark.parametrize(("rows", "ddof"), [(0, 0), (0, 1), (1, 1), (3, 3)])
+def test_too_few_rows_have_no_covariance(rows, ddof):
+    moments = Moments.of(make_rows(0, rows, 3))
+    with pytest.raises(
+        WhiteningError, match=rf"ddof={ddof} needs more than {ddof} rows.*are {rows};"
+    ):
+        moments.covariance(ddof=ddof)
+
+
+# Taking away
+
+
+@quick
+@given(
+    seed=seeds,
+    stay=st.integers(1, 60),
+    leave=st.integers(1, 60),
+    ratio=st.sampled_from([0, 1, 100]),
+)
+def test_minus_undoes_plus(seed, stay, leave, ratio):
+    a = Moments.of(make_rows(seed, stay, 4, ratio=ratio))
+    b = Moments.of(make_rows(seed + 1, leave, 4, ratio=-ratio))
+    # What cancels is as large as the sum, so that is what the error is measured against.
+    assert_same((a + b) - b, a, within=1e-12, scale=a + b)
+
+
+def test_taking_away_more_rows_than_there_are_is_an_error():
+    few, many = Moments.of(make_rows(0, 3, 2)), Moments.of(make_rows(0, 5, 2))
+    with pytest.raises(WhiteningError, match="cannot take 5 rows away from 3"):
+        _ = few - many
+
+
+@pytest.mark.parametrize("combine", [Moments.__add__, Moments.__sub__])
+def test_moments_of_other_dims_do_not_combine(combine):
+    with pytest.raises(ConfigError, match="moments of 3 and of 4 dims do not combine"):
+        combine(Moments.of(make_rows(0, 9, 3)), Moments.of(make_rows(0, 9, 4)))
+
+
+def test_even_empty_moments_of_other_dims_do_not_combine():
+    with pytest.raises(ConfigError, match="do not combine"):
+        _ = Moments.of(make_rows(0, 9, 3)) + Moments.empty(4)
+
+
+# Weights
+
+
+@quick
+@given(
+    seed=seeds,
+    weights=st.lists(st.integers(0, 5), min_size=2, max_size=40).filter(lambda w: sum(w) > 1),
+)
+def test_whole_weights_are_repeated_rows(seed, weights):
+    rows = make_rows(seed, len(weights), 4, ratio=10)
+    repeated = Moments.of(np.repeat(rows, weights, axis=0))
+    assert_same(Moments.of(rows, weights=weights), repeated, scale=Moments.of(rows))
+
+
+def test_fractional_weights_are_those_of_the_definition():
+    rng = np.random.default_rng(0)
+    rows, weights = make_rows(0, 6000, 4, ratio=100), rng.uniform(0, 3, 6000)
+    count, mean, scatter = two_pass(rows, weights)
+    moments = Moments.of(rows, weights=weights)
+    assert moments.count == pytest.approx(count, rel=1e-14)
+    assert distance(moments.mean, mean) < 1e-14
+    assert distance(moments.scatter, scatter) < 1e-12
+
+
+def test_rows_of_no_weight_are_not_there():
+    rows = make_rows(0, 9000, 3)
+    weights = np.r_[np.zeros(5000), np.ones(4000)]  # a whole block of nothing
+    assert_same(Moments.of(rows, weights=weights), Moments.of(rows[5000:]))
+    assert_identical(Moments.of(rows, weights=np.zeros(9000)), Moments.empty(3))
+
+
+@pytest.mark.parametrize("weights", [np.ones(3), np.ones((4, 1)), 1.0])
+def test_weights_need_the_shape_of_the_rows(weights):
+    with pytest.raises(ConfigError, match="4 rows need 4 weights"):
+        Moments.of(np.ones((4, 2)), weights=weights)
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+def test_weights_must_be_finite_and_not_negative(bad):
+    with pytest.raises(ConfigError, match="finite and not negative"):
+        Moments.of(np.ones((2, 2)), weights=[1.0, bad])
+
+
+# Rows that cannot be
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("at", [0, 4999])
+def test_a_number_that_is_not_finite_is_an_error(bad, dtype, at):
+    rows = np.ones((5000, 3), dtype)
+    rows[at, 1] = bad
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        Moments.of(rows)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 0.0], [0.0, 0.0]])
+def test_no_weight_hides_a_nan(weights):
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        Moments.of([[1.0, 2.0], [np.nan, 1.0]], weights=weights)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3, 4)])
+def test_rows_are_a_table(shape):
+    with pytest.raises(ConfigError, match=r"\(n, d\) array; this one has shape"):
+        Moments.of(np.zeros(shape))
+
+
+# On disk
+
+
+@quick
+@given(seed=seeds, n=st.integers(0, 30), d=st.integers(1, 9), scale=st.sampled_from([1, 1e-150]))
+def test_save_and_load_keep_every_bit(tmp_path_factory, seed, n, d, scale):
+    path = tmp_path_factory.mktemp("moments") / "moments.safetensors"
+    saved = Moments.of(make_rows(seed, n, d, ratio=3) * scale, weights=np.full(n, 1 / 3))
+    saved.save(path)
+    assert_identical(Moments.load(path), saved)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "moments.safetensors"
+    Moments.of(make_rows(0, 20, 3)).save(path)
+    return path
+
+
+def assert_unreadable(path):
+    with pytest.raises(ArtifactError, match="cannot be read as moments"):
+        Moments.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ArtifactError, match=r"nowhere\.safetensors cannot be read as moments"):
+        Moments.load(tmp_path / "nowhere.safetensors")
+
+
+def test_a_folder_is_not_moments(tmp_path):
+    assert_unreadable(tmp_path)
+
+
+def test_a_file_cut_anywhere_is_an_error(saved):
+    whole = saved.read_bytes()
+    for size in range(len(whole)):
+        saved.write_bytes(whole[:size])
+        assert_unreadable(saved)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 200, b"not safetensors at all", b"{" * 50])
+def test_other_bytes_are_an_error(saved, data):
+    saved.write_bytes(data)
+    assert_unreadable(saved)
+
+
+def test_a_header_with_a_flipped_bit_is_an_error_or_harmless(saved):
+    whole, expected = bytearray(saved.read_bytes()), Moments.load(saved)
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for at in range(header):
+        flipped = whole.copy()
+        flipped[at] ^= 1
+        saved.write_bytes(flipped)
+        try:
+            found = Moments.load(saved)
+        except ArtifactError:
+            continue
+        assert_identical(found, expected)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"count": np.empty(0)},
+        {"mean": np.array(1.0)},
+        {"mean": np.zeros(4)},
+        {"mean": np.array([0, np.nan, 0])},
+        {"scatter_upper": np.zeros(5)},
+        {"scatter_upper": np.zeros(1)},
+        {"scatter_upper": np.full(6, np.nan)},
+    ],
+    ids=lambda damage: "-".join(f"{k}{v.shape}{v.ravel()[:2]}" for k, v in damage.items()),
+)
+def test_tensors_that_are_no_moments_are_an_error(saved, damage):
+    save_file(load_file(saved) | damage, saved, {"kind": "moments", "format_version": "1"})
+    assert_unreadable(saved)
+
+
+@pytest.mark.parametrize("missing", ["count", "mean", "scatter_upper"])
+def test_a_missing_tensor_is_an_error(saved, missing):
+    tensors = load_file(saved)
+    del tensors[missing]
+    save_file(tensors, saved)
+    assert_unreadable(saved)
+
+
+def test_moments_of_a_later_release_are_refused(saved):
+    save_file(load_file(saved), saved, {"kind": "moments", "format_version": "99"})
+    with pytest.raises(ArtifactError, match="99"):
+        Moments.load(saved)

@@ -1,0 +1,648 @@
+"""Whitening against an SVD of the centred rows, and against what whitening means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from whiten_index.errors import ArtifactError, ConfigError, WhitenIndexError, WhiteningError
+from whiten_index.moments import Moments
+from whiten_index.whitening import (
+    Kind,
+    Whitening,
+    WhiteningConfig,
+    WidthWish,
+    condition_number,
+    numerical_rank,
+    unit_rows,
+    variance_kept,
+)
+
+seeds = st.integers(0, 2**32 - 1)
+quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)
+
+
+def make_rows(seed=0, n=200, d=12, *, condition=100.0, ratio=1.0):
+    """Rows with a known falling spectrum in a random basis, and a mean beside zero."""
+    rng = np.random.default_rng(seed)
+    rotation, _ = np.linalg.qr(rng.normal(size=(d, d)))
+    spread = np.geomspace(1, condition**-0.5, d)
+    return rng.normal(size=(n, d)) * spread @ rotation.T + ratio * rng.normal(size=d)
+
+
+def fit(rows, **options):
+    return Whitening.fit(Moments.of(rows), WhiteningConfig(**options))
+
+
+def closed_form(rows, k, *, exponent=1.0):
+    """Whitened rows by the SVD of the centred rows: no covariance, no eigenvectors."""
+    x = np.asarray(rows, np.float64)
+    centred = x - x.mean(axis=0)
+    _, singular, vt = np.linalg.svd(centred, full_matrices=False)
+    deviation = singular[:k] / np.sqrt(len(x) - 1)
+    return centred @ vt[:k].T * deviation**-exponent
+
+
+def same_signs(found, truth):
+    """``truth`` with the signs of its columns turned to those of ``found``."""
+    return truth * np.sign((found * truth).sum(axis=0))
+
+
+def covariance_of(vectors):
+    return np.atleast_2d(np.cov(vectors.T))
+
+
+# What whitening is
+
+
+@quick
+@given(seed=seeds, d=st.integers(2, 20), ratio=st.sampled_from([0, 1, 100]), data=st.data())
+def test_whitened_rows_have_the_identity_as_covariance(seed, d, ratio, data):
+    rows = make_rows(seed, 4 * d, d, condition=1e4, ratio=ratio)
+    k = data.draw(st.integers(1, d))
+    vectors = fit(rows, k=k).apply(rows)
+    assert vectors.shape == (len(rows), k)
+    assert np.abs(covariance_of(vectors) - np.eye(k)).max() < 1e-8
+    assert np.abs(vectors.mean(axis=0)).max() < 1e-8
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_rows_of_few_bits_are_white_too(dtype):
+    rows = make_rows(1, 500, 20, condition=1e3).astype(dtype)
+    vectors = fit(rows, k="full").apply(rows)
+    assert np.abs(covariance_of(vectors) - np.eye(20)).max() < 1e-3
+
+
+@pytest.mark.parametrize("exponent", [0, 0.5, 0.8, 1, 1.5, 2])
+@pytest.mark.parametrize("k", [1, 5, 12])
+def test_vectors_are_those_of_the_closed_form(exponent, k):
+    rows = make_rows()
+    vectors = fit(rows, k=k, exponent=exponent).apply(rows)
+    truth = same_signs(vectors, closed_form(rows, k, exponent=exponent))
+    np.testing.assert_allclose(vectors, truth, rtol=0, atol=1e-5 * np.abs(truth).max())
+    assert np.abs(vectors - truth).max() < 1e-9 * np.abs(truth).max()
+
+
+def test_unseen_rows_are_mapped_by_the_same_formula():
+    rows, unseen = make_rows(0, 100, 5), make_rows(7, 30, 5)
+    whitening = fit(rows, k="full")
+    values, vectors = np.linalg.eig(np.cov(rows.T))
+    by_hand = (unseen - rows.mean(axis=0)) @ vectors @ np.diag(values**-0.5)
+    ours = whitening.apply(unseen)
+    # Inner products do not know order or sign.
+    np.testing.assert_allclose(ours @ ours.T, by_hand @ by_hand.T, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("k", [3, "full"])
+def test_pca_is_the_svd_up_to_sign(k):
+    rows = make_rows()
+    ours = fit(rows, kind=Kind.PCA, k=k).apply(rows)
+    truth = same_signs(ours, closed_form(rows, ours.shape[1], exponent=0))
+    np.testing.assert_allclose(ours, truth, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(
+        ours, fit(rows, k=k, exponent=0).apply(rows), rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("exponent", [0.25, 0.5, 0.75])
+def test_an_exponent_between_leaves_that_much_variance(exponent):
+    rows = make_rows()
+    variance = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False) ** 2 / (len(rows) - 1)
+    left = covariance_of(fit(rows, k="full", exponent=exponent).apply(rows))
+    np.testing.assert_allclose(left, np.diag(variance ** (1 - exponent)), atol=1e-10)
+
+
+@quick
+@given(seed=seeds, d=st.integers(2, 8))
+def test_full_whitening_does_not_see_an_affine_map(seed, d):
+    rows = make_rows(seed, 10 * d, d, condition=10)
+    rng = np.random.default_rng(seed)
+    mixing = np.linalg.qr(rng.normal(size=(d, d)))[0] @ np.diag(rng.uniform(0.2, 5, d))
+    mapped = rows @ mixing + rng.normal(size=d)
+    ours, other = (fit(x, k="full").apply(x) for x in (rows, mapped))
+    np.testing.assert_allclose(ours @ ours.T, other @ other.T, atol=1e-7)
+
+
+def test_the_basis_is_orthonormal_and_the_spectrum_falls():
+    whitening = fit(make_rows(), k=7)
+    np.testing.assert_allclose(whitening.basis.T @ whitening.basis, np.eye(7), atol=1e-13)
+    assert (np.diff(whitening.eigenvalues) <= 0).all()
+    assert (whitening.dim, whitening.k, whitening.rank) == (12, 7, 12)
+
+
+def test_apply_is_the_matrix_on_centred_rows():
+    rows = make_rows()
+    whitening = fit(rows, k=4)
+    expected = (rows - rows.mean(axis=0)) @ whitening.matrix()
+    np.testing.assert_allclose(whitening.apply(rows), expected, atol=1e-10)
+
+
+def test_apply_changes_no_row_it_is_given():
+    rows = make_rows()
+    before = rows.copy()
+    fit(rows, normalize_input=True).apply(rows)
+    np.testing.assert_array_equal(rows, before)
+
+
+def test_moments_of_shards_fit_the_whitening_of_all_rows():
+    rows = make_rows(2, 300, 10, ratio=100)
+    merged = Moments.total(Moments.of(part) for part in np.array_split(rows, 13))
+    ours = Whitening.fit(merged, WhiteningConfig(k="full")).apply(rows)
+    np.testing.assert_allclose(ours, fit(rows, k="full").apply(rows), atol=1e-9)
+
+
+# Truncation and inverse
+
+
+@pytest.mark.parametrize("options", [{}, {"exponent": 0.5}, {"kind": Kind.PCA}, {"center": False}])
+@pytest.mark.parametrize("k", [1, 4, 11, 12])
+def test_truncating_equals_fitting_with_fewer(options, k):
+    rows = make_rows()
+    cut, fitted = fit(rows, k="full", **options).truncate(k), fit(rows, k=k, **options)
+    assert cut.k == fitted.k == k
+    np.testing.assert_array_equal(cut.apply(rows), fitted.apply(rows))
+    np.testing.assert_array_equal(cut.matrix(), fitted.matrix())
+
+
+def test_smaller_k_is_a_slice_of_the_vector():
+    rows = make_rows()
+    full = fit(rows, k="full")
+    np.testing.assert_allclose(
+        full.truncate(5).apply(rows), full.apply(rows)[:, :5], rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("k", [0, -1, 6])
+def test_a_fit_is_not_cut_to_what_it_does_not_have(k):
+    with pytest.raises(ConfigError, match=rf"k = 5 \(whitening\) cannot be cut to {k}"):
+        fit(make_rows(), k=5).truncate(k)
+
+
+def test_an_untouched_embedding_is_not_cut():
+    with pytest.raises(ConfigError, match=r"\(none\) cannot be cut"):
+        fit(make_rows(), kind=Kind.NONE).truncate(3)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"exponent": 0.5}, {"kind": Kind.PCA}, {"center": False}, {"exponent": 2}]
+)
+def test_the_inverse_reconstructs_at_full_rank(options):
+    rows = make_rows(ratio=10)
+    whitening = fit(rows, k="full", **options)
+    np.testing.assert_allclose(whitening.inverse(whitening.apply(rows)), rows, atol=1e-9)
+
+
+def test_the_inverse_reconstructs_rows_that_span_less_than_all_dims():
+    rows = make_rows(0, 6, 12)
+    whitening = fit(rows, k="full")
+    np.testing.assert_allclose(whitening.inverse(whitening.apply(rows)), rows, atol=1e-9)
+
+
+def test_the_inverse_of_fewer_directions_is_the_nearest_rows():
+    rows = make_rows()
+    whitening = fit(rows, k=5)
+    found = whitening.inverse(whitening.apply(rows))
+    u, s, vt = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
+    best = u[:, :5] * s[:5] @ vt[:5] + rows.mean(axis=0)  # Eckart and Young
+    np.testing.assert_allclose(found, best, atol=1e-9)
+
+
+# Signs
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_fits_of_the_same_rows_in_another_order_agree(seed):
+    rows = make_rows(seed, 300, 20)
+    shuffled = rows[np.random.default_rng(seed).permutation(len(rows))]
+    np.testing.assert_allclose(
+        fit(rows, k="full").apply(rows), fit(shuffled, k="full").apply(rows), atol=1e-8
+    )
+
+
+def test_fits_agree_where_two_coordinates_are_equal_in_size():
+    # Mirrored rows: the eigenvectors are (1, 1) and (1, −1) over √2, whose entries tie.
+    half = np.random.default_rng(0).normal(size=(20, 2))
+    rows = np.vstack([half, half[:, ::-1]])
+    first = fit(rows, k="full").apply(rows)
+    for seed in range(20):
+        order = np.random.default_rng(seed).permutation(len(rows))
+        np.testing.assert_allclose(fit(rows[order], k="full").apply(rows), first, atol=1e-8)
+
+
+def test_the_sign_does_not_hang_on_the_scale_of_the_rows():
+    rows = make_rows()
+    ours, scaled = (fit(x, k="full").apply(x) for x in (rows, rows * 2.0**20))
+    np.testing.assert_allclose(ours, scaled, atol=1e-9)
+
+
+# Rank
+
+
+def deficient_rows():
+    """Name -> (rows, their rank)."""
+    rng = np.random.default_rng(0)
+    full = rng.normal(size=(60, 8)) + 3
+    constant = full.copy()
+    constant[:, [1, 4, 6]] = [0.1, -7.3, 0.0]
+    far_constant = full.copy()
+    far_constant[:, 2] = 1e4 / 3
+    doubled = np.hstack([full[:, :5], full[:, :3]])
+    dependent = np.hstack([full[:, :6], full[:, :6] @ rng.normal(size=(6, 2))])
+    return {
+        "constant coordinates": (constant, 5),
+        "a constant far from zero": (far_constant, 7),
+        "coordinates twice": (doubled, 5),
+        "coordinates that depend on others": (dependent, 6),
+        "fewer rows than dims": (full[:4], 3),
+        "as many rows as dims": (full[:8], 7),
+        "two rows": (full[:2], 1),
+        "few rows many times": (np.tile(full[:3], (20, 1)), 2),
+        "one wild row": (np.vstack([np.tile(full[:1], (30, 1)), full[1:2] * 1e6]), 1),
+    }
+
+
+@pytest.mark.parametrize("name", deficient_rows())
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rank_is_right_and_every_number_finite(name, dtype):
+    rows, rank = deficient_rows()[name]
+    if dtype is np.float32 and name.startswith("coordinates that depend"):
+        pytest.skip("rounded to float32 these coordinates no longer depend on each other")
+    rows = rows.astype(dtype)
+    whitening = fit(rows, k="full")
+    assert whitening.rank == whitening.k == rank
+    vectors = whitening.apply(rows)
+    for array in (vectors, whitening.matrix(), whitening.scales(), whitening.inverse(vectors)):
+        assert np.isfinite(array).all()
+    assert np.abs(covariance_of(vectors) - np.eye(rank)).max() < 1e-3
+    for k in (rank + 1, 8, 1000):
+        with pytest.raises(WhiteningError, match=rf"k = {k} is above the rank {rank} .*--k full"):
+            fit(rows, k=max(k, rank + 1))
+
+
+def test_rank_holds_when_shards_are_merged():
+    rows, rank = deficient_rows()["constant coordinates"]
+    parts = [Moments.of(part) for part in np.array_split(rows, 9)]
+    assert Whitening.fit(Moments.total(parts)).rank == rank
+
+
+def test_too_few_rows_are_given_as_the_reason():
+    with pytest.raises(WhiteningError, match="4 rows span no more"):
+        fit(make_rows(0, 4, 8), k=5)
+
+
+def test_a_direction_below_the_rank_gets_weight_zero():
+    values = np.array([4.0, 1.0, 1e-13, 0.0])
+    whitening = Whitening(
+        kind=Kind.WHITENING,
+        mean=np.zeros(4),
+        basis=np.eye(4),
+        eigenvalues=values,
+        exponent=1.0,
+        center=True,
+        normalize_input=False,
+        count=10,
+    )
+    np.testing.assert_array_equal(whitening.scales(), [0.5, 1, 0, 0])
+    assert np.isfinite(whitening.inverse(whitening.apply(np.eye(4)))).all()
+
+
+@pytest.mark.parametrize("smallest", [1e-3, 1e-9])
+def test_small_but_real_directions_count(smallest):
+    assert numerical_rank(np.array([1.0, 0.5, smallest])) == 3
+    assert numerical_rank(np.array([1.0, 0.5, smallest * 1e-8])) == 2
+
+
+@pytest.mark.parametrize("weights", [None, "some"])
+@quick
+@given(seed=seeds, n=st.integers(2, 40), parts=st.integers(1, 4))
+def test_equal_rows_have_no_direction(weights, seed, n, parts):
+    rng = np.random.default_rng(seed)
+    row = (rng.normal(size=6) * 10 ** rng.uniform(-3, 3)).astype(np.float32)
+    total = Moments.total(
+        Moments.of(np.tile(row, (n + i, 1)), weights=weights and rng.uniform(0.1, 2, n + i))
+        for i in range(parts)
+    )
+    for kind in (Kind.WHITENING, Kind.PCA):
+        with pytest.raises(WhiteningError, match="embeddings are equal.*--whiten none"):
+            Whitening.fit(total, WhiteningConfig(kind=kind))
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_one_row_is_not_enough(n):
+    with pytest.raises(WhiteningError, match=rf"needs more than 1 rows, and there are {n}"):
+        fit(make_rows(0, n, 4))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_rows_too_large_to_square_are_an_error_of_this_package():
+    with pytest.raises(WhitenIndexError):
+        fit(make_rows() * 1e200)
+
+
+def test_large_float32_rows_are_no_trouble():
+    rows = make_rows()
+    large = (rows * 1e30).astype(np.float32)
+    np.testing.assert_allclose(
+        fit(large, k=5).apply(large), fit(rows, k=5).apply(rows), atol=1e-4
+    )
+
+
+# k
+
+
+def by_variance(*variances, count=11.0):
+    """Moments whose covariance is diagonal with these variances."""
+    dim = len(variances)
+    return Moments(count, np.zeros(dim), np.diag(np.array(variances, float)) * (count - 1))
+
+
+@pytest.mark.parametrize(
+    ("share", "k"),
+    [(0.01, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (0.95, 3), ("0.96", 4), (0.999, 4)],
+)
+def test_a_share_of_variance_gives_the_smallest_k_that_holds_it(share, k):
+    moments = by_variance(15, 50, 5, 30)
+    assert Whitening.fit(moments, WhiteningConfig(k=share)).k == k
+
+
+@quick
+@given(seed=seeds, share=st.floats(0.01, 0.999))
+def test_one_direction_less_holds_less_than_the_share(seed, share):
+    rows = make_rows(seed, 50, 8)
+    whitening = fit(rows, k=share)
+    variances = np.sort(np.linalg.eigvalsh(np.cov(rows.T)))[::-1]
+    held = variances[: whitening.k].sum() / variances.sum()
+    assert held >= share - 1e-12
+    assert held - variances[whitening.k - 1] / variances.sum() < share + 1e-12
+    assert variance_kept(whitening.eigenvalues, whitening.k) == pytest.approx(held, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("d", "n", "k"), [(2, 50, 1), (3, 50, 1), (8, 50, 2), (30, 90, 10), (30, 6, 5), (30, 2, 1)]
+)
+def test_the_default_is_a_third_within_the_rank(d, n, k):
+    assert fit(make_rows(0, n, d)).k == k
+
+
+@pytest.mark.parametrize(("d", "k"), [(384, 128), (768, 256), (1024, 256), (4096, 256)])
+def test_the_default_is_at_most_256(d, k):
+    assert WidthWish.parse(None).resolve(np.ones(d), count=1e6) == k
+
+
+@pytest.mark.parametrize("text", ["128", 128, 128.0, " 128 ", np.int64(128)])
+def test_a_number_is_read_as_the_width(text):
+    assert WidthWish.parse(text) == WidthWish(number=128)
+
+
+@pytest.mark.parametrize("text", ["full", "FULL", " Full "])
+def test_full_is_every_direction_within_the_rank(text):
+    assert WidthWish.parse(text) == WidthWish(full=True)
+    assert fit(make_rows(0, 6, 9), k=text).k == 5
+
+
+@pytest.mark.parametrize("text", ["0.95", 0.95, ".95"])
+def test_a_fraction_is_read_as_a_share_of_variance(text):
+    assert WidthWish.parse(text) == WidthWish(variance=0.95)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "half", "0", 0, "-3", -3, "1.5", 128.5, "nan", float("nan"), "inf", "-inf", "1e999"]
+    + ["95%", "full rank", "12,8", float("inf")],
+)
+def test_what_is_no_width_is_refused_with_what_would_be(text):
+    with pytest.raises(ConfigError, match=r"--k .*not understood; give a whole number.*'full'"):
+        WhiteningConfig(k=text)
+
+
+# Choices
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"k": 64}, "--k"),
+        ({"k": 0.9}, "--k"),
+        ({"exponent": 0.5}, "--exponent"),
+        ({"center": False}, "--no-center"),
+        ({"normalize_input": True}, "--normalize-input"),
+        ({"k": 3, "exponent": 1}, "--k and --exponent"),
+    ],
+)
+def test_none_takes_no_other_wish(options, named):
+    with pytest.raises(ConfigError, match=rf"--whiten none keeps every.*so {named} cannot apply"):
+        WhiteningConfig(kind=Kind.NONE, **options)
+
+
+@pytest.mark.parametrize("n", [1, 3, 200])
+@pytest.mark.parametrize("k", [None, "full"])
+def test_none_keeps_every_embedding_as_it_is(n, k):
+    rows = make_rows(0, n, 12)
+    whitening = fit(rows, kind=Kind.NONE, k=k)
+    np.testing.assert_array_equal(whitening.apply(rows), rows)
+    np.testing.assert_array_equal(whitening.inverse(rows), rows)
+    assert whitening.k == 12
+    assert whitening.describe()["variance_kept"] == 1
+
+
+def test_none_keeps_constant_embeddings():
+    rows = np.full((5, 3), 0.1)
+    np.testing.assert_array_equal(fit(rows, kind=Kind.NONE).apply(rows), rows)
+
+
+def test_pca_has_no_exponent_of_its_own():
+    with pytest.raises(ConfigError, match=r"PCA has exponent 0; for exponent 0\.5"):
+        WhiteningConfig(kind=Kind.PCA, exponent=0.5)
+
+
+@pytest.mark.parametrize("exponent", [-0.1, 2.1, float("nan"), float("inf")])
+def test_the_exponent_has_bounds(exponent):
+    with pytest.raises(ConfigError, match=r"--exponent .* is outside 0 \(PCA\) to 2"):
+        WhiteningConfig(exponent=exponent)
+
+
+def test_without_centring_the_mean_stays_in():
+    rows = make_rows(ratio=5)
+    kept, centred = fit(rows, k=6, center=False), fit(rows, k=6)
+    np.testing.assert_array_equal(kept.basis, centred.basis)
+    np.testing.assert_allclose(kept.apply(rows), rows @ kept.matrix(), atol=1e-10)
+    np.testing.assert_allclose(
+        kept.apply(rows) - centred.apply(rows),
+        np.tile(rows.mean(axis=0) @ kept.matrix(), (len(rows), 1)),
+        atol=1e-9,
+    )
+
+
+def test_unit_input_is_whitened_whatever_the_length():
+    rows = make_rows(ratio=3)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    whitening = fit(unit, k=8, normalize_input=True)
+    lengths = np.random.default_rng(0).uniform(0.01, 100, size=(len(rows), 1))
+    vectors = whitening.apply(rows * lengths)
+    np.testing.assert_allclose(vectors, fit(unit, k=8).apply(unit), atol=1e-8)
+    assert np.abs(covariance_of(vectors) - np.eye(8)).max() < 1e-3
+
+
+def test_a_row_of_zeros_has_no_direction_but_stays_finite():
+    whitening = fit(unit_rows(make_rows(ratio=3)), normalize_input=True)
+    assert np.isfinite(whitening.apply(np.zeros((1, 12)))).all()
+    np.testing.assert_array_equal(unit_rows(np.array([[0.0, 0.0], [3.0, 4.0]])), [[0, 0], [0.6, 0.8]])
+
+
+@pytest.mark.parametrize("shape", [(12,), (3, 11), (3, 13), (1, 3, 12)])
+def test_embeddings_of_another_shape_are_refused(shape):
+    with pytest.raises(ConfigError, match=r"takes \(n, 12\) embeddings; these have shape"):
+        fit(make_rows()).apply(np.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 12), (3, 5)])
+def test_vectors_of_another_shape_are_refused(shape):
+    with pytest.raises(ConfigError, match=r"gives \(n, 4\) vectors"):
+        fit(make_rows(), k=4).inverse(np.zeros(shape))
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_embedding_that_is_not_finite_is_refused(kind, bad):
+    rows = make_rows()
+    whitening = fit(rows, kind=kind)
+    rows[3, 2] = bad
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        whitening.apply(rows)
+
+
+def test_no_rows_give_no_vectors():
+    assert fit(make_rows(), k=4).apply(np.empty((0, 12))).shape == (0, 4)
+
+
+def test_the_facts_told_are_those_of_the_spectrum():
+    moments = by_variance(50, 30, 15, 5, 0, count=101.0)
+    facts = Whitening.fit(moments, WhiteningConfig(k=2, exponent=0.5)).describe()
+    assert facts["kind"] == "whitening"
+    assert (facts["dim"], facts["k"], facts["rank"], facts["rows"]) == (5, 2, 4, 101)
+    assert facts["exponent"] == 0.5
+    assert facts["condition_number"] == pytest.approx(10)
+    assert facts["variance_kept"] == pytest.approx(0.8)
+
+
+def test_the_condition_number_of_nothing_is_infinite():
+    assert condition_number(np.zeros(3)) == np.inf
+    assert variance_kept(np.zeros(3), 2) == 0
+
+
+# On disk
+
+CHOICES = [
+    {},
+    {"k": 3, "exponent": 0.7},
+    {"kind": Kind.PCA, "k": "full"},
+    {"kind": Kind.NONE},
+    {"center": False, "normalize_input": True},
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "whitening.safetensors"
+
+
+@pytest.mark.parametrize("options", CHOICES)
+def test_save_and_load_keep_every_bit(path, options):
+    rows = make_rows()
+    saved = fit(rows, **options)
+    saved.save(path)
+    found = Whitening.load(path)
+    for name in ("mean", "basis", "eigenvalues"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(saved, name))
+    for name in ("kind", "exponent", "center", "normalize_input", "count"):
+        assert getattr(found, name) == getattr(saved, name)
+    np.testing.assert_array_equal(found.apply(rows), saved.apply(rows))
+    assert found.describe() == saved.describe()
+
+
+def assert_unreadable(path):
+    with pytest.raises(ArtifactError, match="cannot be read as a whitening"):
+        Whitening.load(path)
+
+
+def test_a_missing_file_is_named(path):
+    with pytest.raises(ArtifactError, match=r"whitening\.safetensors cannot be read as a white"):
+        Whitening.load(path)
+
+
+def test_moments_are_not_a_whitening(path):
+    Moments.of(make_rows()).save(path)
+    assert_unreadable(path)
+
+
+def test_a_file_cut_anywhere_is_an_error(path):
+    fit(make_rows(0, 20, 3)).save(path)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        assert_unreadable(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 300, b"not safetensors at all"])
+def test_other_bytes_are_an_error(path, data):
+    path.write_bytes(data)
+    assert_unreadable(path)
+
+
+def rewrite(path, *, tensors=None, **metadata):
+    with safe_open(path, framework="numpy") as file:
+        before = file.metadata()
+    save_file(load_file(path) | (tensors or {}), path, before | metadata)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"mean": np.zeros(5)},
+        {"basis": np.zeros((11, 4))},
+        {"basis": np.zeros(12)},
+        {"basis": np.full((12, 4), np.nan)},
+        {"eigenvalues": np.ones(3)},
+        {"exponent": np.empty(0)},
+        {"count": np.empty(0)},
+    ],
+    ids=lambda damage: "-".join(f"{k}{v.shape}" for k, v in damage.items()),
+)
+def test_tensors_that_do_not_belong_together_are_an_error(path, damage):
+    fit(make_rows(), k=4).save(path)
+    rewrite(path, tensors=damage)
+    assert_unreadable(path)
+
+
+@pytest.mark.parametrize("missing", ["mean", "basis", "eigenvalues", "exponent", "count"])
+def test_a_missing_tensor_is_an_error(path, missing):
+    fit(make_rows()).save(path)
+    tensors = load_file(path)
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+    del tensors[missing]
+    save_file(tensors, path, metadata)
+    assert_unreadable(path)
+
+
+def test_an_unknown_kind_is_an_error(path):
+    fit(make_rows()).save(path)
+    rewrite(path, kind="zca")
+    assert_unreadable(path)
+
+
+def test_a_file_without_its_choices_is_an_error(path):
+    fit(make_rows()).save(path)
+    save_file(load_file(path), path)
+    assert_unreadable(path)
+
+
+def test_a_whitening_of_a_later_release_is_refused(path):
+    fit(make_rows()).save(path)
+    rewrite(path, format_version="99")
+    with pytest.raises(ArtifactError, match="99"):
+        Whitening.load(path)
