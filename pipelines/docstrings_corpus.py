@@ -285,12 +285,12 @@ def _passages(source: _Source, imports: Imports, max_chars: int) -> Iterator[Pas
     for found in itertools.chain(
         _of_module(source, tree), _of_definitions(source, tree, imports), _of_calls(source, tree)
     ):
-        text = _cut(_clean(found), max_chars)
+        text = _clean(found)
         if _tells(text):
             id_ = f"{found.module}.{found.name}" if found.name else found.module
             name = found.name or found.module.rpartition(".")[2]
             signature = textwrap.shorten(found.signature, MAX_SIGNATURE, placeholder=" …")
-            yield Passage(id_, found.module, name, signature, text)
+            yield Passage(id_, found.module, name, signature, _cut(text, max_chars))
 
 
 def _parse(path: Path) -> ast.Module:

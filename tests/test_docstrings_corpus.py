@@ -9,6 +9,7 @@ import os
 import shutil
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -41,8 +42,8 @@ def function(name: str, doc: str | None = None) -> str:
     return f"def {name}():\n    {doc or TELLING.format(name)!r}\n\n"
 
 
-def by_id(*roots: Path, **options: int) -> dict[str, Passage]:
-    return {passage.id: passage for passage in harvest(roots, **options)}
+def by_id(root: Path, *, max_chars: int = 600) -> dict[str, Passage]:
+    return {passage.id: passage for passage in harvest([root], max_chars=max_chars)}
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_the_order_in_which_a_file_system_lists_does_not_matter(
     expected = sample(roots, passages=100)
     walk = os.walk
 
-    def reversed_walk(top: Path):
+    def reversed_walk(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         for folder, folders, files in walk(top):
             folders.reverse()
             yield folder, folders, files[::-1]

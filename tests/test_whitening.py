@@ -103,9 +103,7 @@ def test_pca_is_the_svd_up_to_sign(k):
     ours = fit(rows, kind=Kind.PCA, k=k).apply(rows)
     truth = same_signs(ours, closed_form(rows, ours.shape[1], exponent=0))
     np.testing.assert_allclose(ours, truth, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(
-        ours, fit(rows, k=k, exponent=0).apply(rows), rtol=0, atol=1e-12
-    )
+    np.testing.assert_allclose(ours, fit(rows, k=k, exponent=0).apply(rows), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("exponent", [0.25, 0.5, 0.75])
@@ -251,7 +249,8 @@ def deficient_rows():
     far_constant = full.copy()
     far_constant[:, 2] = 1e4 / 3
     doubled = np.hstack([full[:, :5], full[:, :3]])
-    dependent = np.hstack([full[:, :6], full[:, :6] @ rng.normal(size=(6, 2))])
+    whole = rng.integers(-9, 9, (60, 6)).astype(float)  # so that float32 holds the sums too
+    dependent = np.hstack([whole, whole @ rng.integers(-3, 3, (6, 2))])
     return {
         "constant coordinates": (constant, 5),
         "a constant far from zero": (far_constant, 7),
@@ -269,8 +268,6 @@ def deficient_rows():
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_rank_is_right_and_every_number_finite(name, dtype):
     rows, rank = deficient_rows()[name]
-    if dtype is np.float32 and name.startswith("coordinates that depend"):
-        pytest.skip("rounded to float32 these coordinates no longer depend on each other")
     rows = rows.astype(dtype)
     whitening = fit(rows, k="full")
     assert whitening.rank == whitening.k == rank
@@ -280,7 +277,7 @@ def test_rank_is_right_and_every_number_finite(name, dtype):
     assert np.abs(covariance_of(vectors) - np.eye(rank)).max() < 1e-3
     for k in (rank + 1, 8, 1000):
         with pytest.raises(WhiteningError, match=rf"k = {k} is above the rank {rank} .*--k full"):
-            fit(rows, k=max(k, rank + 1))
+            fit(rows, k=k)
 
 
 def test_rank_holds_when_shards_are_merged():
@@ -321,13 +318,13 @@ def test_small_but_real_directions_count(smallest):
 @given(seed=seeds, n=st.integers(2, 40), parts=st.integers(1, 4))
 def test_equal_rows_have_no_direction(weights, seed, n, parts):
     rng = np.random.default_rng(seed)
-    row = (rng.normal(size=6) * 10 ** rng.uniform(-3, 3)).astype(np.float32)
+    row = rng.normal(size=6) * 10 ** rng.uniform(-3, 3)
     total = Moments.total(
-        Moments.of(np.tile(row, (n + i, 1)), weights=weights and rng.uniform(0.1, 2, n + i))
+        Moments.of(np.tile(row, (n + i, 1)), weights=weights and rng.uniform(0.6, 2, n + i))
         for i in range(parts)
     )
     for kind in (Kind.WHITENING, Kind.PCA):
-        with pytest.raises(WhiteningError, match="embeddings are equal.*--whiten none"):
+        with pytest.raises(WhiteningError, match=r"embeddings are equal.*--whiten none"):
             Whitening.fit(total, WhiteningConfig(kind=kind))
 
 
@@ -346,9 +343,7 @@ def test_rows_too_large_to_square_are_an_error_of_this_package():
 def test_large_float32_rows_are_no_trouble():
     rows = make_rows()
     large = (rows * 1e30).astype(np.float32)
-    np.testing.assert_allclose(
-        fit(large, k=5).apply(large), fit(rows, k=5).apply(rows), atol=1e-4
-    )
+    np.testing.assert_allclose(fit(large, k=5).apply(large), fit(rows, k=5).apply(rows), atol=1e-4)
 
 
 # k
@@ -409,12 +404,17 @@ def test_a_fraction_is_read_as_a_share_of_variance(text):
     assert WidthWish.parse(text) == WidthWish(variance=0.95)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "half", "0", 0, "-3", -3, "1.5", 128.5, "nan", float("nan"), "inf", "-inf", "1e999"]
-    + ["95%", "full rank", "12,8", float("inf")],
-)
-def test_what_is_no_width_is_refused_with_what_would_be(text):
+@pytest.mark.parametrize("text", ["", "half", "95%", "full rank", "12,8", "1.5", "-3", "0"])
+def test_a_text_that_is_no_width_is_refused_with_what_would_be(text):
+    assert_no_width(text)
+
+
+@pytest.mark.parametrize("text", ["inf", "-inf", "nan", "1e999", np.inf, np.nan, 128.5, -3, 0])
+def test_a_number_that_is_no_width_is_refused_with_what_would_be(text):
+    assert_no_width(text)
+
+
+def assert_no_width(text):
     with pytest.raises(ConfigError, match=r"--k .*not understood; give a whole number.*'full'"):
         WhiteningConfig(k=text)
 
@@ -490,7 +490,9 @@ def test_unit_input_is_whitened_whatever_the_length():
 def test_a_row_of_zeros_has_no_direction_but_stays_finite():
     whitening = fit(unit_rows(make_rows(ratio=3)), normalize_input=True)
     assert np.isfinite(whitening.apply(np.zeros((1, 12)))).all()
-    np.testing.assert_array_equal(unit_rows(np.array([[0.0, 0.0], [3.0, 4.0]])), [[0, 0], [0.6, 0.8]])
+    np.testing.assert_array_equal(
+        unit_rows(np.array([[0.0, 0.0], [3.0, 4.0]])), [[0, 0], [0.6, 0.8]]
+    )
 
 
 @pytest.mark.parametrize("shape", [(12,), (3, 11), (3, 13), (1, 3, 12)])

@@ -1,0 +1,550 @@
+"""Publishing that is all or nothing, and locks that die with their holder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whiten_index import manifest
+from whiten_index.errors import ArtifactError, BusyError, OutputError
+from whiten_index.lock import only_writer
+
+quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)
+
+FIELDS = {"kind": "thing", "format_version": 1}
+
+
+def fill(folder: Path):
+    (folder / "a.bin").write_bytes(b"a" * 1000)
+    (folder / "b.bin").write_bytes(b"")
+    return FIELDS
+
+
+@contextlib.contextmanager
+def child(code, *arguments):
+    """Run Python code in another process, which has reached its end of work when it says ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline().strip() == "ready"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# Identity
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@quick
+@given(identity=st.dictionaries(st.text(), json_values, max_size=5))
+def test_a_fingerprint_knows_neither_key_order_nor_a_trip_through_json(identity):
+    turned = dict(reversed(identity.items()))
+    found = manifest.fingerprint(identity)
+    assert found == manifest.fingerprint(turned)
+    assert found == manifest.fingerprint(json.loads(json.dumps(identity)))
+    assert len(found) == 32
+    assert set(found) <= set("0123456789abcdef")
+
+
+def test_other_content_is_another_fingerprint():
+    identities = [{}, {"a": 1}, {"a": "1"}, {"a": [1]}, {"a": None}, {"b": 1}, {"a": True}]
+    assert len({manifest.fingerprint(identity) for identity in identities}) == len(identities)
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
+def test_the_digest_is_sha256(tmp_path, size):
+    data = bytes(range(256)) * (size // 256 + 1)
+    (tmp_path / "file").write_bytes(data[:size])
+    assert manifest.sha256_file(tmp_path / "file") == hashlib.sha256(data[:size]).hexdigest()
+
+
+# Publishing a folder
+
+
+def test_a_published_folder_is_whole(tmp_path):
+    final = tmp_path / "deep" / "thing"
+    written = manifest.publish_folder(final, fill)
+    assert sorted(p.name for p in final.iterdir()) == ["a.bin", "b.bin", manifest.MANIFEST]
+    assert [p.name for p in final.parent.iterdir()] == ["thing"]
+    found = manifest.read_manifest(final, kind="thing", version=1)
+    assert found == written
+    assert found["files"]["a.bin"] == {
+        "bytes": 1000,
+        "sha256": hashlib.sha256(b"a" * 1000).hexdigest(),
+    }
+    manifest.check_files(final, found, content=True)
+
+
+def test_nobody_sees_a_folder_before_it_is_whole(tmp_path):
+    final = tmp_path / "thing"
+
+    def look(folder):
+        fields = fill(folder)
+        assert not final.exists()
+        assert not (folder / manifest.MANIFEST).exists()
+        return fields
+
+    manifest.publish_folder(final, look)
+    assert final.exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, MemoryError])
+def test_when_the_work_fails_nothing_is_left(tmp_path, error):
+    def fail(folder):
+        fill(folder)
+        raise error("half way")
+
+    with pytest.raises(error, match="half way"):
+        manifest.publish_folder(tmp_path / "thing", fail)
+    assert not list(tmp_path.iterdir())
+    manifest.publish_folder(tmp_path / "thing", fill)  # and nothing is in the way
+
+
+def test_a_full_disk_leaves_nothing_and_says_so(tmp_path):
+    def fail(folder):
+        fill(folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OutputError, match=r"cannot write .*thing: the disk is full; free space"):
+        manifest.publish_folder(tmp_path / "thing", fail)
+    assert not list(tmp_path.iterdir())
+
+
+def test_fields_that_are_no_json_leave_nothing(tmp_path):
+    with pytest.raises(TypeError):
+        manifest.publish_folder(tmp_path / "thing", lambda folder: {"kind": object()})
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_folder_is_kept(tmp_path):
+    final = tmp_path / "thing"
+    manifest.publish_folder(final, fill)
+    before = {p.name: p.read_bytes() for p in final.iterdir()}
+
+    def other(folder):
+        (folder / "a.bin").write_bytes(b"other")
+        return FIELDS
+
+    manifest.publish_folder(final, other)
+    assert {p.name: p.read_bytes() for p in final.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["thing"]
+
+
+def test_of_many_writers_one_publishes_and_all_are_content(tmp_path):
+    final, start, errors = tmp_path / "thing", threading.Barrier(4), []
+
+    def work(letter):
+        def fill_with(folder):
+            (folder / "a.bin").write_bytes(letter * 5000)
+            start.wait(timeout=30)
+            return FIELDS
+
+        try:
+            manifest.publish_folder(final, fill_with)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(c,)) for c in (b"a", b"b", b"c", b"d")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    found = manifest.read_manifest(final, kind="thing", version=1)
+    manifest.check_files(final, found, content=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["thing"]
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_in_the_way_is_an_output_error_and_is_kept(tmp_path, below):
+    (tmp_path / "thing").write_text("mine")
+    with pytest.raises(OutputError, match="a file stands where a folder is needed"):
+        manifest.publish_folder(tmp_path / "thing" / below, fill)
+    assert (tmp_path / "thing").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["thing"]
+
+
+def test_everything_reaches_the_disk_the_manifest_last(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def watch(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watch)
+    final = tmp_path / "thing"
+    manifest.publish_folder(final, fill)
+    order = [synced.index(p.stat().st_ino) for p in (final / "a.bin", final / "b.bin")]
+    last = synced.index((final / manifest.MANIFEST).stat().st_ino)
+    assert max(order) < last < synced.index(tmp_path.stat().st_ino)
+
+
+@pytest.mark.parametrize(
+    ("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750)]
+)
+def test_permissions_are_those_of_the_umask(tmp_path, umask, file, folder):
+    def private(temporary):
+        descriptor = os.open(temporary / "a.bin", os.O_CREAT | os.O_WRONLY, 0o600)
+        os.close(descriptor)
+        return FIELDS
+
+    before = os.umask(umask)
+    try:
+        manifest.publish_folder(tmp_path / "thing", private)
+        manifest.replace_file(tmp_path / "one", b"1")
+        assert os.umask(umask) == umask, "the umask itself was changed"
+    finally:
+        os.umask(before)
+    modes = {
+        p.name: stat.S_IMODE(p.stat().st_mode)
+        for p in (tmp_path / "thing", *(tmp_path / "thing").iterdir(), tmp_path / "one")
+    }
+    assert modes == {"thing": folder, "a.bin": file, manifest.MANIFEST: file, "one": file}
+
+
+# Replacing a file
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    path, done, seen = tmp_path / "file", threading.Event(), set()
+    versions = [bytes([65 + i]) * (200_000 + 1000 * i) for i in range(26)]
+    manifest.replace_file(path, versions[0])
+
+    def read():
+        while not done.is_set():
+            seen.add(path.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for version in versions:
+            manifest.replace_file(path, version)
+    finally:
+        done.set()
+        reader.join()
+    assert seen <= set(versions)
+    assert path.read_bytes() == versions[-1]
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("old", [None, b"old"])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, old):
+    path = tmp_path / "file"
+    if old is not None:
+        path.write_bytes(old)
+
+    def half():
+        with manifest.replacing(path) as temporary:
+            temporary.write_bytes(b"hal")
+            raise RuntimeError("pulled the plug")
+
+    with pytest.raises(RuntimeError, match="pulled the plug"):
+        half()
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if old is None else [old])
+
+
+def test_a_very_long_name_can_be_published(tmp_path):
+    manifest.replace_file(tmp_path / ("x" * 250), b"1")
+    manifest.publish_folder(tmp_path / ("y" * 250), fill)
+    assert sorted(len(p.name) for p in tmp_path.iterdir()) == [250, 250]
+
+
+def test_json_comes_back_and_is_readable(tmp_path):
+    value = {"text": "naïve – 語", "n": 3, "list": [1, None, 2.5], "nested": {"b": 1, "a": 2}}
+    manifest.write_json(tmp_path / "x.json", value)
+    assert manifest.read_json(tmp_path / "x.json", what="a thing") == value
+    assert "語" in (tmp_path / "x.json").read_text(encoding="utf-8")
+
+
+# Leftovers
+
+HALF_WAY = """
+import socket, sys
+if len(sys.argv) > 2:
+    socket.gethostname = lambda: sys.argv[2]
+from pathlib import Path
+from whiten_index import manifest
+
+def fill(folder):
+    (folder / "a.bin").write_bytes(b"half")
+    with manifest.replacing(Path(sys.argv[1]) / "file") as temporary:
+        temporary.write_bytes(b"half")
+        print("ready", flush=True)
+        sys.stdin.read()
+
+manifest.publish_folder(Path(sys.argv[1]) / "thing", fill)
+"""
+
+
+def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_kept(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    with child(HALF_WAY, tmp_path) as process:
+        assert len(list(tmp_path.iterdir())) == 4
+        assert manifest.remove_leftovers(tmp_path) == 0
+        assert len(list(tmp_path.iterdir())) == 4
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert len(list(tmp_path.iterdir())) == 4
+        assert manifest.remove_leftovers(tmp_path) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "notes.txt"]
+
+
+def test_what_this_very_process_is_writing_is_kept(tmp_path):
+    def fill_and_clean(folder):
+        assert manifest.remove_leftovers(tmp_path) == 0
+        return fill(folder)
+
+    manifest.publish_folder(tmp_path / "thing", fill_and_clean)
+    assert (tmp_path / "thing" / "a.bin").exists()
+
+
+@pytest.mark.parametrize("host", ["elsewhere", "else~where", "~"])
+def test_leftovers_of_another_host_are_not_ours_to_remove(tmp_path, host):
+    with child(HALF_WAY, tmp_path, host) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert manifest.remove_leftovers(tmp_path) == 0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_folder_that_is_not_there_has_no_leftovers(tmp_path):
+    assert manifest.remove_leftovers(tmp_path / "nowhere") == 0
+
+
+# Reading
+
+
+def test_a_missing_folder_is_not_an_artifact(tmp_path):
+    with pytest.raises(ArtifactError, match=r"nowhere is not a whiten-index thing: it has no mani"):
+        manifest.read_manifest(tmp_path / "nowhere", kind="thing", version=1)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"kind": "thi', b"\xff\xfe", b"\0" * 40])
+def test_a_damaged_manifest_is_an_error(tmp_path, data):
+    (tmp_path / manifest.MANIFEST).write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"manifest\.json of a whiten-index thing cannot be re"):
+        manifest.read_manifest(tmp_path, kind="thing", version=1)
+
+
+@pytest.mark.parametrize("data", ["[]", "null", "3", '"thing"'])
+def test_a_manifest_is_an_object(tmp_path, data):
+    (tmp_path / manifest.MANIFEST).write_text(data)
+    with pytest.raises(ArtifactError, match="holds no JSON object"):
+        manifest.read_manifest(tmp_path, kind="thing", version=1)
+
+
+def test_a_folder_in_place_of_the_manifest_is_an_error(tmp_path):
+    (tmp_path / manifest.MANIFEST).mkdir()
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        manifest.read_manifest(tmp_path, kind="thing", version=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "store", "format_version": 1}, "holds a store, not a thing; check the path"),
+        ({"format_version": 1}, "folder of unknown kind, not a thing"),
+        ({"kind": "thing", "format_version": 3}, r"format 3, .*reads up to 2; upgrade whiten-ind"),
+        ({"kind": "thing", "format_version": "1"}, "thing format 1"),
+        ({"kind": "thing"}, "thing format None"),
+    ],
+)
+def test_another_kind_or_a_later_format_is_refused(tmp_path, fields, message):
+    manifest.write_json(tmp_path / manifest.MANIFEST, fields)
+    with pytest.raises(ArtifactError, match=message):
+        manifest.read_manifest(tmp_path, kind="thing", version=2)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_formats_up_to_this_one_are_read(tmp_path, version):
+    manifest.write_json(tmp_path / manifest.MANIFEST, {"kind": "thing", "format_version": version})
+    found = manifest.read_manifest(tmp_path, kind="thing", version=2)
+    assert found["format_version"] == version
+
+
+@pytest.fixture
+def published(tmp_path):
+    return tmp_path / "thing", manifest.publish_folder(tmp_path / "thing", fill)
+
+
+@pytest.mark.parametrize("content", [True, False])
+@pytest.mark.parametrize(
+    ("data", "how"),
+    [
+        (None, "it is missing"),
+        (b"", "it has 0 bytes instead of 1000"),
+        (b"a" * 999, "it has 999 bytes instead of 1000"),
+        (b"a" * 1001, "it has 1001 bytes instead of 1000"),
+    ],
+)
+def test_a_missing_or_short_file_is_found(published, data, how, content):
+    folder, written = published
+    (folder / "a.bin").unlink() if data is None else (folder / "a.bin").write_bytes(data)
+    with pytest.raises(ArtifactError, match=rf"a\.bin is damaged: {how}; restore it"):
+        manifest.check_files(folder, written, content=content)
+
+
+def test_a_changed_file_is_found_by_its_content(published):
+    folder, written = published
+    (folder / "a.bin").write_bytes(b"a" * 999 + b"b")
+    manifest.check_files(folder, written, content=False)
+    with pytest.raises(ArtifactError, match=r"a\.bin is damaged: its content does not match"):
+        manifest.check_files(folder, written, content=True)
+
+
+def test_files_beside_those_published_are_not_looked_at(published):
+    folder, written = published
+    (folder / "more.bin").write_bytes(b"later")
+    manifest.check_files(folder, written, content=True)
+
+
+@pytest.mark.parametrize("files", [None, [], {"a.bin": None}, {"a.bin": {"bytes": 1000}}])
+def test_a_manifest_that_vouches_for_nothing_passes_nothing(published, files):
+    folder, written = published
+    damaged = {k: v for k, v in written.items() if k != "files"}
+    if files is not None:
+        damaged["files"] = files
+    with pytest.raises(ArtifactError, match="damaged"):
+        manifest.check_files(folder, damaged, content=True)
+
+
+# Disk errors
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "quota"),
+        (errno.EACCES, "permission is denied"),
+        (errno.EPERM, "permission is denied"),
+        (errno.EROFS, "read-only"),
+        (errno.EIO, "input/output error"),
+    ],
+)
+@pytest.mark.parametrize("filename", [None, "/some/where/part.bin"])
+def test_a_disk_error_says_where_why_and_what_to_do(code, reason, filename):
+    named = filename or "/out/index"
+    message = rf"cannot write {named}: .*{reason}.*; free space.*run the same"
+    with pytest.raises(OutputError, match=message) as caught, manifest.writing(Path("/out/index")):
+        raise OSError(code, os.strerror(code), filename)
+    assert caught.value.__cause__.errno == code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "no such file"),
+        ConnectionResetError(errno.ECONNRESET, "reset"),
+        OSError("no number"),
+        ValueError("not of the disk"),
+        ArtifactError("of our own"),
+    ],
+)
+def test_other_errors_pass_as_they_are(error):
+    with pytest.raises(type(error)) as caught, manifest.writing(Path("/out")):
+        raise error
+    assert caught.value is error
+
+
+# The lock
+
+HOLDER = """
+import sys
+from pathlib import Path
+from whiten_index.lock import only_writer
+
+with only_writer(Path(sys.argv[1]), what="store"):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def enter(folder):
+    with only_writer(folder, what="store"):
+        pass
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
+    with child(HOLDER, tmp_path) as holder:
+        with pytest.raises(
+            BusyError,
+            match=rf"store .*{tmp_path.name} is being written by process {holder.pid} on .*; wait",
+        ):
+            enter(tmp_path)
+        holder.communicate("")  # ends in peace
+        assert holder.returncode == 0
+        enter(tmp_path)
+
+
+def test_a_killed_holder_frees_the_folder(tmp_path):
+    with child(HOLDER, tmp_path) as holder:
+        with pytest.raises(BusyError):
+            enter(tmp_path)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        with only_writer(tmp_path, what="store"), pytest.raises(BusyError) as caught:
+            enter(tmp_path)
+        assert f"process {os.getpid()} " in str(caught.value), "names the dead one"
+
+
+def test_two_holders_of_one_process_are_two_writers(tmp_path):
+    with only_writer(tmp_path, what="store"), pytest.raises(BusyError, match=f"{os.getpid()}"):
+        enter(tmp_path)
+    enter(tmp_path)
+
+
+def test_being_refused_does_not_take_the_lock_from_its_holder(tmp_path):
+    with only_writer(tmp_path, what="store"):
+        for _ in range(3):
+            with pytest.raises(BusyError, match=f"process {os.getpid()} on"):
+                enter(tmp_path)
+
+
+def test_an_error_in_the_block_frees_the_folder_and_passes(tmp_path):
+    with pytest.raises(RuntimeError, match="mine"), only_writer(tmp_path, what="store"):
+        raise RuntimeError("mine")
+    enter(tmp_path)
+
+
+def test_other_folders_are_not_held(tmp_path):
+    with only_writer(tmp_path / "a", what="store"):
+        enter(tmp_path / "b")
+
+
+def test_a_new_folder_is_made(tmp_path):
+    with only_writer(tmp_path / "deep" / "er", what="store"):
+        assert (tmp_path / "deep" / "er").is_dir()
+
+
+def test_a_file_in_place_of_the_folder_is_an_output_error(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(OutputError, match="a file stands where a folder is needed"):
+        enter(tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"

@@ -1,0 +1,496 @@
+"""Search against brute force, run files against search, and bundles that were damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
+from whiten_index.describe import describe_index
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, EncoderError
+from whiten_index.run_file import check_run_path, write_run
+
+ROWS, DIM, K = 150, 8, 5
+
+
+@pytest.fixture(scope="module")
+def rows() -> NDArray[np.float32]:
+    random = np.random.default_rng(0)
+    return (random.standard_normal((ROWS, DIM)) * np.linspace(1, 2, DIM) + 1).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def queries() -> NDArray[np.float32]:
+    return np.random.default_rng(1).standard_normal((7, DIM)).astype(np.float32) + 1
+
+
+def build(folder: Path, rows: NDArray[Any], **options: Any) -> Path:
+    faiss.omp_set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pa.table(
+        {"id": np.arange(len(rows)) * 10, "e": list(rows), "name": [f"n{i}" for i in range(len(rows))]}
+    )
+    pq.write_table(table, folder / "c.parquet")
+    options = {"k": K, "id_column": "id", "keep": "name", "shard_rows": 40, **options}
+    corpus = (str(folder / "c.parquet"),)
+    build_index(BuildConfig(corpus=corpus, embedding_column="e", out=str(folder / "o"), **options))
+    return folder / "o"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory, rows: NDArray[np.float32]) -> Path:
+    """A published index; do not write to it."""
+    return build(tmp_path_factory.mktemp("index"), rows)
+
+
+def whitened(rows: NDArray[Any], fitted_on: NDArray[Any]) -> NDArray[np.float64]:
+    """Return unit vectors of the closed form."""
+    sample = fitted_on.astype(np.float64)
+    values, vectors = np.linalg.eigh(np.cov(sample.T))
+    matrix = vectors[:, ::-1][:, :K] / np.sqrt(values[::-1][:K])
+    z = (rows.astype(np.float64) - sample.mean(axis=0)) @ matrix
+    return np.asarray(z / np.linalg.norm(z, axis=1, keepdims=True))
+
+
+def test_top_k_above_the_number_of_rows_gives_every_row_once(
+    index: Path, rows: NDArray[np.float32], queries: NDArray[np.float32]
+) -> None:
+    for hits in open_index(index).search_embeddings(queries, top_k=10 * ROWS):
+        assert sorted(hit.row for hit in hits) == list(range(ROWS))
+        scores = [hit.score for hit in hits]
+        assert scores == sorted(scores, reverse=True)
+        assert all(-1.00001 <= score <= 1.00001 for score in scores)
+
+
+def test_a_hit_names_its_row(index: Path, rows: NDArray[np.float32]) -> None:
+    opened = open_index(index)
+    assert (len(opened), opened.dim) == (ROWS, DIM)
+    for row, hits in enumerate(opened.search_embeddings(rows, top_k=1)):
+        (hit,) = hits
+        assert (hit.row, hit.id, dict(hit.columns)) == (row, row * 10, {"name": f"n{row}"})
+        assert hit.score == pytest.approx(1, abs=1e-5)
+
+
+def test_neighbours_of_a_document_are_brute_force_without_itself(
+    index: Path, rows: NDArray[np.float32]
+) -> None:
+    opened = open_index(index)
+    unit = whitened(rows, rows)
+    for row in (0, 39, 40, ROWS - 1):
+        expected = unit @ unit[row]
+        expected[row] = -2
+        order = np.argsort(-expected)[:12]
+        hits = opened.search_like(row * 10, top_k=12)
+        assert [hit.row for hit in hits] == order.tolist()
+        np.testing.assert_allclose([hit.score for hit in hits], expected[order], atol=1e-5)
+        assert len(opened.search_like(row * 10, top_k=5 * ROWS)) == ROWS - 1
+
+
+@pytest.mark.parametrize(
+    "factory", ["HNSW16", "IVF2,Flat", "SQ8", "SQfp16", "Flat,RFlat", "PQ5x4fs", "IVF2,PQ5x4fs"]
+)
+def test_every_factory_finds_neighbours_of_a_document(
+    tmp_path: Path, rows: NDArray[np.float32], factory: str
+) -> None:
+    unit = whitened(rows, rows)
+    opened = open_index(build(tmp_path, rows, factory=factory))
+    overlap = []
+    for row in range(0, ROWS, 10):
+        expected = unit @ unit[row]
+        expected[row] = -2
+        hits = opened.search_like(row * 10, top_k=10)
+        assert row not in [hit.row for hit in hits]
+        overlap.append(np.isin([h.row for h in hits], np.argsort(-expected)[:10]).sum() / 10)
+    assert np.mean(overlap) > 0.3
+
+
+def test_documents_that_are_equal_leave_only_the_asked_one_out(
+    tmp_path: Path, rows: NDArray[np.float32]
+) -> None:
+    copies = np.concatenate([rows[:40], np.repeat(rows[:1], 20, axis=0)])
+    hits = open_index(build(tmp_path, copies)).search_like(0, top_k=5)
+    assert len(hits) == 5
+    assert 0 not in [hit.row for hit in hits]
+    assert all(hit.row >= 40 for hit in hits)
+
+
+def test_an_index_of_one_row_has_no_neighbours(tmp_path: Path) -> None:
+    out = build(tmp_path, np.ones((1, DIM), np.float32), whiten="none", k=None)
+    opened = open_index(out)
+    assert opened.search_like(0) == []
+    assert [hit.id for hit in opened.search_embeddings(np.ones((1, DIM)))[0]] == [0]
+
+
+def test_ids_may_be_given_as_text_and_an_unknown_one_is_named(index: Path) -> None:
+    opened = open_index(index)
+    assert opened.search_like("70") == opened.search_like(70)
+    for unknown in (7, "seven", "", -1, 10**30):
+        with pytest.raises(CorpusError, match="no document has the id .*; ids here are int64"):
+            opened.search_like(unknown)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_a_query_that_is_not_finite_is_refused(index: Path, value: float) -> None:
+    query = np.ones((3, DIM))
+    query[1, 2] = value
+    with pytest.raises(ConfigError, match="query 1 holds NaN or infinity"):
+        open_index(index).search_embeddings(query)
+
+
+@pytest.mark.parametrize("shape", [(1, DIM + 1), (DIM,), (1, 1, DIM), (3, 0)])
+def test_a_query_of_another_width_is_refused(index: Path, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=rf"takes \(n, {DIM}\) raw embeddings.*shape"):
+        open_index(index).search_embeddings(np.ones(shape, np.float32))
+
+
+def test_no_queries_give_no_hits(index: Path) -> None:
+    assert open_index(index).search_embeddings(np.ones((0, DIM), np.float32)) == []
+
+
+@pytest.mark.parametrize("top_k", [0, -3])
+def test_top_k_below_one_is_refused(index: Path, top_k: int) -> None:
+    opened = open_index(index)
+    with pytest.raises(ConfigError, match=f"--top-k takes a positive number; {top_k} was given"):
+        opened.search_embeddings(np.ones((1, DIM), np.float32), top_k=top_k)
+    with pytest.raises(ConfigError, match="positive number"):
+        opened.search_like(0, top_k=top_k)
+
+
+def test_text_needs_an_encoder(index: Path) -> None:
+    with pytest.raises(ConfigError, match="built from an embedding column.*--model"):
+        open_index(index).search(["some text"])
+
+
+def queries_file(folder: Path, queries: NDArray[Any], **columns: Any) -> str:
+    columns.setdefault("qid", [f"q{i}" for i in range(len(queries))])
+    pq.write_table(pa.table({**columns, "e": list(queries)}), folder / "queries.parquet")
+    return str(folder / "queries.parquet")
+
+
+Read = Callable[[Path], list[tuple[str, str, int, float]]]
+
+
+def read_trec(path: Path) -> list[tuple[str, str, int, float]]:
+    lines = [line.split() for line in path.read_text().splitlines()]
+    assert all(len(line) == 6 and line[1] == "Q0" for line in lines)
+    return [(query, doc, int(rank), float(score)) for query, _, doc, rank, score, _ in lines]
+
+
+def read_jsonl(path: Path) -> list[tuple[str, str, int, float]]:
+    return [
+        (line["query_id"], str(hit["id"]), rank, hit["score"])
+        for line in map(json.loads, path.read_text().splitlines())
+        for rank, hit in enumerate(line["hits"], start=1)
+    ]
+
+
+def read_parquet(path: Path) -> list[tuple[str, str, int, float]]:
+    table = pq.read_table(path)
+    assert table.column_names == ["query_id", "doc_id", "rank", "score"]
+    return [(row[0], str(row[1]), row[2], row[3]) for row in zip(*table.to_pydict().values())]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "read"),
+    [
+        (".trec", read_trec),
+        (".run", read_trec),
+        (".txt", read_trec),
+        (".jsonl", read_jsonl),
+        (".parquet", read_parquet),
+    ],
+)
+def test_a_run_file_says_what_search_says(
+    tmp_path: Path, index: Path, queries: NDArray[np.float32], suffix: str, read: Read
+) -> None:
+    opened = open_index(index)
+    source = queries_file(tmp_path, queries)
+    config = CorpusConfig(sources=(source,), embedding_column="e", id_column="qid")
+    path = tmp_path / f"run{suffix}"
+    assert write_run(path, opened.rank(config, top_k=20)) == len(queries)
+    written = read(path)
+    expected = [
+        (f"q{number}", str(hit.id), rank, hit.score)
+        for number, hits in enumerate(opened.search_embeddings(queries, top_k=20))
+        for rank, hit in enumerate(hits, start=1)
+    ]
+    assert [line[:3] for line in written] == [line[:3] for line in expected]
+    np.testing.assert_allclose([x[3] for x in written], [x[3] for x in expected], atol=1e-6)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["queries.parquet", path.name]
+
+
+def test_a_run_of_many_queries_is_whole(tmp_path: Path, index: Path) -> None:
+    many = np.random.default_rng(3).standard_normal((1500, DIM)).astype(np.float32)
+    source = queries_file(tmp_path, many)
+    config = CorpusConfig(sources=(source,), embedding_column="e", id_column="qid")
+    write_run(tmp_path / "run.parquet", open_index(index).rank(config, top_k=3))
+    found = read_parquet(tmp_path / "run.parquet")
+    assert [line[0] for line in found[::3]] == [f"q{i}" for i in range(1500)]
+
+
+@pytest.mark.parametrize("name", ["run", "run.tsv", "run.trec.gz"])
+def test_an_ending_that_names_no_format_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="names no run format; use .trec"):
+        check_run_path(tmp_path / name)
+
+
+def test_an_id_with_blanks_cannot_stand_in_a_trec_run_and_leaves_no_file(
+    tmp_path: Path, index: Path, queries: NDArray[np.float32]
+) -> None:
+    source = queries_file(tmp_path, queries, qid=["q0", "q 1", *"bcdef"])
+    config = CorpusConfig(sources=(source,), embedding_column="e", id_column="qid")
+    with pytest.raises(ConfigError, match="'q 1' has blanks.*parquet or .jsonl"):
+        write_run(tmp_path / "run.trec", open_index(index).rank(config, top_k=3))
+    assert [path.name for path in tmp_path.iterdir()] == ["queries.parquet"]
+
+
+def test_bad_queries_of_a_file_stop_the_run(tmp_path: Path, index: Path) -> None:
+    opened = open_index(index)
+
+    def rank(embeddings: list[Any], ids: list[Any]) -> None:
+        pq.write_table(pa.table({"qid": ids, "e": embeddings}), tmp_path / "q.parquet")
+        config = CorpusConfig(
+            sources=(str(tmp_path / "q.parquet"),), embedding_column="e", id_column="qid"
+        )
+        list(opened.rank(config, top_k=3))
+
+    fine = [1.0] * DIM
+    with pytest.raises(CorpusError, match="occur more than once"):
+        rank([fine, fine], ["a", "a"])
+    with pytest.raises(CorpusError, match="NaN or an infinity"):
+        rank([fine, [float("nan")] * DIM], ["a", "b"])
+    with pytest.raises(CorpusError, match="has no e"):
+        rank([fine, None], ["a", "b"])
+    with pytest.raises(ConfigError, match=f"takes .n, {DIM}. raw embeddings"):
+        rank([[1.0, 2.0]], ["a"])
+
+
+@pytest.fixture(scope="module")
+def text_index(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_words: tuple[str, ...]
+) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    random = np.random.default_rng(4)
+    texts = [" ".join(random.choice(tiny_words, 5)) for _ in range(60)]
+    pq.write_table(pa.table({"id": range(60), "text": texts}), folder / "c.parquet")
+    options = {"text_columns": "text", "id_column": "id", "keep": "text", "k": 6, "threads": 1}
+    corpus, out = (str(folder / "c.parquet"),), folder / "o"
+    build_index(BuildConfig(corpus=corpus, out=str(out), model=str(tiny_model), **options))
+    return out
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t", "\u2003"])
+def test_a_blank_query_is_refused(text_index: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="a query is blank"):
+        open_index(text_index, device="cpu").search(["fine", text])
+
+
+def test_one_text_instead_of_a_list_is_refused(text_index: Path) -> None:
+    with pytest.raises(ConfigError, match="takes a list of texts"):
+        open_index(text_index).search("some text")  # type: ignore[arg-type]
+
+
+def test_text_queries_of_a_file_agree_with_search(tmp_path: Path, text_index: Path) -> None:
+    texts = ["the cat sat", "a large red house by the river", "moon"]
+    path = tmp_path / "q.parquet"
+    pq.write_table(pa.table({"text": texts, "qid": range(3)}), path)
+    opened = open_index(text_index, device="cpu", threads=1)
+    config = CorpusConfig(sources=(str(path),), text_columns=("text",), id_column="qid")
+    expected = opened.search(texts, top_k=4)
+    for ranking, hits in zip(opened.rank(config, top_k=4), expected, strict=True):
+        assert ranking.ids == [hit.id for hit in hits]
+        np.testing.assert_allclose(ranking.scores, [hit.score for hit in hits], atol=1e-5)
+
+
+def test_the_same_model_may_have_moved(
+    tmp_path: Path, text_index: Path, tiny_model: Path
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "moved")
+    moved = open_index(text_index, model=str(tmp_path / "moved"), device="cpu")
+    there = open_index(text_index, device="cpu")
+    query = ["the cat sat"]
+    assert [h.id for h in moved.search(query)[0]] == [h.id for h in there.search(query)[0]]
+
+
+@pytest.mark.parametrize("change", ["weights", "tokenizer", "config"])
+def test_another_encoder_is_refused(
+    tmp_path: Path, text_index: Path, tiny_model: Path, change: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    if change == "weights":
+        path = other / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        data[-3] ^= 1
+        path.write_bytes(data)
+    elif change == "tokenizer":
+        path = other / "tokenizer.json"
+        path.write_text(path.read_text().replace('"cat"', '"cow"'))
+    else:
+        path = other / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "relu"}))
+    opened = open_index(text_index, model=str(other), device="cpu")
+    with pytest.raises(EncoderError, match="index was built with .*search with the model it was"):
+        opened.search(["the cat"])
+
+
+def test_a_model_that_is_gone_is_named(text_index: Path, tmp_path: Path) -> None:
+    with pytest.raises(EncoderError, match="gone"):
+        open_index(text_index, model=str(tmp_path / "gone")).search(["the cat"])
+
+
+FILES = [
+    "index.faiss",
+    "documents.arrow",
+    "whitening.safetensors",
+    "moments.safetensors",
+    "manifest.json",
+    "CURRENT",
+]
+
+
+def path_of(out: Path, name: str) -> Path:
+    return out / name if name == "CURRENT" else next((out / "versions").glob(f"*/{name}"))
+
+
+@pytest.mark.parametrize("damage", ["flip first", "flip", "flip last", "truncate", "empty", "delete"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_bundle_is_refused_and_never_crashes(
+    tmp_path: Path, index: Path, name: str, damage: str
+) -> None:
+    shutil.copytree(index, tmp_path / "o", ignore=shutil.ignore_patterns("store"))
+    path = path_of(tmp_path / "o", name)
+    data = bytearray(path.read_bytes())
+    if damage == "delete":
+        path.unlink()
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "truncate":
+        path.write_bytes(data[:-8])
+    else:
+        data[{"flip first": 0, "flip": len(data) // 2, "flip last": -2}[damage]] ^= 0x21
+        path.write_bytes(data)
+    for use in (open_index, describe_index):
+        with pytest.raises(ArtifactError, match=r"; [a-z].* (build|path|upgrade)"):
+            use(tmp_path / "o")
+
+
+def test_every_flipped_byte_of_the_small_files_is_noticed(tmp_path: Path, index: Path) -> None:
+    shutil.copytree(index, tmp_path / "o", ignore=shutil.ignore_patterns("store"))
+    random = np.random.default_rng(5)
+    for name in ("CURRENT", "manifest.json"):
+        path = path_of(tmp_path / "o", name)
+        whole = path.read_bytes()
+        for at in random.choice(len(whole), min(len(whole), 60), replace=False):
+            data = bytearray(whole)
+            data[at] ^= 1 << random.integers(7)
+            path.write_bytes(data)
+            try:
+                opened = open_index(tmp_path / "o")
+            except ArtifactError:
+                continue
+            # White space between the fields of CURRENT is all that may differ.
+            assert name == "CURRENT"
+            assert json.loads(data) == json.loads(whole)
+            assert len(opened) == ROWS
+        path.write_bytes(whole)
+    assert len(open_index(tmp_path / "o")) == ROWS
+
+
+@pytest.mark.parametrize(
+    "current",
+    [
+        b"\x00\xff\x00",
+        b"null",
+        b"[]",
+        b"{}",
+        b"42",
+        b'{"version": 3, "manifest_sha256": 4}',
+        b'{"version": "../..", "manifest_sha256": ""}',
+        b'{"version": "", "manifest_sha256": ""}',
+        b'{"version": "a\\u0000b", "manifest_sha256": ""}',
+        b'{"version": null, "manifest_sha256": null}',
+    ],
+)
+def test_a_current_of_garbage_is_an_artifact_error(
+    tmp_path: Path, index: Path, current: bytes
+) -> None:
+    shutil.copytree(index, tmp_path / "o", ignore=shutil.ignore_patterns("store"))
+    (tmp_path / "o" / "CURRENT").write_bytes(current)
+    with pytest.raises(ArtifactError):
+        open_index(tmp_path / "o")
+
+
+def test_files_of_another_index_do_not_pass(tmp_path: Path, index: Path) -> None:
+    other = build(tmp_path, np.random.default_rng(6).standard_normal((ROWS, DIM)))
+    for name in FILES[:-1]:
+        copy = tmp_path / f"copy-{name}"
+        shutil.copytree(index, copy, ignore=shutil.ignore_patterns("store"))
+        shutil.copyfile(path_of(other, name), path_of(copy, name))
+        with pytest.raises(ArtifactError, match="damaged"):
+            open_index(copy)
+
+
+def test_a_manifest_check_reads_no_payload_but_sees_sizes(tmp_path: Path, index: Path) -> None:
+    shutil.copytree(index, tmp_path / "o", ignore=shutil.ignore_patterns("store"))
+    assert len(open_index(tmp_path / "o", verify="manifest")) == ROWS
+    path = path_of(tmp_path / "o", "moments.safetensors")
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(ArtifactError, match="bytes instead of"):
+        open_index(tmp_path / "o", verify="manifest")
+    with pytest.raises(ConfigError, match="verify 'none' is unknown; use full, manifest"):
+        open_index(tmp_path / "o", verify="none")
+
+
+@pytest.mark.parametrize("place", ["missing", "empty folder", "file"])
+def test_a_path_without_an_index_is_named(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "place"
+    if place == "empty folder":
+        path.mkdir()
+    elif place == "file":
+        path.write_text("text")
+    for use in (open_index, describe_index):
+        with pytest.raises(ArtifactError, match=str(path)):
+            use(path)
+
+
+def test_a_later_format_asks_for_an_upgrade(tmp_path: Path, index: Path) -> None:
+    shutil.copytree(index, tmp_path / "o", ignore=shutil.ignore_patterns("store"))
+    path = path_of(tmp_path / "o", "manifest.json")
+    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
+    with pytest.raises(ArtifactError, match="format 99.*upgrade whiten-index"):
+        open_index(tmp_path / "o")
+
+
+def test_an_index_may_be_moved_and_read_only(
+    tmp_path: Path, index: Path, rows: NDArray[np.float32]
+) -> None:
+    shutil.copytree(index, tmp_path / "moved", ignore=shutil.ignore_patterns("store", ".lock*"))
+    for path in (tmp_path / "moved").rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = sorted((tmp_path / "moved").rglob("*"))
+    assert open_index(tmp_path / "moved").search_embeddings(rows[:1], top_k=1)[0][0].id == 0
+    assert sorted((tmp_path / "moved").rglob("*")) == before
+
+
+def test_inspect_tells_the_spectrum_of_the_corpus(index: Path, rows: NDArray[np.float32]) -> None:
+    fields = describe_index(index)
+    eigenvalues = np.linalg.eigvalsh(np.cov(rows.T.astype(float)))[::-1]
+    assert fields["rows"] == ROWS
+    assert fields["counts"]["read"] == ROWS
+    by_width = {line["k"]: line for line in fields["spectrum"]}
+    assert {K, DIM} <= set(by_width)
+    for k, line in by_width.items():
+        assert line["eigenvalue"] == pytest.approx(eigenvalues[k - 1], rel=1e-6)
+        share = eigenvalues[:k].sum() / eigenvalues.sum()
+        assert line["variance_kept"] == pytest.approx(share, rel=1e-9)

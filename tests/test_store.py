@@ -1,0 +1,616 @@
+"""The store against what was put in, whatever happens to its files."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import resource
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whiten_index import manifest
+from whiten_index.errors import ArtifactError, ConfigError, OutputError
+from whiten_index.moments import Moments
+from whiten_index.store import (
+    CorpusPart,
+    CorpusRecord,
+    EmbeddingStore,
+    StoreDtype,
+    as_kept,
+    fits_float16,
+    require_dtype,
+    total_moments,
+)
+from whiten_index.whitening import Whitening, WhiteningConfig
+
+ENCODER = {"model": "tiny", "pooling": "mean", "layers": [-1]}
+NAME = "0123456789abcdef" * 2
+
+seeds = st.integers(0, 2**32 - 1)
+quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+
+
+def make_embeddings(seed=0, n=50, d=8, *, ratio=1.0):
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(n, d)) + ratio * rng.normal(size=d)).astype(np.float32)
+
+
+def make_digests(seed, n):
+    return np.random.default_rng(seed).integers(0, 256, (n, 16), dtype=np.uint8)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return EmbeddingStore.create(tmp_path / "store", ENCODER, NAME)
+
+
+def write(store, embeddings, *, dtype=StoreDtype.FLOAT16, seed=0, truncated=0):
+    digests = make_digests(seed, len(embeddings))
+    fingerprint = store.shard_fingerprint(digests, dtype)
+    return store.write(fingerprint, digests, embeddings, dtype=dtype, truncated=truncated)
+
+
+def shard_files(store, shard):
+    """The files of a shard, found without knowing the layout."""
+    folders = [p for p in store.folder.rglob(shard.fingerprint) if p.is_dir()]
+    assert len(folders) == 1
+    return sorted(path for path in folders[0].iterdir() if path.is_file())
+
+
+def cosines(a, b):
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+
+
+# Precision
+
+
+def test_ordinary_embeddings_are_kept_as_float16():
+    assert as_kept(make_embeddings(), StoreDtype.FLOAT16).dtype == np.float16
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3.3, 1000.1])
+def test_constant_coordinates_do_not_cost_float16(value):
+    embeddings = make_embeddings()
+    embeddings[:, [2, 5]] = value
+    assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float16
+
+
+def test_a_mean_far_above_the_spread_asks_for_float32():
+    embeddings = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32) + 100
+    kept = as_kept(embeddings, StoreDtype.FLOAT16)
+    assert kept.dtype == np.float32
+    np.testing.assert_array_equal(kept, embeddings)
+
+
+def test_one_such_coordinate_is_enough():
+    embeddings = make_embeddings(n=500)
+    embeddings[:, 3] += 300
+    assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float32
+
+
+@pytest.mark.parametrize("value", [1e5, -1e5, 65520.0])
+@pytest.mark.filterwarnings("error")
+def test_what_overflows_float16_is_kept_as_float32(value):
+    embeddings = make_embeddings()
+    embeddings[7, 3] = value
+    assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float32
+    np.testing.assert_array_equal(as_kept(embeddings, StoreDtype.FLOAT16), embeddings)
+
+
+def test_what_vanishes_in_float16_is_kept_as_float32():
+    embeddings = make_embeddings() * np.float32(1e-7)
+    assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float32
+
+
+def test_float16_that_came_as_float16_stays():
+    embeddings = (make_embeddings() + 100).astype(np.float16)
+    np.testing.assert_array_equal(as_kept(embeddings, StoreDtype.FLOAT16), embeddings)
+    assert fits_float16(embeddings)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_own_keeps_the_precision_it_came_with(store, dtype):
+    embeddings = make_embeddings().astype(dtype) / 3
+    shard = write(store, embeddings, dtype=StoreDtype.OWN)
+    kept = store.embeddings(shard.fingerprint)
+    assert (kept.dtype, shard.dtype) == (dtype, np.dtype(dtype).name)
+    np.testing.assert_array_equal(kept, embeddings)
+
+
+def test_float32_keeps_every_bit_of_float32(store):
+    embeddings = make_embeddings()
+    shard = write(store, embeddings, dtype=StoreDtype.FLOAT32)
+    np.testing.assert_array_equal(store.embeddings(shard.fingerprint), embeddings)
+    assert shard.dtype == "float32"
+
+
+@quick
+@given(
+    seed=seeds,
+    n=st.integers(1, 80),
+    d=st.integers(16, 40),
+    ratio=st.sampled_from([0, 1, 5, 20, 100]),
+    span=st.sampled_from([0, 1, 3]),
+)
+def test_kept_rows_point_where_they_pointed(seed, n, d, ratio, span):
+    rng = np.random.default_rng(seed)
+    scale = 10.0 ** rng.uniform(-span, span / 2, d)
+    rows = (scale * (rng.normal(size=(n, d)) + ratio)).astype(np.float32)
+    kept = as_kept(rows, StoreDtype.FLOAT16).astype(np.float64)
+    assert cosines(kept, rows).min() >= 0.99999
+    if n > 1:
+        # Scaled to one spread, so that small coordinates count as much as large ones.
+        mean, spread = rows.mean(axis=0, dtype=float), rows.std(axis=0, dtype=float)
+        assert cosines((kept - mean) / spread, (rows - mean) / spread).mean() >= 0.99999
+
+
+@pytest.mark.parametrize("condition", [10, 1e3, 1e5, 1e7])
+def test_whitened_rows_point_where_they_pointed(condition):
+    # Correlated coordinates: the least direction is far below the spread of any coordinate.
+    rng = np.random.default_rng(0)
+    rotation, _ = np.linalg.qr(rng.normal(size=(24, 24)))
+    rows = rng.normal(size=(500, 24)) * np.geomspace(1, condition**-0.5, 24) @ rotation.T
+    rows = rows.astype(np.float32)
+    kept = as_kept(rows, StoreDtype.FLOAT16)
+    whitening = Whitening.fit(Moments.of(kept), WhiteningConfig(k="full"))
+    assert cosines(whitening.apply(kept), whitening.apply(rows)).mean() >= 0.99999
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "expected"),
+    [
+        (None, False, StoreDtype.FLOAT16),
+        (None, True, StoreDtype.OWN),
+        ("float32", True, StoreDtype.FLOAT32),
+        ("own", False, StoreDtype.OWN),
+    ],
+)
+def test_the_type_asked_for(name, own, expected):
+    assert require_dtype(name, own=own) is expected
+
+
+def test_an_unknown_type_lists_the_known():
+    with pytest.raises(ConfigError, match="'int8' is unknown; use float16, float32, own"):
+        require_dtype("int8", own=False)
+
+
+# Shards
+
+
+def test_a_shard_comes_back_as_it_was_kept(store):
+    embeddings = make_embeddings(n=70)
+    written = write(store, embeddings, truncated=3)
+    found = store.find(written.fingerprint)
+    assert found == written
+    assert (found.rows, found.truncated, found.dtype) == (70, 3, "float16")
+    kept = store.embeddings(written.fingerprint)
+    np.testing.assert_array_equal(kept, embeddings.astype(np.float16))
+    assert found.bytes == kept.nbytes
+
+
+@pytest.mark.parametrize("dtype", StoreDtype)
+def test_moments_are_those_of_the_rows_as_kept(store, dtype):
+    shard = write(store, make_embeddings(ratio=10).astype(np.float64), dtype=dtype)
+    kept = Moments.of(store.embeddings(shard.fingerprint))
+    found = store.moments(shard.fingerprint)
+    assert found.count == kept.count
+    np.testing.assert_array_equal(found.mean, kept.mean)
+    np.testing.assert_array_equal(found.scatter, kept.scatter)
+
+
+def test_moments_of_shards_add_up_to_those_of_all_rows(store):
+    shards = [write(store, make_embeddings(i, 20 + i), seed=i) for i in range(4)]
+    names = [shard.fingerprint for shard in shards]
+    rows = np.vstack([store.embeddings(name) for name in names])
+    total = total_moments(store, names, 8)
+    assert total.count == len(rows)
+    np.testing.assert_allclose(total.covariance(), np.cov(rows.astype(float).T), atol=1e-12)
+    assert total_moments(store, [], 8).count == 0
+
+
+def test_one_row_is_a_shard(store):
+    shard = write(store, make_embeddings(n=1), dtype=StoreDtype.FLOAT32)
+    assert store.embeddings(shard.fingerprint).shape == (1, 8)
+    assert store.find(shard.fingerprint) == shard
+
+
+def test_rows_that_are_a_view_are_kept_too(store):
+    embeddings = np.asfortranarray(make_embeddings(n=40))[::2, ::-1]
+    shard = write(store, embeddings, dtype=StoreDtype.FLOAT32)
+    np.testing.assert_array_equal(store.embeddings(shard.fingerprint), embeddings)
+
+
+def test_a_shard_is_known_by_its_rows_their_order_and_their_type(store):
+    digests = make_digests(0, 9)
+    name = store.shard_fingerprint(digests, StoreDtype.FLOAT16)
+    assert name == store.shard_fingerprint(digests.copy(order="F"), StoreDtype.FLOAT16)
+    others = [
+        store.shard_fingerprint(digests[::-1], StoreDtype.FLOAT16),
+        store.shard_fingerprint(digests[:8], StoreDtype.FLOAT16),
+        store.shard_fingerprint(digests, StoreDtype.FLOAT32),
+        store.shard_fingerprint(digests ^ 1, StoreDtype.FLOAT16),
+    ]
+    assert len({name, *others}) == 5
+
+
+def test_a_finished_shard_is_kept_when_it_is_written_again(store):
+    shard = write(store, make_embeddings(0))
+    before = {path: path.read_bytes() for path in shard_files(store, shard)}
+    write(store, make_embeddings(1))
+    assert {path: path.read_bytes() for path in shard_files(store, shard)} == before
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_embeddings_that_are_not_finite_leave_no_shard(store, bad):
+    embeddings = make_embeddings()
+    embeddings[3, 3] = bad
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        write(store, embeddings)
+    assert not list(store.folder.rglob("*.safetensors"))
+
+
+# Damage
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def cut_half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def flip(path, at=-20, bit=1):
+    data = bytearray(path.read_bytes())
+    data[at] ^= bit
+    path.write_bytes(data)
+
+
+FILES = ["embeddings", "moments", "manifest"]
+
+
+def remove(path):
+    path.unlink()
+
+
+DAMAGES = [
+    *((file, how) for file in FILES for how in (cut_half, empty, flip, remove)),
+    # The last byte of a manifest is a line's end: one more or less is no damage.
+    *((file, how) for file in FILES[:2] for how in (cut, lengthen)),
+]
+
+
+@pytest.mark.parametrize(("file", "damage"), DAMAGES)
+def test_a_damaged_shard_is_not_found_and_writing_it_again_mends_it(store, file, damage):
+    embeddings = make_embeddings()
+    shard = write(store, embeddings)
+    (path,) = (p for p in shard_files(store, shard) if p.name.startswith(file))
+    damage(path)
+    assert store.find(shard.fingerprint) is None
+    assert store.is_damaged(shard.fingerprint)
+    with pytest.raises(ArtifactError, match=r"is missing or damaged; run the same encode"):
+        store.require(CorpusPart(shard.fingerprint, "", 50, 50, 0))
+    assert write(store, embeddings) == shard
+    assert store.find(shard.fingerprint) == shard
+    np.testing.assert_array_equal(
+        store.embeddings(shard.fingerprint), embeddings.astype(np.float16)
+    )
+
+
+def test_a_shard_that_is_not_there_is_not_damaged(store):
+    assert store.find("0" * 32) is None
+    assert not store.is_damaged("0" * 32)
+
+
+@pytest.mark.parametrize("file", ["embeddings", "moments"])
+def test_no_flipped_bit_goes_unseen(store, file):
+    shard = write(store, make_embeddings(n=6, d=4))
+    (path,) = (p for p in shard_files(store, shard) if p.name.startswith(file))
+    for at in range(0, path.stat().st_size, 3):
+        flip(path, at)
+        assert store.find(shard.fingerprint) is None, f"byte {at}"
+        flip(path, at)
+    assert store.find(shard.fingerprint) == shard
+
+
+def test_no_flipped_bit_of_the_manifest_changes_what_is_found(store):
+    shard = write(store, make_embeddings(n=6, d=4), truncated=3)
+    (path,) = (p for p in shard_files(store, shard) if p.name == manifest.MANIFEST)
+    seen = []
+    for at in range(path.stat().st_size):
+        flip(path, at)
+        if (found := store.find(shard.fingerprint)) not in (None, shard):
+            seen.append(found)
+        flip(path, at)
+    assert not seen, f"{len(seen)} flips unseen, the first gives {seen[0]}"
+
+
+def test_without_verify_only_the_sizes_are_looked_at(store):
+    shard = write(store, make_embeddings())
+    (path,) = (p for p in shard_files(store, shard) if p.name.startswith("embeddings"))
+    flip(path)
+    assert store.find(shard.fingerprint, verify=False) == shard
+    cut(path)
+    assert store.find(shard.fingerprint, verify=False) is None
+
+
+@pytest.mark.parametrize("damage", [empty, cut, remove])
+def test_embeddings_that_cannot_be_read_say_what_to_do(store, damage):
+    shard = write(store, make_embeddings())
+    (path,) = (p for p in shard_files(store, shard) if p.name.startswith("embeddings"))
+    damage(path)
+    with pytest.raises(ArtifactError, match=r"embeddings\.safetensors cannot be read .*encode"):
+        store.embeddings(shard.fingerprint)
+
+
+@contextlib.contextmanager
+def files_limited_to(size):
+    """Make the system refuse larger files, as a full disk or a quota does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("n", "d"), [(4000, 20), (10, 150)], ids=["embeddings", "moments"])
+def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, n, d):
+    embeddings = make_embeddings(n=n, d=d)
+    with files_limited_to(60_000), pytest.raises(OutputError, match=r"cannot write .*limit"):
+        write(store, embeddings)
+    assert not list(store.folder.rglob("*.safetensors"))
+    shard = write(store, embeddings)  # nothing is in the way when there is room again
+    assert store.find(shard.fingerprint) == shard
+
+
+# Documents
+
+COLUMNS = {
+    "string": (pa.string(), [f"doc-{i} é" for i in range(40)]),
+    "int": (pa.int32(), list(range(40))),
+    "bool": (pa.bool_(), [i % 3 == 0 for i in range(40)]),
+    "nulls": (pa.int64(), [None if i % 5 == 1 else i for i in range(40)]),
+    "null strings": (pa.string(), [None if i % 4 == 2 else str(i) for i in range(40)]),
+    "lists": (pa.list_(pa.int16()), [list(range(i % 4)) for i in range(40)]),
+    "structs": (pa.struct({"a": pa.int8()}), [{"a": i} for i in range(40)]),
+    "times": (pa.timestamp("us", "UTC"), list(range(40))),
+}
+
+
+def as_part(shard, name, rows):
+    return CorpusPart(shard.fingerprint, name, rows, rows, 0)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_documents_come_back_as_they_were(store, column):
+    kind, values = COLUMNS[column]
+    table = pa.table({"id": pa.array(range(40)), column: pa.array(values, kind)})
+    shard = write(store, make_embeddings(n=40))
+    found = store.documents(as_part(shard, store.write_documents(shard.fingerprint, table), 40))
+    assert found.schema.equals(table.schema)
+    assert found.to_pylist() == table.to_pylist()
+
+
+@quick
+@given(column=st.sampled_from(sorted(COLUMNS)), begin=st.integers(0, 20), data=st.data())
+def test_the_same_rows_have_one_fingerprint_however_they_are_chunked(
+    tmp_path_factory, column, begin, data
+):
+    store = EmbeddingStore.create(tmp_path_factory.mktemp("s"), ENCODER, NAME)
+    kind, values = COLUMNS[column]
+    end = data.draw(st.integers(begin + 1, 40))
+    cuts = sorted(data.draw(st.lists(st.integers(begin, end), max_size=4)))
+    edges = [begin, *cuts, end]
+    whole = pa.table({"x": pa.array(values, kind)})
+    fresh = pa.table({"x": pa.array(values[begin:end], kind)})
+    chunked = pa.concat_tables([whole.slice(a, b - a) for a, b in itertools.pairwise(edges)])
+    assert chunked.equals(fresh)
+    shard = write(store, make_embeddings(n=end - begin))
+    names = {
+        store.write_documents(shard.fingerprint, table)
+        for table in (fresh, chunked, whole.slice(begin, end - begin))
+    }
+    assert len(names) == 1
+    part = as_part(shard, names.pop(), end - begin)
+    assert store.documents(part).to_pylist() == fresh.to_pylist()
+
+
+def test_other_rows_have_another_fingerprint(store):
+    shard = write(store, make_embeddings(n=3))
+    tables = [
+        pa.table({"id": ["a", "b", "c"]}),
+        pa.table({"id": ["a", "c", "b"]}),
+        pa.table({"id": ["a", "b", None]}),
+        pa.table({"id": ["a", "b", ""]}),
+        pa.table({"name": ["a", "b", "c"]}),
+        pa.table({"id": [1, 2, 3]}),
+        pa.table({"id": pa.array([1, 2, 3], pa.int32())}),
+        pa.table({"id": ["a", "b", "c"], "n": [1, 2, 3]}),
+    ]
+    names = [store.write_documents(shard.fingerprint, table) for table in tables]
+    assert len(set(names)) == len(tables)
+    for name, table in zip(names, tables, strict=True):  # they live side by side
+        assert store.documents(as_part(shard, name, 3)).equals(table)
+
+
+def documents_file(store, name):
+    (path,) = (p for p in store.folder.rglob(f"*{name}*") if p.is_file())
+    return path
+
+
+def test_damaged_documents_are_an_error_never_other_rows(store):
+    table = pa.table({"id": [f"doc-{i}" for i in range(60)], "n": list(range(60))})
+    shard = write(store, make_embeddings(n=60))
+    name = store.write_documents(shard.fingerprint, table)
+    path, part = documents_file(store, name), as_part(shard, name, 60)
+    wrong = []
+    for at in range(0, path.stat().st_size, 2):
+        flip(path, at, bit=4)
+        try:
+            if not store.documents(part).equals(table):
+                wrong.append(at)
+        except ArtifactError:
+            pass
+        flip(path, at, bit=4)
+    assert not wrong, f"{len(wrong)} flipped bytes give other rows, the first at {wrong[0]}"
+
+
+@pytest.mark.parametrize("damage", [empty, cut, cut_half, remove])
+def test_documents_that_cannot_be_read_say_what_to_do(store, damage):
+    table = pa.table({"id": list(range(50))})
+    shard = write(store, make_embeddings())
+    name = store.write_documents(shard.fingerprint, table)
+    damage(documents_file(store, name))
+    with pytest.raises(ArtifactError, match=r"rows-.* cannot be read .*; delete it and run"):
+        store.documents(as_part(shard, name, 50))
+    if damage is not remove:
+        documents_file(store, name).unlink()  # as the message says
+    assert store.write_documents(shard.fingerprint, table) == name
+    assert store.documents(as_part(shard, name, 50)).equals(table)
+
+
+# Corpora
+
+
+def make_record(source="a.parquet", parts=3, **skipped):
+    return CorpusRecord(
+        {"sources": [source], "text_columns": ["text"], "row_filter": None},
+        tuple(CorpusPart(f"{i:032x}", f"{i + 7:032x}", 10 * i, 11 * i, i) for i in range(parts)),
+        skipped,
+    )
+
+
+def test_a_corpus_is_remembered(store):
+    record = make_record(empty=4, null=2)
+    store.save_corpus(record)
+    for found in (store.corpus(), store.corpus(record.source)):
+        assert found == record
+        assert found.fingerprint == record.fingerprint
+        assert found.rows == 0 + 10 + 20
+
+
+def test_encoding_a_corpus_again_replaces_its_record(store):
+    store.save_corpus(make_record(parts=2))
+    store.save_corpus(make_record(parts=3))
+    assert store.corpus() == make_record(parts=3)
+
+
+def test_one_of_several_corpora_must_be_named(store):
+    records = [make_record("a.parquet"), make_record("b.parquet", parts=1)]
+    for record in records:
+        store.save_corpus(record)
+    with pytest.raises(ArtifactError, match=r"holds 2 corpora \(.*\); name the corpus") as caught:
+        store.corpus()
+    assert "a.parquet" in str(caught.value)
+    assert "b.parquet" in str(caught.value)
+    for record in records:
+        assert store.corpus(record.source) == record
+
+
+def test_no_corpus_is_an_error_that_says_how_to_get_one(store):
+    with pytest.raises(ArtifactError, match=r"to its end into .*; run whiten-index encode"):
+        store.corpus()
+    store.save_corpus(make_record("a.parquet"))
+    with pytest.raises(ArtifactError, match="no corpus was encoded to its end"):
+        store.corpus(make_record("b.parquet").source)
+
+
+def test_a_corpus_is_known_by_its_shards_rows_and_order():
+    record = make_record()
+    renamed = CorpusRecord({"sources": ["elsewhere"]}, record.parts, {})
+    assert renamed.fingerprint == record.fingerprint
+    turned = CorpusRecord(record.source, record.parts[::-1], {})
+    fewer = CorpusRecord(record.source, record.parts[:2], {})
+    assert len({record.fingerprint, turned.fingerprint, fewer.fingerprint}) == 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"parts": [{"rows": 3}]}', '{"parts": 1}'])
+def test_a_damaged_record_is_an_error(store, text):
+    store.save_corpus(make_record())
+    (path,) = store.folder.rglob("corpora/*.json")
+    path.write_text(text)
+    with pytest.raises(ArtifactError, match="corpus record"):
+        store.corpus()
+
+
+def test_a_record_of_a_later_release_is_refused(store):
+    store.save_corpus(make_record())
+    (path,) = store.folder.rglob("corpora/*.json")
+    value = manifest.read_json(path, what="a record")
+    manifest.write_json(path, value | {"format_version": 99})
+    with pytest.raises(ArtifactError, match="99"):
+        store.corpus()
+
+
+# Opening
+
+
+def test_a_store_is_found_again_with_its_encoder_and_shards(store):
+    shard = write(store, make_embeddings())
+    for found in (
+        EmbeddingStore.open(store.root),
+        EmbeddingStore.open(store.root, fingerprint=NAME),
+        EmbeddingStore.create(store.root, ENCODER, NAME),
+    ):
+        assert found.encoder == ENCODER
+        assert found.fingerprint == NAME
+        assert found.find(shard.fingerprint) == shard
+
+
+def test_one_of_several_encoders_must_be_named(store):
+    other = {"model": "other-model"}
+    EmbeddingStore.create(store.root, other, "f" * 32)
+    with pytest.raises(ArtifactError, match=r"embeddings of 2 encoders \(.*\); name") as caught:
+        EmbeddingStore.open(store.root)
+    assert "tiny" in str(caught.value)
+    assert "other-model" in str(caught.value)
+    assert EmbeddingStore.open(store.root, fingerprint="f" * 32).encoder == other
+
+
+def test_where_there_is_no_store_the_error_says_how_to_fill_one(tmp_path, store):
+    with pytest.raises(ArtifactError, match=r"holds no store of embeddings; .*whiten-index encode"):
+        EmbeddingStore.open(tmp_path / "nowhere")
+    with pytest.raises(ArtifactError, match=r"holds no store of embeddings of encoder eeee"):
+        EmbeddingStore.open(store.root, fingerprint="e" * 32)
+
+
+@pytest.mark.parametrize("damage", [empty, cut_half])
+def test_a_damaged_store_manifest_is_an_error_and_encoding_again_mends_it(store, damage):
+    shard = write(store, make_embeddings())
+    damage(store.folder / manifest.MANIFEST)
+    with pytest.raises(ArtifactError, match="whiten-index store cannot be read"):
+        EmbeddingStore.open(store.root)
+    EmbeddingStore.create(store.root, ENCODER, NAME)
+    assert EmbeddingStore.open(store.root).find(shard.fingerprint) == shard
+
+
+def test_a_store_where_a_file_stands_is_an_output_error(tmp_path):
+    (tmp_path / "store").write_text("in the way")
+    with pytest.raises(OutputError, match="a file stands where a folder is needed"):
+        EmbeddingStore.create(tmp_path / "store", ENCODER, NAME)
+
+
+def test_a_store_can_be_moved(store, tmp_path):
+    shard = write(store, make_embeddings())
+    name = store.write_documents(shard.fingerprint, pa.table({"id": list(range(50))}))
+    store.save_corpus(make_record())
+    shutil.move(store.root, tmp_path / "elsewhere")
+    moved = EmbeddingStore.open(tmp_path / "elsewhere")
+    assert moved.find(shard.fingerprint) == shard
+    assert moved.corpus() == make_record()
+    assert moved.documents(as_part(shard, name, 50)).num_rows == 50
