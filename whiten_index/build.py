@@ -31,12 +31,20 @@ from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
 from whiten_index.moments import Moments
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, total_moments
+from whiten_index.store import (
+    CorpusPart,
+    CorpusRecord,
+    EmbeddingStore,
+    total_moments,
+)
 from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
 
 __all__ = ["BuildConfig", "BuildReport", "build_index", "encode_corpus"]
 
 _ADD_ROWS = 8192
+# Rounding to 11 significant bits, averaged over the mantissa.
+_FLOAT16_RMS_ERROR = 2.0e-4
+_EQUAL_COSINE = 0.99999
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,22 @@ def _fit(config: BuildConfig, encoded: EncodeReport, stages: Stages) -> tuple[Mo
             moments = total_moments(encoded.store, shards, encoded.store.encoder["dim"])
         whitening = Whitening.fit(moments, wanted)
         watcher.advance(encoded.record.rows)
+    _note_rounding(encoded, whitening, stages)
     return moments, whitening
+
+
+def _note_rounding(encoded: EncodeReport, whitening: Whitening, stages: Stages) -> None:
+    """Say so where the directions kept are so narrow that float16 shows in them."""
+    shards = (encoded.store.find(p.shard, verify=False) for p in encoded.record.parts if p.rows)
+    if not any(shard is not None and shard.dtype == "float16" for shard in shards):
+        return
+    cosine = whitening.rounding_cosine(relative_error=_FLOAT16_RMS_ERROR)
+    if cosine < _EQUAL_COSINE:
+        stages.watcher.note(
+            f"note: k = {whitening.k} keeps directions so narrow that float16 embeddings show in "
+            f"them (cosine with float32 about {cosine:.6f}, rank {whitening.rank} of "
+            f"{encoded.store.encoder['dim']}); for more, use --store-dtype float32 or a smaller k"
+        )
 
 
 def _identity(

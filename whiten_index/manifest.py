@@ -22,6 +22,7 @@ from whiten_index.errors import ArtifactError, OutputError
 
 MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
+_DIGEST = "digest"
 _BLOCK = 1 << 20
 _DISK_ERRORS = {
     errno.ENOSPC: "the disk is full",
@@ -65,7 +66,7 @@ def writing(path: Path) -> Iterator[None]:
         if reason is None:
             raise
         raise OutputError(
-            f"cannot write {error.filename or path}: {reason}; free space, change its permissions "
+            f"cannot write {path}: {reason}; free space, change its permissions "
             "or choose another folder, then run the same command again (what was published and "
             "the shards already finished are kept)"
         ) from error
@@ -107,7 +108,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
         fill: writes the payload files into the folder given and returns the manifest's fields.
 
     Returns:
-        The manifest written, with ``files``: name -> {``bytes``, ``sha256``}.
+        The manifest of ``final``, with ``files``: name -> {``bytes``, ``sha256``}.
 
     Raises:
         OutputError: the disk is full or cannot be written.
@@ -118,7 +119,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
         temporary.mkdir()
         try:
             fields = fill(temporary)
-            manifest = {**fields, "files": _describe_files(temporary)}
+            manifest = _sealed({**fields, "files": _describe_files(temporary)})
             for name in manifest["files"]:
                 _share(temporary / name)
                 fsync_path(temporary / name)
@@ -130,6 +131,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
+                manifest = read_json(final / MANIFEST, what="an artifact")
             fsync_path(final.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -148,6 +150,17 @@ def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
         path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in sorted(folder.iterdir())
     }
+
+
+def write_manifest(path: Path, fields: Mapping[str, Any]) -> None:
+    """Put a manifest at ``path`` in one step, with a digest of its own fields."""
+    replace_file(path, _pretty_json(_sealed(fields)))
+
+
+def _sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the digest by which a reader notices a changed field."""
+    plain = json.loads(json.dumps({k: v for k, v in fields.items() if k != _DIGEST}))
+    return {**plain, _DIGEST: hashlib.sha256(canonical_json(plain).encode()).hexdigest()}
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -180,13 +193,13 @@ def read_json(path: Path, *, what: str) -> dict[str, Any]:
     return value
 
 
-def read_manifest(folder: Path, *, kind: str, version: int) -> dict[str, Any]:
+def read_manifest(folder: Path, *, kind: str, version: int, name: str = MANIFEST) -> dict[str, Any]:
     """Read a folder's manifest and check that it is of ``kind`` and a version known here.
 
     Raises:
         ArtifactError: missing, damaged, of another kind, or written by a later release.
     """
-    manifest = read_json(folder / MANIFEST, what=f"a whiten-index {kind}")
+    manifest = read_json(folder / name, what=f"a whiten-index {kind}")
     if manifest.get("kind") != kind:
         raise ArtifactError(
             f"{folder} holds a {manifest.get('kind', 'folder of unknown kind')}, not a {kind}; "
@@ -198,6 +211,8 @@ def read_manifest(folder: Path, *, kind: str, version: int) -> dict[str, Any]:
             f"{folder} has {kind} format {found}, and this release reads up to {version}; "
             "upgrade whiten-index"
         )
+    if manifest != _sealed(manifest):
+        raise _damaged(folder / name, "its fields do not match its digest")
     return manifest
 
 
@@ -207,7 +222,10 @@ def check_files(folder: Path, manifest: Mapping[str, Any], *, content: bool) -> 
     Raises:
         ArtifactError: a file is missing or differs from what the manifest says.
     """
-    for name, expected in manifest.get("files", {}).items():
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(map(_describes_file, files.values())):
+        raise _damaged(folder / MANIFEST, "it does not say which files it is made of")
+    for name, expected in files.items():
         path = folder / name
         try:
             size = path.stat().st_size
@@ -217,6 +235,10 @@ def check_files(folder: Path, manifest: Mapping[str, Any], *, content: bool) -> 
             raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}")
         if content and sha256_file(path) != expected["sha256"]:
             raise _damaged(path, "its content does not match its checksum")
+
+
+def _describes_file(entry: object) -> bool:
+    return isinstance(entry, dict) and {"bytes", "sha256"} <= set(entry)
 
 
 def _damaged(path: Path, how: str) -> ArtifactError:

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
+from whiten_index.tensors import read_tensors, write_tensors
 
-FORMAT_VERSION = "1"
+KIND, FORMAT_VERSION = "moments", 1
 _BLOCK_ROWS = 4096
 
 
@@ -124,14 +123,12 @@ class Moments:
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file: ``count``, ``mean``, the scatter's upper triangle."""
-        save_file(self._tensors(), path, {"kind": "moments", "format_version": FORMAT_VERSION})
-
-    def _tensors(self) -> dict[str, NDArray[np.float64]]:
-        return {
+        tensors = {
             "count": np.array([self.count]),
-            "mean": np.ascontiguousarray(self.mean),
+            "mean": self.mean,
             "scatter_upper": self.scatter[np.triu_indices(self.dim)],
         }
+        write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION)
 
     @classmethod
     def load(cls, path: Path | str) -> Moments:
@@ -140,17 +137,17 @@ class Moments:
         Raises:
             ArtifactError: the file is missing, damaged or not of moments.
         """
-        try:
-            tensors = load_file(path)
-            mean, upper = tensors["mean"], tensors["scatter_upper"]
-            scatter = np.zeros((len(mean), len(mean)))
-            scatter[np.triu_indices(len(mean))] = upper
-            count = float(tensors["count"][0])
-        except (OSError, SafetensorError, KeyError, ValueError, IndexError) as error:
+        shapes = {"count": "1", "mean": "d", "scatter_upper": "u"}
+        tensors, _ = read_tensors(path, kind=KIND, version=FORMAT_VERSION, shapes=shapes)
+        mean, upper = tensors["mean"], tensors["scatter_upper"]
+        if len(upper) != len(mean) * (len(mean) + 1) // 2:
             raise ArtifactError(
-                f"{path} cannot be read as moments ({error}); restore it or build again"
-            ) from error
-        return cls(count, mean, scatter + np.triu(scatter, 1).T)
+                f"{path} cannot be read as moments: {len(upper)} entries of a scatter over "
+                f"{len(mean)} dims; restore it from a copy, or build again"
+            )
+        scatter = np.zeros((len(mean), len(mean)))
+        scatter[np.triu_indices(len(mean))] = upper
+        return cls(float(tensors["count"][0]), mean, scatter + np.triu(scatter, 1).T)
 
     def _require_same_dim(self, other: Moments) -> None:
         if self.dim != other.dim:
@@ -172,16 +169,20 @@ def _checked_weights(weights: ArrayLike, n: int) -> NDArray[np.float64]:
 def _block(rows: NDArray[np.floating], weight: NDArray[np.float64] | None) -> Moments:
     """Return the moments of a block small enough to hold in float64."""
     x = rows.astype(np.float64)
+    if not np.isfinite(x).all():
+        raise ConfigError("moments take finite numbers; these rows hold NaN or infinity")
     count = float(len(x)) if weight is None else float(weight.sum())
     if count == 0:
         return Moments.empty(x.shape[1])
     mean = x.mean(axis=0) if weight is None else weight @ x / count
-    if not np.isfinite(mean).all():
-        raise ConfigError("moments take finite numbers; these rows hold NaN or infinity")
     x -= mean
     # The mean of a long float64 sum is off by a few ulp; centring again removes what is left.
     rest = x.mean(axis=0) if weight is None else weight @ x / count
     x -= rest
     if weight is not None:
         x *= np.sqrt(weight)[:, None]
-    return Moments(count, mean + rest, x.T @ x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scatter = x.T @ x
+    if not np.isfinite(scatter).all():
+        raise ConfigError("the rows are too large for their products in float64; scale them down")
+    return Moments(count, mean + rest, scatter)

@@ -85,7 +85,7 @@ class ShardWork:
             )
         else:
             self._done(batch.read)
-        documents = self.store.write_documents(fingerprint, batch.documents)
+        documents = self.store.write_documents(batch.documents)
         part = CorpusPart(fingerprint, documents, len(batch), batch.read, stored.truncated)
         seconds["store"] = clock.lap()
         return ShardResult(part, stored, reused, remade, batch.skipped, seconds)

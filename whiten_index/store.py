@@ -5,7 +5,7 @@ Layout below the root, one folder an encoder::
     <encoder-fingerprint>/
         manifest.json                     the encoder
         shards/<shard-fingerprint>/       embeddings + text digests, moments, manifest (last)
-            rows-<fingerprint>.parquet    ids and kept columns, as one corpus saw these texts
+        rows/<digest>.arrow               ids and kept columns of a shard, as one corpus has them
         corpora/<source-fingerprint>.json the shards of a corpus, in order
 
 A shard's fingerprint comes from its texts, so it is found again whatever file, id or metadata
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import chain
@@ -25,18 +25,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.moments import Moments
+from whiten_index.tensors import read_tensors, write_tensors
 
 FORMAT_VERSION = 1
-_STORE, _SHARD = "store", "shard"
+_STORE, _SHARD, _CORPUS = "store", "shard", "corpus"
 _EMBEDDINGS, _MOMENTS = "embeddings.safetensors", "moments.safetensors"
+_REMEDY = (
+    "run the same encode or build with the corpus again, which makes just what is missing anew"
+)
 # A relative error r of each coordinate costs r²/2 of cosine: 1/256 keeps it above 0.99999.
 _FLOAT16_ERROR = 1 / 256
 _NEGLIGIBLE_VARIANCE = 1e-10
@@ -75,7 +76,7 @@ class CorpusPart:
 
     Attributes:
         shard: fingerprint of the stored shard; empty where every row was skipped.
-        documents: fingerprint of its ids and kept columns.
+        documents: digest that names its ids and kept columns.
         rows: n.
         read: rows read from the corpus.
         truncated: texts cut to the encoder's limit.
@@ -145,10 +146,14 @@ class EmbeddingStore:
         fields = {"kind": _STORE, "format_version": FORMAT_VERSION, "encoder": store.encoder}
         with manifest.writing(store.folder):
             store._shards.mkdir(parents=True, exist_ok=True)
+            store._rows.mkdir(exist_ok=True)
             store._corpora.mkdir(exist_ok=True)
-            if not (store.folder / manifest.MANIFEST).exists():
-                manifest.write_json(store.folder / manifest.MANIFEST, fields)
-            manifest.remove_leftovers(store._shards)
+            try:
+                manifest.read_manifest(store.folder, kind=_STORE, version=FORMAT_VERSION)
+            except ArtifactError:
+                manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
+            for folder in (store.folder, store._shards, store._rows, store._corpora):
+                manifest.remove_leftovers(folder)
         return store
 
     @classmethod
@@ -225,11 +230,12 @@ class EmbeddingStore:
         shard = StoredShard(fingerprint, len(kept), str(kept.dtype), truncated, kept.nbytes)
         folder = self._shards / fingerprint
         if folder.exists() and self.find(fingerprint) is None:
-            shutil.rmtree(folder)
+            with manifest.writing(folder):
+                shutil.rmtree(folder)
 
         def fill(temporary: Path) -> dict[str, Any]:
-            tensors = {"embeddings": np.ascontiguousarray(kept), "digests": digests.copy()}
-            _save_tensors(tensors, temporary / _EMBEDDINGS)
+            tensors = {"embeddings": kept, "digests": digests}
+            write_tensors(temporary / _EMBEDDINGS, tensors, kind=_SHARD, version=FORMAT_VERSION)
             Moments.of(kept).save(temporary / _MOMENTS)
             return {"kind": _SHARD, "format_version": FORMAT_VERSION, "shard": asdict(shard)}
 
@@ -243,55 +249,58 @@ class EmbeddingStore:
             ArtifactError: they cannot be read.
         """
         path = self._shards / fingerprint / _EMBEDDINGS
-        try:
-            array: NDArray[np.floating] = load_file(path)["embeddings"]
-        except (OSError, SafetensorError, KeyError) as error:
-            raise ArtifactError(
-                f"{path} cannot be read ({error}); run the same encode or build with the corpus "
-                "again, which makes just this shard anew"
-            ) from error
+        shapes = {"embeddings": "nd"}
+        tensors, _ = read_tensors(
+            path, kind=_SHARD, version=FORMAT_VERSION, shapes=shapes, remedy=_REMEDY
+        )
+        array: NDArray[np.floating] = tensors["embeddings"]
         return array
 
     def moments(self, fingerprint: str) -> Moments:
         """Return the moments of a shard's embeddings as kept."""
         return Moments.load(self._shards / fingerprint / _MOMENTS)
 
-    def write_documents(self, shard: str, documents: pa.Table) -> str:
-        """Keep the ids and metadata of a shard beside its embeddings; return their fingerprint."""
-        table = documents.combine_chunks()
+    def write_documents(self, documents: pa.Table) -> str:
+        """Keep the ids and metadata of a shard; return the digest that names them.
+
+        Equal rows get equal names, however the table is chunked or sliced.
+        """
+        everything = pa.array(range(documents.num_rows), pa.int64())
+        table = documents.take(everything).combine_chunks()
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(sink, table.schema, options=options) as writer:
             writer.write_table(table)
-        name = hashlib.blake2b(sink.getvalue(), digest_size=16).hexdigest()
-        path = self._documents_path(shard, name)
-        if not path.exists():
-            parquet = pa.BufferOutputStream()
-            pq.write_table(table, parquet, compression="zstd")
-            with manifest.writing(path):
-                manifest.replace_file(path, parquet.getvalue().to_pybytes())
+        data = sink.getvalue().to_pybytes()
+        name = _digest(data)
+        path = self._rows / f"{name}.arrow"
+        with manifest.writing(path):
+            if not path.exists() or _digest(path.read_bytes()) != name:
+                manifest.replace_file(path, data)
         return name
 
     def documents(self, part: CorpusPart) -> pa.Table:
         """Return the ids and kept columns of a part, n rows.
 
         Raises:
-            ArtifactError: they cannot be read.
+            ArtifactError: they are missing or damaged.
         """
-        path = self._documents_path(part.shard, part.documents)
+        path = self._rows / f"{part.documents}.arrow"
         try:
-            table = pq.ParquetFile(path, page_checksum_verification=True).read()
-        except (OSError, pa.ArrowException) as error:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read ({error}); {_REMEDY}") from error
+        if _digest(data) != part.documents:
             raise ArtifactError(
-                f"{path} cannot be read ({str(error).splitlines()[0]}); delete it and run the same "
-                "encode or build with the corpus again"
-            ) from error
-        return table
+                f"{path} is damaged: its content does not match its name; {_REMEDY}"
+            )
+        return pa.ipc.open_file(data).read_all()
 
     def save_corpus(self, record: CorpusRecord) -> None:
         """Remember which shards make up a corpus, replacing what was known of it."""
         name = manifest.fingerprint(dict(record.source))
         value = {
-            "kind": "corpus",
+            "kind": _CORPUS,
             "format_version": FORMAT_VERSION,
             "source": dict(record.source),
             "skipped": dict(record.skipped),
@@ -299,7 +308,7 @@ class EmbeddingStore:
         }
         path = self._corpora / f"{name}.json"
         with manifest.writing(path):
-            manifest.write_json(path, value)
+            manifest.write_manifest(path, value)
 
     def corpus(self, source: Mapping[str, Any] | None = None) -> CorpusRecord:
         """Return what is known of a corpus; which one may be left out where there is only one.
@@ -307,18 +316,19 @@ class EmbeddingStore:
         Raises:
             ArtifactError: no corpus was encoded to the end, or there are several to choose from.
         """
-        records = list(self._records())
+        names = [path.name for path in sorted(self._corpora.glob("*.json"))]
         if source is not None:
-            records = [record for record in records if record.source == dict(source)]
+            names = [f"{manifest.fingerprint(dict(source))}.json"]
+        records = [self._record(name) for name in names if (self._corpora / name).exists()]
         if not records:
             raise ArtifactError(
                 f"no corpus was encoded to its end into {self.root}; run whiten-index encode "
                 "CORPUS --store DIR again, which takes up where it stopped"
             )
         if len(records) > 1:
-            names = "; ".join(", ".join(record.source["sources"]) for record in records)
+            found = "; ".join(manifest.canonical_json(dict(r.source)) for r in records)
             raise ArtifactError(
-                f"{self.root} holds {len(records)} corpora ({names}); name the corpus to index "
+                f"{self.root} holds {len(records)} corpora ({found}); name the corpus to index "
                 "and its columns, as when it was encoded"
             )
         return records[0]
@@ -332,19 +342,20 @@ class EmbeddingStore:
         found = self.find(part.shard)
         if found is None:
             raise ArtifactError(
-                f"shard {part.shard} of the store {self.root} is missing or damaged; run the same "
-                "encode or build with the corpus again, which makes just this shard anew"
+                f"shard {part.shard} of the store {self.root} is missing or damaged; {_REMEDY}"
             )
         return found
 
-    def _records(self) -> Iterator[CorpusRecord]:
-        for path in sorted(self._corpora.glob("*.json")):
-            value = manifest.read_json(path, what="a corpus record of the store")
-            parts = tuple(CorpusPart(**part) for part in value["parts"])
-            yield CorpusRecord(value["source"], parts, value["skipped"])
+    def _record(self, name: str) -> CorpusRecord:
+        value = manifest.read_manifest(
+            self._corpora, kind=_CORPUS, version=FORMAT_VERSION, name=name
+        )
+        parts = tuple(CorpusPart(**part) for part in value["parts"])
+        return CorpusRecord(value["source"], parts, value["skipped"])
 
-    def _documents_path(self, shard: str, name: str) -> Path:
-        return self._shards / shard / f"rows-{name}.parquet"
+    @property
+    def _rows(self) -> Path:
+        return self.folder / "rows"
 
     @property
     def _shards(self) -> Path:
@@ -402,12 +413,8 @@ def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Mom
     return Moments.total(chain([Moments.empty(dim)], map(store.moments, shards)))
 
 
-def _save_tensors(tensors: dict[str, NDArray[Any]], path: Path) -> None:
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:
-        # The library wraps the system's error in text of its own.
-        raise OSError(28, str(error), str(path)) if "No space" in str(error) else error from error
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _encoder_name(folder: Path) -> str:

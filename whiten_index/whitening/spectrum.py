@@ -13,6 +13,7 @@ from whiten_index.errors import ConfigError, WhiteningError
 FULL = "full"
 _LEAST_RELATIVE = 1e-10
 _WIDEST_DEFAULT = 256
+_TIE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +32,14 @@ class Spectrum:
     def of(cls, covariance: NDArray[np.float64]) -> Spectrum:
         """Decompose a symmetric matrix (d, d).
 
-        The sign of each eigenvector makes its entry of largest magnitude positive, so that two
-        fits of the same data agree.
+        The sign of each eigenvector makes its entry of largest magnitude positive, the first of
+        several, so that two fits of the same data agree.
         """
         values, vectors = np.linalg.eigh(covariance)
         values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
-        largest = np.abs(vectors).argmax(axis=0)
+        # Entries that tie but for rounding must not decide the sign by their last digit.
+        magnitudes = np.abs(vectors)
+        largest = (magnitudes >= (1 - _TIE) * magnitudes.max(axis=0)).argmax(axis=0)
         signs = np.sign(vectors[largest, np.arange(len(largest))])
         return cls(values, np.ascontiguousarray(vectors * signs))
 
@@ -93,9 +96,11 @@ class WidthWish:
             number = float(text)
         except ValueError:
             number = math.nan
+        if number == 1 and (isinstance(text, float) or "." in str(text)):
+            return cls(full=True)
         if 0 < number < 1:
             return cls(variance=number)
-        if number >= 1 and number == int(number):
+        if 1 <= number < math.inf and number == int(number):
             return cls(number=int(number))
         raise ConfigError(
             f"--k {text} is not understood; give a whole number from 1, 'full', or a share of "

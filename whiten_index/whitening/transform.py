@@ -6,6 +6,7 @@ the whitening of every smaller k is a slice of one fit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -13,11 +14,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.moments import Moments
+from whiten_index.tensors import read_tensors, write_tensors
 from whiten_index.whitening.spectrum import (
     Spectrum,
     WidthWish,
@@ -26,7 +26,7 @@ from whiten_index.whitening.spectrum import (
     variance_kept,
 )
 
-FORMAT_VERSION = "1"
+FILE_KIND, FORMAT_VERSION = "whitening", 1
 
 
 class Kind(Enum):
@@ -124,6 +124,11 @@ class Whitening:
         config = config or WhiteningConfig()
         none = config.kind is Kind.NONE
         covariance = moments.covariance(ddof=0 if none else 1)
+        if np.trace(covariance) <= (moments.dim * np.finfo(float).eps) ** 2 * np.sum(
+            moments.mean**2
+        ):
+            # Equal rows: what is left is the rounding of the mean, and no direction.
+            covariance = np.zeros_like(covariance)
         spectrum = Spectrum.of(covariance)
         if none:
             basis = np.eye(moments.dim)
@@ -202,6 +207,22 @@ class Whitening:
         x: NDArray[np.float64] = (z * undo) @ self.basis.T
         return x + self.mean if self.center else x
 
+    def rounding_cosine(self, *, relative_error: float) -> float:
+        """Return the cosine to expect when each coordinate was kept with a relative error.
+
+        The error of a coordinate spreads over the directions by their loadings and is scaled as
+        they are, so narrow directions suffer most.
+
+        Args:
+            relative_error: root mean square, such as 2e-4 for float16.
+        """
+        covariance_diagonal = np.square(self.basis) @ self.eigenvalues[: self.k]
+        noise = relative_error**2 * (covariance_diagonal + self.mean**2)
+        scales = np.square(self.scales())
+        signal = float(scales @ self.eigenvalues[: self.k])
+        spread = float(scales @ (np.square(self.basis).T @ noise))
+        return 1 / math.sqrt(1 + spread / signal) if signal > 0 else 1.0
+
     def truncate(self, k: int) -> Whitening:
         """Return the same fit with the first ``k`` directions only."""
         if not 1 <= k <= self.k or self.kind is Kind.NONE:
@@ -227,18 +248,18 @@ class Whitening:
     def save(self, path: Path | str) -> None:
         """Write a safetensors file: mean, basis, eigenvalues, and the choices as metadata."""
         tensors = {
-            "mean": np.ascontiguousarray(self.mean),
-            "basis": np.ascontiguousarray(self.basis),
-            "eigenvalues": np.ascontiguousarray(self.eigenvalues),
+            "mean": self.mean,
+            "basis": self.basis,
+            "eigenvalues": self.eigenvalues,
             "exponent": np.array([self.exponent]),
             "count": np.array([self.count]),
         }
-        choices = {
-            "kind": self.kind.value,
+        facts = {
+            "transform": self.kind.value,
             "center": str(self.center).lower(),
             "normalize_input": str(self.normalize_input).lower(),
         }
-        save_file(tensors, path, {"format_version": FORMAT_VERSION, **choices})
+        write_tensors(path, tensors, kind=FILE_KIND, version=FORMAT_VERSION, facts=facts)
 
     @classmethod
     def load(cls, path: Path | str) -> Whitening:
@@ -247,24 +268,25 @@ class Whitening:
         Raises:
             ArtifactError: the file is missing, damaged or not a whitening.
         """
+        shapes = {"mean": "d", "eigenvalues": "d", "basis": "dk", "exponent": "1", "count": "1"}
+        tensors, facts = read_tensors(path, kind=FILE_KIND, version=FORMAT_VERSION, shapes=shapes)
         try:
-            with safe_open(path, framework="numpy") as file:
-                choices = file.metadata()
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return cls(
-                kind=Kind(choices["kind"]),
-                mean=tensors["mean"],
-                basis=tensors["basis"],
-                eigenvalues=tensors["eigenvalues"],
-                exponent=float(tensors["exponent"][0]),
-                center=choices["center"] == "true",
-                normalize_input=choices["normalize_input"] == "true",
-                count=float(tensors["count"][0]),
-            )
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+            kind = Kind(facts["transform"])
+            center, normalize = facts["center"] == "true", facts["normalize_input"] == "true"
+        except (KeyError, ValueError) as error:
             raise ArtifactError(
                 f"{path} cannot be read as a whitening ({error}); restore it or build again"
             ) from error
+        return cls(
+            kind=kind,
+            mean=tensors["mean"],
+            basis=tensors["basis"],
+            eigenvalues=tensors["eigenvalues"],
+            exponent=float(tensors["exponent"][0]),
+            center=center,
+            normalize_input=normalize,
+            count=float(tensors["count"][0]),
+        )
 
 
 def unit_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:

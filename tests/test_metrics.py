@@ -1,0 +1,124 @@
+"""Metrics against figures worked out by hand and against the textbook formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from whiten_index.errors import ConfigError
+from whiten_index.metrics import evaluate
+
+Grades, Scores = Mapping[str, int], Mapping[str, float]
+
+QRELS = {
+    "a": {"d1": 1, "d2": 2, "d3": 0},
+    "b": {"d4": 1},
+}
+# a: d3 (0), d2 (2), d9 (unjudged), d1 (1) · b: nothing relevant in three
+RUN = {
+    "a": {"d3": 0.9, "d2": 0.8, "d9": 0.7, "d1": 0.6},
+    "b": {"d1": 0.9, "d2": 0.8, "d3": 0.7},
+}
+
+
+def test_figures_worked_out_by_hand() -> None:
+    dcg = 2 / math.log2(3) + 1 / math.log2(5)
+    ideal = 2 / math.log2(2) + 1 / math.log2(3)
+    expected = {
+        "ndcg@10": (dcg / ideal + 0) / 2,
+        "ndcg@2": (2 / math.log2(3) / ideal + 0) / 2,
+        "ndcg@1": 0.0,
+        "recall@2": (1 / 2 + 0) / 2,
+        "recall@4": (2 / 2 + 0) / 2,
+        "mrr@10": (1 / 2 + 0) / 2,
+        "mrr@1": 0.0,
+        "map@10": ((1 / 2 + 2 / 4) / 2 + 0) / 2,
+        "map@2": (1 / 2 / 2 + 0) / 2,
+    }
+    assert evaluate(QRELS, RUN, list(expected)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_perfect_run_scores_one() -> None:
+    run = {query: {doc: float(grade) for doc, grade in g.items()} for query, g in QRELS.items()}
+    for metric in ("ndcg@10", "recall@10", "mrr@10", "map@10"):
+        assert evaluate(QRELS, run, [metric])[metric] == pytest.approx(1)
+
+
+def test_a_query_that_the_run_lacks_counts_zero_and_an_unjudged_one_does_not_count() -> None:
+    run = {"a": {"d2": 1.0}, "unjudged": {"d2": 1.0}}
+    assert evaluate(QRELS, run, ["mrr@10"]) == {"mrr@10": 0.5}
+    assert evaluate(QRELS, {}, ["mrr@10", "ndcg@10"]) == {"mrr@10": 0, "ndcg@10": 0}
+
+
+def test_a_query_without_a_relevant_document_is_left_out() -> None:
+    qrels = {**QRELS, "c": {"d1": 0}, "d": {"d1": -1}, "e": {}}
+    run = {**RUN, "c": {"d1": 1.0}, "d": {"d1": 1.0}}
+    metrics = ["ndcg@10", "recall@4", "mrr@10", "map@10"]
+    assert evaluate(qrels, run, metrics) == pytest.approx(evaluate(QRELS, RUN, metrics))
+
+
+def _ranked(scores: Scores, cut: int) -> list[str]:
+    return sorted(scores, key=lambda document: -scores[document])[:cut]
+
+
+def _ndcg(grades: Grades, scores: Scores, cut: int) -> float:
+    def dcg(gains: list[int]) -> float:
+        return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))
+
+    gains = [max(grades.get(document, 0), 0) for document in _ranked(scores, cut)]
+    return dcg(gains) / dcg(sorted((max(g, 0) for g in grades.values()), reverse=True)[:cut])
+
+
+def _recall(grades: Grades, scores: Scores, cut: int) -> float:
+    relevant = {document for document, grade in grades.items() if grade > 0}
+    return len(relevant & set(_ranked(scores, cut))) / len(relevant)
+
+
+def _mrr(grades: Grades, scores: Scores, cut: int) -> float:
+    hits = [rank for rank, d in enumerate(_ranked(scores, cut), 1) if grades.get(d, 0) > 0]
+    return 1 / hits[0] if hits else 0.0
+
+
+def _map(grades: Grades, scores: Scores, cut: int) -> float:
+    hits = [rank for rank, d in enumerate(_ranked(scores, cut), 1) if grades.get(d, 0) > 0]
+    precision = [found / rank for found, rank in enumerate(hits, start=1)]
+    return sum(precision) / sum(grade > 0 for grade in grades.values())
+
+
+@pytest.mark.parametrize("cut", [1, 3, 10, 100])
+@pytest.mark.parametrize(
+    ("name", "formula"), [("ndcg", _ndcg), ("recall", _recall), ("mrr", _mrr), ("map", _map)]
+)
+def test_random_runs_agree_with_the_textbook(
+    name: str, formula: Callable[[Grades, Scores, int], float], cut: int
+) -> None:
+    random = np.random.default_rng(cut)
+    documents = [f"d{i}" for i in range(40)]
+    qrels, run = {}, {}
+    for query in map(str, range(30)):
+        judged = random.choice(documents, 12, replace=False)
+        qrels[query] = dict(zip(judged.tolist(), random.integers(-1, 4, 12).tolist(), strict=True))
+        qrels[query][str(judged[0])] = 1
+        found = random.choice(documents, random.integers(1, 30), replace=False).tolist()
+        run[query] = dict(zip(found, random.permutation(len(found)).tolist(), strict=True))
+    expected = np.mean([formula(qrels[query], run[query], cut) for query in qrels])
+    metric = f"{name}@{cut}"
+    assert evaluate(qrels, run, [metric])[metric] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "metric", ["ndcg", "ndcg@", "ndcg@0", "ndcg@-1", "ndcg@1.5", "ndcg@ten", "spam@10", "", "@10"]
+)
+def test_an_unknown_metric_lists_the_known_ones(metric: str) -> None:
+    with pytest.raises(ConfigError, match=f"metric '{metric}' is unknown; use one such as ndcg@10"):
+        evaluate(QRELS, RUN, [metric])
+
+
+def test_inputs_are_left_as_they_were() -> None:
+    run = {query: dict(scores) for query, scores in RUN.items()}
+    qrels = {query: dict(grades) for query, grades in QRELS.items()}
+    evaluate(qrels, run, ["mrr@1", "ndcg@10"])
+    assert (qrels, run) == (QRELS, RUN)
