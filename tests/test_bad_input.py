@@ -73,7 +73,7 @@ class Place:
     def write(self, content: pa.Table, name: str = "bad/bad.parquet") -> Path:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(content, path)
+        pq.write_table(content, path, write_page_checksum=True)
         return path.parent
 
     def assert_unharmed(self) -> None:
@@ -538,14 +538,15 @@ def test_a_blank_query(text_index: Path) -> None:
 def test_a_damaged_bundle_and_the_build_that_mends_it(
     place: Place, name: str, command: str
 ) -> None:
-    path = next(place.out.rglob(name))
+    current = place.out / "CURRENT"
+    path = current if name == "CURRENT" else next(place.out.glob(f"versions/*/{name}"))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0x10
     path.write_bytes(data)
     more = ("--like", "d7") if command == "search" else ()
     status, _, stderr = run(command, place.out, *more)
     assert status == ARTIFACT
-    assert_one_error(stderr, match=re.escape(str(path)))
+    assert_one_error(stderr, match="CURRENT" if path == current else re.escape(str(path)))
     build = ("build", place.root / "good", *EMBEDDED, "--k", 3, "--out", place.out)
     assert run(*build)[0] == 0
     place.assert_unharmed()
@@ -567,7 +568,9 @@ def test_a_store_that_is_none(place: Place, store: str) -> None:
 
 
 def test_a_store_of_two_corpora_asks_which(place: Place) -> None:
-    corpus = place.write(table(id=[f"x{i}" for i in range(ROWS)], e=list(numbers(4))), "b/b.parquet")
+    corpus = place.write(
+        table(id=[f"x{i}" for i in range(ROWS)], e=list(numbers(4))), "b/b.parquet"
+    )
     store = place.out / "store"
     status, _, stderr = run("encode", corpus, *EMBEDDED, "--store", store)
     assert status == 0, stderr
@@ -601,12 +604,14 @@ def test_a_second_build_into_the_same_folder_at_once(place: Place) -> None:
     assert run(*arguments)[0] == 0
 
 
-def _limit_file_size(size: int) -> Callable[[], None]:
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
-def _command(*arguments: Any) -> list[str]:
-    return [sys.executable, "-c", "from whiten_index.cli import main; main()", *map(str, arguments)]
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # Other sizes fail in other places: embeddings, rows, moments, whitening, FAISS's file, manifest.
@@ -615,12 +620,12 @@ def _command(*arguments: Any) -> list[str]:
 def test_a_disk_that_takes_no_more(place: Place, size: int, store: str) -> None:
     more = () if store == "filled" else ("--store-dtype", "float16")
     build = ("build", place.root / "good", *EMBEDDED, *more, "--k", "full", "--out", place.out)
-    done = subprocess.run(
-        _command(*build), capture_output=True, text=True, preexec_fn=_limit_file_size(size)
-    )
-    assert done.returncode == DISK, (done.returncode, done.stdout, done.stderr)
-    assert_one_error(done.stderr, match="cannot write .*larger than.*run the same command again")
+    with file_size_limit(size):
+        status, stdout, stderr = run(*build)
+    assert status == DISK, (stdout, stderr)
+    assert_one_error(stderr, match="cannot write .*larger than.*run the same command again")
     place.assert_unharmed()
+    assert run(*build)[0] == 0
 
 
 @pytest.fixture
@@ -644,11 +649,9 @@ def test_a_full_disk(place: Place, tiny_disk: Path, filling: str) -> None:
     on_disk = Place(tiny_disk, place.found)
     store = tiny_disk / "store" if filling == "store" else place.root / "elsewhere"
     build = ("build", corpus, *EMBEDDED, "--k", "full", "--store", store)
-    done = subprocess.run(
-        _command(*build, "--out", tiny_disk / "out"), capture_output=True, text=True
-    )
-    assert done.returncode == DISK, (done.returncode, done.stdout, done.stderr)
-    assert_one_error(done.stderr, match=f"cannot write {tiny_disk}.*the disk is full; free space")
+    status, stdout, stderr = run(*build, "--out", tiny_disk / "out")
+    assert status == DISK, (stdout, stderr)
+    assert_one_error(stderr, match=f"cannot write {tiny_disk}.*the disk is full; free space")
     on_disk.assert_unharmed()
     # With room elsewhere the same embeddings are taken up, none is lost.
     status, stdout, _ = run(*build[:-1], place.root / "elsewhere", "--out", place.out, "--json")

@@ -99,7 +99,7 @@ def test_peak_memory_does_not_depend_on_the_rows(
             "corpus": [str(path)],
             "store": str(tmp_path / f"store-{rows}"),
             "id_column": "id",
-            "shard_rows": 4096,
+            "shard_rows": 1024,
         }
         if kind == "texts":
             config |= {"text_columns": ["text"], "keep": ["kept"], "model": str(tiny_model)}

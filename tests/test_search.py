@@ -40,7 +40,11 @@ def build(folder: Path, rows: NDArray[Any], **options: Any) -> Path:
     faiss.omp_set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.table(
-        {"id": np.arange(len(rows)) * 10, "e": list(rows), "name": [f"n{i}" for i in range(len(rows))]}
+        {
+            "id": np.arange(len(rows)) * 10,
+            "e": list(rows),
+            "name": [f"n{i}" for i in range(len(rows))],
+        }
     )
     pq.write_table(table, folder / "c.parquet")
     options = {"k": K, "id_column": "id", "keep": "name", "shard_rows": 40, **options}
@@ -122,7 +126,8 @@ def test_a_factory_that_gives_no_vector_back_finds_neighbours_or_is_refused_in_w
     # In a process of its own, which FAISS may bring down.
     script = (
         "import sys; from whiten_index import open_index; from whiten_index.errors import *\n"
-        "try: print(len(open_index(sys.argv[1]).search_like(50, top_k=10)))\n"
+        "opened = open_index(sys.argv[1])\n"
+        "try: print(*{len(opened.search_like(10 * row, top_k=10)) for row in range(150)})\n"
         "except ConfigError as error: print('refused' if 'factory' in str(error) else error)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(out)], capture_output=True, text=True)
@@ -151,7 +156,7 @@ def test_ids_may_be_given_as_text_and_an_unknown_one_is_named(index: Path) -> No
     opened = open_index(index)
     assert opened.search_like("70") == opened.search_like(70)
     for unknown in (7, "seven", "", -1, 10**30):
-        with pytest.raises(CorpusError, match="no document has the id .*; ids here are int64"):
+        with pytest.raises(CorpusError, match=r"no document has the id .*; ids here are int64"):
             opened.search_like(unknown)
 
 
@@ -183,7 +188,7 @@ def test_top_k_below_one_is_refused(index: Path, top_k: int) -> None:
 
 
 def test_text_needs_an_encoder(index: Path) -> None:
-    with pytest.raises(ConfigError, match="built from an embedding column.*--model"):
+    with pytest.raises(ConfigError, match=r"built from an embedding column.*--model"):
         open_index(index).search(["some text"])
 
 
@@ -213,7 +218,10 @@ def read_jsonl(path: Path) -> list[tuple[str, str, int, float]]:
 def read_parquet(path: Path) -> list[tuple[str, str, int, float]]:
     table = pq.read_table(path)
     assert table.column_names == ["query_id", "doc_id", "rank", "score"]
-    return [(row[0], str(row[1]), row[2], row[3]) for row in zip(*table.to_pydict().values())]
+    return [
+        (row[0], str(row[1]), row[2], row[3])
+        for row in zip(*table.to_pydict().values(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +264,7 @@ def test_a_run_of_many_queries_is_whole(tmp_path: Path, index: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run", "run.tsv", "run.trec.gz"])
 def test_an_ending_that_names_no_format_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="names no run format; use .trec"):
+    with pytest.raises(ConfigError, match=r"names no run format; use .trec"):
         check_run_path(tmp_path / name)
 
 
@@ -265,7 +273,7 @@ def test_an_id_with_blanks_cannot_stand_in_a_trec_run_and_leaves_no_file(
 ) -> None:
     source = queries_file(tmp_path, queries, qid=["q0", "q 1", *"bcdef"])
     config = CorpusConfig(sources=(source,), embedding_column="e", id_column="qid")
-    with pytest.raises(ConfigError, match="'q 1' has blanks.*parquet or .jsonl"):
+    with pytest.raises(ConfigError, match=r"'q 1' has blanks.*parquet or .jsonl"):
         write_run(tmp_path / "run.trec", open_index(index).rank(config, top_k=3))
     assert [path.name for path in tmp_path.iterdir()] == ["queries.parquet"]
 
@@ -328,9 +336,7 @@ def test_text_queries_of_a_file_agree_with_search(tmp_path: Path, text_index: Pa
         np.testing.assert_allclose(ranking.scores, [hit.score for hit in hits], atol=1e-5)
 
 
-def test_the_same_model_may_have_moved(
-    tmp_path: Path, text_index: Path, tiny_model: Path
-) -> None:
+def test_the_same_model_may_have_moved(tmp_path: Path, text_index: Path, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, tmp_path / "moved")
     moved = open_index(text_index, model=str(tmp_path / "moved"), device="cpu")
     there = open_index(text_index, device="cpu")
@@ -356,7 +362,7 @@ def test_another_encoder_is_refused(
         path = other / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "relu"}))
     opened = open_index(text_index, model=str(other), device="cpu")
-    with pytest.raises(EncoderError, match="index was built with .*search with the model it was"):
+    with pytest.raises(EncoderError, match=r"index was built with .*search with the model it was"):
         opened.search(["the cat"])
 
 
@@ -379,7 +385,9 @@ def path_of(out: Path, name: str) -> Path:
     return out / name if name == "CURRENT" else next((out / "versions").glob(f"*/{name}"))
 
 
-@pytest.mark.parametrize("damage", ["flip first", "flip", "flip last", "truncate", "empty", "delete"])
+@pytest.mark.parametrize(
+    "damage", ["flip first", "flip", "flip last", "truncate", "empty", "delete"]
+)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_bundle_is_refused_and_never_crashes(
     tmp_path: Path, index: Path, name: str, damage: str
@@ -484,7 +492,7 @@ def test_a_later_format_asks_for_an_upgrade(tmp_path: Path, index: Path) -> None
     shutil.copytree(index, tmp_path / "o", ignore=shutil.ignore_patterns("store"))
     path = path_of(tmp_path / "o", "manifest.json")
     path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
-    with pytest.raises(ArtifactError, match="format 99.*upgrade whiten-index"):
+    with pytest.raises(ArtifactError, match=r"format 99.*upgrade whiten-index"):
         open_index(tmp_path / "o")
 
 

@@ -32,6 +32,9 @@ class TextBatch:
     read: int
     skipped: Mapping[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _require_rows(self.documents, len(self.texts))
+
     def digests(self) -> NDArray[np.uint8]:
         """Return (n, 16) uint8: BLAKE2b-128 of each text's UTF-8 bytes."""
         return row_digests(text.encode() for text in self.texts)
@@ -56,12 +59,21 @@ class EmbeddingBatch:
     read: int
     skipped: Mapping[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _require_rows(self.documents, len(self.embeddings))
+
     def digests(self) -> NDArray[np.uint8]:
         """Return (n, 16) uint8: BLAKE2b-128 of each embedding's bytes."""
         return row_digests(row.tobytes() for row in np.ascontiguousarray(self.embeddings))
 
     def __len__(self) -> int:
         return int(self.embeddings.shape[0])
+
+
+def _require_rows(documents: pa.Table, rows: int) -> None:
+    """Refuse a batch whose rows would be named by another row's id."""
+    if documents.num_rows != rows:
+        raise ValueError(f"a batch of {rows} rows has {documents.num_rows} documents")
 
 
 def row_digests(rows: Iterable[bytes]) -> NDArray[np.uint8]:

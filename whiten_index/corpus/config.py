@@ -42,6 +42,9 @@ class CorpusConfig:
     shard_rows: int = SHARD_ROWS
 
     def __post_init__(self) -> None:
+        for name in ("sources", "text_columns", "keep"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
         if bool(self.text_columns) == bool(self.embedding_column):
             raise ConfigError(
                 "name what to index: --text-column (one or more) or --embedding-column, not both"

@@ -1,7 +1,8 @@
 """Row filters: ``lang == 'en' and year >= 2020`` becomes a pyarrow expression.
 
 The text is parsed as a Python expression and only comparisons, ``in``, ``is None``, ``and``,
-``or`` and ``not`` over columns and literals are translated: nothing is ever evaluated.
+``or`` and ``not`` over columns and literals are translated: nothing is ever evaluated. As in SQL, a
+null satisfies no comparison, neither ``==`` nor ``!=``, neither ``in`` nor ``not in``.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class RowFilter:
         try:
             tree = ast.parse(text.strip(), mode="eval").body
             expression = _condition(tree)
-        except (SyntaxError, ValueError, TypeError) as error:
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
             raise ConfigError(
                 f"the row filter {text!r} is not understood ({error}); write conditions such as "
                 "lang == 'en' and (year >= 2020 or source in ['a', 'b']) and title is not None"
@@ -91,8 +92,7 @@ def _condition(node: ast.expr) -> Any:
 
 def _link(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
     if isinstance(op, ast.In | ast.NotIn):
-        member = _value(left).isin(ast.literal_eval(right))
-        return ~member if isinstance(op, ast.NotIn) else member
+        return _membership(_value(left), ast.literal_eval(right), wanted=isinstance(op, ast.In))
     if isinstance(op, ast.Is | ast.IsNot):
         if not (isinstance(right, ast.Constant) and right.value is None):
             raise ValueError("'is' takes None only")
@@ -101,5 +101,20 @@ def _link(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
     return _COMPARE[type(op)](_value(left), _value(right))
 
 
+def _membership(value: Any, members: Any, *, wanted: bool) -> Any:
+    if not isinstance(members, list | tuple | set):
+        raise TypeError("'in' takes a list")
+    known = ~value.is_null()
+    if not members:
+        return ~known & known if wanted else known
+    found = value.isin(list(members))
+    return found if wanted else known & ~found
+
+
 def _value(node: ast.expr) -> Any:
-    return pc.field(node.id) if isinstance(node, ast.Name) else pc.scalar(ast.literal_eval(node))
+    if isinstance(node, ast.Name):
+        return pc.field(node.id)
+    value = ast.literal_eval(node)
+    if value is None:
+        raise ValueError("compare with None by 'is None' or 'is not None'")
+    return pc.scalar(value)

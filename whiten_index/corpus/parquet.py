@@ -172,7 +172,10 @@ class ParquetCorpus:
             with _open(file) as parquet:
                 schema = pa.schema([parquet.schema_arrow.field(name) for name in columns])
                 batches = [b for span in shard.spans for b in _read_span(parquet, span, columns)]
-                return pa.Table.from_batches(batches, schema=schema)
+                table = pa.Table.from_batches(batches, schema=schema)
+                # Damage that decodes all the same shows as text that is not UTF-8.
+                table.validate(full=True)
+                return table
         except (OSError, pa.ArrowException) as error:
             raise CorpusError(
                 f"{file.path} is damaged ({str(error).splitlines()[0][:160]}); restore the file or "
@@ -213,7 +216,11 @@ class ParquetCorpus:
         column = self.config.embedding_column
         assert column is not None
         for shard in self.shards:
-            _, widths = embedding_rows(self._read_columns(shard, [column]).column(column))
+            columns = list(dict.fromkeys([column, *filter_columns(self._filter)]))
+            table = self._read_columns(shard, columns)
+            if self._filter is not None:
+                table = self._filter.apply(table)
+            _, widths = embedding_rows(table.column(column))
             if (widths > 0).any():
                 return int(widths[widths > 0][0])
         raise CorpusError(f"every value of {column} is null; name a column that holds embeddings")
@@ -263,10 +270,13 @@ def _read_footer(
 
 def _describe_group(group: Any, wanted: set[str]) -> RowGroup:
     chunks = (group.column(i) for i in range(group.num_columns))
-    size = sum(
-        c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in wanted
-    )
-    return RowGroup(int(group.num_rows), int(size))
+    sizes = (c.total_uncompressed_size for c in chunks if _belongs(c.path_in_schema, wanted))
+    return RowGroup(int(group.num_rows), int(sum(sizes)))
+
+
+def _belongs(path: str, wanted: set[str]) -> bool:
+    """Tell whether a leaf of the schema is one of the columns, or lies inside a nested one."""
+    return path in wanted or any(path.startswith(f"{name}.") for name in wanted)
 
 
 def _plain_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:

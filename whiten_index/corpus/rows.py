@@ -101,8 +101,10 @@ def join_texts(table: pa.Table, columns: tuple[str, ...]) -> pa.Array:
         blank = pc.equal(pc.utf8_length(trimmed), 0)
         parts.append(pc.if_else(blank, pa.scalar(None, pa.large_string()), trimmed))
     separator = pa.scalar(" ", pa.large_string())
-    joined = pc.binary_join_element_wise(*parts, separator, null_handling="skip")
-    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+    # The empty string in front keeps a row of nulls a row: a join of nulls alone yields none.
+    empty = pa.scalar("", pa.large_string())
+    joined = pc.binary_join_element_wise(empty, *parts, separator, null_handling="skip")
+    return pc.utf8_ltrim_whitespace(joined).combine_chunks()
 
 
 def embedding_rows(column: pa.ChunkedArray) -> tuple[pa.Array, NDArray[np.int64]]:
@@ -113,7 +115,7 @@ def embedding_rows(column: pa.ChunkedArray) -> tuple[pa.Array, NDArray[np.int64]
     if pa.types.is_fixed_size_list(array.type):
         widths = np.full(len(array), array.type.list_size, dtype=np.int64)
     else:
-        widths = np.asarray(pc.fill_null(pc.list_value_length(array), 0), dtype=np.int64)
+        widths = np.array(pc.fill_null(pc.list_value_length(array), 0), dtype=np.int64)
     widths[np.asarray(array.is_null())] = -1
     return array, widths
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,6 +16,7 @@ from whiten_index.errors import CorpusError
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 _GLOB = frozenset("*?[")
+_HIDDEN = "._"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class SourceFile:
     filesystem: Any
     size: int
 
+    @property
+    def place(self) -> str:
+        """Path and kind of file system, which tell files apart."""
+        return f"{self.filesystem.type_name}:{self.path}"
+
 
 def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
     """List the Parquet files of ``sources``, sorted by path within each source.
@@ -44,11 +50,11 @@ def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
     if not sources:
         raise CorpusError("no corpus was given; name a Parquet file, folder, glob or URI")
     files = [file for source in sources for file in _files_of(os.fspath(source))]
-    seen: dict[str, str] = {}
+    seen: set[str] = set()
     for file in files:
-        if file.path in seen:
+        if file.place in seen:
             raise CorpusError(f"{file.path} is named twice in the corpus; name each file once")
-        seen[file.path] = file.name
+        seen.add(file.place)
     return _with_distinct_names(files)
 
 
@@ -61,7 +67,7 @@ def resolve(source: str) -> tuple[Any, str]:
         CorpusError: no installed file system reads the URI.
     """
     if "://" not in source:
-        return pafs.LocalFileSystem(), str(Path(source).expanduser().absolute())
+        return pafs.LocalFileSystem(), os.path.normpath(Path(source).expanduser().absolute())
     try:
         filesystem, path = pafs.FileSystem.from_uri(source)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -74,7 +80,7 @@ def resolve(source: str) -> tuple[Any, str]:
 def canonical(source: str | Path) -> str:
     """Return ``source`` in the form that names it whatever the working directory."""
     text = os.fspath(source)
-    return text if "://" in text else str(Path(text).expanduser().absolute())
+    return text if "://" in text else os.path.normpath(Path(text).expanduser().absolute())
 
 
 def _resolve_with_fsspec(source: str) -> tuple[Any, str]:
@@ -108,7 +114,9 @@ def _files_of(source: str) -> list[SourceFile]:
 
 def _glob_position(source: str) -> int | None:
     """Return where the first path segment with a wildcard begins, or None without one."""
-    first = next((i for i, character in enumerate(source) if character in _GLOB), None)
+    # A question mark in a URI begins its options.
+    wildcards = _GLOB - {"?"} if "://" in source else _GLOB
+    first = next((i for i, character in enumerate(source) if character in wildcards), None)
     if first is None or Path(source).exists():
         return None
     return source.rfind("/", 0, first) + 1
@@ -120,21 +128,29 @@ def _matching(filesystem: Any, base: str, pattern: str) -> list[SourceFile]:
     files = [
         SourceFile(name, info.path, filesystem, info.size)
         for info in listed
-        if _glob_match(name := str(PurePosixPath(info.path).relative_to(root)), pattern)
+        if _segments_match(
+            (name := str(PurePosixPath(info.path).relative_to(root))).split("/"),
+            pattern.split("/"),
+        )
     ]
     if not files:
         raise CorpusError(f"no file matches {pattern} in {base}; check the pattern")
     return files
 
 
-def _glob_match(name: str, pattern: str) -> bool:
-    """Match segment by segment, so that ``*`` stays within one folder; ``**`` spans any."""
-    if "**" in pattern:
-        return fnmatch.fnmatchcase(name, pattern.replace("**/", "*")) or fnmatch.fnmatchcase(
-            name, pattern.replace("**/", "")
-        )
-    names, patterns = name.split("/"), pattern.split("/")
-    return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
+def _segments_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Match folder by folder: ``*`` stays within one, ``**`` stands for any number of them.
+
+    A writer's bookkeeping (``_SUCCESS``, ``.crc``) is matched only where its first letter is.
+    """
+    if not names or not patterns:
+        return not names and not patterns
+    hidden = names[0][0] in _HIDDEN and patterns[0][0] != names[0][0]
+    if patterns[0] == "**":
+        here = _segments_match(names, patterns[1:] or ["*"])
+        return here or (not hidden and _segments_match(names[1:], patterns))
+    matched = not hidden and fnmatch.fnmatchcase(names[0], patterns[0])
+    return matched and _segments_match(names[1:], patterns[1:])
 
 
 def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
@@ -147,7 +163,7 @@ def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
     files = [
         SourceFile(str(PurePosixPath(i.path).relative_to(path)), i.path, filesystem, i.size)
         for i in listed
-        if i.path.endswith(SUFFIXES) and not _hidden(i.path, path)
+        if i.path.lower().endswith(SUFFIXES) and not _hidden(i.path, path)
     ]
     if not files:
         raise CorpusError(
@@ -168,7 +184,7 @@ def _kind(filesystem: Any, path: str) -> Any:
 
 def _hidden(path: str, root: str) -> bool:
     """Tell whether a writer's bookkeeping lies there: ``_temporary``, ``.crc`` and the like."""
-    return any(part[0] in "._" for part in PurePosixPath(path).relative_to(root).parts)
+    return any(part[0] in _HIDDEN for part in PurePosixPath(path).relative_to(root).parts)
 
 
 def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:
@@ -176,7 +192,9 @@ def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:
     names = [file.name for file in files]
     if len(set(names)) == len(names):
         return files
-    return [SourceFile(file.path, file.path, file.filesystem, file.size) for file in files]
+    paths = [file.path for file in files]
+    names = paths if len(set(paths)) == len(paths) else [file.place for file in files]
+    return [replace(file, name=name) for file, name in zip(files, names, strict=True)]
 
 
 def _line(error: Exception) -> str:

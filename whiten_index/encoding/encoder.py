@@ -85,11 +85,11 @@ class Encoder:
         Raises:
             EncoderError: the model gives NaN or infinity.
         """
-        return self.encode_window(texts).embeddings
+        return self.encode_window(_listed(texts)).embeddings
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of queries, (n, d): with the model's query prompt, if any."""
-        return self._encode([self.spec.query_prompt + text for text in texts]).embeddings
+        return self._encode([self.spec.query_prompt + text for text in _listed(texts)]).embeddings
 
     def encode_window(
         self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None
@@ -145,6 +145,12 @@ class Encoder:
         return int(getattr(config, "num_hidden_layers", None) or config.num_layers)
 
 
+def _listed(texts: Sequence[str]) -> Sequence[str]:
+    if isinstance(texts, str):
+        raise ConfigError("encode takes a list of texts; put the one text in brackets")
+    return texts
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
@@ -170,10 +176,11 @@ def _load(spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> tuple
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder.path, trust_remote_code=spec.trust_remote_code
         )
-        model = transformers.AutoModel.from_pretrained(
+        model, loading = transformers.AutoModel.from_pretrained(
             folder.path,
             dtype=getattr(torch, spec.dtype),
             trust_remote_code=spec.trust_remote_code,
+            output_loading_info=True,
         )
     except Exception as error:
         # transformers raises what its dozens of loaders raise; for a user all mean the same.
@@ -182,5 +189,12 @@ def _load(spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> tuple
             f"{str(error).splitlines()[0][:160]}); check the folder, or --trust-remote-code if the "
             "model comes with code you trust"
         ) from error
+    # Poolers are left out of many checkpoints and never used here.
+    missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise EncoderError(
+            f"the weights of {spec.model} lack {len(missing)} tensors (such as {missing[0]}): they "
+            "would be random numbers; complete the model folder"
+        )
     encoder = model.get_encoder() if model.config.is_encoder_decoder else model
     return tokenizer, encoder.to(device).eval()

@@ -41,13 +41,15 @@ class ModelFolder:
     Attributes:
         name: as the user gave it.
         path: folder with the transformer's ``config.json``.
+        root: the folder as a whole; ``path`` may lie inside it.
         revision: the hub's commit, or ``embedded``, or None for a local folder.
         config: the transformer's configuration.
         pooling: the pooling that a sentence-transformers folder asks for, else None.
+        pools_prompt: whether the tokens of a prompt are pooled too.
         max_length: the token limit that a sentence-transformers folder asks for, else None.
         longest: most tokens the model can take.
         lower_case: whether texts are lowered before the tokenizer.
-        prompts: name -> prompt put before a text.
+        prompts: name -> prompt put before a text; ``default`` where the folder names one.
         normalizes: whether the model ends with an L2 normalisation.
         weights_sha256: digest of the weights.
         tokenizer_sha256: digest of the tokenizer's files.
@@ -55,9 +57,11 @@ class ModelFolder:
 
     name: str
     path: Path
+    root: Path
     revision: str | None
     config: dict[str, Any] = field(repr=False)
     pooling: str | None
+    pools_prompt: bool
     max_length: int | None
     longest: int
     lower_case: bool
@@ -106,7 +110,7 @@ def find_model(name: str, *, revision: str | None = None) -> ModelFolder:
     Raises:
         EncoderError: no such model, the hub cannot be reached, or the folder cannot be used.
     """
-    if Path(name).expanduser().is_dir():
+    if name and Path(name).expanduser().is_dir():
         return _read_folder(name, Path(name).expanduser().absolute(), None)
     if name in EMBEDDED_NAMES and revision is None and embedded_available():
         folder = _read_folder(name, _embedded_path(), "embedded")
@@ -164,18 +168,25 @@ def _download(name: str, revision: str | None) -> Path:
 
 def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
     modules = _modules(path)
+    _refuse_unknown(name, modules)
     root = path / str(modules[0].get("path", "")) if modules else path
     config = _json(root / "config.json")
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
     settings = _json(root / "sentence_bert_config.json") if modules else {}
-    prompts = _json(path / "config_sentence_transformers.json").get("prompts") or {}
+    told = _json(path / "config_sentence_transformers.json")
+    prompts = told.get("prompts") or {}
+    if told.get("default_prompt_name") in prompts:
+        prompts = {**prompts, "default": prompts[told["default_prompt_name"]]}
+    pooling = _pooling_config(path, modules)
     return ModelFolder(
         name=name,
         path=root,
+        root=path,
         revision=revision,
         config=config,
-        pooling=_pooling_of(name, path, modules),
+        pooling=_pooling_mode(pooling) if pooling else None,
+        pools_prompt=bool(pooling.get("include_prompt", True)),
         max_length=settings.get("max_seq_length"),
         longest=_longest(config, _json(root / "tokenizer_config.json")),
         lower_case=bool(settings.get("do_lower_case", False)),
@@ -188,40 +199,43 @@ def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
 
 def _modules(path: Path) -> list[dict[str, Any]]:
     file = path / "modules.json"
-    return list(json.loads(file.read_text())) if file.exists() else []
+    if not file.exists():
+        return []
+    value = _read_json(file)
+    if not isinstance(value, list) or not all(isinstance(module, dict) for module in value):
+        raise EncoderError(f"{file} is damaged: it lists no modules; restore the model folder")
+    return value
 
 
 def _type_of(module: dict[str, Any]) -> str:
     return str(module.get("type", "")).rpartition(".")[2]
 
 
-def _pooling_of(name: str, path: Path, modules: list[dict[str, Any]]) -> str | None:
-    """Return the pooling a sentence-transformers folder asks for, refusing what would be lost."""
+def _refuse_unknown(name: str, modules: list[dict[str, Any]]) -> None:
+    """Refuse a sentence-transformers folder with a step that would be left out."""
     unknown = [_type_of(m) for m in modules[1:] if _type_of(m) not in ("Pooling", "Normalize")]
     if unknown:
         raise EncoderError(
             f"model {name} ends with {', '.join(unknown)}, which is not applied here, so its "
-            "embeddings would be wrong; give the transformer's own folder and choose --pooling"
+            "embeddings would be wrong; take out modules.json to use the transformer alone, or "
+            "choose another model"
         )
+
+
+def _pooling_config(path: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
     for module in modules:
         if _type_of(module) == "Pooling":
-            return _pooling_mode(name, _json(path / str(module["path"]) / "config.json"))
-    return None
+            return _json(path / str(module.get("path", "")) / "config.json")
+    return {}
 
 
-def _pooling_mode(name: str, config: dict[str, Any]) -> str:
+def _pooling_mode(config: dict[str, Any]) -> str:
+    """Return the modes that a pooling configuration asks for, joined where there are several."""
     modes = config.get("pooling_mode") or [
         mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)
     ]
-    if isinstance(modes, str):
-        modes = [modes]
-    known = {"lasttoken": "last", "cls": "cls", "mean": "mean", "max": "max", "last": "last"}
-    if len(modes) != 1 or modes[0] not in known:
-        raise EncoderError(
-            f"model {name} pools by {', '.join(modes) or 'nothing'}, which is not supported; "
-            "choose --pooling mean, cls, max or last knowingly"
-        )
-    return known[modes[0]]
+    listed = [modes] if isinstance(modes, str) else list(modes)
+    return "+".join("last" if mode == "lasttoken" else str(mode) for mode in listed)
 
 
 def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
@@ -256,10 +270,12 @@ def _digest(name: str, root: Path, files: list[Path], what: str) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
+    value = _read_json(path) if path.exists() else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_json(path: Path) -> Any:
     try:
-        value = json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EncoderError(f"{path} cannot be read ({error}); restore the model folder") from error
-    return value if isinstance(value, dict) else {}

@@ -13,7 +13,8 @@ DEFAULT_MODEL = "all-MiniLM-L6-v2"
 POOLINGS = ("mean", "cls", "max", "last", "first-last-avg")
 DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_MAX_LENGTH = 512
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus", "default")
+_QUERY_PROMPTS = ("query", "default")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class EncoderConfig:
             raise ConfigError(f"dtype {self.dtype!r} is unknown; use {', '.join(DTYPES)}")
         if self.pooling == "first-last-avg" and self.layers is not None:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
+        if self.layers is not None and not self.layers:
+            raise ConfigError("--layers names no layer; write numbers such as 1,12 or 0,-1")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"--threads takes a positive number; {self.threads} was given")
         if self.max_length is not None and self.max_length < 3:
@@ -149,22 +152,34 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
             "pip install 'whiten-index[embedded]'"
         )
     folder = find_model(config.model or DEFAULT_MODEL, revision=config.revision)
-    pooling = config.pooling or folder.pooling or "mean"
+    pooling = config.pooling or ("mean" if folder.pooling is None else folder.pooling)
+    if pooling not in POOLINGS:
+        raise EncoderError(
+            f"model {folder.name} pools by {pooling or 'nothing'}, which is not supported; choose "
+            "--pooling mean, cls, max or last knowingly"
+        )
     layers = (1, folder.layers) if pooling == "first-last-avg" else config.layers or (-1,)
+    document_prompt = _prompt(config.document_prompt, folder, _DOCUMENT_PROMPTS)
+    query_prompt = _prompt(config.query_prompt, folder, _QUERY_PROMPTS)
+    if (document_prompt or query_prompt) and not folder.pools_prompt:
+        raise EncoderError(
+            f"model {folder.name} leaves its prompt out of the pooling, which is not supported; "
+            "choose another model"
+        )
     spec = EncoderSpec(
-        model=str(folder.path) if folder.revision is None else folder.name,
+        model=str(folder.root) if folder.revision is None else folder.name,
         revision=folder.revision,
         weights_sha256=folder.weights_sha256,
         tokenizer_sha256=folder.tokenizer_sha256,
         config_sha256=folder.config_sha256,
         dim=folder.dim,
         pooling="mean" if pooling == "first-last-avg" else pooling,
-        layers=tuple(_layer(folder, layer) for layer in layers),
+        layers=tuple(sorted({_layer(folder, layer) for layer in layers})),
         max_length=_max_length(folder, config.max_length),
         dtype=config.dtype,
         lower_case=folder.lower_case,
-        document_prompt=_document_prompt(config, folder),
-        query_prompt=_first(config.query_prompt, folder.prompts.get("query"), ""),
+        document_prompt=document_prompt,
+        query_prompt=query_prompt,
         normalizes=folder.normalizes,
         trust_remote_code=config.trust_remote_code,
     )
@@ -191,10 +206,8 @@ def _max_length(folder: ModelFolder, asked: int | None) -> int:
     return asked
 
 
-def _document_prompt(config: EncoderConfig, folder: ModelFolder) -> str:
-    named = (folder.prompts.get(name) for name in _DOCUMENT_PROMPTS)
-    return _first(config.document_prompt, *named, "")
-
-
-def _first(*values: str | None) -> str:
-    return next(value for value in values if value is not None)
+def _prompt(asked: str | None, folder: ModelFolder, names: tuple[str, ...]) -> str:
+    """Return the prompt asked for, else the first of ``names`` that the model has, else none."""
+    if asked is not None:
+        return asked
+    return next((folder.prompts[name] for name in names if name in folder.prompts), "")
