@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,31 +112,39 @@ def child(job: str, out: str, phase: str, nth: str, pace: str) -> int:
 def sweep(folder: str) -> int:
     """Kill a small build at every moment there is, each time in a fork, and run it again.
 
-    ``folder`` holds ``job.toml``, in which <out> stands for the index; prints a line a moment.
+    ``folder`` holds ``job.toml``, in which <out> stands for the index, and the folder ``before``,
+    an index that the build replaces. Prints a line a moment.
     """
     import faiss  # noqa: F401 (loaded once, for all forks)
 
-    import whiten_index.build  # noqa: F401
     from pipelines import build_index
+    from whiten_index.search import open_index
 
-    def in_fork(nth: int, log: Path, watched: bool) -> int:
+    def in_fork(work: Callable[[], int]) -> int:
         if pid := os.fork():
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 1)
-        if watched:
-            Watch(str(out), ANY, nth).install()
-        os._exit(build_index.run(job))
+        os._exit(work())
+
+    def watched() -> int:
+        Watch(str(out), ANY, nth).install()
+        return build_index.run(job)
+
+    def opened() -> int:
+        log.write_text(open_index(out).bundle.version)
+        return 0
 
     template, nth, status = Path(folder, "job.toml").read_text(), 0, -signal.SIGKILL
     while status == -signal.SIGKILL:
         nth += 1
-        out, job, log = (Path(folder, f"{nth}{end}") for end in ("", ".toml", ".jsonl"))
+        out, job, log = (Path(folder, f"{nth}{end}") for end in ("", ".toml", ".log"))
+        shutil.copytree(Path(folder, "before"), out)
         job.write_text(template.replace("<out>", str(out)))
-        status = in_fork(nth, log, watched=True)
+        status = in_fork(watched)
         found = {"nth": nth, "status": status, "died": events(log.read_text())}
         found["finished"] = finished_shards(out)
-        if status:
-            found["again"] = in_fork(nth, log, watched=False)
+        found["published"] = log.read_text() if in_fork(opened) == 0 else None
+        found["again"] = in_fork(lambda: build_index.run(job)) if status else None
         print(json.dumps({**found, "events": events(log.read_text())}), flush=True)
     return 0
 
@@ -365,15 +374,20 @@ def kill(
 
 
 def test_a_build_may_die_at_every_moment(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    embeddings = pa.FixedSizeListArray.from_arrays(rng.normal(size=60 * 8).astype("f4"), 8)
-    (tmp_path / "corpus").mkdir()
-    table = pa.table({"id": np.arange(60), "embedding": embeddings})
-    pq.write_table(table, tmp_path / "corpus" / "part.parquet")
-    (tmp_path / "job.toml").write_text(
-        f'corpus = "{tmp_path}/corpus"\nembedding-column = "embedding"\nid-column = "id"\n'
+    template = (
+        f'corpus = "{tmp_path}/<corpus>"\nembedding-column = "embedding"\nid-column = "id"\n'
         'shard-rows = 30\nk = 4\nthreads = 1\nout = "<out>"\n'
     )
+    job = tmp_path / "job.toml"
+    for seed, name in enumerate(("earlier.parquet", "corpus.parquet")):
+        flat = np.random.default_rng(seed).normal(size=60 * 8).astype(np.float32)
+        column = pa.FixedSizeListArray.from_arrays(flat, 8)
+        pq.write_table(pa.table({"id": np.arange(60), "embedding": column}), tmp_path / name)
+    job.write_text(
+        template.replace("<corpus>", "earlier.parquet").replace("<out>", f"{tmp_path}/before")
+    )
+    assert run(job).returncode == 0
+    job.write_text(template.replace("<corpus>", "corpus.parquet"))
     done = subprocess.run(
         [sys.executable, __file__, "--sweep", str(tmp_path)],
         cwd=ROOT,
@@ -386,14 +400,18 @@ def test_a_build_may_die_at_every_moment(tmp_path: Path) -> None:
     *killed, whole = events(done.stdout)
     assert whole["status"] == 0
     undisturbed = tmp_path / str(whole["nth"])
+    versions = {json.loads((tmp_path / "before/CURRENT").read_text())["version"]}
+    shards = set(whole["finished"]) - set(finished_shards(tmp_path / "before"))
     phases = Counter(phase_of(found["died"]) for found in killed)
     assert all(phases[phase] >= 3 for phase in PHASES.values()), phases
     for found in killed:
         out = tmp_path / str(found["nth"])
         assert (found["status"], found["again"]) == (-signal.SIGKILL, 0), found
         assert not CLOSING & {line["event"] for line in found["died"]}
-        finished, shards = found["finished"], set(whole["finished"])
-        assert_taken_up(out, finished, found["events"][-1], shards)
+        if phase_of(found["died"]) == "publish":
+            versions.add(whole["published"])
+        assert found["published"] in versions, found
+        assert_taken_up(out, found["finished"], found["events"][-1], shards)
         assert_same_index(out, undisturbed)
     left = {found["nth"]: leftovers(tmp_path / str(found["nth"])) for found in killed}
     assert not {nth: paths for nth, paths in left.items() if paths}

@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig
@@ -77,6 +77,8 @@ class BuildConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, expected in get_type_hints(BuildConfig).items():
+            _require_type(name, getattr(self, name), expected)
         for name in ("corpus", "text_columns", "keep"):
             given = getattr(self, name)
             listed = (given,) if isinstance(given, str | Path) else given
@@ -158,6 +160,18 @@ def read_job(path: Path) -> dict[str, Any]:
         many = name in _LISTS and not isinstance(value, list)
         job[name] = [value] if many else value
     return job
+
+
+def _require_type(name: str, value: object, expected: Any) -> None:
+    """Refuse a value that a job file or a caller gave in another type than the field's."""
+    allowed = get_args(expected) or (expected,)
+    plain = tuple(get_origin(kind) or kind for kind in allowed if kind is not Ellipsis)
+    if name in _LISTS:
+        plain = (str, Path, list, tuple, type(None))
+    fits = isinstance(value, plain) or (float in plain and isinstance(value, int))
+    if not fits or (isinstance(value, bool) and bool not in plain):
+        kinds = " or ".join(kind.__name__ for kind in plain if kind is not type(None))
+        raise ConfigError(f"--{name.replace('_', '-')} takes {kinds}; {value!r} was given")
 
 
 def _member(choices: type[Choice], name: str, option: str) -> Choice:

@@ -32,6 +32,8 @@ _DISK_ERRORS = {
     errno.EPERM: "permission is denied",
     errno.ENOTDIR: "a file stands where a folder is needed",
     errno.EEXIST: "a file stands where a folder is needed",
+    errno.EISDIR: "a folder stands where a file is needed",
+    errno.ENOENT: "the folder it belongs in is not there",
     errno.EIO: "the disk reports an input/output error",
     errno.EFBIG: "the file would be larger than the file system or the limit allows",
 }

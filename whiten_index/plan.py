@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.batch import TextBatch
+import numpy as np
+
+from whiten_index.batch import EmbeddingBatch, TextBatch
 from whiten_index.build import check_early
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import Shard
@@ -74,10 +76,11 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
     check_early(config, corpus)
     work = shard_work(config, corpus, write=False)
     missing: list[Shard] = []
-    reused = to_encode = 0
+    reused = to_encode = raw_bytes = 0
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
-            rows, there = _look_up(work, shard)
+            rows, size, there = _look_up(work, shard)
+            raw_bytes += size
             reused, to_encode = (reused + rows, to_encode) if there else (reused, to_encode + rows)
             if not there and rows:
                 missing.append(shard)
@@ -85,7 +88,6 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
     rate = _calibrate(work, missing, stages) if config.embedding_column is None else None
     rows, dim = reused + to_encode, int(work.store.encoder["dim"])
     k = _width(config, dim)
-    itemsize = 2 if work.dtype is StoreDtype.FLOAT16 else _FLOAT32_BYTES
     return BuildPlan(
         shards=len(corpus.shards),
         read=corpus.rows,
@@ -93,7 +95,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
         to_encode=to_encode,
         rows_per_second=rate,
         seconds=None if rate is None else to_encode / rate,
-        raw_bytes=rows * dim * itemsize,
+        raw_bytes=raw_bytes,
         vector_bytes=rows * k * _FLOAT32_BYTES,
         factory=choose_factory(config.factory, rows=rows),
         dim=dim,
@@ -102,10 +104,16 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
     )
 
 
-def _look_up(work: ShardWork, shard: Shard) -> tuple[int, bool]:
+def _look_up(work: ShardWork, shard: Shard) -> tuple[int, int, bool]:
+    """Return a shard's usable rows, the bytes of their embeddings, and whether it is done."""
     batch = work.corpus.read(shard)
     fingerprint = work.store.shard_fingerprint(batch.digests(), work.dtype)
-    return len(batch), work.store.find(fingerprint, verify=False) is not None
+    if work.dtype is StoreDtype.OWN:
+        itemsize = batch.embeddings.itemsize if isinstance(batch, EmbeddingBatch) else 4
+    else:
+        itemsize = np.dtype(work.dtype.value).itemsize
+    there = work.store.find(fingerprint, verify=False) is not None
+    return len(batch), len(batch) * int(work.store.encoder["dim"]) * itemsize, there
 
 
 def _calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float | None:

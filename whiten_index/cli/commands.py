@@ -130,13 +130,13 @@ def search(
         _search_file(opened, queries, top_k, as_json=as_json, **options)
         return
     if like is not None:
-        found = {like: opened.search_like(like, top_k=top_k)}
+        found = [(like, opened.search_like(like, top_k=top_k))]
     else:
-        found = dict(zip(texts, opened.search(texts, top_k=top_k), strict=True))
+        found = list(zip(texts, opened.search(texts, top_k=top_k), strict=True))
     if as_json:
-        terminal.print_json({"results": [_result(query, hits) for query, hits in found.items()]})
+        terminal.print_json({"results": [_result(query, hits) for query, hits in found]})
         return
-    for query, hits in found.items():
+    for query, hits in found:
         click.echo(query)
         for hit in hits:
             columns = "  ".join(str(value) for value in hit.columns.values())
@@ -256,7 +256,9 @@ def _print_bytes(sizes: Mapping[str, int]) -> None:
 def _result(query: str, hits: list[Hit]) -> dict[str, Any]:
     return {
         "query": query,
-        "hits": [{"id": h.id, "score": h.score, "row": h.row, **h.columns} for h in hits],
+        "hits": [
+            {"id": h.id, "score": h.score, "row": h.row, "columns": dict(h.columns)} for h in hits
+        ],
     }
 
 

@@ -215,14 +215,20 @@ class ParquetCorpus:
         """Return the width of the first embedding that is not null."""
         column = self.config.embedding_column
         assert column is not None
+        seen = kept = 0
         for shard in self.shards:
             columns = list(dict.fromkeys([column, *filter_columns(self._filter)]))
             table = self._read_columns(shard, columns)
             if self._filter is not None:
                 table = self._filter.apply(table)
+            seen, kept = seen + shard.rows, kept + table.num_rows
             _, widths = embedding_rows(table.column(column))
             if (widths > 0).any():
                 return int(widths[widths > 0][0])
+        if not kept:
+            raise CorpusError(
+                f"none of the {seen} rows read can be used ({seen} filtered); check the row filter"
+            )
         raise CorpusError(f"every value of {column} is null; name a column that holds embeddings")
 
 

@@ -82,9 +82,7 @@ class Bundle:
         """Return cosines and row numbers of the rows nearest to a row, itself left out."""
         faiss = load_faiss()
         inner = faiss.downcast_index(self.index.index)
-        if isinstance(inner, faiss.IndexIVF):
-            inner.make_direct_map()
-        vector = inner.reconstruct(row).reshape(1, -1)
+        vector = _vector_of(inner, row)
         scores, rows = inner.search(vector, _checked_top_k(top_k, len(self) - 1) + 1)
         others = rows[0] != row
         return scores[:, others][:, :top_k], rows[:, others][:, :top_k]
@@ -207,11 +205,37 @@ def open_bundle(root: Path | str, *, verify: str = "full") -> Bundle:
 
 
 def vector_bytes(index: Any) -> int:
-    """Return the bytes of the reduced vectors: rows times code size."""
+    """Return the bytes of the reduced vectors: rows times code size.
+
+    Where the kind of index has no fixed code size, it is the bytes of the whole inner index.
+    """
     faiss = load_faiss()
     inner = faiss.downcast_index(index.index)
-    size = getattr(inner, "code_size", None) or getattr(inner, "sa_code_size", lambda: 0)()
-    return int(index.ntotal) * int(size)
+    holder = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
+    size = getattr(holder, "code_size", None)
+    return int(index.ntotal) * int(size) if size else len(faiss.serialize_index(inner))
+
+
+def _vector_of(inner: Any, row: int) -> NDArray[np.float32]:
+    """Return the vector of a row as the index keeps it, (1, k).
+
+    Raises:
+        ConfigError: this kind of index gives no vectors back.
+    """
+    faiss = load_faiss()
+    if isinstance(inner, faiss.IndexRefine):
+        inner = faiss.downcast_index(inner.refine_index)
+    lists = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
+    # Others are not asked: some of FAISS's fast-scan indexes crash on it.
+    if not isinstance(inner, (faiss.IndexFlatCodes, faiss.IndexHNSW, *lists)):
+        raise ConfigError(
+            f"an index of kind {type(inner).__name__} gives no vectors back, so it has no "
+            "neighbours of a document; search by text, or build with another --factory"
+        )
+    if isinstance(inner, lists):
+        inner.make_direct_map()
+    vector: NDArray[np.float32] = inner.reconstruct(row).reshape(1, -1)
+    return vector
 
 
 def _read_current(root: Path) -> dict[str, Any]:

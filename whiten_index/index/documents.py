@@ -91,7 +91,7 @@ class Documents:
         kind = self.schema.field(ID).type
         try:
             scalar = pa.scalar(wanted).cast(kind)
-        except pa.ArrowInvalid:
+        except (pa.ArrowException, OverflowError):
             scalar = None
         for start, batch in zip(self._starts, self._batches, strict=False):
             position = -1 if scalar is None else pc.index(batch.column(ID), scalar).as_py()

@@ -40,7 +40,7 @@ def inner_index(factory: str, k: int) -> Any:
             f"FAISS cannot make {factory!r} over {k} dims ({first_line(error)}); see the FAISS "
             "factory strings, such as Flat, HNSW32, IVF1024,Flat or IVF1024,PQ16"
         ) from error
-    if isinstance(index, faiss.IndexPreTransform):
+    if any(isinstance(part, faiss.IndexPreTransform) for part in _parts(index)):
         raise ConfigError(
             f"{factory!r} holds a transform of its own (PCA, OPQ, L2norm …), which would nest in "
             "the whitening; leave it out and choose the width with --k"
@@ -50,6 +50,14 @@ def inner_index(factory: str, k: int) -> Any:
             f"{factory!r} maps ids, and rows are found by their number here; leave out IDMap"
         )
     return index
+
+
+def _parts(index: Any) -> list[Any]:
+    """Return an index and the indexes it is made of."""
+    faiss = load_faiss()
+    inside = (getattr(index, name, None) for name in ("base_index", "quantizer"))
+    found = [faiss.downcast_index(part) for part in inside if part is not None]
+    return [index, *(part for each in found for part in _parts(each))]
 
 
 def wrap(inner: Any, whitening: Whitening) -> Any:
