@@ -14,6 +14,7 @@ import json
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,11 @@ def run(job: Path) -> int:
     except KeyboardInterrupt:
         log("interrupted", message="finished shards are kept; run the same job to go on")
         return INTERRUPTED
+    except Exception as error:
+        # Whoever reads the log lines must see an end, whatever it was; the rest is for people.
+        log("failed", error=type(error).__name__, message=str(error), exit_code=1)
+        traceback.print_exc()
+        return 1
     log("up_to_date" if report.up_to_date else "published", **report.to_json())
     return 0
 

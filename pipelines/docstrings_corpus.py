@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import os
 import random
 import sysconfig
 import time
@@ -31,7 +32,7 @@ FILE_NAME = "docstrings.parquet"
 # A shard reads the row groups it needs, so one group would make each shard read all of the file.
 ROWS_PER_GROUP = 2_000
 # Copies of other packages, tests, tables, and applications that come with Python.
-SKIPPED = {"distutils", "encodings", "idlelib", "lib2to3", "test", "tests", "turtledemo", "vendor"}
+SKIPPED_FOLDERS = {"distutils", "encodings", "idlelib", "lib2to3", "test", "tests", "vendor"}
 # CPython runs these modules in C; their documented versions in Python have other names.
 PUBLIC_NAMES = {"_pydatetime": "datetime", "_pydecimal": "decimal", "_pyio": "io"}
 
@@ -148,15 +149,17 @@ def _packages(roots: Iterable[Path]) -> dict[str, list[Source]]:
 
 
 def _sources(root: Path) -> Iterator[Source]:
-    # Sorted, since file systems list in different orders.
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        skipped = not SKIPPED.isdisjoint(parts) or parts[-1].startswith(("test_", "conftest"))
-        if skipped or not all(part.isidentifier() for part in parts):
-            continue
-        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        if module:
-            yield Source(root, path, PUBLIC_NAMES.get(module, module))
+    for folder, folders, files in os.walk(root):
+        # Pruned and sorted in place, since file systems list in different orders.
+        folders[:] = sorted(f for f in folders if f.isidentifier() and f not in SKIPPED_FOLDERS)
+        for file in sorted(files):
+            path = Path(folder, file)
+            if path.suffix != ".py" or not path.stem.isidentifier() or file.startswith("test_"):
+                continue
+            parts = path.relative_to(root).with_suffix("").parts
+            module = ".".join(parts[:-1] if path.stem == "__init__" else parts)
+            if module:
+                yield Source(root, path, PUBLIC_NAMES.get(module, module))
 
 
 def _in_order(

@@ -7,6 +7,7 @@ the outermost public package that imports it from there, directly or through oth
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import itertools
@@ -48,8 +49,7 @@ class Source:
     @property
     def packages(self) -> list[str]:
         """The public modules along the dotted name, outermost first."""
-        parts = self.module.split(".")
-        public = list(itertools.takewhile(lambda part: not part.startswith("_"), parts))
+        public = list(itertools.takewhile(lambda part: part[0] != "_", self.module.split(".")))
         return [".".join(public[:depth]) for depth in range(1, len(public) + 1)]
 
 
@@ -81,8 +81,7 @@ def documented_names(source: Source) -> Iterator[Documented]:
         home = next((home for home, names in offers.items() if names & {top, "*"}), None)
         if home and (not listed or top in listed) and (text := _prose(node, node.name)):
             signature = _signature(node, method="." in name)
-            shortened = textwrap.shorten(signature, MAX_SIGNATURE, placeholder=" …")
-            yield Documented(home, name, shortened, text)
+            yield Documented(home, name, textwrap.shorten(signature, MAX_SIGNATURE), text)
 
 
 def _offers(source: Source) -> dict[str, set[str]]:
@@ -119,7 +118,7 @@ def _imported(root: Path, module: str) -> dict[str, set[str]]:
     base = root.joinpath(*module.split("."))
     package = module if base.is_dir() else module.rpartition(".")[0]
     taken: defaultdict[str, set[str]] = defaultdict(set)
-    try:
+    with contextlib.suppress(*UNREADABLE):
         tree = _parse(base / "__init__.py" if base.is_dir() else base.with_suffix(".py"))
         for node in _statements(tree.body):
             if isinstance(node, ast.ImportFrom):
@@ -127,8 +126,6 @@ def _imported(root: Path, module: str) -> dict[str, set[str]]:
                 origin = importlib.util.resolve_name(relative, package)
                 if "._" in origin:
                     taken[origin] |= {a.name for a in node.names if a.asname in (None, a.name)}
-    except UNREADABLE:
-        return {}
     return taken
 
 

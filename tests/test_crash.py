@@ -130,6 +130,9 @@ def sweep(folder: str) -> int:
         Watch(str(out), ANY, nth).install()
         return build_index.run(job)
 
+    def plain() -> int:
+        return build_index.run(job)
+
     def opened() -> int:
         log.write_text(open_index(out).bundle.version)
         return 0
@@ -144,7 +147,7 @@ def sweep(folder: str) -> int:
         found = {"nth": nth, "status": status, "died": events(log.read_text())}
         found["finished"] = finished_shards(out)
         found["published"] = log.read_text() if in_fork(opened) == 0 else None
-        found["again"] = in_fork(lambda: build_index.run(job)) if status else None
+        found["again"] = in_fork(plain) if status else None
         print(json.dumps({**found, "events": events(log.read_text())}), flush=True)
     return 0
 

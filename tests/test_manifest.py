@@ -86,22 +86,8 @@ def test_the_digest_is_sha256(tmp_path, size):
 # Publishing a folder
 
 
-def test_a_published_folder_is_whole(tmp_path):
+def test_a_published_folder_is_whole_when_it_is_first_seen(tmp_path):
     final = tmp_path / "deep" / "thing"
-    written = manifest.publish_folder(final, fill)
-    assert sorted(p.name for p in final.iterdir()) == ["a.bin", "b.bin", manifest.MANIFEST]
-    assert [p.name for p in final.parent.iterdir()] == ["thing"]
-    found = manifest.read_manifest(final, kind="thing", version=1)
-    assert found == written
-    assert found["files"]["a.bin"] == {
-        "bytes": 1000,
-        "sha256": hashlib.sha256(b"a" * 1000).hexdigest(),
-    }
-    manifest.check_files(final, found, content=True)
-
-
-def test_nobody_sees_a_folder_before_it_is_whole(tmp_path):
-    final = tmp_path / "thing"
 
     def look(folder):
         fields = fill(folder)
@@ -109,36 +95,40 @@ def test_nobody_sees_a_folder_before_it_is_whole(tmp_path):
         assert not (folder / manifest.MANIFEST).exists()
         return fields
 
-    manifest.publish_folder(final, look)
-    assert final.exists()
+    written = manifest.publish_folder(final, look)
+    assert sorted(p.name for p in final.iterdir()) == ["a.bin", "b.bin", manifest.MANIFEST]
+    assert [p.name for p in final.parent.iterdir()] == ["thing"]
+    found = manifest.read_manifest(final, kind="thing", version=1)
+    assert found == written
+    sha256 = hashlib.sha256(b"a" * 1000).hexdigest()
+    assert found["files"]["a.bin"] == {"bytes": 1000, "sha256": sha256}
+    manifest.check_files(final, found, content=True)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, MemoryError])
-def test_when_the_work_fails_nothing_is_left(tmp_path, error):
+@pytest.mark.parametrize(
+    ("error", "seen", "message"),
+    [
+        *((kind("half way"), kind, "half way") for kind in (RuntimeError, KeyboardInterrupt)),
+        *((kind("half way"), kind, "half way") for kind in (SystemExit, MemoryError)),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            OutputError,
+            r"cannot write .*thing: the disk is full; free space",
+        ),
+        (None, TypeError, "JSON"),  # fields that are no JSON
+    ],
+)
+def test_when_the_work_fails_nothing_is_left(tmp_path, error, seen, message):
     def fail(folder):
         fill(folder)
-        raise error("half way")
+        if error is None:
+            return {"kind": object()}
+        raise error
 
-    with pytest.raises(error, match="half way"):
+    with pytest.raises(seen, match=message):
         manifest.publish_folder(tmp_path / "thing", fail)
     assert not list(tmp_path.iterdir())
     manifest.publish_folder(tmp_path / "thing", fill)  # and nothing is in the way
-
-
-def test_a_full_disk_leaves_nothing_and_says_so(tmp_path):
-    def fail(folder):
-        fill(folder)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OutputError, match=r"cannot write .*thing: the disk is full; free space"):
-        manifest.publish_folder(tmp_path / "thing", fail)
-    assert not list(tmp_path.iterdir())
-
-
-def test_fields_that_are_no_json_leave_nothing(tmp_path):
-    with pytest.raises(TypeError):
-        manifest.publish_folder(tmp_path / "thing", lambda folder: {"kind": object()})
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_existing_folder_is_kept(tmp_path):
@@ -180,11 +170,19 @@ def test_of_many_writers_one_publishes_and_all_are_content(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thing"]
 
 
-@pytest.mark.parametrize("below", ["", "deeper"])
-def test_a_file_in_the_way_is_an_output_error_and_is_kept(tmp_path, below):
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: manifest.publish_folder(path, fill),
+        lambda path: manifest.publish_folder(path / "deeper", fill),
+        lambda path: enter(path),
+    ],
+    ids=["folder", "deeper folder", "lock"],
+)
+def test_a_file_in_the_way_is_an_output_error_and_is_kept(tmp_path, write):
     (tmp_path / "thing").write_text("mine")
     with pytest.raises(OutputError, match="a file stands where a folder is needed"):
-        manifest.publish_folder(tmp_path / "thing" / below, fill)
+        write(tmp_path / "thing")
     assert (tmp_path / "thing").read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["thing"]
 
@@ -322,6 +320,7 @@ def test_what_this_very_process_is_writing_is_kept(tmp_path):
 
     manifest.publish_folder(tmp_path / "thing", fill_and_clean)
     assert (tmp_path / "thing" / "a.bin").exists()
+    assert manifest.remove_leftovers(tmp_path / "nowhere") == 0
 
 
 @pytest.mark.parametrize("host", ["elsewhere", "else~where", "~"])
@@ -333,36 +332,33 @@ def test_leftovers_of_another_host_are_not_ours_to_remove(tmp_path, host):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_folder_that_is_not_there_has_no_leftovers(tmp_path):
-    assert manifest.remove_leftovers(tmp_path / "nowhere") == 0
-
-
 # Reading
 
 
-def test_a_missing_folder_is_not_an_artifact(tmp_path):
-    with pytest.raises(ArtifactError, match=r"nowhere is not a whiten-index thing: it has no mani"):
-        manifest.read_manifest(tmp_path / "nowhere", kind="thing", version=1)
+def read(folder, version=2):
+    return manifest.read_manifest(folder, kind="thing", version=version)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b'{"kind": "thi', b"\xff\xfe", b"\0" * 40])
-def test_a_damaged_manifest_is_an_error(tmp_path, data):
-    (tmp_path / manifest.MANIFEST).write_bytes(data)
-    with pytest.raises(ArtifactError, match=r"manifest\.json of a whiten-index thing cannot be re"):
-        manifest.read_manifest(tmp_path, kind="thing", version=1)
-
-
-@pytest.mark.parametrize("data", ["[]", "null", "3", '"thing"'])
-def test_a_manifest_is_an_object(tmp_path, data):
-    (tmp_path / manifest.MANIFEST).write_text(data)
-    with pytest.raises(ArtifactError, match="holds no JSON object"):
-        manifest.read_manifest(tmp_path, kind="thing", version=1)
-
-
-def test_a_folder_in_place_of_the_manifest_is_an_error(tmp_path):
-    (tmp_path / manifest.MANIFEST).mkdir()
-    with pytest.raises(ArtifactError, match="cannot be read"):
-        manifest.read_manifest(tmp_path, kind="thing", version=1)
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, r"thing is not a whiten-index thing: it has no mani.*; check the path, or build"),
+        *(
+            (data, r"manifest\.json of a whiten-index thing cannot be read .*; restore it")
+            for data in (b"", b"{", b'{"kind": "thi', b"\xff\xfe", b"\0" * 40, "a folder")
+        ),
+        *((data, "holds no JSON object; build it") for data in (b"[]", b"null", b"3", b'"thing"')),
+    ],
+)
+def test_what_is_no_manifest_is_an_error(tmp_path, data, message):
+    folder = tmp_path / "thing"
+    if data == "a folder":
+        (folder / manifest.MANIFEST).mkdir(parents=True)
+    elif data is not None:
+        folder.mkdir()
+        (folder / manifest.MANIFEST).write_bytes(data)
+    with pytest.raises(ArtifactError, match=message):
+        read(folder)
 
 
 @pytest.mark.parametrize(
@@ -376,16 +372,46 @@ def test_a_folder_in_place_of_the_manifest_is_an_error(tmp_path):
     ],
 )
 def test_another_kind_or_a_later_format_is_refused(tmp_path, fields, message):
-    manifest.write_json(tmp_path / manifest.MANIFEST, fields)
-    with pytest.raises(ArtifactError, match=message):
-        manifest.read_manifest(tmp_path, kind="thing", version=2)
+    for write in (manifest.write_manifest, manifest.write_json):  # with and without a digest
+        write(tmp_path / manifest.MANIFEST, fields)
+        with pytest.raises(ArtifactError, match=message):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_formats_up_to_this_one_are_read(tmp_path, version):
-    manifest.write_json(tmp_path / manifest.MANIFEST, {"kind": "thing", "format_version": version})
-    found = manifest.read_manifest(tmp_path, kind="thing", version=2)
-    assert found["format_version"] == version
+    fields = {"kind": "thing", "format_version": version, "text": "naïve – 語", 1: [None, 2.5]}
+    manifest.write_manifest(tmp_path / manifest.MANIFEST, fields)
+    found = read(tmp_path)
+    assert {k: v for k, v in found.items() if k not in ("digest", "1")} | {1: found["1"]} == fields
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format_version": 2},
+        {"files": {}},
+        {"files": {"a.bin": {"bytes": 1, "sha256": ""}}},
+        {"more": None},
+        {"digest": ""},
+        {"digest": None},
+        {"digest": "0" * 64},
+    ],
+)
+def test_a_manifest_whose_fields_were_changed_is_damaged(tmp_path, change):
+    written = manifest.publish_folder(tmp_path / "thing", fill)
+    manifest.write_json(tmp_path / "thing" / manifest.MANIFEST, written | change)
+    with pytest.raises(ArtifactError, match=r"manifest\.json is damaged: its fields .*; restore"):
+        read(tmp_path / "thing")
+
+
+@pytest.mark.parametrize("lost", ["files", "digest"])
+def test_a_manifest_that_lost_a_field_is_damaged(tmp_path, lost):
+    written = manifest.publish_folder(tmp_path / "thing", fill)
+    del written[lost]
+    manifest.write_json(tmp_path / "thing" / manifest.MANIFEST, written)
+    with pytest.raises(ArtifactError, match="its fields do not match its digest"):
+        read(tmp_path / "thing")
 
 
 @pytest.fixture
@@ -394,34 +420,23 @@ def published(tmp_path):
 
 
 @pytest.mark.parametrize("content", [True, False])
-@pytest.mark.parametrize(
-    ("data", "how"),
-    [
-        (None, "it is missing"),
-        (b"", "it has 0 bytes instead of 1000"),
-        (b"a" * 999, "it has 999 bytes instead of 1000"),
-        (b"a" * 1001, "it has 1001 bytes instead of 1000"),
-    ],
-)
-def test_a_missing_or_short_file_is_found(published, data, how, content):
+@pytest.mark.parametrize("size", [None, 0, 999, 1001])
+def test_a_missing_or_short_file_is_found(published, size, content):
     folder, written = published
-    (folder / "a.bin").unlink() if data is None else (folder / "a.bin").write_bytes(data)
+    how = "it is missing" if size is None else f"it has {size} bytes instead of 1000"
+    (folder / "a.bin").unlink() if size is None else (folder / "a.bin").write_bytes(b"a" * size)
     with pytest.raises(ArtifactError, match=rf"a\.bin is damaged: {how}; restore it"):
         manifest.check_files(folder, written, content=content)
 
 
 def test_a_changed_file_is_found_by_its_content(published):
     folder, written = published
+    (folder / "more.bin").write_bytes(b"later")  # files beside those published do not matter
+    manifest.check_files(folder, written, content=True)
     (folder / "a.bin").write_bytes(b"a" * 999 + b"b")
     manifest.check_files(folder, written, content=False)
     with pytest.raises(ArtifactError, match=r"a\.bin is damaged: its content does not match"):
         manifest.check_files(folder, written, content=True)
-
-
-def test_files_beside_those_published_are_not_looked_at(published):
-    folder, written = published
-    (folder / "more.bin").write_bytes(b"later")
-    manifest.check_files(folder, written, content=True)
 
 
 @pytest.mark.parametrize("files", [None, [], {"a.bin": None}, {"a.bin": {"bytes": 1000}}])
@@ -446,21 +461,24 @@ def test_a_manifest_that_vouches_for_nothing_passes_nothing(published, files):
         (errno.EPERM, "permission is denied"),
         (errno.EROFS, "read-only"),
         (errno.EIO, "input/output error"),
+        (errno.EFBIG, "limit"),
+        (errno.ENOENT, "the folder it belongs in is not there"),
+        (errno.EISDIR, "a folder stands where a file is needed"),
+        (errno.ENOTDIR, "a file stands where a folder is needed"),
     ],
 )
-@pytest.mark.parametrize("filename", [None, "/some/where/part.bin"])
-def test_a_disk_error_says_where_why_and_what_to_do(code, reason, filename):
-    named = filename or "/out/index"
-    message = rf"cannot write {named}: .*{reason}.*; free space.*run the same"
+@pytest.mark.parametrize("temporary", [None, "/out/.tmp-host~1~0~index/part.bin"])
+def test_a_disk_error_says_where_why_and_what_to_do(code, reason, temporary):
+    message = rf"cannot write /out/index: .*{reason}.*; free space.*run the same"
     with pytest.raises(OutputError, match=message) as caught, manifest.writing(Path("/out/index")):
-        raise OSError(code, os.strerror(code), filename)
+        raise OSError(code, os.strerror(code), temporary)
+    assert ".tmp-" not in str(caught.value)
     assert caught.value.__cause__.errno == code
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        FileNotFoundError(errno.ENOENT, "no such file"),
         ConnectionResetError(errno.ECONNRESET, "reset"),
         OSError("no number"),
         ValueError("not of the disk"),
@@ -514,17 +532,12 @@ def test_a_killed_holder_frees_the_folder(tmp_path):
         assert f"process {os.getpid()} " in str(caught.value), "names the dead one"
 
 
-def test_two_holders_of_one_process_are_two_writers(tmp_path):
-    with only_writer(tmp_path, what="store"), pytest.raises(BusyError, match=f"{os.getpid()}"):
-        enter(tmp_path)
-    enter(tmp_path)
-
-
-def test_being_refused_does_not_take_the_lock_from_its_holder(tmp_path):
+def test_two_holders_of_one_process_are_two_writers_and_the_first_keeps_the_lock(tmp_path):
     with only_writer(tmp_path, what="store"):
         for _ in range(3):
             with pytest.raises(BusyError, match=f"process {os.getpid()} on"):
                 enter(tmp_path)
+    enter(tmp_path)
 
 
 def test_an_error_in_the_block_frees_the_folder_and_passes(tmp_path):
@@ -533,18 +546,7 @@ def test_an_error_in_the_block_frees_the_folder_and_passes(tmp_path):
     enter(tmp_path)
 
 
-def test_other_folders_are_not_held(tmp_path):
-    with only_writer(tmp_path / "a", what="store"):
-        enter(tmp_path / "b")
-
-
-def test_a_new_folder_is_made(tmp_path):
-    with only_writer(tmp_path / "deep" / "er", what="store"):
-        assert (tmp_path / "deep" / "er").is_dir()
-
-
-def test_a_file_in_place_of_the_folder_is_an_output_error(tmp_path):
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(OutputError, match="a file stands where a folder is needed"):
-        enter(tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "mine"
+def test_a_new_folder_is_made_and_others_are_not_held(tmp_path):
+    with only_writer(tmp_path / "deep" / "a", what="store"):
+        assert (tmp_path / "deep" / "a").is_dir()
+        enter(tmp_path / "deep" / "b")

@@ -56,10 +56,9 @@ def write(store, embeddings, *, dtype=StoreDtype.FLOAT16, seed=0, truncated=0):
 
 
 def shard_files(store, shard):
-    """The files of a shard, found without knowing the layout."""
-    folders = [p for p in store.folder.rglob(shard.fingerprint) if p.is_dir()]
-    assert len(folders) == 1
-    return sorted(path for path in folders[0].iterdir() if path.is_file())
+    """Name -> file of a shard, found without knowing the layout."""
+    (folder,) = (p for p in store.folder.rglob(shard.fingerprint) if p.is_dir())
+    return {path.stem: path for path in folder.iterdir() if path.is_file()}
 
 
 def cosines(a, b):
@@ -70,42 +69,35 @@ def cosines(a, b):
 # Precision
 
 
-def test_ordinary_embeddings_are_kept_as_float16():
-    assert as_kept(make_embeddings(), StoreDtype.FLOAT16).dtype == np.float16
-
-
 @pytest.mark.parametrize("value", [0.0, 0.1, -3.3, 1000.1])
 def test_constant_coordinates_do_not_cost_float16(value):
     embeddings = make_embeddings()
+    assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float16
     embeddings[:, [2, 5]] = value
     assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float16
 
 
-def test_a_mean_far_above_the_spread_asks_for_float32():
-    embeddings = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32) + 100
+def with_coordinate(change):
+    embeddings = make_embeddings(n=500)
+    change(embeddings)
+    return embeddings
+
+
+@pytest.mark.parametrize(
+    "embeddings",
+    [
+        np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32) + 100,
+        with_coordinate(lambda x: np.add(x[:, 3], 300, out=x[:, 3])),
+        *(with_coordinate(lambda x, v=v: x[7].fill(v)) for v in (1e5, -1e5, 65520.0)),
+        make_embeddings() * np.float32(1e-7),
+    ],
+    ids=["mean", "mean of one coordinate", "high", "low", "just too high", "vanishing"],
+)
+@pytest.mark.filterwarnings("error")
+def test_what_float16_cannot_hold_is_kept_as_float32(embeddings):
     kept = as_kept(embeddings, StoreDtype.FLOAT16)
     assert kept.dtype == np.float32
     np.testing.assert_array_equal(kept, embeddings)
-
-
-def test_one_such_coordinate_is_enough():
-    embeddings = make_embeddings(n=500)
-    embeddings[:, 3] += 300
-    assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float32
-
-
-@pytest.mark.parametrize("value", [1e5, -1e5, 65520.0])
-@pytest.mark.filterwarnings("error")
-def test_what_overflows_float16_is_kept_as_float32(value):
-    embeddings = make_embeddings()
-    embeddings[7, 3] = value
-    assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float32
-    np.testing.assert_array_equal(as_kept(embeddings, StoreDtype.FLOAT16), embeddings)
-
-
-def test_what_vanishes_in_float16_is_kept_as_float32():
-    embeddings = make_embeddings() * np.float32(1e-7)
-    assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float32
 
 
 def test_float16_that_came_as_float16_stays():
@@ -114,20 +106,19 @@ def test_float16_that_came_as_float16_stays():
     assert fits_float16(embeddings)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_own_keeps_the_precision_it_came_with(store, dtype):
-    embeddings = make_embeddings().astype(dtype) / 3
-    shard = write(store, embeddings, dtype=StoreDtype.OWN)
+@pytest.mark.parametrize(
+    ("came", "dtype"),
+    [
+        *((came, StoreDtype.OWN) for came in (np.float16, np.float32, np.float64)),
+        (np.float32, StoreDtype.FLOAT32),
+    ],
+)
+def test_every_bit_is_kept_where_that_is_asked(store, came, dtype):
+    embeddings = make_embeddings().astype(came) / 3
+    shard = write(store, embeddings, dtype=dtype)
     kept = store.embeddings(shard.fingerprint)
-    assert (kept.dtype, shard.dtype) == (dtype, np.dtype(dtype).name)
+    assert (kept.dtype, shard.dtype) == (came, np.dtype(came).name)
     np.testing.assert_array_equal(kept, embeddings)
-
-
-def test_float32_keeps_every_bit_of_float32(store):
-    embeddings = make_embeddings()
-    shard = write(store, embeddings, dtype=StoreDtype.FLOAT32)
-    np.testing.assert_array_equal(store.embeddings(shard.fingerprint), embeddings)
-    assert shard.dtype == "float32"
 
 
 @quick
@@ -150,7 +141,8 @@ def test_kept_rows_point_where_they_pointed(seed, n, d, ratio, span):
         assert cosines((kept - mean) / spread, (rows - mean) / spread).mean() >= 0.99999
 
 
-@pytest.mark.parametrize("condition", [10, 1e3, 1e5, 1e7])
+# For worse conditions see what Whitening.rounding_cosine foretells.
+@pytest.mark.parametrize("condition", [10, 1e3])
 def test_whitened_rows_point_where_they_pointed(condition):
     # Correlated coordinates: the least direction is far below the spread of any coordinate.
     rng = np.random.default_rng(0)
@@ -214,16 +206,13 @@ def test_moments_of_shards_add_up_to_those_of_all_rows(store):
     assert total_moments(store, [], 8).count == 0
 
 
-def test_one_row_is_a_shard(store):
-    shard = write(store, make_embeddings(n=1), dtype=StoreDtype.FLOAT32)
-    assert store.embeddings(shard.fingerprint).shape == (1, 8)
-    assert store.find(shard.fingerprint) == shard
-
-
-def test_rows_that_are_a_view_are_kept_too(store):
-    embeddings = np.asfortranarray(make_embeddings(n=40))[::2, ::-1]
+@pytest.mark.parametrize(
+    "embeddings", [make_embeddings(n=1), np.asfortranarray(make_embeddings(n=40))[::2, ::-1]]
+)
+def test_one_row_or_a_view_of_rows_is_a_shard(store, embeddings):
     shard = write(store, embeddings, dtype=StoreDtype.FLOAT32)
     np.testing.assert_array_equal(store.embeddings(shard.fingerprint), embeddings)
+    assert store.find(shard.fingerprint) == shard
 
 
 def test_a_shard_is_known_by_its_rows_their_order_and_their_type(store):
@@ -241,9 +230,9 @@ def test_a_shard_is_known_by_its_rows_their_order_and_their_type(store):
 
 def test_a_finished_shard_is_kept_when_it_is_written_again(store):
     shard = write(store, make_embeddings(0))
-    before = {path: path.read_bytes() for path in shard_files(store, shard)}
+    before = {path: path.read_bytes() for path in shard_files(store, shard).values()}
     write(store, make_embeddings(1))
-    assert {path: path.read_bytes() for path in shard_files(store, shard)} == before
+    assert {p: p.read_bytes() for p in shard_files(store, shard).values()} == before
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -298,8 +287,7 @@ DAMAGES = [
 def test_a_damaged_shard_is_not_found_and_writing_it_again_mends_it(store, file, damage):
     embeddings = make_embeddings()
     shard = write(store, embeddings)
-    (path,) = (p for p in shard_files(store, shard) if p.name.startswith(file))
-    damage(path)
+    damage(shard_files(store, shard)[file])
     assert store.find(shard.fingerprint) is None
     assert store.is_damaged(shard.fingerprint)
     with pytest.raises(ArtifactError, match=r"is missing or damaged; run the same encode"):
@@ -316,32 +304,22 @@ def test_a_shard_that_is_not_there_is_not_damaged(store):
     assert not store.is_damaged("0" * 32)
 
 
-@pytest.mark.parametrize("file", ["embeddings", "moments"])
-def test_no_flipped_bit_goes_unseen(store, file):
-    shard = write(store, make_embeddings(n=6, d=4))
-    (path,) = (p for p in shard_files(store, shard) if p.name.startswith(file))
-    for at in range(0, path.stat().st_size, 3):
+@pytest.mark.parametrize(("file", "step"), [("embeddings", 3), ("moments", 3), ("manifest", 1)])
+def test_no_flipped_bit_goes_unseen(store, file, step):
+    shard = write(store, make_embeddings(n=6, d=4), truncated=3)
+    path = shard_files(store, shard)[file]
+    # White space and the like in a manifest may change, as long as what it says does not.
+    harmless = (None, shard) if file == "manifest" else (None,)
+    for at in range(0, path.stat().st_size, step):
         flip(path, at)
-        assert store.find(shard.fingerprint) is None, f"byte {at}"
+        assert store.find(shard.fingerprint) in harmless, f"byte {at}"
         flip(path, at)
     assert store.find(shard.fingerprint) == shard
 
 
-def test_no_flipped_bit_of_the_manifest_changes_what_is_found(store):
-    shard = write(store, make_embeddings(n=6, d=4), truncated=3)
-    (path,) = (p for p in shard_files(store, shard) if p.name == manifest.MANIFEST)
-    seen = []
-    for at in range(path.stat().st_size):
-        flip(path, at)
-        if (found := store.find(shard.fingerprint)) not in (None, shard):
-            seen.append(found)
-        flip(path, at)
-    assert not seen, f"{len(seen)} flips unseen, the first gives {seen[0]}"
-
-
 def test_without_verify_only_the_sizes_are_looked_at(store):
     shard = write(store, make_embeddings())
-    (path,) = (p for p in shard_files(store, shard) if p.name.startswith("embeddings"))
+    path = shard_files(store, shard)["embeddings"]
     flip(path)
     assert store.find(shard.fingerprint, verify=False) == shard
     cut(path)
@@ -351,8 +329,7 @@ def test_without_verify_only_the_sizes_are_looked_at(store):
 @pytest.mark.parametrize("damage", [empty, cut, remove])
 def test_embeddings_that_cannot_be_read_say_what_to_do(store, damage):
     shard = write(store, make_embeddings())
-    (path,) = (p for p in shard_files(store, shard) if p.name.startswith("embeddings"))
-    damage(path)
+    damage(shard_files(store, shard)["embeddings"])
     with pytest.raises(ArtifactError, match=r"embeddings\.safetensors cannot be read .*encode"):
         store.embeddings(shard.fingerprint)
 
@@ -392,23 +369,22 @@ COLUMNS = {
 }
 
 
-def as_part(shard, name, rows):
-    return CorpusPart(shard.fingerprint, name, rows, rows, 0)
+def as_part(name, rows):
+    return CorpusPart("0" * 32, name, rows, rows, 0)
 
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_documents_come_back_as_they_were(store, column):
     kind, values = COLUMNS[column]
     table = pa.table({"id": pa.array(range(40)), column: pa.array(values, kind)})
-    shard = write(store, make_embeddings(n=40))
-    found = store.documents(as_part(shard, store.write_documents(shard.fingerprint, table), 40))
+    found = store.documents(as_part(store.write_documents(table), 40))
     assert found.schema.equals(table.schema)
     assert found.to_pylist() == table.to_pylist()
 
 
 @quick
 @given(column=st.sampled_from(sorted(COLUMNS)), begin=st.integers(0, 20), data=st.data())
-def test_the_same_rows_have_one_fingerprint_however_they_are_chunked(
+def test_the_same_rows_have_one_name_however_they_are_chunked(
     tmp_path_factory, column, begin, data
 ):
     store = EmbeddingStore.create(tmp_path_factory.mktemp("s"), ENCODER, NAME)
@@ -420,32 +396,25 @@ def test_the_same_rows_have_one_fingerprint_however_they_are_chunked(
     fresh = pa.table({"x": pa.array(values[begin:end], kind)})
     chunked = pa.concat_tables([whole.slice(a, b - a) for a, b in itertools.pairwise(edges)])
     assert chunked.equals(fresh)
-    shard = write(store, make_embeddings(n=end - begin))
-    names = {
-        store.write_documents(shard.fingerprint, table)
-        for table in (fresh, chunked, whole.slice(begin, end - begin))
-    }
-    assert len(names) == 1
-    part = as_part(shard, names.pop(), end - begin)
-    assert store.documents(part).to_pylist() == fresh.to_pylist()
+    tables = (fresh, chunked, whole.slice(begin, end - begin))
+    (name,) = {store.write_documents(table) for table in tables}
+    assert store.documents(as_part(name, end - begin)).to_pylist() == fresh.to_pylist()
 
 
-def test_other_rows_have_another_fingerprint(store):
-    shard = write(store, make_embeddings(n=3))
-    tables = [
-        pa.table({"id": ["a", "b", "c"]}),
-        pa.table({"id": ["a", "c", "b"]}),
-        pa.table({"id": ["a", "b", None]}),
-        pa.table({"id": ["a", "b", ""]}),
-        pa.table({"name": ["a", "b", "c"]}),
-        pa.table({"id": [1, 2, 3]}),
-        pa.table({"id": pa.array([1, 2, 3], pa.int32())}),
-        pa.table({"id": ["a", "b", "c"], "n": [1, 2, 3]}),
+def test_other_rows_have_another_name(store):
+    columns = [
+        *({"id": ids} for ids in (["a", "b", "c"], ["a", "c", "b"], ["a", "b", None])),
+        {"id": ["a", "b", ""]},
+        {"name": ["a", "b", "c"]},
+        {"id": [1, 2, 3]},
+        {"id": pa.array([1, 2, 3], pa.int32())},
+        {"id": ["a", "b", "c"], "n": [1, 2, 3]},
     ]
-    names = [store.write_documents(shard.fingerprint, table) for table in tables]
+    tables = [pa.table(table) for table in columns]
+    names = [store.write_documents(table) for table in tables]
     assert len(set(names)) == len(tables)
     for name, table in zip(names, tables, strict=True):  # they live side by side
-        assert store.documents(as_part(shard, name, 3)).equals(table)
+        assert store.documents(as_part(name, 3)).equals(table)
 
 
 def documents_file(store, name):
@@ -455,33 +424,33 @@ def documents_file(store, name):
 
 def test_damaged_documents_are_an_error_never_other_rows(store):
     table = pa.table({"id": [f"doc-{i}" for i in range(60)], "n": list(range(60))})
-    shard = write(store, make_embeddings(n=60))
-    name = store.write_documents(shard.fingerprint, table)
-    path, part = documents_file(store, name), as_part(shard, name, 60)
-    wrong = []
-    for at in range(0, path.stat().st_size, 2):
+    name = store.write_documents(table)
+    path, part = documents_file(store, name), as_part(name, 60)
+    for at in range(path.stat().st_size):
         flip(path, at, bit=4)
-        try:
-            if not store.documents(part).equals(table):
-                wrong.append(at)
-        except ArtifactError:
-            pass
+        with pytest.raises(ArtifactError, match="does not match its name; run the same encode"):
+            store.documents(part)
         flip(path, at, bit=4)
-    assert not wrong, f"{len(wrong)} flipped bytes give other rows, the first at {wrong[0]}"
+    assert store.documents(part).equals(table)
 
 
-@pytest.mark.parametrize("damage", [empty, cut, cut_half, remove])
-def test_documents_that_cannot_be_read_say_what_to_do(store, damage):
+@pytest.mark.parametrize("damage", [empty, cut, cut_half, lengthen, flip, remove])
+def test_damaged_documents_say_what_to_do_and_doing_it_mends_them(store, damage):
     table = pa.table({"id": list(range(50))})
-    shard = write(store, make_embeddings())
-    name = store.write_documents(shard.fingerprint, table)
+    name = store.write_documents(table)
     damage(documents_file(store, name))
-    with pytest.raises(ArtifactError, match=r"rows-.* cannot be read .*; delete it and run"):
-        store.documents(as_part(shard, name, 50))
-    if damage is not remove:
-        documents_file(store, name).unlink()  # as the message says
-    assert store.write_documents(shard.fingerprint, table) == name
-    assert store.documents(as_part(shard, name, 50)).equals(table)
+    with pytest.raises(ArtifactError, match=rf"{name}.* run the same encode or build with the co"):
+        store.documents(as_part(name, 50))
+    assert store.write_documents(table) == name
+    assert store.documents(as_part(name, 50)).equals(table)
+
+
+def test_documents_of_another_part_are_not_taken_for_these(store):
+    names = [store.write_documents(pa.table({"id": ids})) for ids in (["a", "b"], ["b", "a"])]
+    paths = [documents_file(store, name) for name in names]
+    shutil.copy(paths[1], paths[0])
+    with pytest.raises(ArtifactError, match="does not match its name"):
+        store.documents(as_part(names[0], 2))
 
 
 # Corpora
@@ -495,19 +464,14 @@ def make_record(source="a.parquet", parts=3, **skipped):
     )
 
 
-def test_a_corpus_is_remembered(store):
+def test_a_corpus_is_remembered_as_it_was_last(store):
+    store.save_corpus(make_record(parts=2))
     record = make_record(empty=4, null=2)
     store.save_corpus(record)
     for found in (store.corpus(), store.corpus(record.source)):
         assert found == record
         assert found.fingerprint == record.fingerprint
         assert found.rows == 0 + 10 + 20
-
-
-def test_encoding_a_corpus_again_replaces_its_record(store):
-    store.save_corpus(make_record(parts=2))
-    store.save_corpus(make_record(parts=3))
-    assert store.corpus() == make_record(parts=3)
 
 
 def test_one_of_several_corpora_must_be_named(store):
@@ -539,21 +503,43 @@ def test_a_corpus_is_known_by_its_shards_rows_and_order():
     assert len({record.fingerprint, turned.fingerprint, fewer.fingerprint}) == 3
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"parts": [{"rows": 3}]}', '{"parts": 1}'])
-def test_a_damaged_record_is_an_error(store, text):
-    store.save_corpus(make_record())
+@pytest.fixture
+def record_file(store):
+    store.save_corpus(make_record(empty=4))
     (path,) = store.folder.rglob("corpora/*.json")
-    path.write_text(text)
-    with pytest.raises(ArtifactError, match="corpus record"):
+    return path
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"parts": [{"rows": 3}]}', '{"parts": 1}'])
+def test_a_damaged_record_is_an_error(store, record_file, text):
+    record_file.write_text(text)
+    with pytest.raises(
+        ArtifactError, match=r"corpora.*corpus.*(restore it|build it again|check the path)"
+    ):
         store.corpus()
 
 
-def test_a_record_of_a_later_release_is_refused(store):
-    store.save_corpus(make_record())
-    (path,) = store.folder.rglob("corpora/*.json")
-    value = manifest.read_json(path, what="a record")
-    manifest.write_json(path, value | {"format_version": 99})
-    with pytest.raises(ArtifactError, match="99"):
+def test_no_flipped_bit_of_a_record_changes_what_is_found(store, record_file):
+    expected = make_record(empty=4)
+    for at in range(record_file.stat().st_size):
+        flip(record_file, at)
+        with contextlib.suppress(ArtifactError):
+            assert store.corpus() == expected, f"byte {at}"
+        flip(record_file, at)
+
+
+@pytest.mark.parametrize("change", [{"parts": []}, {"skipped": {}}, {"source": {}}, {"more": 1}])
+def test_a_record_of_other_fields_does_not_match_its_digest(store, record_file, change):
+    manifest.write_json(record_file, manifest.read_json(record_file, what="a record") | change)
+    with pytest.raises(ArtifactError, match=r"is damaged: its fields do not match its digest; r"):
+        store.corpus()
+
+
+@pytest.mark.parametrize("change", [{"format_version": 99}, {"kind": "store"}])
+def test_a_record_of_another_kind_or_a_later_release_is_refused(store, record_file, change):
+    value = manifest.read_json(record_file, what="a record")
+    manifest.write_manifest(record_file, value | change)
+    with pytest.raises(ArtifactError, match=r"corpus format 99.*upgrade|store, not a corpus"):
         store.corpus()
 
 
@@ -589,11 +575,11 @@ def test_where_there_is_no_store_the_error_says_how_to_fill_one(tmp_path, store)
         EmbeddingStore.open(store.root, fingerprint="e" * 32)
 
 
-@pytest.mark.parametrize("damage", [empty, cut_half])
+@pytest.mark.parametrize("damage", [empty, cut_half, flip])
 def test_a_damaged_store_manifest_is_an_error_and_encoding_again_mends_it(store, damage):
     shard = write(store, make_embeddings())
     damage(store.folder / manifest.MANIFEST)
-    with pytest.raises(ArtifactError, match="whiten-index store cannot be read"):
+    with pytest.raises(ArtifactError, match=r"manifest\.json.*(cannot be read|damaged).*; restore"):
         EmbeddingStore.open(store.root)
     EmbeddingStore.create(store.root, ENCODER, NAME)
     assert EmbeddingStore.open(store.root).find(shard.fingerprint) == shard
@@ -607,10 +593,10 @@ def test_a_store_where_a_file_stands_is_an_output_error(tmp_path):
 
 def test_a_store_can_be_moved(store, tmp_path):
     shard = write(store, make_embeddings())
-    name = store.write_documents(shard.fingerprint, pa.table({"id": list(range(50))}))
+    name = store.write_documents(pa.table({"id": list(range(50))}))
     store.save_corpus(make_record())
     shutil.move(store.root, tmp_path / "elsewhere")
     moved = EmbeddingStore.open(tmp_path / "elsewhere")
     assert moved.find(shard.fingerprint) == shard
     assert moved.corpus() == make_record()
-    assert moved.documents(as_part(shard, name, 50)).num_rows == 50
+    assert moved.documents(as_part(name, 50)).num_rows == 50

@@ -104,6 +104,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     if config.threads is not None:
         faiss_index.set_threads(config.threads)
     with only_writer(out, what="index"):
+        faiss_index.tidy(out)
         encoded = _embeddings(config, stages)
         moments, whitening = _fit(config, encoded, stages)
         factory = faiss_index.choose_factory(config.factory, rows=encoded.record.rows)
@@ -252,6 +253,8 @@ def _index(
     inner = faiss_index.inner_index(factory, whitening.k)
     index = faiss_index.wrap(inner, whitening)
     if sample_rows := faiss_index.training_rows(index, rows=encoded.record.rows):
+        if warning := faiss_index.too_few_rows(inner, sample_rows):
+            stages.watcher.note(warning)
         with stages.stage("train", sample_rows) as watcher:
             sample = _sample(encoded.store, encoded.record, sample_rows, config.seed)
             faiss_index.train(index, sample, factory)

@@ -85,6 +85,8 @@ class BuildConfig:
             object.__setattr__(self, name, tuple(map(str, listed)))
         if self.layers is not None:
             object.__setattr__(self, "layers", tuple(self.layers))
+        if "" in (self.out, self.store, *self.corpus):
+            raise ConfigError("an empty path was given; name a folder or file")
         if self.out is None and self.store is None:
             raise ConfigError("say where the result goes: --out for an index, --store to encode")
         if not self.corpus and self.store is None:

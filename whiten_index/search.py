@@ -148,8 +148,6 @@ class SearchIndex:
         return hits
 
     def _load(self) -> Encoder:
-        from whiten_index.encoding import Encoder
-
         recorded = self._recorded_spec()
         if self.encoder_config is None or recorded is None:
             raise ConfigError(
@@ -164,6 +162,8 @@ class SearchIndex:
                 f"{spec.model} ({spec.fingerprint[:8]}) gives other embeddings; search with the "
                 "model it was built with, or build again with the new one"
             )
+        from whiten_index.encoding import Encoder
+
         return Encoder(spec, folder, self.encoder_config)
 
     def _recorded_spec(self) -> EncoderSpec | None:

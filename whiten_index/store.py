@@ -148,9 +148,7 @@ class EmbeddingStore:
             store._shards.mkdir(parents=True, exist_ok=True)
             store._rows.mkdir(exist_ok=True)
             store._corpora.mkdir(exist_ok=True)
-            try:
-                manifest.read_manifest(store.folder, kind=_STORE, version=FORMAT_VERSION)
-            except ArtifactError:
+            if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
             for folder in (store.folder, store._shards, store._rows, store._corpora):
                 manifest.remove_leftovers(folder)
@@ -345,6 +343,14 @@ class EmbeddingStore:
                 f"shard {part.shard} of the store {self.root} is missing or damaged; {_REMEDY}"
             )
         return found
+
+    def _recorded_encoder(self) -> Any:
+        """Return the encoder as last written; its name or query prompt may have changed since."""
+        try:
+            found = manifest.read_manifest(self.folder, kind=_STORE, version=FORMAT_VERSION)
+        except ArtifactError:
+            return None
+        return found["encoder"]
 
     def _record(self, name: str) -> CorpusRecord:
         value = manifest.read_manifest(

@@ -55,7 +55,8 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
     from whiten_index.config import BuildConfig
 
     config = BuildConfig(**options)
-    _say(f"raw embeddings: {config.store_path}", as_json=as_json)
+    if not as_json:
+        click.echo(f"raw embeddings: {config.store_path}")
     report = build_index(config, progress=terminal.Bars()).to_json()
     if as_json:
         terminal.print_json(report)
@@ -275,7 +276,3 @@ def _encoder_facts(encoder: Mapping[str, Any]) -> str:
 def _one_line(text: str, width: int = 100) -> str:
     joined = " ".join(text.split())
     return joined if len(joined) <= width else joined[: width - 1] + "…"
-
-
-def _say(message: str, *, as_json: bool) -> None:
-    click.echo(message, err=as_json)

@@ -88,14 +88,17 @@ class Bundle:
         return scores[:, others][:, :top_k], rows[:, others][:, :top_k]
 
     def _checked(self, embeddings: NDArray[np.floating]) -> NDArray[np.float32]:
-        queries = np.ascontiguousarray(embeddings, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            queries = np.ascontiguousarray(embeddings, dtype=np.float32)
         if queries.ndim != 2 or queries.shape[1] != self.dim:
             raise ConfigError(
                 f"this index takes (n, {self.dim}) raw embeddings; these have shape {queries.shape}"
             )
         if not np.isfinite(queries).all():
             broken = int(np.argmin(np.isfinite(queries).all(axis=1)))
-            raise ConfigError(f"query {broken} holds NaN or infinity; mend or drop it")
+            raise ConfigError(
+                f"query {broken} holds NaN, infinity or more than float32 can; mend or drop it"
+            )
         return queries
 
 
@@ -103,6 +106,13 @@ def _checked_top_k(top_k: int, rows: int) -> int:
     if top_k < 1:
         raise ConfigError(f"--top-k takes a positive number; {top_k} was given")
     return max(min(top_k, rows), 1)
+
+
+def tidy(root: Path) -> None:
+    """Remove what a build that died left in the index folder."""
+    with manifest.writing(root):
+        manifest.remove_leftovers(root)
+        manifest.remove_leftovers(root / VERSIONS)
 
 
 def find_version(root: Path, identity: str) -> str | None:
@@ -126,9 +136,6 @@ def next_version(root: Path, identity: str) -> str:
 
 def publish(root: Path, version: str, fill: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
     """Write a version's folder, whole or not at all; ``set_current`` makes it the one read."""
-    with manifest.writing(root):
-        manifest.remove_leftovers(root / VERSIONS)
-        manifest.remove_leftovers(root)
     return manifest.publish_folder(root / VERSIONS / version, fill)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from whiten_index.whitening import Kind, Whitening
 AUTO = "auto"
 _EXACT_UP_TO_ROWS = 200_000
 _MOST_TRAINING_ROWS = 1 << 20
+_ROWS_A_LIST = 39
+_WITHOUT_PARTS = re.compile(r"[A-Za-z]0+(?![0-9])|(HNSW|NSG)1(?![0-9])")
 
 
 def choose_factory(factory: str, *, rows: int) -> str:
@@ -33,6 +36,9 @@ def inner_index(factory: str, k: int) -> Any:
         ConfigError: FAISS does not know the string, or it holds a transform of its own.
     """
     faiss = load_faiss()
+    if _WITHOUT_PARTS.search(factory):
+        # FAISS itself would divide by zero here, and take the process along.
+        raise ConfigError(f"{factory!r} asks for no list, link or code at all; give it some")
     try:
         index = faiss.index_factory(k, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -98,6 +104,23 @@ def training_rows(index: Any, *, rows: int) -> int:
     except RuntimeError:
         lists = 0
     return min(rows, max(256 * lists, 1 << 16), _MOST_TRAINING_ROWS)
+
+
+def too_few_rows(inner: Any, sample_rows: int) -> str | None:
+    """Return a sentence where lists are learned from fewer rows than FAISS advises, else None.
+
+    FAISS's own warning, which names none of the user's options, is switched off.
+    """
+    faiss = load_faiss()
+    if not isinstance(inner, faiss.IndexIVF):
+        return None
+    inner.cp.min_points_per_centroid = 1
+    if sample_rows >= _ROWS_A_LIST * inner.nlist:
+        return None
+    return (
+        f"note: {inner.nlist} lists are learned from {sample_rows} rows, and FAISS advises "
+        f"{_ROWS_A_LIST} a list; --factory with fewer lists would search better"
+    )
 
 
 def train(index: Any, sample: NDArray[np.float32], factory: str) -> None:

@@ -1,0 +1,34 @@
+"""The README's figures are those of the stored results, and its examples name real options."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from benchmarks import tables
+from whiten_index.cli import cli
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_tables_are_made_from_the_stored_results() -> None:
+    assert tables.main(["--check"]) == 0, "run: python -m benchmarks.tables"
+
+
+def test_a_changed_figure_is_noticed(monkeypatch, tmp_path) -> None:
+    text = README.read_text(encoding="utf-8")
+    changed = tmp_path / "README.md"
+    changed.write_text(re.sub(r"\| PCA \| 128 \| 512", "| PCA | 128 | 511", text))
+    monkeypatch.setattr(tables, "README", changed)
+    assert tables.main(["--check"]) == 1
+
+
+def test_every_option_shown_exists() -> None:
+    known = {
+        spelling
+        for command in cli.commands.values()
+        for parameter in command.params
+        for spelling in (*parameter.opts, *parameter.secondary_opts)
+    } | {"--index-url", "--passages"}
+    shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README.read_text(encoding="utf-8")))
+    assert shown <= known
