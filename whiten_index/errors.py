@@ -35,6 +35,10 @@ class ArtifactError(WhitenIndexError):
     exit_code = 5
 
 
+class FormatError(ArtifactError):
+    """An artifact that a later release wrote: sound, but not to be read or replaced by this one."""
+
+
 class BusyError(WhitenIndexError):
     """An output folder that another process is writing."""
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from whiten_index.errors import ArtifactError, OutputError
+from whiten_index.errors import ArtifactError, FormatError, OutputError
 
 MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
@@ -171,7 +171,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _pretty_json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    # File names that are not UTF-8 come as surrogates, which JSON readers take back.
+    return text.encode("utf-8", "surrogatepass")
 
 
 def read_json(path: Path, *, what: str) -> dict[str, Any]:
@@ -209,7 +211,7 @@ def read_manifest(folder: Path, *, kind: str, version: int, name: str = MANIFEST
         )
     found = manifest.get("format_version")
     if not isinstance(found, int) or found > version:
-        raise ArtifactError(
+        raise FormatError(
             f"{folder} has {kind} format {found}, and this release reads up to {version}; "
             "upgrade whiten-index"
         )

@@ -28,7 +28,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index import manifest
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ArtifactError, ConfigError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.tensors import read_tensors, write_tensors
 
@@ -190,12 +190,17 @@ class EmbeddingStore:
         Args:
             fingerprint: of the shard.
             verify: check the content against its checksums, not only the sizes.
+
+        Raises:
+            FormatError: a later release wrote it.
         """
         folder = self._shards / fingerprint
         try:
             found = manifest.read_manifest(folder, kind=_SHARD, version=FORMAT_VERSION)
             manifest.check_files(folder, found, content=verify)
             return StoredShard(**found["shard"])
+        except FormatError:
+            raise
         except (ArtifactError, KeyError, TypeError):
             return None
 
@@ -348,6 +353,8 @@ class EmbeddingStore:
         """Return the encoder as last written; its name or query prompt may have changed since."""
         try:
             found = manifest.read_manifest(self.folder, kind=_STORE, version=FORMAT_VERSION)
+        except FormatError:
+            raise
         except ArtifactError:
             return None
         return found["encoder"]

@@ -27,6 +27,7 @@ from whiten_index.whitening.spectrum import (
 )
 
 FILE_KIND, FORMAT_VERSION = "whitening", 1
+_FLAGS = {"true": True, "false": False}
 
 
 class Kind(Enum):
@@ -216,8 +217,10 @@ class Whitening:
         Args:
             relative_error: root mean square, such as 2e-4 for float16.
         """
-        covariance_diagonal = np.square(self.basis) @ self.eigenvalues[: self.k]
-        noise = relative_error**2 * (covariance_diagonal + self.mean**2)
+        # What the dropped directions add to each coordinate is known on average only.
+        dropped = float(self.eigenvalues[self.k :].sum()) / self.dim
+        variance = np.square(self.basis) @ self.eigenvalues[: self.k] + dropped
+        noise = relative_error**2 * (variance + self.mean**2)
         scales = np.square(self.scales())
         signal = float(scales @ self.eigenvalues[: self.k])
         spread = float(scales @ (np.square(self.basis).T @ noise))
@@ -272,7 +275,7 @@ class Whitening:
         tensors, facts = read_tensors(path, kind=FILE_KIND, version=FORMAT_VERSION, shapes=shapes)
         try:
             kind = Kind(facts["transform"])
-            center, normalize = facts["center"] == "true", facts["normalize_input"] == "true"
+            center, normalize = (_FLAGS[facts[name]] for name in ("center", "normalize_input"))
         except (KeyError, ValueError) as error:
             raise ArtifactError(
                 f"{path} cannot be read as a whitening ({error}); restore it or build again"
