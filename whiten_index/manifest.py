@@ -211,7 +211,9 @@ def read_manifest(folder: Path, *, kind: str, version: int, name: str = MANIFEST
         )
     found = manifest.get("format_version")
     if not isinstance(found, int) or found > version:
-        raise FormatError(
+        # A changed version number is damage, which may be replaced; a real one may not.
+        sound = manifest == _sealed(manifest)
+        raise (FormatError if sound else ArtifactError)(
             f"{folder} has {kind} format {found}, and this release reads up to {version}; "
             "upgrade whiten-index"
         )
