@@ -39,7 +39,7 @@ def store_dtype() -> str:
     for row in read("store_dtype"):
         k = "384 (all)" if row["k"] is None else row["k"]
         lines.append(
-            f"| {row['setting']} | {k} | {row['cosine_min']:.7f} | {row['top10_overlap']:.4f} |"
+            f"| {row['setting']} | {k} | {row['cosine_min']:.8f} | {row['top10_overlap']:.4f} |"
         )
     return "\n".join(lines)
 
