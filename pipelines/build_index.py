@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import signal
 import sys
 import time
 import traceback
@@ -23,8 +22,8 @@ import click
 from whiten_index.build import build_index
 from whiten_index.config import BuildConfig, read_job
 from whiten_index.errors import WhitenIndexError
+from whiten_index.stopping import INTERRUPTED, stop_on_sigterm
 
-INTERRUPTED = 130
 _EVERY_SECONDS = 10.0
 
 
@@ -55,7 +54,7 @@ class LogLines:
             rows=self._rows,
             of=self._total,
             rows_per_second=round(rate, 1),
-            seconds_left=round((self._total - self._rows) / rate, 1),
+            seconds_left=round((self._total - self._rows) / rate, 1) if rate else None,
         )
 
     def finish(self, stage: str, seconds: float) -> None:
@@ -96,7 +95,7 @@ def run(job: Path) -> int:
 @click.argument("job", type=click.Path(dir_okay=False, path_type=Path))
 def main(job: Path) -> None:
     """Build and publish the index that JOB (TOML) describes."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    stop_on_sigterm()
     sys.exit(run(job))
 
 

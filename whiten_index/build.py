@@ -253,12 +253,13 @@ def _index(
     inner = faiss_index.inner_index(factory, whitening.k)
     index = faiss_index.wrap(inner, whitening)
     if sample_rows := faiss_index.training_rows(index, rows=encoded.record.rows):
-        if warning := faiss_index.too_few_rows(inner, sample_rows):
-            stages.watcher.note(warning)
+        warning = faiss_index.too_few_rows(inner, sample_rows)
         with stages.stage("train", sample_rows) as watcher:
             sample = _sample(encoded.store, encoded.record, sample_rows, config.seed)
             faiss_index.train(index, sample, factory)
             watcher.advance(sample_rows)
+        if warning:
+            stages.watcher.note(warning)
     faiss_index.finish(inner, config.factory)
     with stages.stage("project and add", encoded.record.rows) as watcher:
         for block in _blocks(encoded.store, encoded.record):

@@ -108,11 +108,14 @@ def open_corpus(config: BuildConfig, stages: Stages) -> ParquetCorpus:
 def encode_shards(config: BuildConfig, corpus: ParquetCorpus, stages: Stages) -> EncodeReport:
     """Encode the shards that the store does not have, and remember the corpus in it."""
     work = shard_work(config, corpus)
+    with only_writer(work.store.folder, what="store"):
+        work.store.tidy()
+        return _encode_and_record(work, corpus, stages)
+
+
+def _encode_and_record(work: ShardWork, corpus: ParquetCorpus, stages: Stages) -> EncodeReport:
     counts, parts = Counts(), list[CorpusPart]()
-    with (
-        only_writer(work.store.folder, what="store"),
-        stages.stage("encode", corpus.rows) as watcher,
-    ):
+    with stages.stage("encode", corpus.rows) as watcher:
         for result in LocalRunner().map(replace(work, advance=watcher.advance), corpus.shards):
             parts.append(result.part)
             _count(counts, result, wanted=work.dtype.value)

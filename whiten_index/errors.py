@@ -46,7 +46,7 @@ class BusyError(WhitenIndexError):
 
 
 class OutputError(WhitenIndexError):
-    """A disk that is full or cannot be written."""
+    """A disk that is full, or that cannot be written or read."""
 
     exit_code = 7
 

@@ -29,7 +29,8 @@ def only_writer(folder: Path, *, what: str) -> Iterator[None]:
     """
     import filelock
 
-    lock = filelock.FileLock(folder / _LOCK, timeout=0)
+    # A soft lock, filelock's substitute where the system has none, would outlive its holder.
+    lock = filelock.FileLock(folder / _LOCK, timeout=0, fallback_to_soft=False)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:

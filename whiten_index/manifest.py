@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -64,9 +63,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = _DISK_ERRORS.get(error.errno or 0)
-        if reason is None:
-            raise
+        reason = _DISK_ERRORS.get(error.errno or 0, error.strerror or str(error))
         raise OutputError(
             f"cannot write {path}: {reason}; free space, change its permissions "
             "or choose another folder, then run the same command again (what was published and "
@@ -123,7 +120,6 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
             fields = fill(temporary)
             manifest = _sealed({**fields, "files": _describe_files(temporary)})
             for name in manifest["files"]:
-                _share(temporary / name)
                 fsync_path(temporary / name)
             (temporary / MANIFEST).write_bytes(_pretty_json(manifest))
             fsync_path(temporary / MANIFEST)
@@ -138,13 +134,6 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return manifest
-
-
-def _share(path: Path) -> None:
-    """Give a file the permissions that the user's umask means, whatever library made it."""
-    umask = os.umask(0)
-    os.umask(umask)
-    path.chmod(0o666 & ~umask)
 
 
 def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -180,18 +169,21 @@ def read_json(path: Path, *, what: str) -> dict[str, Any]:
     """Read a JSON object, or say that ``what`` is missing or damaged.
 
     Raises:
-        ArtifactError: the file is missing, unreadable or not a JSON object.
+        ArtifactError: the file is missing or not a JSON object.
+        OutputError: the disk does not let it be read; it may be sound.
     """
     try:
         value = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ArtifactError(
             f"{path.parent} is not {what}: it has no {path.name}; check the path, or build it"
         ) from error
-    except (OSError, ValueError) as error:
+    except (ValueError, IsADirectoryError) as error:
         raise ArtifactError(
             f"{path} of {what} cannot be read ({error}); restore it from a copy, or build again"
         ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if not isinstance(value, dict):
         raise ArtifactError(f"{path} of {what} is damaged: it holds no JSON object; build it again")
     return value
@@ -235,16 +227,24 @@ def check_files(folder: Path, manifest: Mapping[str, Any], *, content: bool) -> 
         path = folder / name
         try:
             size = path.stat().st_size
-        except OSError as error:
+            if size != expected["bytes"]:
+                raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}")
+            if content and sha256_file(path) != expected["sha256"]:
+                raise _damaged(path, "its content does not match its checksum")
+        except FileNotFoundError as error:
             raise _damaged(path, "it is missing") from error
-        if size != expected["bytes"]:
-            raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}")
-        if content and sha256_file(path) != expected["sha256"]:
-            raise _damaged(path, "its content does not match its checksum")
+        except OSError as error:
+            raise _unreadable(path, error) from error
 
 
 def _describes_file(entry: object) -> bool:
     return isinstance(entry, dict) and {"bytes", "sha256"} <= set(entry)
+
+
+def _unreadable(path: Path, error: OSError) -> OutputError:
+    """Return the error for a disk that fails or forbids reading, which is no sign of damage."""
+    reason = _DISK_ERRORS.get(error.errno or 0, error.strerror or str(error))
+    return OutputError(f"cannot read {path}: {reason}; mend that and run the same command again")
 
 
 def _damaged(path: Path, how: str) -> ArtifactError:
@@ -254,40 +254,18 @@ def _damaged(path: Path, how: str) -> ArtifactError:
 
 
 def remove_leftovers(folder: Path) -> int:
-    """Remove temporary files and folders that a dead process of this host left in ``folder``.
+    """Remove the temporary files and folders in ``folder``, and return how many there were.
 
-    Returns:
-        How many were removed. Those of live processes and of other hosts stay.
+    Only for whoever is the one writer of ``folder``, so that all of them are of dead processes.
     """
-    removed = 0
-    for path in folder.glob(f"{_TEMPORARY}*"):
-        host, _, rest = path.name.removeprefix(_TEMPORARY).partition("~")
-        pid = rest.partition("~")[0]
-        if host != _host() or (pid.isdigit() and _is_alive(int(pid))):
-            continue
+    leftovers = list(folder.glob(f"{_TEMPORARY}*"))
+    for path in leftovers:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-        removed += 1
-    return removed
+    return len(leftovers)
 
 
 def _temporary_name(name: str) -> str:
-    return f"{_TEMPORARY}{_host()}~{os.getpid()}~{uuid.uuid4().hex[:8]}~{name}"[:200]
-
-
-def _host() -> str:
-    return socket.gethostname().replace("~", "-").replace("/", "-") or "localhost"
-
-
-def _is_alive(pid: int) -> bool:
-    if pid == os.getpid():
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return f"{_TEMPORARY}{uuid.uuid4().hex[:12]}~{name}"[:200]

@@ -5,7 +5,7 @@ Layout below the root, one folder an encoder::
     <encoder-fingerprint>/
         manifest.json                     the encoder
         shards/<shard-fingerprint>/       embeddings + text digests, moments, manifest (last)
-        rows/<digest>.arrow               ids and kept columns of a shard, as one corpus has them
+        rows/<digest>.arrow.zst           ids and kept columns of a shard, as one corpus has them
         corpora/<source-fingerprint>.json the shards of a corpus, in order
 
 A shard's fingerprint comes from its texts, so it is found again whatever file, id or metadata
@@ -34,6 +34,7 @@ from whiten_index.tensors import read_tensors, write_tensors
 
 FORMAT_VERSION = 1
 _STORE, _SHARD, _CORPUS = "store", "shard", "corpus"
+_ROWS_SUFFIX = ".arrow.zst"
 _EMBEDDINGS, _MOMENTS = "embeddings.safetensors", "moments.safetensors"
 _REMEDY = (
     "run the same encode or build with the corpus again, which makes just what is missing anew"
@@ -150,8 +151,6 @@ class EmbeddingStore:
             store._corpora.mkdir(exist_ok=True)
             if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
-            for folder in (store.folder, store._shards, store._rows, store._corpora):
-                manifest.remove_leftovers(folder)
         return store
 
     @classmethod
@@ -178,6 +177,12 @@ class EmbeddingStore:
             )
         found = manifest.read_manifest(folders[0], kind=_STORE, version=FORMAT_VERSION)
         return cls(Path(root), found["encoder"], folders[0].name)
+
+    def tidy(self) -> None:
+        """Remove what a writer that died left; only for whoever is the one writer."""
+        with manifest.writing(self.folder):
+            for folder in (self.folder, self._shards, self._rows, self._corpora):
+                manifest.remove_leftovers(folder)
 
     def shard_fingerprint(self, digests: NDArray[np.uint8], dtype: StoreDtype) -> str:
         """Return the fingerprint of rows with these digests (n, 16), kept as ``dtype``."""
@@ -271,15 +276,15 @@ class EmbeddingStore:
         everything = pa.array(range(documents.num_rows), pa.int64())
         table = documents.take(everything).combine_chunks()
         sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         data = sink.getvalue().to_pybytes()
+        # The name is of the rows: the bytes of the compressed file change with zstd's release.
         name = _digest(data)
-        path = self._rows / f"{name}.arrow"
-        with manifest.writing(path):
-            if not path.exists() or _digest(path.read_bytes()) != name:
-                manifest.replace_file(path, data)
+        path = self._rows / f"{name}{_ROWS_SUFFIX}"
+        if _content(path) != data:
+            with manifest.writing(path):
+                manifest.replace_file(path, _compressed(data))
         return name
 
     def documents(self, part: CorpusPart) -> pa.Table:
@@ -288,16 +293,12 @@ class EmbeddingStore:
         Raises:
             ArtifactError: they are missing or damaged.
         """
-        path = self._rows / f"{part.documents}.arrow"
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read ({error}); {_REMEDY}") from error
-        if _digest(data) != part.documents:
-            raise ArtifactError(
-                f"{path} is damaged: its content does not match its name; {_REMEDY}"
-            )
-        return pa.ipc.open_file(data).read_all()
+        path = self._rows / f"{part.documents}{_ROWS_SUFFIX}"
+        data = _content(path)
+        if data is None or _digest(data) != part.documents:
+            how = "missing or unreadable" if data is None else "damaged: it does not match its name"
+            raise ArtifactError(f"{path} is {how}; {_REMEDY}")
+        return pa.ipc.open_stream(data).read_all()
 
     def save_corpus(self, record: CorpusRecord) -> None:
         """Remember which shards make up a corpus, replacing what was known of it."""
@@ -385,7 +386,13 @@ def as_kept(embeddings: NDArray[np.floating], dtype: StoreDtype) -> NDArray[np.f
         return embeddings
     if dtype is StoreDtype.FLOAT16 and fits_float16(embeddings):
         return embeddings.astype(np.float16)
-    return embeddings.astype(np.float32)
+    with np.errstate(over="ignore"):
+        single = embeddings.astype(np.float32)
+    if np.isinf(single).any() and np.isfinite(embeddings).all():
+        raise ConfigError(
+            "some embeddings are beyond float32; use --store-dtype own, or scale the column down"
+        )
+    return single
 
 
 def fits_float16(embeddings: NDArray[np.floating]) -> bool:
@@ -424,6 +431,24 @@ def require_dtype(name: str | None, *, own: bool) -> StoreDtype:
 def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Moments:
     """Return the sum of the moments of shards, in the order given."""
     return Moments.total(chain([Moments.empty(dim)], map(store.moments, shards)))
+
+
+def _content(path: Path) -> bytes | None:
+    """Return what a compressed file holds, None where it is missing or cannot be read."""
+    try:
+        with pa.input_stream(str(path), compression="zstd") as stream:
+            data: bytes = stream.read()
+    except (OSError, pa.ArrowException):
+        return None
+    return data
+
+
+def _compressed(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
 
 
 def _digest(data: bytes) -> str:

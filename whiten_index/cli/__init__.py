@@ -7,7 +7,6 @@ Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or que
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import Any
 
@@ -16,8 +15,7 @@ import click
 import whiten_index
 from whiten_index.cli import commands
 from whiten_index.errors import WhitenIndexError
-
-INTERRUPTED = 130
+from whiten_index.stopping import INTERRUPTED, stop_on_sigterm
 
 
 class _Commands(click.Group):
@@ -31,8 +29,8 @@ class _Commands(click.Group):
             context.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo(
-                "Stopped. Finished shards are kept and nothing was published; the same command "
-                "takes up where this one stopped.",
+                "Stopped. What was finished is kept; the same command takes up where this one "
+                "stopped.",
                 err=True,
             )
             context.exit(INTERRUPTED)
@@ -55,6 +53,5 @@ for command in (commands.build, commands.encode, commands.search, commands.inspe
 
 def main() -> None:
     """Run the command line."""
-    # A scheduler's stop is handled like Ctrl-C: temporary files go, finished shards stay.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    stop_on_sigterm()
     cli.main(args=sys.argv[1:])

@@ -64,6 +64,7 @@ class CorpusConfig:
             "text_columns": list(self.text_columns),
             "embedding_column": self.embedding_column,
             "row_filter": self.row_filter,
+            "limit": self.limit,
         }
 
 
@@ -100,6 +101,31 @@ def check_columns(
     if config.embedding_column is not None:
         hint = "an embedding column takes lists of float16, float32 or float64"
         _require(file, schema, config.embedding_column, _is_embedding, hint)
+
+
+def check_same_types(
+    files: Sequence[SourceFile], schemas: Sequence[pa.Schema], config: CorpusConfig
+) -> None:
+    """Check that ids and kept columns have one type in all files, before any is encoded.
+
+    Raises:
+        CorpusError: two files differ.
+    """
+    ids = () if config.id_column is None else (config.id_column,)
+    for name in dict.fromkeys((*ids, *config.keep)):
+        first = _comparable(schemas[0], name, is_id=name in ids)
+        for file, schema in zip(files, schemas, strict=True):
+            if _comparable(schema, name, is_id=name in ids) != first:
+                raise CorpusError(
+                    f"column {name!r} is {schemas[0].field(name).type} in {files[0].path} and "
+                    f"{schema.field(name).type} in {file.path}; rewrite the files with one type"
+                )
+
+
+def _comparable(schema: pa.Schema, name: str, *, is_id: bool) -> Any:
+    """Return a column's type; ids are kept as int64 or string, whatever width they have."""
+    kind = schema.field(name).type
+    return bool(pa.types.is_integer(kind)) if is_id else kind
 
 
 def _require(

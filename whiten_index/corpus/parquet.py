@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from whiten_index.batch import EmbeddingBatch, TextBatch, row_digests
 from whiten_index.corpus.config import (
     CorpusConfig,
     check_columns,
+    check_same_types,
     columns_to_read,
     filter_columns,
 )
 from whiten_index.corpus.expression import RowFilter
-from whiten_index.corpus.plan import RowGroup, Shard, Span, plan_shards
+from whiten_index.corpus.plan import RowGroup, Shard, plan_shards
+from whiten_index.corpus.reader import SpanReader, open_parquet
 from whiten_index.corpus.rows import (
     ID,
     Sieve,
@@ -31,8 +32,7 @@ from whiten_index.corpus.rows import (
 from whiten_index.corpus.sources import SourceFile, find_files
 from whiten_index.errors import CorpusError
 
-_BATCH_ROWS = 4096
-_BUFFER = 1 << 20
+_SUSPECTS = 1000
 _FOOTER_THREADS = 8
 
 
@@ -54,6 +54,7 @@ class ParquetCorpus:
     shards: tuple[Shard, ...]
     dim: int | None
     _filter: RowFilter | None = field(repr=False)
+    _reader: SpanReader = field(default_factory=SpanReader, repr=False, compare=False)
 
     @classmethod
     def open(cls, config: CorpusConfig) -> ParquetCorpus:
@@ -68,7 +69,9 @@ class ParquetCorpus:
         files = tuple(find_files(config.sources))
         columns = columns_to_read(config, row_filter)
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-            footers = tuple(pool.map(lambda file: _read_footer(file, config, columns), files))
+            read = list(pool.map(lambda file: _read_footer(file, config, columns), files))
+        check_same_types(files, [schema for _, schema in read], config)
+        footers = tuple(groups for groups, _ in read)
         shards = tuple(plan_shards(footers, shard_rows=config.shard_rows, limit=config.limit))
         if not shards:
             raise CorpusError(
@@ -106,7 +109,7 @@ class ParquetCorpus:
         return self._text_batch(shard, sieve)
 
     def check_ids(self) -> None:
-        """Make sure that no two usable rows share an id; needs 8 bytes a row.
+        """Make sure that no two rows that the filter keeps share an id; needs 8 bytes a row.
 
         Raises:
             CorpusError: an id occurs twice, or the file is damaged.
@@ -169,18 +172,25 @@ class ParquetCorpus:
     def _read_columns(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
         file = self.files[shard.file]
         try:
-            with _open(file) as parquet:
-                schema = pa.schema([parquet.schema_arrow.field(name) for name in columns])
-                batches = [b for span in shard.spans for b in _read_span(parquet, span, columns)]
-                table = pa.Table.from_batches(batches, schema=schema)
-                # Damage that decodes all the same shows as text that is not UTF-8.
-                table.validate(full=True)
-                return table
+            batches = [
+                batch for span in shard.spans for batch in self._reader.read(file, span, columns)
+            ]
+            table = pa.Table.from_batches(batches) if batches else pa.table({})
+            # Damage that decodes all the same shows as text that is not UTF-8.
+            table.validate(full=True)
         except (OSError, pa.ArrowException) as error:
+            self._reader.close()
             raise CorpusError(
                 f"{file.path} is damaged ({str(error).splitlines()[0][:160]}); restore the file or "
                 "take it out of the corpus, then run the same command again"
             ) from error
+        if table.num_rows != shard.rows:
+            self._reader.close()
+            raise CorpusError(
+                f"{file.path} changed while it was read; run the same command again when nothing "
+                "writes to it"
+            )
+        return table
 
     def _id_hashes(self, shard: Shard) -> np.ndarray[Any, np.dtype[np.uint64]]:
         digests = row_digests(str(value).encode() for value in self._ids(shard))
@@ -199,7 +209,7 @@ class ParquetCorpus:
         """Look again at the few ids whose hashes met, since hashes may meet by chance."""
         counts: dict[Any, int] = {}
         for shard in self.shards:
-            suspects = np.isin(self._id_hashes(shard), twice)
+            suspects = np.isin(self._id_hashes(shard), twice[:_SUSPECTS])
             for value, suspect in zip(self._ids(shard), suspects, strict=True):
                 if suspect:
                     counts[value] = counts.get(value, 0) + 1
@@ -207,7 +217,7 @@ class ParquetCorpus:
         if repeated:
             shown = ", ".join(repr(value) for value in repeated[:3])
             raise CorpusError(
-                f"{len(repeated)} ids of column {column} occur more than once (such as {shown}); "
+                f"{len(twice)} ids of column {column} occur more than once (such as {shown}); "
                 "make them unique, filter the repeated rows out, or leave out --id-column"
             )
 
@@ -232,35 +242,11 @@ class ParquetCorpus:
         raise CorpusError(f"every value of {column} is null; name a column that holds embeddings")
 
 
-def _open(file: SourceFile) -> pq.ParquetFile:
-    source = file.filesystem.open_input_file(file.path)
-    # Buffered column streams keep memory bounded when one row group holds the whole file.
-    return pq.ParquetFile(
-        source, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
-    )
-
-
-def _read_span(
-    parquet: pq.ParquetFile, span: Span, columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    position = 0
-    for batch in parquet.iter_batches(
-        batch_size=_BATCH_ROWS, row_groups=[span.row_group], columns=list(columns)
-    ):
-        start = max(span.start - position, 0)
-        stop = min(span.stop - position, batch.num_rows)
-        if start < stop:
-            yield batch.slice(start, stop - start).select(list(columns))
-        position += batch.num_rows
-        if position >= span.stop:
-            return
-
-
 def _read_footer(
     file: SourceFile, config: CorpusConfig, columns: Sequence[str]
-) -> tuple[RowGroup, ...]:
+) -> tuple[tuple[RowGroup, ...], pa.Schema]:
     try:
-        with _open(file) as parquet:
+        with open_parquet(file) as parquet:
             metadata, schema = parquet.metadata, parquet.schema_arrow
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
@@ -268,10 +254,10 @@ def _read_footer(
             "restore it or take it out of the corpus"
         ) from error
     check_columns(file, schema, config, columns)
-    wanted = set(columns)
-    return tuple(
-        _describe_group(metadata.row_group(i), wanted) for i in range(metadata.num_row_groups)
-    )
+    # Ids and kept columns do not count: asking for another one must not move the shards.
+    wanted = {*config.text_columns, config.embedding_column or ""} - {""}
+    indices = range(metadata.num_row_groups)
+    return tuple(_describe_group(metadata.row_group(i), wanted) for i in indices), schema
 
 
 def _describe_group(group: Any, wanted: set[str]) -> RowGroup:

@@ -96,9 +96,7 @@ class Bundle:
             )
         if not np.isfinite(queries).all():
             broken = int(np.argmin(np.isfinite(queries).all(axis=1)))
-            raise ConfigError(
-                f"query {broken} holds NaN, infinity or more than float32 can; mend or drop it"
-            )
+            raise ConfigError(f"query {broken} holds NaN or infinity (in float32); mend or drop it")
         return queries
 
 

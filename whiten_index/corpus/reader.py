@@ -1,0 +1,70 @@
+"""Read spans of rows from Parquet files, going on where the last span ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from whiten_index.corpus.plan import Span
+from whiten_index.corpus.sources import SourceFile
+
+_BATCH_ROWS = 4096
+_BUFFER = 1 << 20
+
+
+def open_parquet(file: SourceFile) -> pq.ParquetFile:
+    """Open a file so that its columns are streamed, not loaded a row group at a time."""
+    source = file.filesystem.open_input_file(file.path)
+    return pq.ParquetFile(
+        source, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
+    )
+
+
+class SpanReader:
+    """Reads spans in order in one pass; a span that lies further back is read from its start.
+
+    One open file and one batch are held between calls. Not to be shared between threads.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._file: pq.ParquetFile | None = None
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._pending: pa.RecordBatch | None = None
+        self._position = 0
+
+    def read(
+        self, file: SourceFile, span: Span, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of ``span``, ``columns`` in the order given."""
+        key = (file.place, span.row_group, tuple(columns))
+        if key != self._key or span.start < self._position:
+            self._open(file, span, columns, key)
+        while self._position < span.stop:
+            batch = self._pending if self._pending is not None else next(self._batches, None)
+            if batch is None:
+                return
+            end = self._position + batch.num_rows
+            start, stop = max(span.start, self._position), min(span.stop, end)
+            if start < stop:
+                yield batch.slice(start - self._position, stop - start).select(list(columns))
+            used = max(min(span.stop, end) - self._position, 0)
+            self._pending = batch.slice(used) if used < batch.num_rows else None
+            self._position += used
+
+    def close(self) -> None:
+        """Let go of the open file."""
+        if self._file is not None:
+            self._file.close()
+        self._key = self._file = self._pending = None
+
+    def _open(self, file: SourceFile, span: Span, columns: Sequence[str], key: Any) -> None:
+        self.close()
+        self._file = open_parquet(file)
+        self._batches = self._file.iter_batches(
+            batch_size=_BATCH_ROWS, row_groups=[span.row_group], columns=list(columns)
+        )
+        self._position, self._key = 0, key
