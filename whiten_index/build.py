@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 import whiten_index
 from whiten_index import index as faiss_index
+from whiten_index.assemble import IndexPlan, assemble_index, blocks
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.encode import (
@@ -32,8 +32,6 @@ from whiten_index.manifest import fingerprint
 from whiten_index.moments import Moments
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.store import (
-    CorpusPart,
-    CorpusRecord,
     EmbeddingStore,
     total_moments,
 )
@@ -41,7 +39,6 @@ from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
 
 __all__ = ["BuildConfig", "BuildReport", "build_index", "encode_corpus"]
 
-_ADD_ROWS = 8192
 # Rounding to 11 significant bits, averaged over the mantissa.
 _FLOAT16_RMS_ERROR = 2.0e-4
 _EQUAL_COSINE = 0.99999
@@ -78,7 +75,18 @@ class BuildReport:
             "factory": self.manifest["factory"],
             "bytes": self.manifest["bytes"],
             "seconds": self.encoded.stages.seconds,
+            "stage_rows": self.encoded.stages.rows,
         }
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """What is settled before FAISS starts: the transform, the index to build, their identity."""
+
+    moments: Moments
+    whitening: Whitening
+    plan: IndexPlan
+    identity: str
 
 
 def build_index(config: BuildConfig, *, progress: Progress | None = None) -> BuildReport:
@@ -106,15 +114,12 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     with only_writer(out, what="index"):
         faiss_index.tidy(out)
         encoded = _embeddings(config, stages)
-        moments, whitening = _fit(config, encoded, stages)
-        factory = faiss_index.choose_factory(config.factory, rows=encoded.record.rows)
-        identity = _identity(config, encoded, whitening, factory)
-        version = faiss_index.find_version(out, identity)
+        fitted = _fit(config, encoded, stages)
+        version = faiss_index.find_version(out, fitted.identity)
         up_to_date = version is not None and version == _current(out)
         if version is None:
-            version = faiss_index.next_version(out, identity)
-            index = _index(config, encoded, whitening, factory, stages)
-            _publish(config, encoded, moments, whitening, index, factory, identity, stages)
+            version = faiss_index.next_version(out, fitted.identity)
+            _publish(config, encoded, fitted, version, stages)
         if not up_to_date:
             faiss_index.set_current(out, version)
         _, fields = faiss_index.read_fields(out, verify="manifest")
@@ -189,20 +194,22 @@ def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
     return EncodeReport(store, record, counts, stages)
 
 
-def _fit(config: BuildConfig, encoded: EncodeReport, stages: Stages) -> tuple[Moments, Whitening]:
+def _fit(config: BuildConfig, encoded: EncodeReport, stages: Stages) -> _Fitted:
     wanted = config.whitening_config()
-    with stages.stage("fit", encoded.record.rows) as watcher:
+    store, record = encoded.store, encoded.record
+    with stages.stage("fit", record.rows) as watcher:
         if wanted.normalize_input:
-            blocks = _blocks(encoded.store, encoded.record)
-            units = (Moments.of(unit_rows(block.astype(np.float64))) for block in blocks)
-            moments = Moments.total(units)
+            units = (unit_rows(block.astype(np.float64)) for block in blocks(store, record))
+            moments = Moments.total(Moments.of(rows) for rows in units)
         else:
-            shards = [part.shard for part in encoded.record.parts if part.rows]
-            moments = total_moments(encoded.store, shards, encoded.store.encoder["dim"])
+            shards = [part.shard for part in record.parts if part.rows]
+            moments = total_moments(store, shards, store.encoder["dim"])
         whitening = Whitening.fit(moments, wanted)
-        watcher.advance(encoded.record.rows)
+        watcher.advance(record.rows)
     _note_rounding(encoded, whitening, stages)
-    return moments, whitening
+    factory = faiss_index.choose_factory(config.factory, rows=record.rows)
+    plan = IndexPlan(config.factory, factory, config.seed)
+    return _Fitted(moments, whitening, plan, _identity(encoded, whitening, plan))
 
 
 def _note_rounding(encoded: EncodeReport, whitening: Whitening, stages: Stages) -> None:
@@ -219,9 +226,7 @@ def _note_rounding(encoded: EncodeReport, whitening: Whitening, stages: Stages) 
         )
 
 
-def _identity(
-    config: BuildConfig, encoded: EncodeReport, whitening: Whitening, factory: str
-) -> str:
+def _identity(encoded: EncodeReport, whitening: Whitening, plan: IndexPlan) -> str:
     """Return what tells this version from one made of other inputs or choices."""
     return fingerprint(
         {
@@ -236,89 +241,70 @@ def _identity(
                 whitening.center,
                 whitening.normalize_input,
             ],
-            "factory": [config.factory, factory],
-            "seed": config.seed,
+            "factory": [plan.asked, plan.built],
+            "seed": plan.seed,
         }
     )
 
 
-def _index(
-    config: BuildConfig,
-    encoded: EncodeReport,
-    whitening: Whitening,
-    factory: str,
-    stages: Stages,
-) -> Any:
-    """Return the FAISS index with every row in it, in the order of the documents."""
-    inner = faiss_index.inner_index(factory, whitening.k)
-    index = faiss_index.wrap(inner, whitening)
-    if sample_rows := faiss_index.training_rows(index, rows=encoded.record.rows):
-        warning = faiss_index.too_few_rows(inner, sample_rows)
-        with stages.stage("train", sample_rows) as watcher:
-            sample = _sample(encoded.store, encoded.record, sample_rows, config.seed)
-            faiss_index.train(index, sample, factory)
-            watcher.advance(sample_rows)
-        if warning:
-            stages.watcher.note(warning)
-    faiss_index.finish(inner, config.factory)
-    with stages.stage("project and add", encoded.record.rows) as watcher:
-        for block in _blocks(encoded.store, encoded.record):
-            index.add(_as_float32(block))
-            watcher.advance(len(block))
-    return index
-
-
 def _publish(
-    config: BuildConfig,
-    encoded: EncodeReport,
-    moments: Moments,
-    whitening: Whitening,
-    index: Any,
-    factory: str,
-    identity: str,
-    stages: Stages,
+    config: BuildConfig, encoded: EncodeReport, fitted: _Fitted, version: str, stages: Stages
 ) -> None:
-    out = Path(str(config.out))
-    version = faiss_index.next_version(out, identity)
+    """Assemble the index and write the version's folder, whole or not at all."""
+    store, record = encoded.store, encoded.record
+    index = assemble_index(store, record, fitted.whitening, fitted.plan, stages)
 
     def fill(folder: Path) -> dict[str, Any]:
-        whitening.save(folder / faiss_index.WHITENING)
-        moments.save(folder / faiss_index.MOMENTS)
+        fitted.whitening.save(folder / faiss_index.WHITENING)
+        fitted.moments.save(folder / faiss_index.MOMENTS)
         faiss_index.write_index(index, folder / faiss_index.INDEX)
         faiss_index.write_documents(folder / faiss_index.DOCUMENTS, _documents(encoded))
         return {
-            "kind": faiss_index.KIND,
-            "format_version": faiss_index.FORMAT_VERSION,
+            **_facts(config, encoded, fitted),
             "version": version,
-            "identity": identity,
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "config": config.to_json(),
-            "corpus": {
-                "fingerprint": encoded.record.fingerprint,
-                "source": dict(encoded.record.source),
+            "factory": {
+                "asked": fitted.plan.asked,
+                "built": fitted.plan.built,
+                "nprobe": faiss_index.nprobe(index),
             },
-            "encoder": encoded.store.encoder,
-            "encoder_fingerprint": encoded.store.fingerprint,
-            "whitening": whitening.describe(),
-            "factory": {"asked": config.factory, "built": factory},
-            "rows": encoded.record.rows,
-            "counts": encoded.counts.to_json(),
             "bytes": _bytes(encoded, index, folder),
             "seconds": dict(stages.seconds),
-            "made_by": _made_by(),
+            "stage_rows": dict(stages.rows),
         }
 
-    with stages.stage("publish", encoded.record.rows) as watcher:
-        faiss_index.publish(out, version, fill)
-        watcher.advance(encoded.record.rows)
+    with stages.stage("publish", record.rows) as watcher:
+        faiss_index.publish(Path(str(config.out)), version, fill)
+        watcher.advance(record.rows)
+
+
+def _facts(config: BuildConfig, encoded: EncodeReport, fitted: _Fitted) -> dict[str, Any]:
+    """Return what a version's manifest says of its inputs and choices."""
+    return {
+        "kind": faiss_index.KIND,
+        "format_version": faiss_index.FORMAT_VERSION,
+        "identity": fitted.identity,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": config.to_json(),
+        "corpus": {
+            "fingerprint": encoded.record.fingerprint,
+            "source": dict(encoded.record.source),
+        },
+        "encoder": encoded.store.encoder,
+        "encoder_fingerprint": encoded.store.fingerprint,
+        "whitening": fitted.whitening.describe(),
+        "rows": encoded.record.rows,
+        "counts": encoded.counts.to_json(),
+        "made_by": _made_by(),
+    }
 
 
 def _bytes(encoded: EncodeReport, index: Any, folder: Path) -> dict[str, int]:
     """Return bytes of the raw and of the reduced vectors, and of the files beside them."""
+    index_file = (folder / faiss_index.INDEX).stat().st_size
     return {
         "raw": raw_bytes(encoded.store, encoded.record),
-        "vectors": faiss_index.vector_bytes(index),
-        "index_file": (folder / faiss_index.INDEX).stat().st_size,
+        "vectors": faiss_index.vector_bytes(index, file_bytes=index_file),
+        "index_file": index_file,
         "documents_file": (folder / faiss_index.DOCUMENTS).stat().st_size,
     }
 
@@ -334,45 +320,3 @@ def _made_by() -> dict[str, Any]:
 
 def _documents(encoded: EncodeReport) -> Iterator[pa.Table]:
     return (encoded.store.documents(part) for part in encoded.record.parts if part.rows)
-
-
-def _blocks(store: EmbeddingStore, record: CorpusRecord) -> Iterator[NDArray[np.floating]]:
-    """Yield the raw embeddings of a corpus in order, a few thousand rows at a time."""
-    for part in record.parts:
-        if part.rows:
-            rows = store.embeddings(part.shard)
-            for start in range(0, len(rows), _ADD_ROWS):
-                yield rows[start : start + _ADD_ROWS]
-
-
-def _sample(
-    store: EmbeddingStore, record: CorpusRecord, size: int, seed: int
-) -> NDArray[np.float32]:
-    """Return ``size`` rows drawn at random from the whole corpus, (size, d), in corpus order."""
-    chosen = np.sort(np.random.default_rng(seed).choice(record.rows, size, replace=False))
-    picked: list[NDArray[np.float32]] = []
-    start = 0
-    for part in record.parts:
-        picked.append(
-            _rows_of(store, part, chosen[(chosen >= start) & (chosen < start + part.rows)] - start)
-        )
-        start += part.rows
-    return np.concatenate(picked)
-
-
-def _rows_of(
-    store: EmbeddingStore, part: CorpusPart, rows: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    if not len(rows):
-        return np.empty((0, store.encoder["dim"]), dtype=np.float32)
-    return _as_float32(store.embeddings(part.shard)[rows])
-
-
-def _as_float32(rows: NDArray[np.floating]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):
-        narrow = np.ascontiguousarray(rows, dtype=np.float32)
-    if not np.isfinite(narrow).all():
-        raise ConfigError(
-            "some embeddings are beyond float32, which FAISS computes in; scale the column down"
-        )
-    return narrow

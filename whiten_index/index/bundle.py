@@ -10,6 +10,7 @@ Layout::
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ KIND, FORMAT_VERSION = "index", 1
 CURRENT, VERSIONS = "CURRENT", "versions"
 INDEX, WHITENING = "index.faiss", "whitening.safetensors"
 MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
+_VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
 VERIFY = ("full", "manifest")
 
 
@@ -128,7 +130,8 @@ def find_version(root: Path, identity: str) -> str | None:
 
 def next_version(root: Path, identity: str) -> str:
     """Return a name for a new version: one number up, then the identity's first digits."""
-    numbers = [int(path.name.partition("-")[0]) for path in (root / VERSIONS).glob("[0-9]*-*")]
+    names = (_VERSION.fullmatch(path.name) for path in (root / VERSIONS).glob("*"))
+    numbers = [int(name[1]) for name in names if name]
     return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"
 
 
@@ -209,16 +212,16 @@ def open_bundle(root: Path | str, *, verify: str = "full") -> Bundle:
     return Bundle(folder, fields, whitening, index, documents)
 
 
-def vector_bytes(index: Any) -> int:
+def vector_bytes(index: Any, *, file_bytes: int) -> int:
     """Return the bytes of the reduced vectors: rows times code size.
 
-    Where the kind of index has no fixed code size, it is the bytes of the whole inner index.
+    Where the kind of index has no fixed code size, it is ``file_bytes``, those of the whole file.
     """
     faiss = load_faiss()
     inner = faiss.downcast_index(index.index)
     holder = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
     size = getattr(holder, "code_size", None)
-    return int(index.ntotal) * int(size) if size else len(faiss.serialize_index(inner))
+    return int(index.ntotal) * int(size) if size else file_bytes
 
 
 def _vector_of(inner: Any, row: int) -> NDArray[np.float32]:

@@ -15,7 +15,8 @@ from whiten_index.whitening import Kind, Whitening
 
 AUTO = "auto"
 _EXACT_UP_TO_ROWS = 200_000
-_MOST_TRAINING_ROWS = 1 << 20
+_MOST_TRAINING_BYTES = 1 << 30
+_PROBED = 16
 _ROWS_A_LIST = 39
 _WITHOUT_PARTS = re.compile(r"[A-Za-z]0+(?![0-9])|(HNSW|NSG)1(?![0-9])")
 
@@ -55,6 +56,10 @@ def inner_index(factory: str, k: int) -> Any:
         raise ConfigError(
             f"{factory!r} maps ids, and rows are found by their number here; leave out IDMap"
         )
+    lists = _lists(index)
+    if lists is not None:
+        # FAISS would look into a single one.
+        lists.nprobe = max(1, lists.nlist // _PROBED)
     return index
 
 
@@ -94,16 +99,13 @@ def wrap(inner: Any, whitening: Whitening) -> Any:
     return index
 
 
-def training_rows(index: Any, *, rows: int) -> int:
-    """Return how many rows a sample should have to train ``index``, 0 where it needs none."""
-    if index.is_trained:
+def training_rows(inner: Any, *, rows: int, k: int) -> int:
+    """Return how many rows a sample should have to train ``inner``, 0 where it needs none."""
+    if inner.is_trained:
         return 0
-    faiss = load_faiss()
-    try:
-        lists = int(faiss.extract_index_ivf(index).nlist)
-    except RuntimeError:
-        lists = 0
-    return min(rows, max(256 * lists, 1 << 16), _MOST_TRAINING_ROWS)
+    lists = _lists(inner)
+    wanted = max(256 * (0 if lists is None else int(lists.nlist)), 1 << 16)
+    return min(rows, wanted, max(_MOST_TRAINING_BYTES // (4 * k), 1))
 
 
 def too_few_rows(inner: Any, sample_rows: int) -> str | None:
@@ -111,26 +113,26 @@ def too_few_rows(inner: Any, sample_rows: int) -> str | None:
 
     FAISS's own warning, which names none of the user's options, is switched off.
     """
-    faiss = load_faiss()
-    if not isinstance(inner, faiss.IndexIVF):
+    lists = _lists(inner)
+    if lists is None:
         return None
-    inner.cp.min_points_per_centroid = 1
-    if sample_rows >= _ROWS_A_LIST * inner.nlist:
+    lists.cp.min_points_per_centroid = 1
+    if sample_rows >= _ROWS_A_LIST * lists.nlist:
         return None
     return (
-        f"note: {inner.nlist} lists are learned from {sample_rows} rows, and FAISS advises "
+        f"note: {lists.nlist} lists are learned from {sample_rows} rows, and FAISS advises "
         f"{_ROWS_A_LIST} a list; --factory with fewer lists would search better"
     )
 
 
-def train(index: Any, sample: NDArray[np.float32], factory: str) -> None:
-    """Train an index on raw rows (m, d).
+def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:
+    """Train an index on unit vectors (m, k).
 
     Raises:
         ConfigError: FAISS cannot train this factory on so few rows.
     """
     try:
-        index.train(sample)
+        inner.train(sample)
     except RuntimeError as error:
         raise ConfigError(
             f"FAISS cannot train {factory!r} on {len(sample)} rows ({first_line(error)}); "
@@ -138,8 +140,15 @@ def train(index: Any, sample: NDArray[np.float32], factory: str) -> None:
         ) from error
 
 
-def finish(inner: Any, factory: str) -> None:
-    """Settle what is searched with where ``auto`` chose lists: one in 16 is probed."""
-    faiss = load_faiss()
-    if factory == AUTO and isinstance(inner, faiss.IndexIVF):
-        inner.nprobe = max(1, inner.nlist // 16)
+def nprobe(index: Any) -> int | None:
+    """Return how many lists each query looks into, None for an index without lists."""
+    lists = _lists(index)
+    return None if lists is None else int(lists.nprobe)
+
+
+def _lists(index: Any) -> Any:
+    """Return the inverted lists inside an index, at whatever depth, or None."""
+    try:
+        return load_faiss().extract_index_ivf(index)
+    except RuntimeError:
+        return None
