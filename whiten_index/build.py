@@ -74,6 +74,7 @@ class BuildReport:
             "whitening": self.manifest["whitening"],
             "factory": self.manifest["factory"],
             "bytes": self.manifest["bytes"],
+            "made_by": self.manifest["made_by"],
             "seconds": self.encoded.stages.seconds,
             "stage_rows": self.encoded.stages.rows,
         }

@@ -65,6 +65,7 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
     click.echo(f"{report['out']}: version {report['version']} {already}")
     _print_counts(report)
     click.echo(f"whitening\n  {terminal.whitening_line(report['whitening'])}")
+    click.echo(f"index\n  {_faiss_facts(report)}")
     _print_bytes(report["bytes"])
 
 
@@ -167,10 +168,7 @@ def inspect(index: str, verify: str, as_json: bool) -> None:
         f"  made {fields['created']} from {', '.join(fields['corpus']['source']['sources'])}"
     )
     click.echo(f"  encoder {encoder.get('model') or encoder['column']} {_encoder_facts(encoder)}")
-    faiss = fields["made_by"]["faiss"]
-    click.echo(
-        f"  FAISS {fields['factory']['built']} (made by {faiss['version']} {faiss['variant']})"
-    )
+    click.echo(f"  {_faiss_facts(fields)}")
     _print_counts(fields)
     click.echo(f"whitening\n  {terminal.whitening_line(fields['whitening'])}")
     spectrum = [
@@ -278,6 +276,13 @@ def _encoder_facts(encoder: Mapping[str, Any]) -> str:
     return (
         f"({encoder['dim']} dims, {encoder['pooling']} of layer {layers}, "
         f"{encoder['max_length']} tokens, {encoder['dtype']})"
+    )
+
+
+def _faiss_facts(fields: Mapping[str, Any]) -> str:
+    made_by = fields["made_by"]["faiss"]
+    return (
+        f"FAISS {fields['factory']['built']} (release {made_by['version']}, {made_by['variant']})"
     )
 
 
