@@ -22,7 +22,13 @@ import click
 from whiten_index.build import build_index
 from whiten_index.config import BuildConfig, read_job
 from whiten_index.errors import WhitenIndexError
-from whiten_index.stopping import INTERRUPTED, stop_on_sigterm
+from whiten_index.stopping import (
+    INTERRUPTED,
+    enter_stage,
+    heed_stop,
+    leave_stage,
+    stop_on_signals,
+)
 
 _EVERY_SECONDS = 10.0
 
@@ -38,10 +44,12 @@ class LogLines:
         """Log that a stage begins."""
         self._stage, self._total, self._rows = stage, total, 0
         self._started = self._last = time.monotonic()
+        enter_stage()
         log("stage_started", stage=stage, rows=total)
 
     def advance(self, rows: int) -> None:
         """Log rate and time left, now and then."""
+        heed_stop()
         self._rows += rows
         now = time.monotonic()
         if now - self._last < _EVERY_SECONDS:
@@ -59,6 +67,7 @@ class LogLines:
 
     def finish(self, stage: str, seconds: float) -> None:
         """Log that a stage ended."""
+        leave_stage()
         log("stage_finished", stage=stage, seconds=round(seconds, 3))
 
     def note(self, message: str) -> None:
@@ -95,7 +104,7 @@ def run(job: Path) -> int:
 @click.argument("job", type=click.Path(dir_okay=False, path_type=Path))
 def main(job: Path) -> None:
     """Build and publish the index that JOB (TOML) describes."""
-    stop_on_sigterm()
+    stop_on_signals()
     sys.exit(run(job))
 
 

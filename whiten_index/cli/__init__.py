@@ -15,7 +15,7 @@ import click
 import whiten_index
 from whiten_index.cli import commands
 from whiten_index.errors import WhitenIndexError
-from whiten_index.stopping import INTERRUPTED, stop_on_sigterm
+from whiten_index.stopping import INTERRUPTED, stop_on_signals
 
 
 class _Commands(click.Group):
@@ -53,5 +53,5 @@ for command in (commands.build, commands.encode, commands.search, commands.inspe
 
 def main() -> None:
     """Run the command line."""
-    stop_on_sigterm()
+    stop_on_signals()
     cli.main(args=sys.argv[1:])

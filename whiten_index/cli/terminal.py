@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from whiten_index.stopping import enter_stage, heed_stop, leave_stage
+
 
 class Bars:
     """Progress bars with rate and time left on a terminal; silent elsewhere."""
@@ -19,14 +21,17 @@ class Bars:
         """Open a bar."""
         from tqdm import tqdm
 
+        enter_stage()
         self._bar = tqdm(total=total, desc=stage, unit=" rows", unit_scale=True, disable=None)
 
     def advance(self, rows: int) -> None:
         """Move the bar."""
         self._bar.update(rows)
+        heed_stop()
 
     def finish(self, stage: str, seconds: float) -> None:  # noqa: ARG002
         """Close the bar."""
+        leave_stage()
         self._bar.close()
 
     def note(self, message: str) -> None:
