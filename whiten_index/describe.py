@@ -14,15 +14,16 @@ _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
 def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
     """Return the published version's manifest with its ``spectrum``.
 
-    ``spectrum`` lists, for powers of two up to d, k and the rank, the eigenvalue there and the
-    share of variance that the directions up to it hold.
+    ``spectrum`` lists, for round widths up to the rank, for k and for the rank, the eigenvalue
+    there and the share of variance that the directions up to it hold.
 
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
     """
     folder, fields = read_fields(Path(root), verify=verify)
     whitening = Whitening.load(folder / WHITENING)
-    widths = {k for k in _WIDTHS if k <= whitening.dim} | {whitening.k, max(whitening.rank, 1)}
+    rank = max(whitening.rank, 1)
+    widths = {k for k in _WIDTHS if k <= rank} | {min(whitening.k, rank), rank}
     spectrum = [
         {
             "k": k,

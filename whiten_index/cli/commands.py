@@ -28,16 +28,13 @@ corpus_argument = click.argument("corpus", nargs=-1)
 plan_option = click.option(
     "--plan", is_flag=True, help="Only say what would be done, how long and how many bytes."
 )
-store_option = click.option(
-    "--store", help="Folder of raw embeddings, shared by builds. [default: OUT/store]"
-)
 
 
 @click.command()
 @corpus_argument
 @config_option
 @click.option("--out", help="Folder of the index.")
-@store_option
+@click.option("--store", help="Folder of raw embeddings, shared by builds. [default: OUT/store]")
 @with_options(corpus_options, encoder_options, whitening_options)
 @plan_option
 @json_option
@@ -72,7 +69,7 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
 @click.command()
 @corpus_argument
 @config_option
-@store_option
+@click.option("--store", help="Folder of the raw embeddings; several corpora may share it.")
 @with_options(corpus_options, encoder_options)
 @plan_option
 @json_option
@@ -101,8 +98,8 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
 @click.argument("index", type=click.Path())
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--top-k", type=click.IntRange(min=1), default=10, show_default=True)
-@click.option("--like", help="Neighbours of the document with this id.")
-@click.option("--queries", type=click.Path(), help="Parquet file of queries.")
+@click.option("--like", multiple=True, help="Neighbours of the document with this id.")
+@click.option("--queries", type=click.Path(), help="Parquet file of queries; needs --run.")
 @click.option("--text-column", "text_columns", multiple=True, help="Text of the queries.")
 @click.option("--embedding-column", help="Raw embeddings of the queries.")
 @click.option("--id-column", help="Ids of the queries.")
@@ -116,7 +113,7 @@ def search(
     index: str,
     texts: tuple[str, ...],
     top_k: int,
-    like: str | None,
+    like: tuple[str, ...],
     queries: str | None,
     as_json: bool,
     **options: Any,
@@ -136,8 +133,8 @@ def search(
     if queries is not None:
         _search_file(opened, queries, top_k, as_json=as_json, **options)
         return
-    if like is not None:
-        found = [(like, opened.search_like(like, top_k=top_k))]
+    if like:
+        found = [(name, opened.search_like(name, top_k=top_k)) for name in like]
     else:
         found = list(zip(texts, opened.search(texts, top_k=top_k), strict=True))
     if as_json:
@@ -197,6 +194,8 @@ def _search_file(
 ) -> None:
     if run is None:
         raise click.UsageError("say where the rankings go: --run FILE.trec, .parquet or .jsonl")
+    if not text_columns and embedding_column is None:
+        raise click.UsageError("name the column of the queries: --text-column, --embedding-column")
     from whiten_index.corpus import CorpusConfig
     from whiten_index.run_file import check_run_path, write_run
 
@@ -248,16 +247,14 @@ def _print_counts(report: Mapping[str, Any]) -> None:
 
 def _print_bytes(sizes: Mapping[str, int]) -> None:
     names = {
-        "raw": "raw embeddings",
+        "raw": "raw embeddings, as stored",
         "vectors": "reduced vectors",
         "index_file": "index.faiss",
         "documents_file": "documents",
     }
     click.echo("bytes")
-    rows = [(names[key], terminal.in_words(size)) for key, size in sizes.items()]
-    if sizes.get("vectors"):
-        rows.append(("raw / reduced", f"{sizes['raw'] / sizes['vectors']:.2f}"))
-    click.echo(terminal.table(rows))
+    shown = [(name, terminal.in_words(sizes[key])) for key, name in names.items() if key in sizes]
+    click.echo(terminal.table(shown))
 
 
 def _result(query: str, hits: list[Hit]) -> dict[str, Any]:

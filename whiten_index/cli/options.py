@@ -64,17 +64,24 @@ verify_option = click.option(
 
 corpus_options = [
     click.option(
-        "--text-column", "text_columns", multiple=True, help="Text; several are joined by a space."
+        "--text-column",
+        "text_columns",
+        multiple=True,
+        help="Text to encode; may be repeated, and is joined by a space.",
     ),
     click.option(
         "--embedding-column", help="List column of floats that takes the place of the encoder."
     ),
     click.option("--id-column", help="String or integer column that names the rows."),
-    click.option("--keep", multiple=True, help="Metadata column kept beside the index."),
+    click.option(
+        "--keep", multiple=True, help="Metadata column kept beside the index; may be repeated."
+    ),
     click.option(
         "--filter", "row_filter", help="Use only rows where this holds, e.g. \"lang == 'en'\"."
     ),
-    click.option("--limit", type=click.IntRange(min=1), help="Use only the first N rows."),
+    click.option(
+        "--limit", type=click.IntRange(min=1), help="Read only the first N rows, before --filter."
+    ),
     click.option(
         "--on-bad-row",
         type=click.Choice(["blank", "skip", "error"]),
@@ -137,16 +144,33 @@ whitening_options = [
         show_default=True,
         help="The transform.",
     ),
-    click.option("--k", help="Width kept: a number, full, or a share of variance such as 0.95."),
-    click.option("--exponent", type=float, help="0 is PCA, 1 is whitening, between is soft."),
+    click.option(
+        "--k",
+        help="Width kept: a number, full, or a share of variance such as 0.95. [default: a third of the "
+        "embedding's width, at most 256]",
+    ),
+    click.option(
+        "--exponent",
+        type=float,
+        help="0 is PCA, 1 is whitening, between is soft. [default: 1, or 0 with --whiten pca]",
+    ),
     click.option(
         "--center/--no-center", default=True, show_default=True, help="Subtract the mean."
     ),
     click.option("--normalize-input", is_flag=True, help="Fit on embeddings of unit length."),
     click.option(
-        "--factory", default="auto", show_default=True, help="FAISS factory string, or auto."
+        "--factory",
+        default="auto",
+        show_default=True,
+        help="FAISS factory string; auto: exact up to 200,000 rows, then IVF.",
     ),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the training sample."),
+    click.option(
+        "--seed",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Of the random rows that IVF and PQ are trained on.",
+    ),
 ]
 
 

@@ -89,7 +89,12 @@ def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def stage_rows(seconds: Mapping[str, float], rows: Mapping[str, int]) -> list[tuple[str, str, str]]:
     """Return seconds and rows/s by stage as table rows; parts of a stage are indented."""
     shown = []
-    for stage, spent in seconds.items():
+    order = list(dict.fromkeys(stage.partition("/")[0] for stage in seconds))
+    # A stage comes before its parts.
+    for stage in sorted(
+        seconds, key=lambda name: (order.index(name.partition("/")[0]), "/" in name)
+    ):
+        spent = seconds[stage]
         _, _, part = stage.rpartition("/")
         rate = f"{rows.get(stage, 0) / spent:,.0f} rows/s" if spent > 0 else ""
         shown.append((f"  {part}" if "/" in stage else stage, duration(spent), rate))

@@ -177,7 +177,8 @@ def _download(name: str, revision: str | None) -> Path:
         )
         raise EncoderError(
             f"model {name!r} is no folder here and cannot be fetched from the hub "
-            f"({type(error).__name__}); check the name and the network, or give a local folder"
+            f"({type(error).__name__}); check the name, the network and HF_HUB_OFFLINE, or give a "
+            "local folder"
             f"{hint}"
         ) from error
     return path
