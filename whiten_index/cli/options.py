@@ -146,8 +146,8 @@ whitening_options = [
     ),
     click.option(
         "--k",
-        help="Width kept: a number, full, or a share of variance such as 0.95. [default: a third of the "
-        "embedding's width, at most 256]",
+        help="Width kept: a number, full, or a share of variance such as 0.95. "
+        "[default: a third of the embedding's width, at most 256]",
     ),
     click.option(
         "--exponent",
