@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+pytest.register_assert_rewrite("tests.corpus_helpers")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as stn
-from safetensors.torch import load_file, save_file
 
-from whiten_index.encoding import (
-    Encoder,
-    EncoderConfig,
-    EncoderSpec,
-    embedded_available,
-    find_model,
-    resolve_encoder,
-)
-from whiten_index.encoding.batching import batches_by_length, tokenize
-from whiten_index.encoding.pooling import Pooling, mean_layers, pool
-from whiten_index.errors import ConfigError, EncoderError
+from tests.test_pooling import naive_pool
+from whiten_index.encoding import Encoder, embedded_available, find_model
+from whiten_index.encoding.batching import tokenize
+from whiten_index.encoding.pooling import Pooling
+from whiten_index.errors import ConfigError
 
 LONGEST = 32
 SPECIAL = 2
@@ -39,10 +22,6 @@ SPECIAL = 2
 def load(model: Path | str, **options) -> Encoder:
     # A tiny model is quickest on one thread, and does not disturb what runs beside the tests.
     return Encoder.load(str(model), **{"device": "cpu", "threads": 1, **options})
-
-
-def resolve(model: Path | str, **options) -> EncoderSpec:
-    return resolve_encoder(EncoderConfig(model=str(model), **options))[0]
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -62,109 +41,12 @@ def texts(tiny_words) -> list[str]:
     return [" ".join(rng.choice(tiny_words, size=n)) for n in lengths]
 
 
-@pytest.fixture
-def copy_of(tiny_model, tmp_path) -> Callable[..., Path]:
-    """Return ``copy(name, files={...}) -> folder``: the tiny model, JSON files merged or added."""
-
-    def copy(name: str = "copy", files: dict[str, object] | None = None) -> Path:
-        folder = tmp_path / name
-        shutil.copytree(tiny_model, folder)
-        for path, value in (files or {}).items():
-            write_json(folder / path, value)
-        return folder
-
-    return copy
-
-
-def write_json(path: Path, value: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and isinstance(value, dict):
-        value = {**json.loads(path.read_text()), **value}
-    path.write_text(json.dumps(value))
-
-
-def sentence_files(pooling: dict | None = None, *, more: tuple[str, ...] = (), **settings) -> dict:
-    """Return the files that make a transformer's folder one of sentence-transformers."""
-    kinds = ["Transformer", "Pooling", *more]
-    modules = [
-        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "",
-         "type": f"sentence_transformers.models.{kind}"}
-        for i, kind in enumerate(kinds)
-    ]  # fmt: skip
-    return {
-        "modules.json": modules,
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": 32,
-            **(pooling or {"pooling_mode_mean_tokens": True}),
-        },
-        "sentence_bert_config.json": {"max_seq_length": 20, **settings},
-    }
-
-
-# --------------------------------------------------------------------------- pooling
-
-
-def naive_pool(tokens: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """Pool the (t, d) states of one text that has no padding."""
-    if pooling is Pooling.MEAN:
-        return sum(tokens) / len(tokens)
-    if pooling is Pooling.MAX:
-        return torch.stack([max(column) for column in tokens.T])
-    return tokens[0 if pooling is Pooling.CLS else -1]
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("pooling", Pooling)
-def test_pooling_sees_no_padding(pooling, side):
-    random = torch.Generator().manual_seed(0)
-    lengths = [1, 5, 3, 8, 2]
-    states = torch.randn(5, 8, 4, generator=random) - 3
-    mask = torch.zeros(5, 8, dtype=torch.int64)
-    for row, length in enumerate(lengths):
-        mask[row, slice(length) if side == "right" else slice(8 - length, 8)] = 1
-    expected = torch.stack(
-        [naive_pool(states[i][mask[i] == 1], pooling) for i in range(len(lengths))]
-    )
-    states[mask == 0] = 1e6 * torch.randn(int((mask == 0).sum()), 4, generator=random)
-    torch.testing.assert_close(pool(states, mask, pooling), expected, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("pooling", Pooling)
-def test_pooling_is_computed_in_float32(pooling, dtype):
-    """A thousand values near 300 overflow a float16 sum, and bfloat16 loses their mean."""
-    states = (torch.rand(2, 1000, 3, generator=torch.Generator().manual_seed(0)) + 300).to(dtype)
-    mask = torch.ones(2, 1000, dtype=torch.int64)
-    found = pool(states, mask, pooling)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, pool(states.float(), mask, pooling))
-
-
-def test_layers_are_averaged():
-    states = [torch.full((1, 2, 3), float(value)) for value in (1, 10, 100)]
-    assert torch.equal(mean_layers(states, (2,)), states[2])
-    torch.testing.assert_close(mean_layers(states, (0, 2)), torch.full((1, 2, 3), 50.5))
-
-
-# --------------------------------------------------------------------------- batching
-
-LENGTHS = stn.arrays(np.int64, st.integers(0, 60), elements=st.integers(0, 40))
-
-
-@given(lengths=LENGTHS, budget=st.integers(1, 200), most=st.integers(1, 10))
-def test_batches_hold_every_row_once_within_the_budget(lengths, budget, most):
-    batches = list(batches_by_length(lengths, token_budget=budget, most_rows=most))
-    rows = [int(row) for batch in batches for row in batch]
-    assert sorted(rows) == list(range(len(lengths)))
-    for batch in batches:
-        assert 1 <= len(batch) <= most
-        assert len(batch) == 1 or len(batch) * lengths[batch].max() <= budget
-    assert all(np.diff(lengths[rows]) <= 0)
-
-
 def brute_tokens(tiny_model: Path, text: str) -> list[int]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
     return tokenizer(text, truncation=False, verbose=False)["input_ids"]
+
+
+# --------------------------------------------------------------------------- tokens
 
 
 class _WithoutBackend:
@@ -276,31 +158,6 @@ def test_bfloat16_is_close_to_float32(tiny_model, encoder, texts):
     assert not np.array_equal(found, exact)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_and_truncation_baked_into_a_tokenizer_change_nothing(
-    copy_of, encoder, texts, side
-):
-    """As in all-MiniLM-L6-v2, whose tokenizer.json pads and cuts to 128."""
-    folder = copy_of(
-        files={
-            "tokenizer.json": {
-                "padding": {
-                    "strategy": {"Fixed": 28}, "direction": side.title(), "pad_id": 0,
-                    "pad_to_multiple_of": None, "pad_type_id": 0, "pad_token": "[PAD]",
-                },
-                "truncation": {
-                    "max_length": 6, "strategy": "LongestFirst", "stride": 2,
-                    "direction": side.title(),
-                },
-            }
-        }
-    )  # fmt: skip
-    baked = load(folder)
-    found, expected = baked.encode_window(texts), encoder.encode_window(texts)
-    np.testing.assert_allclose(found.embeddings, expected.embeddings, atol=1e-6)
-    assert (found.truncated, found.tokens) == (expected.truncated, expected.tokens)
-
-
 def tiny_config(kind: str, size: int) -> transformers.PreTrainedConfig:
     common = {"vocab_size": size, "max_position_embeddings": 20, "initializer_range": 0.3}
     if kind == "distilbert":
@@ -332,287 +189,10 @@ def test_other_families_take_what_their_positions_allow(tmp_path, tiny_model, te
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_weights_saved_with_a_head_give_the_same_embeddings(tmp_path, tiny_model, encoder, texts):
-    transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
-    model = transformers.AutoModelForMaskedLM.from_pretrained(tiny_model)
-    model.save_pretrained(tmp_path)
-    np.testing.assert_allclose(load(tmp_path).encode(texts), encoder.encode(texts), atol=1e-6)
-
-
-def edit_weights(folder: Path, edit: Callable[[dict], None]) -> None:
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    edit(weights)
-    save_file(weights, file, metadata={"format": "pt"})
-
-
-def test_a_model_that_gives_nan_is_an_error(copy_of):
-    folder = copy_of()
-    edit_weights(folder, lambda w: w["embeddings.LayerNorm.bias"].fill_(torch.nan))
-    with pytest.raises(EncoderError, match=r"gives NaN or infinity for 'the cat'; use --dtype"):
-        load(folder).encode(["the cat"])
-
-
-def test_weights_that_are_missing_are_an_error_not_random(copy_of):
-    folder = copy_of()
-    edit_weights(
-        folder, lambda w: [w.pop(name) for name in list(w) if name.startswith("encoder.layer.1.")]
-    )
-    with pytest.raises(EncoderError, match=r"encoder\.layer\.1"):
-        load(folder)
-
-
-def test_a_pooler_that_is_missing_does_no_harm(copy_of, encoder, texts):
-    """No embedding uses it, and many sentence encoders come without."""
-    folder = copy_of()
-    edit_weights(folder, lambda w: [w.pop(name) for name in list(w) if "pooler" in name])
-    np.testing.assert_allclose(load(folder).encode(texts), encoder.encode(texts), atol=1e-6)
-
-
-# --------------------------------------------------------------------------- options
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pooling": "sum"}, "pooling 'sum' is unknown; use mean, cls, max, last, first-last-avg"),
-        ({"dtype": "int8"}, "dtype 'int8' is unknown; use float32, bfloat16, float16"),
-        ({"pooling": "first-last-avg", "layers": (0,)}, "chooses the layers itself"),
-        ({"threads": 0}, "--threads takes a positive number; 0 was given"),
-        ({"max_length": 2}, "--max-length 2 leaves no room .* at least 3"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        EncoderConfig(**options)
-
-
-@pytest.mark.parametrize("layer", [3, -4])
-def test_a_layer_that_does_not_exist_is_refused(tiny_model, layer):
-    with pytest.raises(ConfigError, match=rf"layer {layer} does not exist: .* 0 .* to 2"):
-        resolve(tiny_model, layers=(layer,))
-
-
-def test_a_length_over_the_models_limit_is_refused(tiny_model):
-    assert resolve(tiny_model, max_length=LONGEST).max_length == LONGEST
-    with pytest.raises(ConfigError, match="--max-length 33 is more than the 32 tokens"):
-        resolve(tiny_model, max_length=33)
-
-
 @pytest.mark.parametrize("device", ["toaster", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused(tiny_model, device):
     with pytest.raises(ConfigError, match=f"device '{device}' cannot be used here .*--device auto"):
         load(tiny_model, device=device)
-
-
-# --------------------------------------------------------------------------- fingerprints
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"pooling": "cls"}, {"pooling": "first-last-avg"}, {"layers": (0, -1)}, {"layers": (1,)},
-        {"max_length": 16}, {"dtype": "bfloat16"}, {"document_prompt": "passage: "},
-    ],
-)  # fmt: skip
-def test_the_fingerprint_changes_with_what_changes_documents(tiny_model, options):
-    assert resolve(tiny_model, **options).fingerprint != resolve(tiny_model).fingerprint
-
-
-def test_the_fingerprint_changes_with_the_models_files(tiny_model, copy_of):
-    def change_weight(folder: Path) -> None:
-        edit_weights(folder, lambda w: w["embeddings.LayerNorm.bias"].add_(1e-6))
-
-    def change_config(folder: Path) -> None:
-        write_json(folder / "config.json", {"num_attention_heads": 8})
-
-    def change_tokenizer(folder: Path) -> None:
-        write_json(folder / "tokenizer.json", {"normalizer": None})
-
-    prints = {resolve(tiny_model).fingerprint}
-    for i, change in enumerate((change_weight, change_config, change_tokenizer)):
-        folder = copy_of(str(i))
-        change(folder)
-        prints.add(resolve(folder).fingerprint)
-    lowering = copy_of("lower", sentence_files(max_seq_length=LONGEST, do_lower_case=True))
-    prints.add(resolve(lowering).fingerprint)
-    assert len(prints) == 5
-
-
-def test_the_fingerprint_ignores_name_device_query_prompt_and_what_saving_changes(
-    tiny_model, copy_of
-):
-    first = resolve(tiny_model).fingerprint
-    folder = copy_of("other", {"config.json": {"transformers_version": "0", "_name_or_path": "x"}})
-    assert resolve(folder).fingerprint == first
-    assert resolve(tiny_model, device="cuda", threads=1).fingerprint == first
-    assert resolve(tiny_model, query_prompt="query: ").fingerprint == first
-
-
-def test_defaults_spelled_out_are_the_same_encoder(tiny_model):
-    spelled = resolve(
-        tiny_model, pooling="mean", layers=(2,), max_length=LONGEST, dtype="float32",
-        document_prompt="", query_prompt="",
-    )  # fmt: skip
-    assert spelled == resolve(tiny_model)
-    assert resolve(tiny_model, pooling="first-last-avg").fingerprint == (
-        resolve(tiny_model, layers=(1, -1)).fingerprint
-    )
-
-
-@pytest.mark.parametrize("inside", ["", "0_Transformer"])
-def test_a_spec_read_from_a_manifest_resolves_to_itself(copy_of, tmp_path, inside):
-    files = sentence_files({"pooling_mode": "cls"}, more=("Normalize",), do_lower_case=True)
-    files["config_sentence_transformers.json"] = {"prompts": {"query": "q: ", "document": "d: "}}
-    if inside:
-        files["modules.json"][0]["path"] = inside
-        files[f"{inside}/sentence_bert_config.json"] = files.pop("sentence_bert_config.json")
-    folder = copy_of("model", files)
-    if inside:
-        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-            shutil.move(folder / name, folder / inside / name)
-    spec = resolve(folder, layers=(0, 1))
-    assert spec.lower_case
-    again = EncoderSpec.from_json(json.loads(json.dumps(spec.to_json())))
-    assert again == spec
-    found = resolve_encoder(again.as_config())[0]
-    assert found.fingerprint == spec.fingerprint
-    assert replace(found, model=spec.model) == spec
-
-
-# --------------------------------------------------------------------------- model folders
-
-FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "last",
-}
-
-
-@pytest.mark.parametrize(("flag", "pooling"), FLAGS.items())
-def test_the_pooling_of_a_sentence_folder_is_honoured(copy_of, flag, pooling):
-    flags = {name: name == flag for name in FLAGS}
-    mode = "lasttoken" if pooling == "last" else pooling
-    old = copy_of("old", sentence_files(flags))
-    new = copy_of("new", sentence_files({"pooling_mode": mode}))
-    assert resolve(old).pooling == resolve(new).pooling == pooling
-    assert resolve(old, pooling="max").pooling == "max"
-
-
-@pytest.mark.parametrize(
-    "pooling",
-    [
-        {"pooling_mode_weightedmean_tokens": True},
-        {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
-        {"pooling_mode": ["mean", "max"]},
-        {"pooling_mode": "weightedmean"},
-        {"pooling_mode_mean_tokens": False},
-    ],
-)
-def test_a_pooling_that_is_not_ours_is_refused_unless_another_is_chosen(copy_of, pooling):
-    folder = copy_of(files=sentence_files(pooling))
-    with pytest.raises(EncoderError, match=r"pools by .* not supported; choose --pooling mean"):
-        resolve(folder)
-    assert resolve(folder, pooling="mean").pooling == "mean"
-
-
-def test_a_prompt_left_out_of_the_pooling_is_refused(copy_of):
-    """Instructor models pool over the text without its prompt; ours would pool over both."""
-    files = sentence_files({"pooling_mode_mean_tokens": True, "include_prompt": False})
-    files["config_sentence_transformers.json"] = {"prompts": {"query": "q: ", "document": "d: "}}
-    with pytest.raises(EncoderError, match="prompt"):
-        resolve(copy_of(files=files))
-
-
-def test_the_length_of_a_sentence_folder_is_honoured(copy_of):
-    assert resolve(copy_of("a", sentence_files())).max_length == 20
-    assert resolve(copy_of("b", sentence_files(max_seq_length=None))).max_length == LONGEST
-    assert resolve(copy_of("c", sentence_files(max_seq_length=512))).max_length == LONGEST
-    assert resolve(copy_of("d", sentence_files()), max_length=25).max_length == 25
-
-
-def test_lowering_is_honoured(copy_of):
-    """Here the tokenizer itself does not lower, so that upper case is unknown to it."""
-    tokenizer = {"tokenizer.json": {"normalizer": None}}
-    plain = load(copy_of("plain", tokenizer))
-    lowering = load(copy_of("lower", {**tokenizer, **sentence_files(do_lower_case=True)}))
-    lower, upper = ["the red cat"], ["The RED Cat"]
-    np.testing.assert_allclose(lowering.encode(upper), plain.encode(lower), atol=1e-6)
-    np.testing.assert_allclose(lowering.encode_queries(upper), plain.encode(lower), atol=1e-6)
-    assert not np.allclose(plain.encode(upper), plain.encode(lower), atol=1e-2)
-
-
-def test_prompts_of_a_sentence_folder_are_put_before_their_texts(copy_of, encoder):
-    prompts = {"query": "the king: ", "document": "the queen: ", "other": "no"}
-    files = {"config_sentence_transformers.json": {"prompts": prompts}}
-    found = load(copy_of(files={**sentence_files(), **files}))
-    text = ["a small bird flew"]
-    for method, prompt in (("encode", "the queen: "), ("encode_queries", "the king: ")):
-        expected = encoder.encode([prompt + text[0]])
-        np.testing.assert_allclose(getattr(found, method)(text), expected, atol=1e-6)
-
-
-def test_prompts_given_win_and_the_empty_one_removes(copy_of, encoder):
-    files = {"config_sentence_transformers.json": {"prompts": {"query": "the king: "}}}
-    folder = copy_of(files={**sentence_files(), **files})
-    text = ["a small bird flew"]
-    plain = encoder.encode(text)
-    np.testing.assert_allclose(load(folder, query_prompt="").encode_queries(text), plain, atol=1e-6)
-    found = load(folder, query_prompt="one ")
-    np.testing.assert_allclose(
-        found.encode_queries(text), encoder.encode(["one " + text[0]]), atol=1e-6
-    )
-    np.testing.assert_allclose(found.encode(text), plain, atol=1e-6)
-
-
-def test_a_normalisation_is_recorded_and_not_applied(copy_of, encoder, texts):
-    found = load(copy_of(files=sentence_files(more=("Normalize",), max_seq_length=LONGEST)))
-    assert found.spec.normalizes
-    assert not encoder.spec.normalizes
-    np.testing.assert_allclose(found.encode(texts), encoder.encode(texts), atol=1e-6)
-
-
-def test_a_dense_module_is_refused(copy_of):
-    with pytest.raises(EncoderError, match=r"ends with Dense, which is not applied here"):
-        resolve(copy_of(files=sentence_files(more=("Dense", "Normalize"))))
-
-
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("config.json", r"has no config\.json; .* must name a transformer's folder"),
-        ("model.safetensors", "holds no weights for model .*; complete the folder"),
-        ("tokenizer", "holds no tokenizer for model .*; complete the folder"),
-    ],
-)
-def test_a_folder_that_lacks_a_part_is_refused(copy_of, file, message):
-    folder = copy_of()
-    for path in folder.glob(f"{file}*"):
-        path.unlink()
-    with pytest.raises(EncoderError, match=message):
-        resolve(folder)
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [("config.json", "{"), ("config.json", "[]"), ("modules.json", "{"),
-     ("1_Pooling/config.json", "]"), ("tokenizer_config.json", "x"), ("tokenizer.json", "{"),
-     ("model.safetensors", "cut")],
-)  # fmt: skip
-def test_a_damaged_file_of_a_model_is_an_encoder_error(copy_of, file, text):
-    folder = copy_of(files=sentence_files())
-    (folder / file).write_text(text)
-    with pytest.raises(EncoderError):
-        load(folder)
-
-
-@pytest.mark.parametrize("name", ["nobody/no-such-model", "no-such-model", "no/such/folder", ""])
-def test_an_unknown_model_offline_is_one_sentence(name):
-    with pytest.raises(EncoderError, match=re.escape(repr(name))) as caught:
-        find_model(name)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 250
 
 
 # --------------------------------------------------------------------------- truths from outside
@@ -668,27 +248,3 @@ def test_the_embedded_minilm_agrees_with_sentence_transformers(sentence_transfor
     assert np.abs(np.linalg.norm(found, axis=1) - 1).max() > 0.1
     found /= np.linalg.norm(found, axis=1, keepdims=True)
     np.testing.assert_allclose(found, truth.encode(SENTENCES, normalize_embeddings=True), atol=1e-5)
-
-
-HEAVY = ("torch", "faiss", "transformers", "sentence_transformers", "pandas", "scipy")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import whiten_index; dir(whiten_index)",
-        "import whiten_index.encoding",
-        "from whiten_index.encoding import EncoderConfig, resolve_encoder; "
-        "resolve_encoder(EncoderConfig(model={model!r}))",
-        pytest.param(
-            "from whiten_index.encoding import EncoderConfig, resolve_encoder; "
-            "resolve_encoder(EncoderConfig())",
-            marks=pytest.mark.skipif(not embedded_available(), reason="no embedded model"),
-        ),
-    ],
-)
-def test_what_needs_no_model_loads_none(tiny_model, code):
-    code = code.format(model=str(tiny_model))
-    code += f"; import sys; print([name for name in {HEAVY} if name in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"

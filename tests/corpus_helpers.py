@@ -1,0 +1,55 @@
+"""What the tests of the corpus share: opening one, reading it whole, damaging a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from hypothesis import HealthCheck, settings
+
+from whiten_index.corpus import CorpusConfig, ParquetCorpus
+
+IN_TMP_PATH = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def open_corpus(*sources, **options) -> ParquetCorpus:
+    if "embedding_column" not in options:
+        options.setdefault("text_columns", ("text",))
+    return ParquetCorpus.open(CorpusConfig(sources=tuple(map(str, sources)), **options))
+
+
+def read_all(corpus: ParquetCorpus) -> tuple[list, list, Counter]:
+    """Return ids, texts and skipped counts of a whole corpus of texts."""
+    ids, texts, skipped = [], [], Counter()
+    for batch in corpus.batches():
+        assert batch.read == len(batch) + sum(batch.skipped.values())
+        assert batch.documents.num_rows == len(batch)
+        ids += batch.documents.column("id").to_pylist()
+        texts += batch.texts
+        skipped.update(batch.skipped)
+    return ids, texts, skipped
+
+
+def overwrite(path: Path, start: int, stop: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[start:stop] = bytes(value ^ 0xA5 for value in data[start:stop])
+    path.write_bytes(data)
+
+
+def chunk_bytes(path: Path, name: str) -> tuple[int, int]:
+    """Return where the first column chunk of a flat column lies in its file."""
+    group = pq.read_metadata(path).row_group(0)
+    chunk = next(
+        group.column(i)
+        for i in range(group.num_columns)
+        if group.column(i).path_in_schema.split(".")[0] == name
+    )
+    offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
+    start = min(offset for offset in offsets if offset is not None)
+    return start, start + chunk.total_compressed_size

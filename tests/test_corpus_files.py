@@ -1,0 +1,237 @@
+"""The files of a corpus: which are found by folder, glob and URI, and damage that is named."""
+
+from __future__ import annotations
+
+import glob
+import re
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.corpus_helpers import chunk_bytes, open_corpus, overwrite, read_all
+from whiten_index.errors import CorpusError
+
+
+@pytest.fixture
+def tree(tmp_path, write_parquet) -> Path:
+    """A folder as writers leave it: nested parts, and bookkeeping that is no data."""
+    root = tmp_path / "a corpus"
+    for name in (
+        "b.parquet", "a.pq", "sub/c.parq", "sub/deep/d.parquet",
+        ".hidden.parquet", "_metadata.parquet", "_temporary/0/e.parquet", "sub/.x/f.parquet",
+    ):  # fmt: skip
+        write_parquet(root / name, {"text": [name]})
+    (root / "_SUCCESS").touch()
+    (root / "sub" / "notes.txt").write_text("no data")
+    return root
+
+
+VISIBLE = ["a.pq", "b.parquet", "sub/c.parq", "sub/deep/d.parquet"]
+
+
+def test_a_folder_is_read_without_hidden_and_underscore_files(tree):
+    ids, texts, _ = read_all(open_corpus(tree))
+    assert texts == VISIBLE
+    assert ids == [f"{name}#0:0" for name in VISIBLE]
+
+
+def test_a_file_named_outright_is_read_whatever_its_name(tree):
+    assert read_all(open_corpus(tree / "_metadata.parquet"))[1] == ["_metadata.parquet"]
+
+
+def test_a_file_uri_is_read_as_its_path_is(tree):
+    assert read_all(open_corpus(tree.as_uri())) == read_all(open_corpus(tree))
+    uri = f"{tree.as_uri()}/sub/*.parq"
+    assert read_all(open_corpus(uri)) == read_all(open_corpus(tree / "sub" / "*.parq"))
+
+
+def test_a_relative_path_and_glob_are_read(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    assert read_all(open_corpus("sub"))[1] == ["sub/c.parq", "sub/deep/d.parquet"]
+    assert read_all(open_corpus("b.*"))[1] == ["b.parquet"]
+
+
+GLOBS = (
+    "*.parquet", "b?.parquet", "[ab]*.parquet", "*/*.parquet", "a*/*.parquet", "**/*.parquet",
+    "**/b/*.parquet", "a/**/*.parquet", "a/**/b1.parquet", "**/a1.parquet", "[!a]*.parquet",
+    "a/*/*.parquet", "**/b/**/*.parquet",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", GLOBS)
+def test_a_glob_finds_what_python_globbing_finds(tmp_path, write_parquet, pattern):
+    for name in (
+        "a1", "b1", "bb", "a/a1", "a/b1", "a/b/b1", "b/a1", "ab/a1", "ab/b/b1", "a/b/c/b1",
+        "b/c/d/a1",
+    ):  # fmt: skip
+        write_parquet(tmp_path / f"{name}.parquet", {"text": [f"{name}.parquet"]})
+    expected = glob.glob(pattern, root_dir=tmp_path, recursive=True)  # noqa: PTH207
+    assert expected
+    assert sorted(read_all(open_corpus(tmp_path / pattern))[1]) == sorted(expected)
+
+
+@pytest.mark.parametrize("pattern", ["*", "*.p*", "**/*.parquet", "*/*/*.parquet"])
+def test_a_wildcard_matches_no_bookkeeping(tree, pattern):
+    """As in a folder and in a shell: hidden and underscore names only when spelled out."""
+    texts = read_all(open_corpus(tree / pattern))[1]
+    assert not [name for name in texts if re.search(r"(^|/)[._]", name)]
+
+
+def test_a_glob_can_spell_an_underscore_out(tree):
+    assert read_all(open_corpus(tree / "_meta*.parquet"))[1] == ["_metadata.parquet"]
+
+
+def test_a_name_with_brackets_that_exists_is_no_glob(tmp_path, write_parquet):
+    path = write_parquet(tmp_path / "part[1].parquet", {"text": ["x"]})
+    assert read_all(open_corpus(path))[0] == ["part[1].parquet#0:0"]
+
+
+@pytest.mark.parametrize("tail", ["", "/a.parquet", "/*.parquet", "/**/a.parquet"])
+def test_an_fsspec_uri_is_read(tail):
+    memory = fsspec.filesystem("memory")
+    try:
+        with memory.open("/bucket/data/a.parquet", "wb") as file:
+            pq.write_table(pa.table({"text": ["from memory"]}), file)
+        with memory.open("/bucket/data/_SUCCESS", "wb"):
+            pass
+        corpus = open_corpus(f"memory://bucket/data{tail}")
+        assert read_all(corpus)[:2] == (["a.parquet#0:0"], ["from memory"])
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+def test_sources_keep_their_order_and_same_names_stay_distinct(tmp_path, write_parquet):
+    for name in ("z", "y"):
+        write_parquet(tmp_path / name / "part.parquet", {"text": [name]})
+    ids, texts, _ = read_all(open_corpus(tmp_path / "z", tmp_path / "y"))
+    assert texts == ["z", "y"]
+    assert len(set(ids)) == 2
+
+
+def test_same_path_on_two_file_systems_is_two_files(tmp_path, write_parquet):
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["disk"]})
+    memory = fsspec.filesystem("memory")
+    try:
+        with memory.open(str(path), "wb") as file:
+            pq.write_table(pa.table({"text": ["memory"]}), file)
+        ids, texts, _ = read_all(open_corpus(path, f"memory://{path}"))
+        assert texts == ["disk", "memory"]
+        assert len(set(ids)) == 2
+    finally:
+        memory.rm(str(path))
+
+
+@pytest.mark.parametrize("again", ["a.parquet", "file://", "*.parquet", "sub/../a.parquet"])
+def test_a_file_named_twice_is_refused(tmp_path, write_parquet, again):
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["x"]})
+    (tmp_path / "sub").mkdir()
+    second = path.as_uri() if again == "file://" else f"{tmp_path}/{again}"
+    with pytest.raises(CorpusError, match=r"a\.parquet is named twice"):
+        open_corpus(path, second)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nothing.parquet", "does not exist; check the path"),
+        ("nothing/*.parquet", r"no file matches .*\*\.parquet"),
+        ("empty", r"holds no Parquet file \(1 files, none ending with \.parquet"),
+        ("empty/*.parquet", r"no file matches \*\.parquet"),
+    ],
+)
+def test_sources_without_parquet_are_refused(tmp_path, source, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
+    with pytest.raises(CorpusError, match=message):
+        open_corpus(tmp_path / source)
+
+
+def test_an_unknown_scheme_is_refused():
+    with pytest.raises(CorpusError, match=r"nosuch://a/b\.parquet cannot be opened .*fsspec"):
+        open_corpus("nosuch://a/b.parquet")
+
+
+def test_no_source_is_refused():
+    with pytest.raises(CorpusError, match="no corpus was given"):
+        open_corpus()
+
+
+@pytest.mark.parametrize("rows", [[], [0, 0]])
+def test_an_empty_corpus_is_refused(tmp_path, write_parquet, rows):
+    write_parquet(tmp_path / "a.parquet", {"text": pa.array([], pa.string())})
+    with pytest.raises(CorpusError, match="holds no rows; point to a corpus that does"):
+        open_corpus(tmp_path)
+
+
+def test_an_empty_file_among_others_changes_nothing(tmp_path, write_parquet):
+    write_parquet(tmp_path / "a.parquet", {"text": pa.array([], pa.string())})
+    write_parquet(tmp_path / "b.parquet", {"text": ["x"]})
+    assert read_all(open_corpus(tmp_path))[:2] == (["b.parquet#0:0"], ["x"])
+
+
+# --------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("kept", [0, 3, 0.5, -1])
+def test_a_truncated_file_among_good_ones_is_named(tmp_path, write_parquet, kept):
+    for name in ("a", "b", "c"):
+        path = write_parquet(tmp_path / f"{name}.parquet", {"text": [name] * 100})
+    bad = tmp_path / "b.parquet"
+    data = bad.read_bytes()
+    bad.write_bytes(data[: int(len(data) * kept) if isinstance(kept, float) else kept])
+    assert path.name == "c.parquet"
+    with pytest.raises(CorpusError, match=r"b\.parquet is not a readable Parquet file .*restore"):
+        open_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_a_flipped_page_with_checksums_is_named(tmp_path, write_parquet, compression):
+    texts = [f"text number {i}" for i in range(2000)]
+    for name in ("a", "b"):
+        write_parquet(
+            tmp_path / f"{name}.parquet",
+            {"text": texts},
+            compression=compression,
+            write_page_checksum=True,
+            use_dictionary=False,
+        )
+    bad = tmp_path / "b.parquet"
+    start, stop = chunk_bytes(bad, "text")
+    middle = (start + stop) // 2
+    overwrite(bad, middle, middle + 1)
+    corpus = open_corpus(tmp_path)
+    assert corpus.read(corpus.shards[0]).texts == texts
+    with pytest.raises(CorpusError, match=r"b\.parquet is damaged .*restore the file"):
+        corpus.read(corpus.shards[1])
+
+
+@pytest.mark.parametrize("column", ["text", "key"])
+def test_damage_that_leaves_invalid_utf8_is_named(tmp_path, write_parquet, column):
+    columns = {"text": ["plain words"] * 50, "key": [f"key-{i:03}" for i in range(50)]}
+    path = write_parquet(
+        tmp_path / "a.parquet", columns,
+        compression="none", use_dictionary=False, write_statistics=False,
+    )  # fmt: skip
+    data = path.read_bytes()
+    word = {"text": b"words", "key": b"key-031"}[column]
+    path.write_bytes(data.replace(word, b"\xff\xfe" + word[2:], 1))
+    corpus = open_corpus(path, id_column="key")
+
+    def use() -> None:
+        corpus.check_ids()
+        for batch in corpus.batches():
+            batch.documents.to_pylist()
+
+    with pytest.raises(CorpusError, match=r"a\.parquet"):
+        use()
+
+
+def test_a_file_that_vanishes_is_named(tmp_path, write_parquet):
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["x"]})
+    corpus = open_corpus(path)
+    path.unlink()
+    with pytest.raises(CorpusError, match=r"a\.parquet"):
+        read_all(corpus)

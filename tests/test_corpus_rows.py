@@ -1,0 +1,333 @@
+"""The rows of a corpus: columns, texts, ids and kept columns against plain Python; memory."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.corpus_helpers import IN_TMP_PATH, chunk_bytes, open_corpus, overwrite, read_all
+from whiten_index.batch import row_digests
+from whiten_index.corpus import CorpusConfig, OnBadRow
+from whiten_index.errors import ConfigError, CorpusError
+
+# --------------------------------------------------------------------------- columns
+
+
+def test_a_missing_column_is_refused_with_those_there_are(tmp_path, write_parquet):
+    path = write_parquet(tmp_path / "a.parquet", {"title": ["x"], "body": ["y"]})
+    for options in ({}, {"text_columns": ("body",), "keep": ("text",)},
+                    {"text_columns": ("body",), "id_column": "text"},
+                    {"text_columns": ("body",), "row_filter": "text == 'x'"},
+                    {"embedding_column": "text"}):  # fmt: skip
+        with pytest.raises(
+            CorpusError, match=r"a\.parquet has no column 'text'; its columns are title, body"
+        ):
+            open_corpus(path, **options)
+
+
+def test_a_column_missing_in_one_file_names_that_file(tmp_path, write_parquet):
+    write_parquet(tmp_path / "a.parquet", {"text": ["x"]})
+    write_parquet(tmp_path / "b.parquet", {"texts": ["x"]})
+    with pytest.raises(CorpusError, match=r"b\.parquet has no column 'text'"):
+        open_corpus(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text_columns": ("n",)}, "'n' .* int64; .*strings; columns that fit: s, t"),
+        ({"text_columns": ("s", "v")}, "'v' .*list.*; columns that fit: s, t"),
+        ({"text_columns": ("s",), "id_column": "x"}, "'x' .* double; .*fit: s, t, n"),
+        ({"embedding_column": "s"}, "'s' .* string; .*columns that fit: v"),
+        ({"embedding_column": "w"}, "'w' .*int64.*; .*columns that fit: v"),
+    ],
+)
+def test_a_column_of_the_wrong_type_is_refused_with_those_that_fit(
+    tmp_path, write_parquet, options, message
+):
+    columns = {"s": ["a"], "t": ["b"], "n": [1], "x": [0.5], "v": [[0.5, 1.0]], "w": [[1, 2]]}
+    path = write_parquet(tmp_path / "a.parquet", columns)
+    with pytest.raises(CorpusError, match=message):
+        open_corpus(path, **options)
+
+
+def test_nothing_that_fits_is_said(tmp_path, write_parquet):
+    path = write_parquet(tmp_path / "a.parquet", {"text": [1]})
+    with pytest.raises(CorpusError, match="no column of it fits"):
+        open_corpus(path)
+
+
+def test_a_column_there_twice_is_refused(tmp_path, write_parquet):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    path = write_parquet(tmp_path / "a.parquet", table)
+    with pytest.raises(CorpusError, match="more than one column 'text'"):
+        open_corpus(path)
+
+
+def test_either_texts_or_embeddings_are_named():
+    with pytest.raises(ConfigError, match=r"--text-column \(one or more\), or --embedding-column"):
+        CorpusConfig(sources=("a",))
+    with pytest.raises(ConfigError, match="not both"):
+        CorpusConfig(sources=("a",), text_columns=("t",), embedding_column="v")
+
+
+def test_a_kept_column_cannot_shadow_the_id(tmp_path, write_parquet):
+    with pytest.raises(ConfigError, match="kept column cannot be called 'id'"):
+        CorpusConfig(sources=("a",), text_columns=("t",), keep=("id",))
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["x"], "id": ["i"]})
+    (batch,) = open_corpus(path, id_column="id", keep=("id",)).batches()
+    assert batch.documents.to_pydict() == {"id": ["i"]}
+
+
+def test_only_the_columns_asked_for_are_read(tmp_path, write_parquet):
+    """A column of rubbish beside the wanted ones is never touched."""
+    columns = {"big": [f"{i}" * 50 for i in range(500)], "text": ["x"] * 500, "k": range(500)}
+    path = write_parquet(tmp_path / "a.parquet", columns)
+    overwrite(path, *chunk_bytes(path, "big"))
+    (batch,) = open_corpus(path, keep=("k",)).batches()
+    assert batch.documents.column_names == ["id", "k"]
+    assert batch.texts == ["x"] * 500
+    with pytest.raises(CorpusError, match=r"a\.parquet is damaged"):
+        read_all(open_corpus(path, keep=("big",)))
+
+
+# --------------------------------------------------------------------------- texts
+
+BLANKS = st.sampled_from([None, "", " ", "\t\n", "\u00a0", "\u3000 "])
+PART = BLANKS | st.text("ab é中\n ", max_size=6)
+
+
+def joined(*parts: str | None) -> str:
+    return " ".join(part.strip() for part in parts if part is not None and part.strip())
+
+
+@IN_TMP_PATH
+@given(
+    rows=st.lists(st.tuples(PART, PART), min_size=1, max_size=40),
+    group=st.integers(1, 12),
+    shard_rows=st.integers(1, 15),
+    on_bad_row=st.sampled_from([OnBadRow.BLANK, OnBadRow.SKIP]),
+)
+def test_texts_are_joined_and_blank_rows_counted(
+    tmp_path, write_parquet, rows, group, shard_rows, on_bad_row
+):
+    first, second = (pa.array(column, pa.string()) for column in zip(*rows, strict=True))
+    path = write_parquet(tmp_path / "a.parquet", {"a": first, "b": second}, row_group_size=group)
+    corpus = open_corpus(
+        path, text_columns=("a", "b"), shard_rows=shard_rows, on_bad_row=on_bad_row
+    )
+    ids, texts, skipped = read_all(corpus)
+    wanted = {
+        f"a.parquet#{i // group}:{i % group}": text
+        for i, row in enumerate(rows)
+        if (text := joined(*row))
+    }
+    assert dict(zip(ids, texts, strict=True)) == wanted
+    assert ids == list(wanted)
+    blank = len(rows) - len(wanted)
+    assert skipped == ({"blank_text": blank} if blank else {})
+
+
+@pytest.mark.parametrize("group", [None, 7, 1])
+def test_row_groups_do_not_change_what_is_read(tmp_path, write_parquet, group):
+    texts = [f"text {i}" for i in range(100)]
+    path = write_parquet(tmp_path / "a.parquet", {"text": texts, "k": texts}, row_group_size=group)
+    for shard_rows in (1, 3, 10, 1000):
+        corpus = open_corpus(path, shard_rows=shard_rows, id_column="k")
+        assert read_all(corpus) == (texts, texts, Counter())
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_every_string_type_gives_the_same_texts(tmp_path, write_parquet, kind):
+    values = [" one", None, "two ", "", "one"]
+    column = pa.array(values, pa.string()).cast(kind)
+    path = write_parquet(tmp_path / "a.parquet", {"text": column})
+    _, texts, skipped = read_all(open_corpus(path))
+    assert texts == ["one", "two", "one"]
+    assert skipped == {"blank_text": 2}
+
+
+def test_a_blank_row_is_an_error_that_names_it_where_asked(tmp_path, write_parquet):
+    texts = ["x"] * 5 + [" "] + ["x"] * 2
+    path = write_parquet(tmp_path / "a.parquet", {"text": texts}, row_group_size=4)
+    corpus = open_corpus(path, on_bad_row=OnBadRow.ERROR)
+    with pytest.raises(CorpusError, match=r"row a\.parquet#1:1 .*no text in text; .*skip"):
+        read_all(corpus)
+
+
+def test_an_error_names_the_row_of_the_file_behind_a_filter(tmp_path, write_parquet):
+    columns = {"text": ["x", "x", "x", None, "x", None], "n": [0, 1, 0, 0, 1, 1]}
+    path = write_parquet(tmp_path / "a.parquet", columns, row_group_size=4)
+    corpus = open_corpus(path, on_bad_row=OnBadRow.ERROR, row_filter="n == 1")
+    with pytest.raises(CorpusError, match=r"row a\.parquet#1:1 "):
+        read_all(corpus)
+
+
+@pytest.mark.parametrize("row_filter", [None, "n < 0"])
+def test_a_shard_that_loses_every_row_is_an_empty_batch(tmp_path, write_parquet, row_filter):
+    columns = {"text": [None, "", " "], "n": [1, 2, 3], "k": ["a", "b", "c"]}
+    path = write_parquet(tmp_path / "a.parquet", columns)
+    corpus = open_corpus(path, id_column="k", keep=("n",), row_filter=row_filter)
+    corpus.check_ids()
+    (batch,) = corpus.batches()
+    assert (len(batch), batch.read, sum(batch.skipped.values())) == (0, 3, 3)
+    assert batch.documents.schema == pa.schema({"id": pa.string(), "n": pa.int64()})
+    assert batch.digests().shape == (0, 16)
+
+
+def test_a_limit_reads_the_first_rows(tmp_path, write_parquet):
+    for name in ("a", "b"):
+        texts = [f"{name}{i}" for i in range(10)]
+        write_parquet(tmp_path / f"{name}.parquet", {"text": texts}, row_group_size=3)
+    whole = read_all(open_corpus(tmp_path, shard_rows=4))[1]
+    for limit in (1, 4, 7, 10, 13, 20, 99):
+        corpus = open_corpus(tmp_path, shard_rows=4, limit=limit)
+        assert corpus.rows == min(limit, 20)
+        assert read_all(corpus)[1] == whole[:limit]
+
+
+def test_kept_columns_stay_beside_their_rows(tmp_path, write_parquet):
+    columns = {
+        "text": ["a", None, "c", "d"],
+        "year": pa.array([1, 2, None, 4], pa.int16()),
+        "tags": [["x"], [], None, ["y", "z"]],
+    }
+    path = write_parquet(tmp_path / "a.parquet", columns)
+    (batch,) = open_corpus(path, keep=("tags", "year", "text")).batches()
+    expected = pa.table(columns).select(["tags", "year", "text"]).take([0, 2, 3])
+    assert batch.documents.drop_columns(["id"]).to_pydict() == expected.to_pydict()
+    assert batch.documents.schema.field("year").type == pa.int16()
+
+
+def test_digests_are_blake2b_of_the_bytes(tmp_path, write_parquet):
+    columns = {"text": ["a", "é", "a"], "v": [[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]}
+    path = write_parquet(tmp_path / "a.parquet", columns)
+
+    def truth(rows):
+        return [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
+
+    (texts,) = open_corpus(path).batches()
+    (vectors,) = open_corpus(path, embedding_column="v").batches()
+    found = [row.tobytes() for row in texts.digests()]
+    assert found == truth([b"a", "é".encode(), b"a"])
+    found = [row.tobytes() for row in vectors.digests()]
+    assert found == truth([np.array(row).tobytes() for row in columns["v"]])
+    assert row_digests([]).shape == (0, 16)
+
+
+# --------------------------------------------------------------------------- ids
+
+WORDS = ["10", "20", "30"]
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array(WORDS), WORDS),
+        (pa.array(WORDS, pa.large_string()), WORDS),
+        (pa.array(WORDS).dictionary_encode(), WORDS),
+        (pa.array([10, 20, 30], pa.int8()), [10, 20, 30]),
+        (pa.array([10, -20, 2**62]), [10, -20, 2**62]),
+        (pa.array([1, 2, 3], pa.uint64()), [1, 2, 3]),
+    ],
+)
+def test_ids_of_every_type_come_through(tmp_path, write_parquet, column, expected):
+    path = write_parquet(tmp_path / "a.parquet", {"text": WORDS, "k": column})
+    corpus = open_corpus(path, id_column="k")
+    corpus.check_ids()
+    assert read_all(corpus)[0] == expected
+
+
+def test_an_id_too_large_is_refused(tmp_path, write_parquet):
+    column = pa.array([1, 2**63], pa.uint64())
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["a", "b"], "k": column})
+    with pytest.raises(CorpusError, match=r"an id does not fit .*below 2\*\*63"):
+        read_all(open_corpus(path, id_column="k"))
+
+
+@pytest.mark.parametrize("integer", [False, True])
+def test_ids_there_twice_are_named(tmp_path, write_parquet, integer):
+    def ids(values):
+        return values if integer else [f"doc-{value}" for value in values]
+
+    write_parquet(tmp_path / "a.parquet", {"text": ["x"] * 4, "k": ids([1, 2, 3, 777])})
+    write_parquet(tmp_path / "b.parquet", {"text": ["x"] * 3, "k": ids([5, 777, 6])})
+    shown = "777" if integer else "'doc-777'"
+    with pytest.raises(CorpusError, match=rf"1 ids of column k .*\(such as {shown}\).*unique"):
+        open_corpus(tmp_path, id_column="k", shard_rows=2).check_ids()
+    open_corpus(tmp_path, id_column="k", limit=5).check_ids()
+
+
+@IN_TMP_PATH
+@given(ids=st.lists(st.integers(0, 12) | st.none(), min_size=1, max_size=20))
+def test_check_ids_agrees_with_counting(tmp_path, write_parquet, ids):
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        {"text": ["x"] * len(ids), "k": pa.array(ids, pa.int64())},
+        row_group_size=6,
+    )
+    corpus = open_corpus(path, id_column="k", shard_rows=4, on_bad_row=OnBadRow.SKIP)
+    repeated = sum(n > 1 for value, n in Counter(ids).items() if value is not None)
+    if repeated:
+        with pytest.raises(CorpusError, match=f"^{repeated} ids of column k occur more than once"):
+            corpus.check_ids()
+    else:
+        corpus.check_ids()
+
+
+def test_repeated_ids_that_the_filter_leaves_out_do_no_harm(tmp_path, write_parquet):
+    columns = {"text": ["x"] * 3, "k": ["a", "a", "b"], "latest": [False, True, True]}
+    path = write_parquet(tmp_path / "a.parquet", columns)
+    corpus = open_corpus(path, id_column="k", row_filter="latest")
+    corpus.check_ids()
+    assert read_all(corpus)[0] == ["a", "b"]
+
+
+def test_null_ids_stop_or_are_skipped_and_counted(tmp_path, write_parquet):
+    columns = {"text": ["x", "y", "", "z"], "k": ["a", None, None, "b"]}
+    path = write_parquet(tmp_path / "a.parquet", columns)
+    for choice in (OnBadRow.BLANK, OnBadRow.ERROR):
+        with pytest.raises(CorpusError, match=r"row a\.parquet#0:1 of the corpus has no k; "):
+            read_all(open_corpus(path, id_column="k", on_bad_row=choice))
+    ids, texts, skipped = read_all(open_corpus(path, id_column="k", on_bad_row=OnBadRow.SKIP))
+    assert (ids, texts, skipped) == (["a", "b"], ["x", "z"], {"null_id": 2})
+
+
+# --------------------------------------------------------------------------- memory
+
+
+def test_one_huge_row_group_is_read_in_bounded_memory(tmp_path, write_parquet):
+    """80 MB of text in a single row group; the last shard, behind all the others, is read."""
+    n, width = 400_000, 200
+    block = np.random.default_rng(0).integers(97, 123, size=(n, width), dtype=np.uint8)
+    offsets = np.arange(n + 1, dtype=np.int32) * width
+    column = pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(block))
+    path = write_parquet(
+        tmp_path / "a.parquet", {"text": column}, row_group_size=n, use_dictionary=False,
+        compression="lz4",
+    )  # fmt: skip
+    code = f"""
+import pyarrow as pa, pyarrow.parquet as pq
+from whiten_index.corpus import CorpusConfig, ParquetCorpus
+corpus = ParquetCorpus.open(CorpusConfig(sources=({str(path)!r},), text_columns=("text",)))
+print(len(corpus.shards), corpus.read(corpus.shards[-1]).texts[-1])
+print(pa.default_memory_pool().max_memory())
+pq.read_table({str(path)!r})
+print(pa.default_memory_pool().max_memory())
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shards, last, peak, whole = run.stdout.split()
+    assert int(shards) > 10
+    assert last == block[-1].tobytes().decode()
+    assert int(whole) > n * width  # so the measure sees what reading costs
+    assert int(peak) < n * width / 4
