@@ -61,6 +61,8 @@ def process(*arguments: Any) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=PROJECT,
+        # As in a person's shell, also where whoever runs the tests ignores Ctrl-C (nohup, cron).
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
