@@ -28,6 +28,12 @@ TINY_LONGEST = 32
 WriteParquet = Callable[..., Path]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what runs remember on this machine out of the user's own cache, and the other way."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def tiny_words() -> tuple[str, ...]:
     """The words that are one token each to ``tiny_model``; others are spelled in letters."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpus_helpers import open_corpus
-from whiten_index.corpus import RowGroup, plan_shards
+from whiten_index.corpus import RowGroup, Shard, Span, plan_shards, plan_windows
 from whiten_index.errors import ConfigError
 
 GROUP = st.builds(
@@ -114,3 +115,32 @@ def test_a_shard_needs_a_row(shard_rows):
 def test_a_limit_is_positive():
     with pytest.raises(ConfigError, match="--limit takes a positive number of rows; 0"):
         plan_shards([], limit=0)
+
+
+# --------------------------------------------------------------------------- windows
+
+
+def shards_of(*sizes: tuple[int, int]) -> list[Shard]:
+    return [Shard(i, (Span(0, 0, rows),), size) for i, (rows, size) in enumerate(sizes)]
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 900)), max_size=30),
+    rows=st.integers(1, 100),
+    size=st.integers(1, 1000),
+)
+def test_windows_join_neighbours_within_both_bounds(sizes, rows, size):
+    shards = shards_of(*sizes)
+    windows = plan_windows(shards, rows=rows, size=size)
+    assert [shard for window in windows for shard in window] == shards
+    for window in windows:
+        total = sum(shard.rows for shard in window), sum(shard.bytes for shard in window)
+        assert len(window) == 1 or (total[0] <= rows and total[1] <= size)
+    for window, following in pairwise(windows):
+        longer = [*window, following[0]]
+        assert sum(s.rows for s in longer) > rows or sum(s.bytes for s in longer) > size
+
+
+def test_a_shard_knows_its_bytes():
+    shards = plan_shards([[RowGroup(10, 1000), RowGroup(30, 600)]], shard_rows=20)
+    assert [(shard.rows, shard.bytes) for shard in shards] == [(20, 1200), (20, 400)]

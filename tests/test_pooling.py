@@ -1,16 +1,11 @@
-"""Pooling, the mean of layers and batching: tensor functions against naive loops."""
+"""Pooling and the mean of layers: tensor functions against naive loops."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as stn
 
-from whiten_index.encoding.batching import batches_by_length
-from whiten_index.encoding.pooling import Pooling, mean_layers, pool
+from whiten_index.encoding.pooling import Pooling, mean_layers, pool, without_prompt
 
 
 def naive_pool(tokens: torch.Tensor, pooling: Pooling) -> torch.Tensor:
@@ -19,7 +14,19 @@ def naive_pool(tokens: torch.Tensor, pooling: Pooling) -> torch.Tensor:
         return sum(tokens) / len(tokens)
     if pooling is Pooling.MAX:
         return torch.stack([max(column) for column in tokens.T])
+    if pooling is Pooling.WEIGHTED_MEAN:
+        return sum(i * token for i, token in enumerate(tokens, 1)) / sum(range(1, len(tokens) + 1))
+    if pooling is Pooling.MEAN_SQRT_LENGTH:
+        return sum(tokens) / len(tokens) ** 0.5
     return tokens[0 if pooling is Pooling.CLS else -1]
+
+
+def padded(lengths: list[int], side: str) -> torch.Tensor:
+    """Return the mask of texts padded on a side."""
+    mask = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        mask[row, slice(length) if side == "right" else slice(-length, None)] = 1
+    return mask
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -28,9 +35,7 @@ def test_pooling_sees_no_padding(pooling, side):
     random = torch.Generator().manual_seed(0)
     lengths = [1, 5, 3, 8, 2]
     states = torch.randn(5, 8, 4, generator=random) - 3
-    mask = torch.zeros(5, 8, dtype=torch.int64)
-    for row, length in enumerate(lengths):
-        mask[row, slice(length) if side == "right" else slice(8 - length, 8)] = 1
+    mask = padded(lengths, side)
     expected = torch.stack(
         [naive_pool(states[i][mask[i] == 1], pooling) for i in range(len(lengths))]
     )
@@ -49,23 +54,42 @@ def test_pooling_is_computed_in_float32(pooling, dtype):
     torch.testing.assert_close(found, pool(states.float(), mask, pooling))
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_prompt_is_the_first_tokens_whatever_the_padding(side):
+    mask = padded([2, 6, 3], side)
+    kept = without_prompt(mask, 2)
+    assert kept.sum(dim=1).tolist() == [0, 4, 1]
+    # Of each text the last tokens are left, and no padding.
+    for row, real in zip(kept, mask, strict=True):
+        places = real.nonzero().flatten().tolist()
+        assert row.nonzero().flatten().tolist() == places[2:]
+    assert torch.equal(without_prompt(mask, 0), mask)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("pooling", Pooling)
+def test_a_prompt_that_is_not_pooled_changes_places_only(pooling, side):
+    states = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(0))
+    mask = padded([4, 8, 3], side)
+    found = pool(states, mask, pooling, prompt_tokens=2)
+    for row in range(3):
+        tokens = states[row][mask[row] == 1]
+        if pooling is Pooling.WEIGHTED_MEAN:
+            weights = torch.arange(3, len(tokens) + 1)
+            expected = (tokens[2:] * weights[:, None]).sum(dim=0) / weights.sum()
+        else:
+            expected = naive_pool(tokens[2:], pooling)
+        torch.testing.assert_close(found[row], expected)
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_a_text_without_tokens_gives_numbers(pooling):
+    """A decoder's tokenizer may add nothing to a text that is empty."""
+    found = pool(torch.randn(2, 3, 4), padded([3, 1], "right") * torch.tensor([[1], [0]]), pooling)
+    assert torch.isfinite(found).all()
+
+
 def test_layers_are_averaged():
     states = [torch.full((1, 2, 3), float(value)) for value in (1, 10, 100)]
     assert torch.equal(mean_layers(states, (2,)), states[2])
     torch.testing.assert_close(mean_layers(states, (0, 2)), torch.full((1, 2, 3), 50.5))
-
-
-# --------------------------------------------------------------------------- batching
-
-LENGTHS = stn.arrays(np.int64, st.integers(0, 60), elements=st.integers(0, 40))
-
-
-@given(lengths=LENGTHS, budget=st.integers(1, 200), most=st.integers(1, 10))
-def test_batches_hold_every_row_once_within_the_budget(lengths, budget, most):
-    batches = list(batches_by_length(lengths, token_budget=budget, most_rows=most))
-    rows = [int(row) for batch in batches for row in batch]
-    assert sorted(rows) == list(range(len(lengths)))
-    for batch in batches:
-        assert 1 <= len(batch) <= most
-        assert len(batch) == 1 or len(batch) * lengths[batch].max() <= budget
-    assert all(np.diff(lengths[rows]) <= 0)

@@ -277,7 +277,7 @@ def test_a_damaged_shard_is_not_found_and_writing_it_again_mends_it(store, file,
     assert store.find(shard.fingerprint) is None
     assert store.is_damaged(shard.fingerprint)
     with pytest.raises(ArtifactError, match=r"is missing or damaged; run the same encode"):
-        store.require(CorpusPart(shard.fingerprint, "", 50, 50, 0))
+        store.require(shard.fingerprint)
     assert write(store, embeddings) == shard
     assert store.find(shard.fingerprint) == shard
     np.testing.assert_array_equal(

@@ -14,14 +14,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DIGEST_BYTES = 16
+# The columns that documents have where a text is a passage: its number within its document, from
+# 0; where it starts and ends there, in characters; the passage itself.
+PASSAGE, PASSAGE_START, PASSAGE_END, PASSAGE_TEXT = PASSAGE_COLUMNS = (
+    "passage",
+    "passage_start",
+    "passage_end",
+    "passage_text",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """The usable texts of one shard, with the rows they came from.
+    """The usable texts of one shard, or their passages, with the rows they came from.
 
     Attributes:
-        documents: table of n rows: column ``id``, then the kept metadata columns.
+        documents: table of n rows: column ``id``, then the kept metadata columns, then
+            ``PASSAGE_COLUMNS`` where the texts are passages.
         texts: n texts, none of them blank.
         read: rows read from the corpus to get these n, the skipped ones included.
         skipped: reason -> rows left out.

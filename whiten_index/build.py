@@ -70,6 +70,8 @@ class BuildReport:
             "version": self.version,
             "up_to_date": self.up_to_date,
             "counts": self.encoded.counts.to_json(),
+            "agreement": self.encoded.store.agreement(),
+            "compiled": self.encoded.compiled,
             "rows": self.encoded.record.rows,
             "whitening": self.manifest["whitening"],
             "factory": self.manifest["factory"],
@@ -170,6 +172,7 @@ def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
             ("--keep", config.keep),
             ("--filter", config.row_filter),
             ("--limit", config.limit),
+            ("--passage-tokens", config.passage_tokens),
         )
         if value
     ]
@@ -183,15 +186,16 @@ def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
         wanted = resolve_encoder(config.encoder_config())[0].fingerprint
     store = EmbeddingStore.open(config.store_path, fingerprint=wanted)
     record = store.corpus()
-    counts = Counts(reused=record.rows)
+    counts = Counts(passages=record.rows if record.source.get("passages") else 0)
     with stages.stage("verify store", record.rows) as watcher:
         for part in record.parts:
             counts.read += part.read
             counts.truncated += part.truncated
             if part.rows:
-                store.require(part)
+                store.require(part.shard)
             watcher.advance(part.rows)
     counts.skipped.update(record.skipped)
+    counts.reused = counts.read - sum(record.skipped.values())
     return EncodeReport(store, record, counts, stages)
 
 
@@ -292,6 +296,8 @@ def _facts(config: BuildConfig, encoded: EncodeReport, fitted: _Fitted) -> dict[
         },
         "encoder": encoded.store.encoder,
         "encoder_fingerprint": encoded.store.fingerprint,
+        "agreement": encoded.store.agreement(),
+        "compiled": encoded.compiled,
         "whitening": fitted.whitening.describe(),
         "rows": encoded.record.rows,
         "counts": encoded.counts.to_json(),

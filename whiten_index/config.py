@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
-from whiten_index.encoding import EncoderConfig
+from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
 from whiten_index.store import StoreDtype, require_dtype
 from whiten_index.whitening import Kind, WhiteningConfig
@@ -35,9 +35,12 @@ class BuildConfig:
         limit: use only the first so many rows.
         on_bad_row: blank (skip rows without content, stop at damaged ones), skip or error.
         shard_rows: rows a shard at most.
-        model, revision, pooling, layers, max_length, dtype, device, threads, document_prompt,
-            query_prompt, trust_remote_code: see ``EncoderConfig``. With an embedding column,
-            ``model`` names the encoder of the queries.
+        model, revision, pooling, layers, max_length, dtype, compile, device, threads,
+            document_prompt, query_prompt, document_prompt_name, query_prompt_name,
+            trust_remote_code: see ``EncoderConfig``. With an embedding column, ``model`` names the
+            encoder of the queries.
+        passage_tokens: cut texts into passages of so many tokens at most; see ``PassageConfig``.
+        overlap: tokens that neighbouring passages share at most; 0 where it is left out.
         store_dtype: float16, float32 or own; the default is float16, or own for a column.
         whiten: none, pca or whitening.
         k, exponent, center, normalize_input: see ``WhiteningConfig``.
@@ -62,11 +65,16 @@ class BuildConfig:
     layers: tuple[int, ...] | None = None
     max_length: int | None = None
     dtype: str = "float32"
+    compile: bool = False
     device: str = "auto"
     threads: int | None = None
     document_prompt: str | None = None
     query_prompt: str | None = None
+    document_prompt_name: str | None = None
+    query_prompt_name: str | None = None
     trust_remote_code: bool = False
+    passage_tokens: int | None = None
+    overlap: int | None = None
     store_dtype: str | None = None
     whiten: str = "whitening"
     k: str | int | float | None = None
@@ -94,6 +102,7 @@ class BuildConfig:
         self.whitening_config()
         _member(OnBadRow, self.on_bad_row, "--on-bad-row")
         require_dtype(self.store_dtype, own=False)
+        self.passage_config()
         if self.corpus:
             self.corpus_config()
             self.encoder_config()
@@ -105,6 +114,7 @@ class BuildConfig:
 
     def corpus_config(self) -> CorpusConfig:
         """Return what the corpus is opened with."""
+        passages = self.passage_config()
         return CorpusConfig(
             sources=self.corpus,
             text_columns=self.text_columns,
@@ -115,12 +125,24 @@ class BuildConfig:
             limit=self.limit,
             on_bad_row=_member(OnBadRow, self.on_bad_row, "--on-bad-row"),
             shard_rows=self.shard_rows,
+            passages=None if passages is None else (passages.tokens, passages.overlap),
         )
 
     def encoder_config(self) -> EncoderConfig:
         """Return what the encoder is resolved with."""
         names = EncoderConfig.__dataclass_fields__
         return EncoderConfig(**{name: getattr(self, name) for name in names})
+
+    def passage_config(self) -> PassageConfig | None:
+        """Return how texts are cut into passages, None where they stay whole."""
+        if self.passage_tokens is None:
+            if self.overlap is not None:
+                raise ConfigError(
+                    f"--overlap {self.overlap} is shared by passages, and texts stay whole; add "
+                    "--passage-tokens, or leave --overlap out"
+                )
+            return None
+        return PassageConfig(self.passage_tokens, self.overlap or 0)
 
     def whitening_config(self) -> WhiteningConfig:
         """Return what the whitening is fitted with."""

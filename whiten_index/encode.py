@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-import functools
+import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
-from whiten_index.corpus import ParquetCorpus
-from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder
+from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, plan_windows
+from whiten_index.encoding import (
+    EncoderConfig,
+    EncoderSpec,
+    PassageSplitter,
+    chosen_devices,
+    resolve_encoder,
+    window_factor,
+)
 from whiten_index.errors import CorpusError
 from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.runners import LocalRunner
-from whiten_index.shard import ShardResult, ShardWork
+from whiten_index.runners import LocalRunner, ProcessRunner, Runner
+from whiten_index.shard import EncodedFacts, ShardResult, ShardWork, WindowResult
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
+
+
+_AGREEMENT_ROWS = 512
+
+
+class EncoderSource:
+    """Loads an encoder on first need; pickled, it is one that has loaded nothing yet."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        """Take what the encoder is resolved with."""
+        self._config = config
+        self._encoder: Encoder | None = None
+
+    def __call__(self) -> Encoder:
+        """Return the encoder, the same one every time."""
+        if self._encoder is None:
+            from whiten_index.encoding import Encoder
+
+            self._encoder = Encoder(*resolve_encoder(self._config), self._config)
+        return self._encoder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EncoderSource, (self._config,)
 
 
 @dataclass
@@ -31,7 +65,12 @@ class Counts:
         encoded: rows encoded in this run.
         reused: rows whose embeddings were in the store.
         truncated: texts cut to the encoder's limit, encoded and reused alike.
+        passages: embeddings of the rows, where texts were cut into passages; else 0.
         skipped: reason -> rows left out.
+        duplicates: rows among the encoded that took the embedding of an identical text.
+        tokens: tokens encoded in this run.
+        padded_tokens: likewise, padding counted.
+        out_of_memory: batches that did not fit into the memory and were tried again by halves.
         remade_shards: shards found damaged and encoded again.
         float32_shards: shards kept in float32 because float16 could not hold them.
     """
@@ -40,6 +79,11 @@ class Counts:
     encoded: int = 0
     reused: int = 0
     truncated: int = 0
+    passages: int = 0
+    duplicates: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    out_of_memory: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     remade_shards: int = 0
     float32_shards: int = 0
@@ -58,12 +102,14 @@ class EncodeReport:
         record: the corpus as shards of the store.
         counts: what became of the rows.
         stages: seconds and rows by stage.
+        compiled: what came of trying torch.compile, empty where it was not tried.
     """
 
     store: EmbeddingStore
     record: CorpusRecord
     counts: Counts
     stages: Stages
+    compiled: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -71,6 +117,8 @@ class EncodeReport:
             "store": str(self.store.root),
             "encoder": self.store.encoder,
             "counts": self.counts.to_json(),
+            "agreement": self.store.agreement(),
+            "compiled": self.compiled,
             "rows": self.record.rows,
             "bytes": {"raw": raw_bytes(self.store, self.record)},
             "seconds": self.stages.seconds,
@@ -111,16 +159,26 @@ def encode_shards(config: BuildConfig, corpus: ParquetCorpus, stages: Stages) ->
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
         work.store.tidy()
-        return _encode_and_record(work, corpus, stages)
+        return _encode_and_record(config, work, stages)
 
 
-def _encode_and_record(work: ShardWork, corpus: ParquetCorpus, stages: Stages) -> EncodeReport:
-    counts, parts = Counts(), list[CorpusPart]()
+def _encode_and_record(config: BuildConfig, work: ShardWork, stages: Stages) -> EncodeReport:
+    counts, parts, corpus = Counts(), list[CorpusPart](), work.corpus
+    devices = ("cpu",) if corpus.dim is not None else chosen_devices(config.device)
+    runner = _runner(config, work, devices)
+    rows = corpus.config.shard_rows * window_factor(devices[0])
+    compiled = ""
+    windows = plan_windows(corpus.shards, rows=rows, size=SHARD_BYTES * window_factor(devices[0]))
     with stages.stage("encode", corpus.rows) as watcher:
-        for result in LocalRunner().map(replace(work, advance=watcher.advance), corpus.shards):
-            parts.append(result.part)
-            _count(counts, result, wanted=work.dtype.value)
-            _add_seconds(stages, result)
+        for window in runner.map(windows, watcher.advance):
+            for result in window.shards:
+                parts.append(result.part)
+                _count(counts, result, wanted=work.dtype.value)
+                counts.passages += result.part.rows if work.splitter is not None else 0
+            if window.encoded is not None:
+                _count_encoded(counts, window.encoded)
+                compiled = window.encoded.compiled
+            _add_seconds(stages, window)
     record = CorpusRecord(corpus.config.source_identity(), tuple(parts), dict(counts.skipped))
     if not record.rows:
         raise CorpusError(
@@ -129,7 +187,45 @@ def _encode_and_record(work: ShardWork, corpus: ParquetCorpus, stages: Stages) -
             "check the columns named and the row filter"
         )
     work.store.save_corpus(record)
-    return EncodeReport(work.store, record, counts, stages)
+    if counts.encoded and work.store.encoder.get("dtype") == "int8":
+        _measure_agreement(config, work, stages)
+    return EncodeReport(work.store, record, counts, stages, compiled)
+
+
+def _measure_agreement(config: BuildConfig, work: ShardWork, stages: Stages) -> None:
+    """Encode some of the corpus's own texts in float32 too, and keep how well both agree."""
+    from whiten_index.encoding import agreement
+
+    texts: list[str] = []
+    for shard in work.corpus.shards:
+        batch = work.read(shard)
+        texts += batch.texts if isinstance(batch, TextBatch) else []
+        if len(texts) >= _AGREEMENT_ROWS:
+            break
+    rng = np.random.default_rng(config.seed)
+    chosen = rng.choice(len(texts), min(len(texts), _AGREEMENT_ROWS), replace=False)
+    sample = [texts[row] for row in chosen]
+    if len(sample) < 2:
+        return
+    exact = EncoderSource(replace(config.encoder_config(), dtype="float32"))
+    with stages.stage("check int8", len(sample)) as watcher:
+        found = agreement(work.encoder().encode(sample), exact().encode(sample))
+        watcher.advance(len(sample))
+    work.store.save_agreement(found.to_json())
+
+
+def _runner(config: BuildConfig, work: ShardWork, devices: Sequence[str]) -> Runner:
+    """Return who does the work: this process on one device, a process each on several."""
+    if len(devices) == 1:
+        return LocalRunner(work)
+    threads = (config.threads or os.cpu_count() or 1) // len(devices)
+    return ProcessRunner(
+        [
+            replace(work, encoder=EncoderSource(replace(each, device=device)))
+            for device in devices
+            for each in [replace(config.encoder_config(), threads=max(threads, 1))]
+        ]
+    )
 
 
 def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True) -> ShardWork:
@@ -147,10 +243,12 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
         store = make(config.store_path, encoder_json, fingerprint(identity))
         return ShardWork(corpus, store, _no_encoder, config.dtype_kept())
     encoder_config = config.encoder_config()
-    spec, _ = resolve_encoder(encoder_config)
+    spec, folder = resolve_encoder(encoder_config)
+    passages = config.passage_config()
+    splitter = None if passages is None else PassageSplitter.load(spec, folder, passages)
     store = make(config.store_path, spec.to_json(), spec.fingerprint)
-    loader = functools.cache(functools.partial(_load_encoder, encoder_config))
-    return ShardWork(corpus, store, loader, config.dtype_kept())
+    source = EncoderSource(encoder_config)
+    return ShardWork(corpus, store, source, config.dtype_kept(), splitter=splitter)
 
 
 def column_encoder(config: BuildConfig, corpus: ParquetCorpus) -> dict[str, Any]:
@@ -184,12 +282,6 @@ def raw_bytes(store: EmbeddingStore, record: CorpusRecord) -> int:
     return sum(sizes.values())
 
 
-def _load_encoder(config: EncoderConfig) -> Encoder:
-    from whiten_index.encoding import Encoder
-
-    return Encoder(*resolve_encoder(config), config)
-
-
 def _no_encoder() -> Encoder:
     raise AssertionError("a corpus of embeddings is never encoded")
 
@@ -198,19 +290,31 @@ def _count(counts: Counts, result: ShardResult, *, wanted: str) -> None:
     counts.read += result.part.read
     counts.truncated += result.part.truncated
     counts.skipped.update(result.skipped)
+    # Rows of the corpus, however many passages they were cut into.
+    rows = result.part.read - sum(result.skipped.values())
     if result.reused:
-        counts.reused += result.part.rows
+        counts.reused += rows
     else:
-        counts.encoded += result.part.rows
+        counts.encoded += rows
     counts.remade_shards += result.remade
     if result.stored is not None and wanted == "float16":
         counts.float32_shards += result.stored.dtype == "float32"
 
 
-def _add_seconds(stages: Stages, result: ShardResult) -> None:
-    """Show the parts of the encode stage too: they overlap nothing here, and sum up to it."""
-    for name, seconds in result.seconds.items():
+def _count_encoded(counts: Counts, encoded: EncodedFacts) -> None:
+    counts.duplicates += encoded.rows - encoded.distinct
+    counts.tokens += encoded.tokens
+    counts.padded_tokens += encoded.padded_tokens
+    counts.out_of_memory += encoded.out_of_memory
+
+
+def _add_seconds(stages: Stages, window: WindowResult) -> None:
+    """Show the steps of the encode stage too: they overlap, so they sum up to more than it."""
+    read = sum(shard.part.read for shard in window.shards)
+    rows = sum(shard.part.rows for shard in window.shards)
+    encoded = 0 if window.encoded is None else window.encoded.rows
+    handled = {"read": read, "tokenise": encoded, "encode": encoded, "store": rows}
+    for name, seconds in window.seconds.items():
         key = f"encode/{name}"
-        rows = result.part.read if name == "read" else result.part.rows
         stages.seconds[key] = stages.seconds.get(key, 0.0) + seconds
-        stages.rows[key] = stages.rows.get(key, 0) + rows
+        stages.rows[key] = stages.rows.get(key, 0) + handled.get(name, 0)

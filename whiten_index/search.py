@@ -24,13 +24,14 @@ _QUERY_ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A found row.
+    """A found document.
 
     Attributes:
         id: the document's id.
-        score: cosine of query and document after the transform.
+        score: cosine of query and document after the transform; of its best passage, where the
+            index holds passages.
         row: row number in the index.
-        columns: the kept metadata.
+        columns: the kept metadata, and where the index holds passages ``PASSAGE_COLUMNS`` too.
     """
 
     id: str | int
@@ -75,8 +76,13 @@ class SearchIndex:
         """Width d of the raw embeddings that queries are."""
         return self.bundle.dim
 
+    @property
+    def grouped(self) -> bool:
+        """Whether the index holds passages; a hit is then a document with its best one."""
+        return self.bundle.grouped
+
     def search(self, texts: Sequence[str], *, top_k: int = 10) -> list[list[Hit]]:
-        """Return the hits of each text, best first.
+        """Return the hits of each text, best first, a document once.
 
         Raises:
             ConfigError: a text is blank, top_k is below 1, or the index was built from an

@@ -1,10 +1,10 @@
-"""The work on one shard: read it, look whether it is done, encode it if not, keep it."""
+"""The work on a window of shards: read them, look which are done, encode the rest, keep them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from whiten_index.batch import EmbeddingBatch, TextBatch
 from whiten_index.corpus import ParquetCorpus, Shard
+from whiten_index.passages import split_batch
 from whiten_index.store import CorpusPart, EmbeddingStore, StoredShard, StoreDtype
 
 if TYPE_CHECKING:
-    from whiten_index.encoding import Encoder
+    from whiten_index.encoding import Encoded, Encoder, PassageSplitter, PreparedWindow, RanWindow
+
+Window = tuple[Shard, ...]
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,6 @@ class ShardResult:
         reused: whether the embeddings were there already.
         remade: whether damaged embeddings were replaced.
         skipped: reason -> rows left out.
-        seconds: what was done -> wall seconds.
     """
 
     part: CorpusPart
@@ -36,12 +38,73 @@ class ShardResult:
     reused: bool
     remade: bool
     skipped: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """What came of a window.
+
+    Attributes:
+        shards: the results of its shards, in order.
+        encoded: what the encoder was given, None where all was there or no encoder is needed.
+        seconds: step -> wall seconds; the steps of different windows overlap.
+    """
+
+    shards: tuple[ShardResult, ...]
+    encoded: EncodedFacts | None
     seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedFacts:
+    """What the encoder was given for one window.
+
+    Attributes:
+        rows: texts.
+        distinct: texts that differ, which alone were encoded.
+        tokens: of these.
+        padded_tokens: likewise, padding counted.
+        out_of_memory: batches that did not fit into the memory and were halved.
+        compiled: what came of trying torch.compile, empty where it was not tried.
+    """
+
+    rows: int
+    distinct: int
+    tokens: int
+    padded_tokens: int
+    out_of_memory: int
+    compiled: str
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """A shard that was read and looked up."""
+
+    batch: TextBatch | EmbeddingBatch
+    digests: NDArray[np.uint8]
+    fingerprint: str
+    there: bool
+    remade: bool
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    shards: list[_Looked]
+    texts: PreparedWindow | None
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Ran:
+    shards: list[_Looked]
+    encoded: RanWindow | None
+    out_of_memory: int
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
 class ShardWork:
-    """A callable that does one shard, whoever calls it.
+    """Work in the three steps of a runner; its items are windows of shards.
 
     Attributes:
         corpus: where rows come from.
@@ -49,6 +112,7 @@ class ShardWork:
         encoder: gives the encoder on first need; never called where all is reused.
         dtype: how embeddings are kept.
         advance: told how many rows are done, as they are.
+        splitter: cuts texts into passages, None where they stay whole.
     """
 
     corpus: ParquetCorpus
@@ -56,50 +120,147 @@ class ShardWork:
     encoder: Callable[[], Encoder]
     dtype: StoreDtype
     advance: Callable[[int], None] | None = None
+    splitter: PassageSplitter | None = None
+    _under_way: set[str] = field(default_factory=set, repr=False, compare=False)
 
-    def __call__(self, shard: Shard) -> ShardResult:
-        """Do ``shard``, unless the store has it.
+    def telling(self, advance: Callable[[int], None]) -> ShardWork:
+        """Return the same work that tells ``advance`` how many rows are done."""
+        return replace(self, advance=advance)
+
+    def prepare(self, window: Window) -> _Prepared:
+        """Read the shards, look up which the store has, tokenise the rest.
 
         Raises:
             CorpusError: the file is damaged or a row cannot be used.
+        """
+        clock = _Clock()
+        looked = [self._look(shard) for shard in window]
+        seconds = {"read": clock.lap()}
+        texts = [text for shard in looked for text in _texts_to_encode(shard)]
+        if not texts:
+            return _Prepared(looked, None, seconds)
+        encoder = self.encoder()
+        seconds["load encoder"] = clock.lap()
+        prepared = encoder.prepare(texts)
+        seconds["tokenise"] = clock.lap()
+        return _Prepared(looked, prepared, seconds)
+
+    def run(self, prepared: _Prepared) -> _Ran:
+        """Encode what is to be encoded."""
+        read = sum(shard.batch.read for shard in prepared.shards)
+        if prepared.texts is None:
+            self._done(read)
+            return _Ran(prepared.shards, None, 0, prepared.seconds)
+        clock, encoder = _Clock(), self.encoder()
+        halved = encoder.budget.halvings
+        rows = sum(_rows(shard.batch) for shard in prepared.shards if _texts_to_encode(shard))
+        texts = len(prepared.texts.texts)
+        ran = encoder.run(prepared.texts, advance=_in_rows(self._done, rows=rows, texts=texts))
+        self._done(read - rows)
+        seconds = {**prepared.seconds, "encode": clock.lap()}
+        return _Ran(prepared.shards, ran, encoder.budget.halvings - halved, seconds)
+
+    def finish(self, ran: _Ran) -> WindowResult:
+        """Keep embeddings, moments and rows, each shard whole or not at all.
+
+        Raises:
+            EncoderError: the model gives NaN or infinity.
             OutputError: the store cannot be written.
         """
         clock = _Clock()
-        batch = self.corpus.read(shard)
-        if not len(batch):
-            self._done(batch.read)
-            part = CorpusPart("", "", 0, batch.read, 0)
-            return ShardResult(part, None, False, False, batch.skipped, {"read": clock.lap()})
-        digests = batch.digests()
-        fingerprint = self.store.shard_fingerprint(digests, self.dtype)
-        seconds = {"read": clock.lap()}
-        stored = self.store.find(fingerprint)
-        reused = stored is not None
-        remade = not reused and self.store.is_damaged(fingerprint)
-        if stored is None:
-            embeddings, truncated = self._embed(batch)
-            self._done(batch.read - len(batch))
-            seconds["encode"] = clock.lap()
-            stored = self.store.write(
-                fingerprint, digests, embeddings, dtype=self.dtype, truncated=truncated
+        encoded = None if ran.encoded is None else self.encoder().collect(ran.encoded)
+        results, start = [], 0
+        for shard in ran.shards:
+            stop = start + len(_texts_to_encode(shard))
+            results.append(self._keep(shard, encoded, slice(start, stop)))
+            start = stop
+        facts = None
+        if encoded is not None:
+            facts = EncodedFacts(
+                rows=len(encoded.embeddings),
+                distinct=encoded.distinct,
+                tokens=encoded.tokens,
+                padded_tokens=encoded.padded_tokens,
+                out_of_memory=ran.out_of_memory,
+                compiled=self.encoder().compiled,
             )
-        else:
-            self._done(batch.read)
-        documents = self.store.write_documents(batch.documents)
-        part = CorpusPart(fingerprint, documents, len(batch), batch.read, stored.truncated)
-        seconds["store"] = clock.lap()
-        return ShardResult(part, stored, reused, remade, batch.skipped, seconds)
+        return WindowResult(tuple(results), facts, {**ran.seconds, "store": clock.lap()})
 
-    def _embed(self, batch: TextBatch | EmbeddingBatch) -> tuple[NDArray[np.floating], int]:
-        if isinstance(batch, TextBatch):
-            encoded = self.encoder().encode_window(batch.texts, advance=self.advance)
-            return encoded.embeddings, encoded.truncated
-        self._done(len(batch))
-        return batch.embeddings, 0
+    def read(self, shard: Shard) -> TextBatch | EmbeddingBatch:
+        """Read a shard, its texts cut into passages where these are asked for."""
+        batch = self.corpus.read(shard)
+        if self.splitter is None or isinstance(batch, EmbeddingBatch):
+            return batch
+        return split_batch(batch, self.splitter)
 
     def _done(self, rows: int) -> None:
         if self.advance is not None:
             self.advance(rows)
+
+    def _look(self, shard: Shard) -> _Looked:
+        batch = self.read(shard)
+        digests = batch.digests()
+        if not len(batch):
+            return _Looked(batch, digests, "", there=True, remade=False)
+        fingerprint = self.store.shard_fingerprint(digests, self.dtype)
+        # A shard that occurs twice is kept once: by the time of the second the first is there.
+        there = fingerprint in self._under_way or self.store.find(fingerprint) is not None
+        remade = not there and self.store.is_damaged(fingerprint)
+        self._under_way.add(fingerprint)
+        return _Looked(batch, digests, fingerprint, there, remade)
+
+    def _keep(self, shard: _Looked, encoded: Encoded | None, rows: slice) -> ShardResult:
+        batch = shard.batch
+        if not len(batch):
+            part = CorpusPart("", "", 0, batch.read, 0)
+            return ShardResult(part, None, False, False, batch.skipped)
+        if shard.there:
+            stored = self.store.require(shard.fingerprint, verify=False)
+        else:
+            embeddings, truncated = _embeddings(batch, encoded, rows)
+            stored = self.store.write(
+                shard.fingerprint,
+                shard.digests,
+                embeddings,
+                dtype=self.dtype,
+                truncated=truncated,
+            )
+        documents = self.store.write_documents(batch.documents)
+        part = CorpusPart(shard.fingerprint, documents, len(batch), batch.read, stored.truncated)
+        return ShardResult(part, stored, shard.there, shard.remade, batch.skipped)
+
+
+def _rows(batch: TextBatch | EmbeddingBatch) -> int:
+    """Return the rows of the corpus that a batch holds, in passages or whole."""
+    return batch.read - sum(batch.skipped.values())
+
+
+def _in_rows(advance: Callable[[int], None], *, rows: int, texts: int) -> Callable[[int], None]:
+    """Return an ``advance`` for texts that tells the rows which they are passages of."""
+    done = 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        before, done = done, done + count
+        advance(done * rows // texts - before * rows // texts)
+
+    return told
+
+
+def _texts_to_encode(shard: _Looked) -> list[str]:
+    if shard.there or isinstance(shard.batch, EmbeddingBatch):
+        return []
+    return shard.batch.texts
+
+
+def _embeddings(
+    batch: TextBatch | EmbeddingBatch, encoded: Encoded | None, rows: slice
+) -> tuple[NDArray[np.floating], int]:
+    """Return the embeddings of a batch, (n, d), and how many of its texts were cut."""
+    if isinstance(batch, EmbeddingBatch):
+        return batch.embeddings, 0
+    assert encoded is not None
+    return encoded.embeddings[rows], int(encoded.truncated[rows].sum())
 
 
 class _Clock:

@@ -4,6 +4,7 @@ Layout below the root, one folder an encoder::
 
     <encoder-fingerprint>/
         manifest.json                     the encoder
+        agreement.json                    of an int8 encoder with its float32 self, on a sample
         shards/<shard-fingerprint>/       embeddings + text digests, moments, manifest (last)
         rows/<digest>.arrow.zst           ids and kept columns of a shard, as one corpus has them
         corpora/<source-fingerprint>.json the shards of a corpus, in order
@@ -35,6 +36,7 @@ from whiten_index.tensors import read_tensors, write_tensors
 FORMAT_VERSION = 1
 _STORE, _SHARD, _CORPUS = "store", "shard", "corpus"
 _ROWS_SUFFIX = ".arrow.zst"
+_AGREEMENT = "agreement.json"
 _EMBEDDINGS, _MOMENTS = "embeddings.safetensors", "moments.safetensors"
 _REMEDY = (
     "run the same encode or build with the corpus again, which makes just what is missing anew"
@@ -337,16 +339,28 @@ class EmbeddingStore:
             )
         return records[0]
 
-    def require(self, part: CorpusPart) -> StoredShard:
-        """Return the finished shard of a part, checked against its checksums.
+    def save_agreement(self, value: Mapping[str, Any]) -> None:
+        """Remember how well this encoder was found to agree with its float32 self."""
+        with manifest.writing(self.folder):
+            manifest.write_json(self.folder / _AGREEMENT, value)
+
+    def agreement(self) -> dict[str, Any] | None:
+        """Return what ``save_agreement`` was given last, None where it never was."""
+        try:
+            return manifest.read_json(self.folder / _AGREEMENT, what="an agreement")
+        except ArtifactError:
+            return None
+
+    def require(self, fingerprint: str, *, verify: bool = True) -> StoredShard:
+        """Return a finished shard, with ``verify`` checked against its checksums.
 
         Raises:
             ArtifactError: it is missing or damaged.
         """
-        found = self.find(part.shard)
+        found = self.find(fingerprint, verify=verify)
         if found is None:
             raise ArtifactError(
-                f"shard {part.shard} of the store {self.root} is missing or damaged; {_REMEDY}"
+                f"shard {fingerprint} of the store {self.root} is missing or damaged; {_REMEDY}"
             )
         return found
 

@@ -143,8 +143,7 @@ def search(
     for query, hits in found:
         click.echo(query)
         for hit in hits:
-            columns = "  ".join(str(value) for value in hit.columns.values())
-            click.echo(f"  {hit.score:.4f}  {hit.id}  {_one_line(columns)}".rstrip())
+            _print_hit(hit, passages=opened.grouped)
 
 
 @click.command()
@@ -241,6 +240,8 @@ def _print_plan(options: dict[str, Any], *, as_json: bool) -> None:
 def _print_counts(report: Mapping[str, Any]) -> None:
     click.echo("rows")
     click.echo(terminal.table(terminal.count_rows(report["counts"])))
+    for line in terminal.encoder_lines(report):
+        click.echo(line)
     click.echo("time")
     click.echo(terminal.table(terminal.stage_rows(report["seconds"], report["stage_rows"])))
 
@@ -264,6 +265,18 @@ def _result(query: str, hits: list[Hit]) -> dict[str, Any]:
             {"id": h.id, "score": h.score, "row": h.row, "columns": dict(h.columns)} for h in hits
         ],
     }
+
+
+def _print_hit(hit: Hit, *, passages: bool) -> None:
+    """Print score, id and kept columns on a line, and the passage found on another."""
+    from whiten_index.batch import PASSAGE_COLUMNS, PASSAGE_END, PASSAGE_START, PASSAGE_TEXT
+
+    columns, added = hit.columns, PASSAGE_COLUMNS if passages else ()
+    kept = "  ".join(str(value) for name, value in columns.items() if name not in added)
+    click.echo(f"  {hit.score:.4f}  {hit.id}  {_one_line(kept)}".rstrip())
+    if passages:
+        place = f"[{columns[PASSAGE_START]}:{columns[PASSAGE_END]}]"
+        click.echo(f"          {place} {_one_line(columns[PASSAGE_TEXT])}")
 
 
 def _encoder_facts(encoder: Mapping[str, Any]) -> str:

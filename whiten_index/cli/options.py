@@ -10,6 +10,10 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+# As in encoding.POOLINGS, which is not imported: --help answers at once.
+_POOLINGS = (
+    "mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens", "first-last-avg",
+)  # fmt: skip
 
 
 def _config_file(context: click.Context, _: click.Parameter, path: str | None) -> None:
@@ -52,7 +56,10 @@ threads_option = click.option(
     "--threads", type=click.IntRange(min=1), help="CPU threads of the encoder and of FAISS."
 )
 device_option = click.option(
-    "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 or mps."
+    "--device",
+    default="auto",
+    show_default=True,
+    help="auto (every GPU), cpu, cuda:1, mps, or several: cuda:0,cuda:1.",
 )
 verify_option = click.option(
     "--verify",
@@ -105,7 +112,7 @@ encoder_options = [
     click.option("--revision", help="Commit or branch on the hub."),
     click.option(
         "--pooling",
-        type=click.Choice(["mean", "cls", "max", "last", "first-last-avg"]),
+        type=click.Choice(_POOLINGS),
         help="[default: what the model's folder says, else mean]",
     ),
     click.option(
@@ -118,15 +125,35 @@ encoder_options = [
     ),
     click.option(
         "--dtype",
-        type=click.Choice(["float32", "bfloat16", "float16"]),
+        type=click.Choice(["float32", "bfloat16", "float16", "int8"]),
         default="float32",
         show_default=True,
-        help="What the model computes in.",
+        help="What the model computes in; int8 is for CPUs, and tells how well it agrees.",
+    ),
+    click.option(
+        "--compile", is_flag=True, help="Try torch.compile, and keep it where it is faster."
     ),
     device_option,
     threads_option,
     click.option("--document-prompt", help="Text put before every document. [model's own]"),
     click.option("--query-prompt", help="Text put before every query. [model's own]"),
+    click.option(
+        "--document-prompt-name", help="Name of the model's prompt for documents, not its text."
+    ),
+    click.option(
+        "--query-prompt-name", help="Name of the model's prompt for queries, not its text."
+    ),
+    click.option(
+        "--passage-tokens",
+        type=click.IntRange(min=1),
+        help="Cut long texts into passages of N tokens at most; search then shows each document "
+        "once, with its best passage.",
+    ),
+    click.option(
+        "--overlap",
+        type=click.IntRange(min=0),
+        help="Tokens that neighbouring passages share at most. [default: 0]",
+    ),
     click.option(
         "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
     ),

@@ -10,6 +10,14 @@ import click
 
 from whiten_index.stopping import enter_stage, heed_stop, leave_stage
 
+_RARE_COUNTS = {
+    "passages": "passages",
+    "duplicates": "identical texts encoded once",
+    "out_of_memory": "batches halved for want of memory",
+    "remade_shards": "damaged shards made anew",
+    "float32_shards": "shards kept in float32",
+}
+
 
 class Bars:
     """Progress bars with rate and time left on a terminal; silent elsewhere."""
@@ -73,16 +81,30 @@ def table(rows: Iterable[Sequence[object]], *, indent: str = "  ") -> str:
     )
 
 
+def encoder_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return what there is to say of precision and compiling, nothing in most builds."""
+    lines = []
+    if found := report.get("agreement"):
+        lines.append(
+            f"int8 against float32, {found['rows']} texts: cosine {found['cosine_mean']:.4f} "
+            f"(least {found['cosine_min']:.4f}), {found['overlap']:.1%} of the "
+            f"{found['neighbours']} nearest neighbours are the same"
+        )
+    if report.get("compiled"):
+        lines.append(f"torch.compile {report['compiled']}")
+    return lines
+
+
 def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the counts of an encode as table rows."""
     skipped = counts["skipped"]
     rows = [(name, f"{counts[name]:,}") for name in ("read", "encoded", "reused", "truncated")]
     rows += [("skipped", f"{sum(skipped.values()):,}")]
     rows += [(f"  {reason}", f"{n:,}") for reason, n in skipped.items()]
-    if counts["remade_shards"]:
-        rows.append(("damaged shards made anew", f"{counts['remade_shards']:,}"))
-    if counts["float32_shards"]:
-        rows.append(("shards kept in float32", f"{counts['float32_shards']:,}"))
+    for name, shown in _RARE_COUNTS.items():
+        # An index of an earlier release does not have them all.
+        if counts.get(name):
+            rows.append((shown, f"{counts[name]:,}"))
     return rows
 
 

@@ -3,11 +3,20 @@
 from whiten_index.corpus.config import CorpusConfig
 from whiten_index.corpus.expression import RowFilter
 from whiten_index.corpus.parquet import ParquetCorpus
-from whiten_index.corpus.plan import SHARD_ROWS, RowGroup, Shard, Span, plan_shards
+from whiten_index.corpus.plan import (
+    SHARD_BYTES,
+    SHARD_ROWS,
+    RowGroup,
+    Shard,
+    Span,
+    plan_shards,
+    plan_windows,
+)
 from whiten_index.corpus.rows import ID, OnBadRow
 
 __all__ = [
     "ID",
+    "SHARD_BYTES",
     "SHARD_ROWS",
     "CorpusConfig",
     "OnBadRow",
@@ -17,4 +26,5 @@ __all__ = [
     "Shard",
     "Span",
     "plan_shards",
+    "plan_windows",
 ]

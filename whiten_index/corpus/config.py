@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from whiten_index.batch import PASSAGE_COLUMNS
 from whiten_index.corpus.expression import RowFilter
 from whiten_index.corpus.plan import SHARD_ROWS
 from whiten_index.corpus.rows import ID, OnBadRow
@@ -29,6 +30,8 @@ class CorpusConfig:
         limit: use only the first so many rows.
         on_bad_row: what happens to rows that cannot be used.
         shard_rows: rows a shard at most.
+        passages: tokens and overlap of the passages that texts are cut into behind the reader,
+            which gives them whole; None where they stay so.
     """
 
     sources: tuple[str, ...]
@@ -40,6 +43,7 @@ class CorpusConfig:
     limit: int | None = None
     on_bad_row: OnBadRow = OnBadRow.BLANK
     shard_rows: int = SHARD_ROWS
+    passages: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("sources", "text_columns", "keep"):
@@ -56,16 +60,33 @@ class CorpusConfig:
                 "a kept column cannot be called 'id', the name of the id itself; "
                 "pass --id-column id, or rename the column"
             )
+        if self.passages is not None:
+            self._check_passages()
 
     def source_identity(self) -> dict[str, Any]:
         """Return what tells one corpus from another in a store."""
+        passages = {} if self.passages is None else {"passages": list(self.passages)}
         return {
             "sources": [canonical(source) for source in self.sources],
             "text_columns": list(self.text_columns),
             "embedding_column": self.embedding_column,
             "row_filter": self.row_filter,
             "limit": self.limit,
+            **passages,
         }
+
+    def _check_passages(self) -> None:
+        if self.embedding_column is not None:
+            raise ConfigError(
+                f"--passage-tokens cuts texts, and --embedding-column {self.embedding_column} has "
+                "none; name a --text-column, or leave --passage-tokens out"
+            )
+        taken = [name for name in self.keep if name in PASSAGE_COLUMNS]
+        if taken:
+            raise ConfigError(
+                f"a kept column cannot be called {taken[0]!r}: --passage-tokens adds columns named "
+                f"{', '.join(PASSAGE_COLUMNS)}; rename yours, or leave it out of --keep"
+            )
 
 
 def columns_to_read(config: CorpusConfig, row_filter: RowFilter | None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from whiten_index.errors import ConfigError
 
@@ -40,10 +40,12 @@ class Shard:
     Attributes:
         file: position of the file in the corpus.
         spans: its rows, in order.
+        bytes: uncompressed size of these rows by the footers' averages.
     """
 
     file: int
     spans: tuple[Span, ...]
+    bytes: int = field(default=0, compare=False)
 
     @property
     def rows(self) -> int:
@@ -91,22 +93,45 @@ def _shards_of_file(
 ) -> Iterator[Shard]:
     """Yield the shards of the first ``left`` rows of a file, each filled to at most 1."""
     spans: list[Span] = []
-    filled = 0.0
+    filled = size = 0.0
     for index, group in enumerate(groups):
         rows = min(group.rows, left)
         left -= rows
-        share = max(1 / shard_rows, group.bytes / max(group.rows, 1) / shard_bytes)
+        row_bytes = group.bytes / max(group.rows, 1)
+        share = max(1 / shard_rows, row_bytes / shard_bytes)
         start = 0
         while start < rows:
             # The epsilon keeps three spans of a third one shard.
             fit = int((1 - filled) / share + 1e-9)
             if fit < 1 and spans:
-                yield Shard(file, tuple(spans))
-                spans, filled = [], 0.0
+                yield Shard(file, tuple(spans), round(size))
+                spans, filled, size = [], 0.0, 0.0
                 continue
             stop = min(rows, start + max(fit, 1))
             spans.append(Span(index, start, stop))
             filled += (stop - start) * share
+            size += (stop - start) * row_bytes
             start = stop
     if spans:
-        yield Shard(file, tuple(spans))
+        yield Shard(file, tuple(spans), round(size))
+
+
+def plan_windows(
+    shards: Sequence[Shard], *, rows: int = SHARD_ROWS, size: int = SHARD_BYTES
+) -> list[tuple[Shard, ...]]:
+    """Join neighbouring small shards, so that many small files are encoded as well as a large one.
+
+    Args:
+        shards: in order.
+        rows: rows a window at most, unless one shard alone has more.
+        size: uncompressed bytes a window at most, likewise.
+    """
+    windows: list[list[Shard]] = []
+    held_rows = held_bytes = 0
+    for shard in shards:
+        held_rows, held_bytes = held_rows + shard.rows, held_bytes + shard.bytes
+        if not windows or held_rows > rows or held_bytes > size:
+            windows.append([])
+            held_rows, held_bytes = shard.rows, shard.bytes
+        windows[-1].append(shard)
+    return [tuple(window) for window in windows]

@@ -36,6 +36,10 @@ class SpanReader:
         self._pending: pa.RecordBatch | None = None
         self._position = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An open file stays behind: another process starts with a reader of its own.
+        return SpanReader, ()
+
     def read(
         self, file: SourceFile, span: Span, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from whiten_index.encoding.devices import chosen_devices, window_factor
 from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
+from whiten_index.encoding.passages import PassageConfig, PassageSplitter
 from whiten_index.encoding.spec import (
     DEFAULT_MODEL,
     DTYPES,
@@ -15,26 +18,44 @@ from whiten_index.encoding.spec import (
 )
 
 if TYPE_CHECKING:
-    from whiten_index.encoding.encoder import Encoded, Encoder
+    from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow
+    from whiten_index.encoding.quantize import Agreement, agreement
+    from whiten_index.encoding.window import PreparedWindow
 
 __all__ = [
     "DEFAULT_MODEL",
     "DTYPES",
     "POOLINGS",
+    "Agreement",
     "Encoded",
     "Encoder",
     "EncoderConfig",
     "EncoderSpec",
     "ModelFolder",
+    "PassageConfig",
+    "PassageSplitter",
+    "PreparedWindow",
+    "RanWindow",
+    "agreement",
+    "chosen_devices",
     "embedded_available",
     "find_model",
     "resolve_encoder",
+    "window_factor",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("Encoder", "Encoded"):
-        from whiten_index.encoding import encoder
+_HOME = {
+    "Agreement": "quantize",
+    "Encoded": "encoder",
+    "Encoder": "encoder",
+    "PreparedWindow": "window",
+    "RanWindow": "encoder",
+    "agreement": "quantize",
+}
 
-        return getattr(encoder, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

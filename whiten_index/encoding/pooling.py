@@ -19,6 +19,8 @@ class Pooling(Enum):
     CLS = "cls"
     MAX = "max"
     LAST = "last"
+    WEIGHTED_MEAN = "weightedmean"
+    MEAN_SQRT_LENGTH = "mean_sqrt_len_tokens"
 
 
 def mean_tokens(states: Tensor, mask: Tensor) -> Tensor:
@@ -45,11 +47,33 @@ def last_token(states: Tensor, mask: Tensor) -> Tensor:
     return states[torch.arange(len(states), device=states.device), last]
 
 
+def weighted_mean_tokens(states: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+    """Return the mean weighted by place, so that later tokens count more (SGPT, arXiv 2202.08904).
+
+    Args:
+        states: (n, t, d).
+        mask: (n, t), 1 where a token is pooled.
+        places: (n, t), the place of each token in its text, from 1.
+    """
+    return mean_tokens(states, mask * places)
+
+
+def mean_sqrt_length_tokens(states: Tensor, mask: Tensor) -> Tensor:
+    """Return the sum over real tokens by the root of their number: (n, t, d), (n, t) -> (n, d)."""
+    return mean_tokens(states, mask) * mask.sum(dim=1, keepdim=True).to(states.dtype).sqrt()
+
+
+def without_prompt(mask: Tensor, tokens: int) -> Tensor:
+    """Return the mask with the first ``tokens`` real tokens of each row left out, (n, t)."""
+    return mask * (mask.cumsum(dim=1) > tokens)
+
+
 _POOL: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
     Pooling.MEAN: mean_tokens,
     Pooling.CLS: cls_token,
     Pooling.MAX: max_tokens,
     Pooling.LAST: last_token,
+    Pooling.MEAN_SQRT_LENGTH: mean_sqrt_length_tokens,
 }
 
 
@@ -59,6 +83,17 @@ def mean_layers(hidden_states: Sequence[Tensor], layers: Sequence[int]) -> Tenso
     return chosen[0] if len(chosen) == 1 else torch.stack(chosen).mean(dim=0)
 
 
-def pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """Return (n, d) from token states (n, t, d) and mask (n, t), computed in float32."""
-    return _POOL[pooling](states.float(), mask)
+def pool(states: Tensor, mask: Tensor, pooling: Pooling, *, prompt_tokens: int = 0) -> Tensor:
+    """Return the pooled states (n, d), computed in float32.
+
+    Args:
+        states: (n, t, d) of the tokens.
+        mask: (n, t), 1 where there is a token, whatever the padding side.
+        pooling: which tokens to take.
+        prompt_tokens: how many tokens at the front of every text are not pooled. They still count
+            as places of the weighted mean, as in sentence-transformers.
+    """
+    kept = without_prompt(mask, prompt_tokens) if prompt_tokens else mask
+    if pooling is Pooling.WEIGHTED_MEAN:
+        return weighted_mean_tokens(states.float(), kept, mask.cumsum(dim=1))
+    return _POOL[pooling](states.float(), kept)

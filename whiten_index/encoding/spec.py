@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
+from whiten_index.encoding.modules import head_sha256
+from whiten_index.encoding.prompts import choose_prompt, require_one
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.manifest import fingerprint
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
-POOLINGS = ("mean", "cls", "max", "last", "first-last-avg")
-DTYPES = ("float32", "bfloat16", "float16")
+POOLINGS = (
+    "mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens", "first-last-avg",
+)  # fmt: skip
+DTYPES = ("float32", "bfloat16", "float16", "int8")
 _DEFAULT_MAX_LENGTH = 512
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus", "default")
 _QUERY_PROMPTS = ("query", "default")
@@ -27,11 +31,14 @@ class EncoderConfig:
         pooling: one of ``POOLINGS``; first-last-avg is the token mean of layers 1 and L.
         layers: hidden states averaged, 0 = embeddings, negative from the end; None = the last.
         max_length: tokens a text, special ones included; the rest is cut and counted.
-        dtype: one of ``DTYPES``; the model computes in it.
+        dtype: one of ``DTYPES``; the model computes in it. int8 is for CPUs only.
+        compile: try torch.compile, and keep it where it is faster.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         threads: CPU threads of torch; None leaves its default.
         document_prompt: text put before every document.
         query_prompt: text put before every query.
+        document_prompt_name: name of the model's prompt for documents, instead of its text.
+        query_prompt_name: name of the model's prompt for queries, instead of its text.
         trust_remote_code: run the model folder's own Python code.
     """
 
@@ -41,17 +48,29 @@ class EncoderConfig:
     layers: tuple[int, ...] | None = None
     max_length: int | None = None
     dtype: str = "float32"
+    compile: bool = False
     device: str = "auto"
     threads: int | None = None
     document_prompt: str | None = None
     query_prompt: str | None = None
+    document_prompt_name: str | None = None
+    query_prompt_name: str | None = None
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
+        require_one(self.document_prompt, self.document_prompt_name, "--document-prompt")
+        require_one(self.query_prompt, self.query_prompt_name, "--query-prompt")
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise ConfigError(f"pooling {self.pooling!r} is unknown; use {', '.join(POOLINGS)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is unknown; use {', '.join(DTYPES)}")
+        if self.dtype == "int8" and self.device == "auto":
+            object.__setattr__(self, "device", "cpu")
+        if self.dtype == "int8" and any(d.strip() != "cpu" for d in self.device.split(",")):
+            raise ConfigError(
+                f"--dtype int8 is for CPUs; on --device {self.device} use bfloat16 or float16, or "
+                "--device cpu"
+            )
         if self.pooling == "first-last-avg" and self.layers is not None:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
         if self.layers is not None and not self.layers:
@@ -76,7 +95,7 @@ class EncoderSpec:
         tokenizer_sha256: digest of the tokenizer's files.
         config_sha256: digest of the model's configuration.
         dim: width d of the embeddings.
-        pooling: mean, cls, max or last.
+        pooling: one of ``POOLINGS``, first-last-avg being the mean of two layers.
         layers: hidden states averaged, 0 = embeddings.
         max_length: tokens a text, special ones included.
         dtype: torch type the model computes in.
@@ -86,6 +105,8 @@ class EncoderSpec:
         normalizes: whether the model itself ends with an L2 normalisation (not applied to
             stored embeddings).
         trust_remote_code: whether the model runs its own code.
+        pools_prompt: whether the tokens of a prompt are pooled too.
+        head_sha256: identity of the steps between pooling and embedding, None where there is none.
     """
 
     model: str
@@ -103,16 +124,28 @@ class EncoderSpec:
     query_prompt: str
     normalizes: bool
     trust_remote_code: bool
+    pools_prompt: bool = True
+    head_sha256: str | None = None
 
     @property
     def fingerprint(self) -> str:
         """32 hex digits; the name, the query prompt and the device do not enter it."""
         left_out = {"model", "revision", "query_prompt", "normalizes", "trust_remote_code"}
+        if not self.document_prompt:
+            left_out.add("pools_prompt")
         return fingerprint({k: v for k, v in self.to_json().items() if k not in left_out})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values, with ``kind``."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return the fields as JSON values, with ``kind``.
+
+        Fields that came later have a default, and are left out while they have it: what was written
+        without them keeps its fingerprint.
+        """
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.default is MISSING or getattr(self, field.name) != field.default
+        }
         return {"kind": "transformer", **values, "layers": list(self.layers)}
 
     @classmethod
@@ -145,6 +178,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
 
     Raises:
         EncoderError: the model cannot be found or used as asked.
+        ConfigError: a layer, a length or a prompt's name that the model does not have.
     """
     if config.model is None and not embedded_available():
         raise EncoderError(
@@ -159,13 +193,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
             "--pooling mean, cls, max or last knowingly"
         )
     layers = (1, folder.layers) if pooling == "first-last-avg" else config.layers or (-1,)
-    document_prompt = _prompt(config.document_prompt, folder, _DOCUMENT_PROMPTS)
-    query_prompt = _prompt(config.query_prompt, folder, _QUERY_PROMPTS)
-    if (document_prompt or query_prompt) and not folder.pools_prompt:
-        raise EncoderError(
-            f"model {folder.name} leaves its prompt out of the pooling, which is not supported; "
-            "choose another model"
-        )
+    document_prompt, query_prompt = _prompts(config, folder)
     spec = EncoderSpec(
         model=str(folder.root) if folder.revision is None else folder.name,
         revision=folder.revision,
@@ -182,6 +210,8 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         query_prompt=query_prompt,
         normalizes=folder.normalizes,
         trust_remote_code=config.trust_remote_code,
+        pools_prompt=folder.pools_prompt or not (document_prompt or query_prompt),
+        head_sha256=head_sha256(folder.head),
     )
     return spec, folder
 
@@ -198,7 +228,10 @@ def _layer(folder: ModelFolder, layer: int) -> int:
 
 def _max_length(folder: ModelFolder, asked: int | None) -> int:
     if asked is None:
-        return min(folder.max_length or _DEFAULT_MAX_LENGTH, folder.longest)
+        # A sentence-transformers folder that names no limit means all that the model can take.
+        known = folder.pooling is not None and folder.longest < 1 << 30
+        limit = folder.longest if known else _DEFAULT_MAX_LENGTH
+        return min(folder.max_length or limit, folder.longest)
     if asked > folder.longest:
         raise ConfigError(
             f"--max-length {asked} is more than the {folder.longest} tokens {folder.name} can take"
@@ -206,8 +239,22 @@ def _max_length(folder: ModelFolder, asked: int | None) -> int:
     return asked
 
 
-def _prompt(asked: str | None, folder: ModelFolder, names: tuple[str, ...]) -> str:
-    """Return the prompt asked for, else the first of ``names`` that the model has, else none."""
-    if asked is not None:
-        return asked
-    return next((folder.prompts[name] for name in names if name in folder.prompts), "")
+def _prompts(config: EncoderConfig, folder: ModelFolder) -> tuple[str, str]:
+    """Return the prompts of documents and of queries."""
+    document = choose_prompt(
+        folder.prompts,
+        text=config.document_prompt,
+        name=config.document_prompt_name,
+        defaults=_DOCUMENT_PROMPTS,
+        option="--document-prompt",
+        model=folder.name,
+    )
+    query = choose_prompt(
+        folder.prompts,
+        text=config.query_prompt,
+        name=config.query_prompt_name,
+        defaults=_QUERY_PROMPTS,
+        option="--query-prompt",
+        model=folder.name,
+    )
+    return document, query

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index.documents import Documents
+from whiten_index.index.grouping import first_of_each, search_documents
 from whiten_index.index.library import load_faiss
 from whiten_index.whitening import Whitening
 
@@ -64,10 +65,17 @@ class Bundle:
     def __len__(self) -> int:
         return int(self.index.ntotal)
 
+    @property
+    def grouped(self) -> bool:
+        """Whether rows are passages, several to a document, and hits are grouped by document."""
+        return bool(self.manifest["corpus"]["source"].get("passages"))
+
     def search(
         self, embeddings: NDArray[np.floating], top_k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return cosines and row numbers of the nearest rows, both (n, top_k), −1 where none.
+
+        Where rows are passages, these are the best row of each of the nearest documents.
 
         Args:
             embeddings: (n, d) raw, not whitened.
@@ -76,18 +84,56 @@ class Bundle:
         Raises:
             ConfigError: wrong width, NaN or infinity, or top_k below 1.
         """
-        queries = self._checked(embeddings)
-        scores, rows = self.index.search(queries, _checked_top_k(top_k, len(self)))
-        return scores, rows
+        return self._search(self.index, self._checked(embeddings), top_k, spare=0)
 
     def search_like(self, row: int, top_k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return cosines and row numbers of the rows nearest to a row, itself left out."""
+        """Return cosines and row numbers nearest to the document at ``row``, itself left out.
+
+        Both are (1, m), m <= top_k. Where rows are passages, ``row`` is the document's first, and
+        a document counts by the best cosine between a passage of its own and one of that document.
+
+        Raises:
+            ConfigError: this kind of index gives no vectors back, or top_k is below 1.
+        """
+        inner = load_faiss().downcast_index(self.index.index)
+        own = self.documents.passages_from(row) if self.grouped else range(row, row + 1)
+        # One more, since the document finds itself; then the best of any of its passages.
+        found = self._search(inner, _vectors_of(inner, own), top_k, spare=1)
+        scores, rows = found[0].ravel(), found[1].ravel()
+        others = np.flatnonzero((rows >= 0) & ((rows < own.start) | (rows >= own.stop)))
+        order = others[np.argsort(-scores[others], kind="stable")]
+        first = order[first_of_each(rows[order], self._document_of)][:top_k]
+        return scores[None, first], rows[None, first]
+
+    def _search(
+        self, index: Any, queries: NDArray[np.float32], top_k: int, *, spare: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return the nearest rows, or the best row of each document, ``spare`` more than top_k."""
+        wanted = _checked_top_k(top_k, len(self) - spare) + spare
+
+        def search(
+            some: NDArray[np.float32], most: int
+        ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+            scores, rows = index.search(some, most, params=self._parameters(most))
+            return scores, rows
+
+        if not self.grouped:
+            return search(queries, wanted)
+        return search_documents(search, self._document_of, queries, top_k=wanted, rows=len(self))
+
+    def _parameters(self, rows: int) -> Any:
+        """Return what FAISS needs to be told to give as many rows as are asked for."""
         faiss = load_faiss()
         inner = faiss.downcast_index(self.index.index)
-        vector = _vector_of(inner, row)
-        scores, rows = inner.search(vector, _checked_top_k(top_k, len(self) - 1) + 1)
-        others = rows[0] != row
-        return scores[:, others][:, :top_k], rows[:, others][:, :top_k]
+        if not isinstance(inner, faiss.IndexHNSW):
+            return None
+        # HNSW stops after efSearch candidates, and gives no more rows than it has seen.
+        parameters = faiss.SearchParametersHNSW()
+        parameters.efSearch = max(inner.hnsw.efSearch, rows)
+        return parameters
+
+    def _document_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.documents.first_rows(rows) if self.grouped else rows
 
     def _checked(self, embeddings: NDArray[np.floating]) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
@@ -224,8 +270,8 @@ def vector_bytes(index: Any, *, file_bytes: int) -> int:
     return int(index.ntotal) * int(size) if size else file_bytes
 
 
-def _vector_of(inner: Any, row: int) -> NDArray[np.float32]:
-    """Return the vector of a row as the index keeps it, (1, k).
+def _vectors_of(inner: Any, rows: range) -> NDArray[np.float32]:
+    """Return the vectors of n rows as the index keeps them, (n, k).
 
     Raises:
         ConfigError: this kind of index gives no vectors back.
@@ -242,8 +288,7 @@ def _vector_of(inner: Any, row: int) -> NDArray[np.float32]:
         )
     if isinstance(inner, lists):
         inner.make_direct_map()
-    vector: NDArray[np.float32] = inner.reconstruct(row).reshape(1, -1)
-    return vector
+    return np.stack([inner.reconstruct(row) for row in rows])
 
 
 def _read_current(root: Path) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from whiten_index.batch import PASSAGE
 from whiten_index.errors import ArtifactError, CorpusError
 
 ID = "id"
@@ -82,8 +84,25 @@ class Documents:
             found.append(batch.column(ID)[offset].as_py())
         return found
 
+    def first_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return, of rows (n,) that are passages, the row of the first one of the same document."""
+        numbers = np.empty(len(rows), dtype=np.int64)
+        batches = np.searchsorted(self._starts, rows, side="right") - 1
+        for batch in np.unique(batches):
+            of_batch = batches == batch
+            column = self._batches[batch].column(PASSAGE).to_numpy(zero_copy_only=False)
+            numbers[of_batch] = column[rows[of_batch] - self._starts[batch]]
+        return rows - numbers
+
+    def passages_from(self, row: int) -> range:
+        """Return the rows of a document's passages, ``row`` being the first."""
+        stop = row + 1
+        while stop < len(self) and self.get(stop)[PASSAGE]:
+            stop += 1
+        return range(row, stop)
+
     def find(self, wanted: str | int) -> int:
-        """Return the row of an id.
+        """Return the row of an id, the first of several.
 
         Raises:
             CorpusError: no row has it.

@@ -1,0 +1,317 @@
+"""Tokens, windows, budgets and lanes: every text once, in its place, whatever the batches."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whiten_index.encoding import Encoder
+from whiten_index.encoding.batching import tokenize
+from whiten_index.encoding.budget import LADDERS, TokenBudget, remember, remembered
+from whiten_index.encoding.lanes import Lanes
+from whiten_index.errors import EncoderError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model):
+    return transformers.AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def texts(tiny_words) -> list[str]:
+    """300 texts of 1 to 60 words, a fifth of them twice or more."""
+    rng = np.random.default_rng(0)
+    some = [" ".join(rng.choice(tiny_words, size=n)) for n in rng.integers(1, 61, 240)]
+    return [some[i] for i in rng.permutation(np.r_[np.arange(240), rng.integers(0, 240, 60)])]
+
+
+def load(model: Path, **options) -> Encoder:
+    return Encoder.load(str(model), device="cpu", **options)
+
+
+def row(window, i: int) -> list[int]:
+    place = window.places[i]
+    return window.ids[window.offsets[place] : window.offsets[place + 1]].tolist()
+
+
+# --------------------------------------------------------------------------- tokens
+
+
+class _WithoutBackend:
+    """A tokenizer as the slow ones are: to be called, with nothing inside to set."""
+
+    pad_token_id = 0
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __call__(self, texts, **options):
+        return self._tokenizer(texts, **options)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("max_length", [3, 10, 32])
+def test_tokens_are_cut_and_the_cuts_told(tokenizer, texts, fast, max_length):
+    whole = [tokenizer(text, truncation=False, verbose=False)["input_ids"] for text in texts]
+    window = tokenize(
+        tokenizer if fast else _WithoutBackend(tokenizer), texts, max_length=max_length
+    )
+    assert window.truncated.tolist() == [len(ids) > max_length for ids in whole]
+    for i, ids in enumerate(whole):
+        kept = ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
+        assert row(window, i) == kept
+
+
+def test_a_tokenizer_that_cuts_on_the_left_keeps_the_end(tiny_model):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model, truncation_side="left")
+    window = tokenize(tokenizer, ["cat dog bird fish"], max_length=4)
+    assert tokenizer.convert_ids_to_tokens(row(window, 0)) == ["[CLS]", "bird", "fish", "[SEP]"]
+
+
+def test_different_texts_are_kept_once_and_longest_first(tokenizer, texts):
+    window = tokenize(tokenizer, texts, max_length=32)
+    assert len(window) == len(texts)
+    assert len(window.lengths) == len(set(texts)) < len(texts)
+    assert (np.diff(window.lengths) <= 0).all()
+    for i, j in [(i, texts.index(text)) for i, text in enumerate(texts)]:
+        assert window.places[i] == window.places[j]
+
+
+def test_a_window_of_thousands_keeps_its_order(tokenizer, tiny_words):
+    words = [f"{a} {b}" for a in tiny_words for b in tiny_words]
+    window = tokenize(tokenizer, words, max_length=8)
+    found = [tokenizer.decode(row(window, i)[1:-1]) for i in range(len(words))]
+    assert found == words
+
+
+def test_no_text_makes_an_empty_window(tokenizer):
+    window = tokenize(tokenizer, [], max_length=8)
+    assert (len(window), len(window.ids), len(window.lengths)) == (0, 0, 0)
+
+
+# --------------------------------------------------------------------------- the same embeddings
+
+
+@pytest.mark.parametrize("budget", [1, 37, 200, 10**6])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_embeddings_do_not_depend_on_batches_or_threads(tiny_model, texts, budget, threads):
+    torch_threads = torch.get_num_threads()
+    try:
+        plain = load(tiny_model, threads=1)
+        expected = np.concatenate([plain.encode([text]) for text in texts])
+        encoder = load(tiny_model, threads=threads)
+        encoder.budget = TokenBudget([budget], known=budget)
+        done = []
+        encoded = encoder.encode_window(texts, advance=done.append)
+        np.testing.assert_allclose(encoded.embeddings, expected, atol=1e-5)
+        assert sum(done) == len(texts)
+        assert encoded.distinct == len(set(texts))
+        assert encoded.padded_tokens >= encoded.tokens
+    finally:
+        torch.set_num_threads(torch_threads)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100, 1000])
+def test_embeddings_do_not_depend_on_windows_or_chunks(tiny_model, texts, rows, monkeypatch):
+    encoder = load(tiny_model)
+    expected = encoder.encode(texts)
+    monkeypatch.setattr(Encoder, "window_rows", rows)
+    chunks = [texts[:3], texts[3:3], texts[3:250], texts[250:]]
+    found = list(encoder.stream(iter(chunks)))
+    assert all(len(block) == rows for block in found[:-1])
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
+
+
+def test_threads_of_the_caller_keep_their_cores(tiny_model, texts):
+    before = torch.get_num_threads()
+    load(tiny_model).encode(texts)
+    later = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert [torch.get_num_threads(), *later] == [before, before]
+
+
+# --------------------------------------------------------------------------- memory that runs out
+
+
+def starve(encoder: Encoder, monkeypatch, *, most: int, error: type[Exception] | str) -> None:
+    """Let batches of more than ``most`` padded tokens fail as if there were no memory."""
+    forward = encoder._transformer.__class__.padded
+
+    def call(self, ids, mask, **options):
+        if ids.numel() > most:
+            raise (
+                torch.OutOfMemoryError("CUDA out of memory")
+                if error == "cuda"
+                else RuntimeError(
+                    "[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory"
+                )
+            )
+        return forward(self, ids, mask, **options)
+
+    monkeypatch.setattr(encoder._transformer.__class__, "padded", call)
+
+
+@pytest.mark.parametrize("error", ["cuda", "cpu"])
+@pytest.mark.parametrize("known", [None, 4096])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_that_runs_out_halves_the_budget_and_loses_nothing(
+    tiny_model, texts, monkeypatch, error, known, threads
+):
+    expected = load(tiny_model).encode(texts)
+    encoder = load(tiny_model, threads=threads)
+    encoder.budget = TokenBudget(LADDERS["cpu"], known=known)
+    starve(encoder, monkeypatch, most=300, error=error)
+    found = encoder.encode_window(texts)
+    np.testing.assert_allclose(found.embeddings, expected, atol=1e-5)
+    assert encoder.budget.halvings >= 1
+    if known:
+        assert encoder.budget.chosen <= 300
+
+
+def test_a_single_text_that_does_not_fit_is_an_error(tiny_model, texts, monkeypatch):
+    encoder = load(tiny_model)
+    starve(encoder, monkeypatch, most=20, error="cuda")
+    with pytest.raises(EncoderError, match=r"one text of \d+ tokens does not fit .*--max-length"):
+        encoder.encode(texts)
+
+
+def test_other_errors_of_the_model_are_not_taken_for_memory(tiny_model, texts, monkeypatch):
+    encoder = load(tiny_model)
+
+    def broken(self, ids, mask, **options):
+        raise RuntimeError("a size does not match")
+
+    monkeypatch.setattr(encoder._transformer.__class__, "padded", broken)
+    with pytest.raises(RuntimeError, match="a size does not match"):
+        encoder.encode(texts)
+
+
+# --------------------------------------------------------------------------- the budget
+
+
+def feed(budget: TokenBudget, rate, *, rounds: int = 4) -> None:
+    for _ in range(rounds):
+        for _ in range(3):
+            asked = budget.ask()
+            budget.tell(asked, tokens=asked, seconds=asked / rate(asked))
+
+
+def test_the_fastest_budget_wins_and_the_smallest_of_equals():
+    fastest = TokenBudget([100, 200, 400])
+    feed(fastest, lambda asked: {100: 50.0, 200: 99.0, 400: 120.0}[asked])
+    assert fastest.chosen == 400
+    equal = TokenBudget([100, 200, 400])
+    feed(equal, lambda asked: {100: 50.0, 200: 99.0, 400: 100.0}[asked])
+    assert equal.chosen == 200
+
+
+def test_one_slow_batch_does_not_decide():
+    budget = TokenBudget([100, 200, 400])
+    budget.tell(400, tokens=400, seconds=1000.0)
+    feed(budget, lambda asked: float(asked), rounds=5)
+    assert budget.chosen == 400
+
+
+def test_a_budget_halved_while_it_is_sought_goes_on_below():
+    budget = TokenBudget([100, 200, 400])
+    budget.halve(400)
+    feed(budget, lambda asked: float(asked), rounds=6)
+    assert (budget.chosen, budget.halvings) == (200, 1)
+    budget.halve(90)
+    assert (budget.chosen, budget.halvings) == (45, 2)
+
+
+@given(st.lists(st.integers(1, 5000), max_size=20))
+def test_a_halved_budget_never_reaches_zero(failures):
+    budget = TokenBudget([100, 200, 400])
+    for tokens in failures:
+        budget.halve(tokens)
+    assert budget.ask() >= 1
+
+
+def test_a_budget_is_remembered_by_model_and_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    facts = {"weights": "abc", "device": "cpu", "lanes": 2}
+    assert remembered(facts) is None
+    remember(facts, 2048)
+    assert remembered(facts) == 2048
+    assert remembered({**facts, "lanes": 4}) is None
+    (kept,) = tmp_path.glob("whiten-index/token-budgets/*.json")
+    for damaged in ("", "[]", "{}", json.dumps({"token_budget": -1})):
+        kept.write_text(damaged)
+        assert remembered(facts) is None
+
+
+def test_a_budget_that_cannot_be_kept_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    remember({"weights": "abc"}, 2048)
+    assert remembered({"weights": "abc"}) is None
+
+
+def test_an_encoder_finds_its_budget_and_the_next_one_knows_it(
+    tiny_model, tiny_words, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(LADDERS, "cpu", (64, 128, 256))
+    first = load(tiny_model, threads=2)
+    assert first.budget.chosen is None
+    first.encode([f"{a} {b} {c}" for a in tiny_words[:20] for b in tiny_words for c in "abc"])
+    assert first.budget.chosen in (64, 128, 256)
+    assert load(tiny_model, threads=2).budget.chosen == first.budget.chosen
+    assert load(tiny_model, threads=2, layers=(1,)).budget.chosen is None
+
+
+# --------------------------------------------------------------------------- lanes
+
+
+def test_lanes_share_the_steps_and_tell_the_caller():
+    lanes = Lanes(CPU, 3)
+    left, lock, threads, told = list(range(50)), threading.Lock(), set(), []
+
+    def step():
+        with lock:
+            threads.add(threading.current_thread().name)
+            return left.pop() if left else None
+
+    lanes.run(step, told.append)
+    assert sorted(told) == list(range(50))
+    assert threading.current_thread().name not in threads
+    lanes.run(step, told.append, alone=True)
+    assert threading.current_thread().name in threads
+
+
+def test_what_a_step_or_the_caller_raises_stops_the_lanes():
+    lanes = Lanes(CPU, 2)
+    steps = []
+
+    def failing():
+        steps.append(1)
+        if len(steps) == 5:
+            raise ValueError("broken")
+        return 1
+
+    with pytest.raises(ValueError, match="broken"):
+        lanes.run(failing, lambda rows: None)
+
+    def interrupt(rows):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lanes.run(lambda: 1, interrupt)
+    taken = iter([1, 1])
+    heard = []
+    lanes.run(lambda: next(taken, None), heard.append)
+    assert heard == [1, 1]

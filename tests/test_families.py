@@ -1,0 +1,512 @@
+"""Models of the families people use, against sentence-transformers on the same folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file, save_file
+
+from tests.tiny_models import (
+    DIM,
+    FAMILIES,
+    NORMALIZE,
+    POSITIONS,
+    add_modules,
+    byte_bert,
+    copied,
+    dense,
+    layer_norm,
+    texts,
+    truth,
+    write_json,
+)
+from whiten_index.cli import cli, options
+from whiten_index.encoding import (
+    POOLINGS,
+    Encoder,
+    EncoderConfig,
+    EncoderSpec,
+    find_model,
+    resolve_encoder,
+)
+from whiten_index.encoding.head import load_head
+from whiten_index.encoding.prompts import prompt_tokens
+from whiten_index.errors import ConfigError, EncoderError
+
+INSTRUCTION = "Instruct: given a query, the passage\nQuery:"
+
+
+def load(model: Path, **options) -> Encoder:
+    return Encoder.load(str(model), **{"device": "cpu", "threads": 1, **options})
+
+
+def resolve(model: Path, **options) -> EncoderSpec:
+    return resolve_encoder(EncoderConfig(model=str(model), **options))[0]
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    write_json(path, {**json.loads(path.read_text()), **changes})
+
+
+def assert_alike(found: np.ndarray, expected: np.ndarray, *, scale: bool = False) -> None:
+    if scale:
+        found = found / np.linalg.norm(found, axis=1, keepdims=True)
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    assert ((found * expected).sum(axis=1) / lengths).min() >= 0.99999
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-4)
+    # Random models may give all texts one embedding, and then every pooling would be right.
+    assert found.std(axis=0).max() > 0.01
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Return ``make(family) -> folder`` with the transformer alone; do not write to it."""
+    root = tmp_path_factory.mktemp("families")
+    made = {}
+    return lambda name: made.setdefault(name, FAMILIES[name](root / name))
+
+
+@pytest.fixture
+def bert_with(tiny, tmp_path):
+    """Return ``make(*heads, **options) -> folder``: a BERT with modules after the pooling."""
+    count = iter(range(100))
+
+    def make(*heads, pooling="mean", **options):
+        folder = copied(tiny("bert"), tmp_path / f"model-{next(count)}")
+        return add_modules(folder, pooling, *heads, **options)
+
+    return make
+
+
+# --------------------------------------------------------------------------- families
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_agrees_with_sentence_transformers(tiny, tmp_path, family, pooling):
+    folder = add_modules(copied(tiny(family), tmp_path / family), pooling)
+    assert_alike(load(folder).encode(texts()), truth(folder, texts()))
+
+
+@pytest.mark.parametrize("pooling", ["max", "weightedmean", "mean_sqrt_len_tokens"])
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_the_rarer_poolings_agree_with_sentence_transformers(tiny, tmp_path, family, pooling):
+    folder = add_modules(copied(tiny(family), tmp_path / family), pooling)
+    encoder = load(folder)
+    assert encoder.spec.pooling == pooling
+    assert_alike(encoder.encode(texts()), truth(folder, texts()))
+
+
+def test_a_decoder_with_instructions_agrees_with_sentence_transformers(tiny, tmp_path):
+    """As Qwen3-Embedding: last token, an instruction for queries, nothing for documents."""
+    folder = copied(tiny("qwen3"), tmp_path / "qwen")
+    prompts = {"query": INSTRUCTION, "document": ""}
+    # Instructions are long in bytes, and the model has room.
+    add_modules(folder, "lasttoken", NORMALIZE, prompts=prompts, max_length=100)
+    encoder = load(folder)
+    assert (encoder.spec.pooling, encoder.spec.normalizes) == ("last", True)
+    assert encoder.spec.query_prompt == INSTRUCTION
+    assert_alike(encoder.encode(texts()), truth(folder, texts()), scale=True)
+    queries = truth(folder, texts(), prompt_name="query")
+    assert_alike(encoder.encode_queries(texts()), queries, scale=True)
+
+
+def test_prompts_of_e5_agree_with_sentence_transformers(tiny, tmp_path):
+    folder = copied(tiny("xlm-roberta"), tmp_path / "e5")
+    prompts = {"query": "query: ", "passage": "passage: "}
+    add_modules(folder, "mean", NORMALIZE, prompts=prompts)
+    encoder = load(folder)
+    for method, name in ((encoder.encode, "passage"), (encoder.encode_queries, "query")):
+        assert_alike(method(texts()), truth(folder, texts(), prompt_name=name), scale=True)
+    literal = load(folder, document_prompt="query: ")
+    np.testing.assert_allclose(literal.encode(texts()), encoder.encode_queries(texts()), atol=1e-5)
+
+
+@pytest.mark.parametrize("told_by", ["settings", "tokenizer"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_side_that_is_cut_agrees_with_sentence_transformers(tiny, tmp_path, side, told_by):
+    folder = add_modules(copied(tiny("bert"), tmp_path / "cut"))
+    if told_by == "settings":
+        edit_json(folder / "tokenizer_config.json", truncation_side=side)
+    else:
+        cut = {"direction": side.title(), "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+        edit_json(folder / "tokenizer.json", truncation=cut)
+    found = load(folder).encode(texts())
+    assert_alike(found, truth(folder, texts()))
+    plain = load(add_modules(copied(tiny("bert"), tmp_path / "plain"))).encode(texts())
+    assert np.allclose(found, plain, atol=1e-3) == (side == "right")
+
+
+def test_a_tokenizer_in_python_is_as_good(tmp_path):
+    folder = add_modules(byte_bert(tmp_path / "bytes"), max_length=30)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert not tokenizer.is_fast
+    assert_alike(load(folder).encode(texts()), truth(folder, texts()))
+
+
+# --------------------------------------------------------------------------- lengths
+
+
+@pytest.mark.parametrize(
+    ("family", "longest", "default"),
+    [
+        ("bert", POSITIONS, POSITIONS),
+        ("roberta", POSITIONS - 2, POSITIONS - 2),
+        ("xlm-roberta", POSITIONS - 2, POSITIONS - 2),
+        ("mpnet", POSITIONS - 2, POSITIONS - 2),
+        ("modernbert", 8192, 512),
+        ("qwen3", 32_768, 512),
+    ],
+)
+def test_the_length_is_the_models_own(tiny, tmp_path, family, longest, default):
+    """Without a sentence-transformers length: 512, or what the positions allow below that."""
+    found = find_model(str(tiny(family)))
+    assert (found.longest, resolve(tiny(family)).max_length) == (longest, default)
+    untold = add_modules(copied(tiny(family), tmp_path / "untold"), max_length=None)
+    assert resolve(untold).max_length == longest
+    told = add_modules(copied(tiny(family), tmp_path / "told"), max_length=40)
+    assert resolve(told).max_length == 40
+    assert resolve(told, max_length=longest).max_length == longest
+    with pytest.raises(ConfigError, match=f"more than the {longest} tokens"):
+        resolve(told, max_length=longest + 1)
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "mpnet", "bert"])
+def test_the_longest_texts_can_be_encoded(tiny, family):
+    """One position too many would be outside the table of positions."""
+    longest = load(tiny(family), max_length=find_model(str(tiny(family))).longest)
+    assert np.isfinite(longest.encode(["the cat " * 100])).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({"model_type": "roberta", "pad_token_id": None}, POSITIONS - 2),
+        ({"model_type": "roberta", "pad_token_id": 0}, POSITIONS - 1),
+        ({"max_position_embeddings": -1}, 1 << 30),
+        ({"max_position_embeddings": None, "n_positions": 20}, 20),
+        ({"max_position_embeddings": None}, 1 << 30),
+    ],
+)
+def test_odd_statements_of_the_length_are_understood(tiny, tmp_path, changes, longest):
+    folder = copied(tiny("bert"), tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", {**config, **changes})
+    assert find_model(str(folder)).longest == longest
+
+
+# --------------------------------------------------------------------------- heads
+
+HEADS = {
+    "dense": (dense(),),
+    "two": (dense(out=48, activation="Identity", bias=False), dense(48, 20, "GELU", seed=1)),
+    "wider": (dense(out=80, activation="ReLU"), NORMALIZE),
+    "norm": (layer_norm(), dense(), NORMALIZE),
+    "middle": (NORMALIZE, dense(activation="SiLU"), NORMALIZE),
+}
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_a_head_agrees_with_sentence_transformers(bert_with, heads):
+    folder = bert_with(*heads)
+    normalizes = heads[-1] is NORMALIZE
+    encoder = load(folder)
+    expected = truth(folder, texts())
+    assert encoder.dim == encoder.spec.dim == expected.shape[1]
+    assert encoder.spec.normalizes == normalizes
+    assert_alike(encoder.encode(texts()), expected, scale=normalizes)
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_a_head_maps_what_is_pooled(bert_with, heads):
+    """The same modules in sentence-transformers, on random numbers instead of a model's."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = bert_with(*heads)
+    head = load_head(find_model(str(folder)))
+    pooled = torch.randn(9, DIM, generator=torch.Generator().manual_seed(0))
+    features = {"sentence_embedding": pooled}
+    steps = list(SentenceTransformer(str(folder), device="cpu"))[2:]
+    for step in steps[:-1] if heads[-1] is NORMALIZE else steps:
+        features = step(features)
+    found = head(pooled)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, features["sentence_embedding"].detach())
+
+
+def test_a_head_that_sentence_transformers_saved_is_read(bert_with, tmp_path):
+    """Its later releases write other module names than the earlier ones."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = bert_with(layer_norm(), dense(), NORMALIZE)
+    SentenceTransformer(str(folder), device="cpu").save(str(tmp_path / "saved"))
+    written = json.loads((tmp_path / "saved" / "modules.json").read_text())
+    assert written[3]["type"] != "sentence_transformers.models.Dense"
+    assert resolve(tmp_path / "saved").normalizes
+    pooled = torch.randn(3, DIM)
+    first, second = (load_head(find_model(str(f))) for f in (folder, tmp_path / "saved"))
+    torch.testing.assert_close(second(pooled), first(pooled))
+
+
+@pytest.mark.parametrize("out", [DIM, 16])
+def test_a_dense_with_a_residual_adds_its_input(bert_with, out):
+    kind, config, weights = dense(out=out)
+    if out != DIM:
+        weights = {**weights, "residual.weight": torch.randn(out, DIM)}
+    folder = bert_with((kind, {**config, "use_residual": True}, weights))
+    pooled = torch.randn(5, DIM)
+    plain = torch.tanh(pooled @ weights["linear.weight"].T + weights["linear.bias"])
+    added = pooled if out == DIM else pooled @ weights["residual.weight"].T
+    found = load_head(find_model(str(folder)))(pooled)
+    torch.testing.assert_close(found, plain + added)
+
+
+def test_weights_of_a_head_may_be_pickled_tensors(bert_with):
+    folder = bert_with(dense())
+    expected = load_head(find_model(str(folder)))
+    weights = load_file(folder / "2_Dense" / "model.safetensors")
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    torch.save(weights, folder / "2_Dense" / "pytorch_model.bin")
+    pooled = torch.randn(3, DIM)
+    torch.testing.assert_close(load_head(find_model(str(folder)))(pooled), expected(pooled))
+
+
+def test_half_precision_weights_of_a_head_are_applied_in_float32(bert_with):
+    folder = bert_with(dense())
+    file = folder / "2_Dense" / "model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
+    assert load_head(find_model(str(folder)))(torch.randn(3, DIM)).dtype == torch.float32
+
+
+def test_a_model_without_a_head_has_none(bert_with):
+    assert load_head(find_model(str(bert_with()))) is None
+    assert load_head(find_model(str(bert_with(NORMALIZE)))) is None
+
+
+def test_a_head_is_part_of_the_identity(bert_with):
+    heads = [(), (dense(),), (dense(seed=1),), (dense(activation="ReLU"),), (dense(), NORMALIZE)]
+    heads += [(dense(out=DIM), dense(seed=1)), (dense(out=DIM, seed=1), dense())]
+    specs = [resolve(bert_with(*each)) for each in heads]
+    # A normalisation at the end is recorded and never applied, so it makes no difference.
+    assert len({spec.fingerprint for spec in specs}) == len(specs) - 1
+    assert specs[1].fingerprint == specs[4].fingerprint
+    for spec in specs:
+        assert EncoderSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+        assert resolve_encoder(spec.as_config())[0] == spec
+
+
+def test_without_head_and_prompts_the_identity_is_written_as_ever(tiny, bert_with):
+    written = {
+        "kind", "model", "revision", "weights_sha256", "tokenizer_sha256", "config_sha256", "dim",
+        "pooling", "layers", "max_length", "dtype", "lower_case", "document_prompt", "query_prompt",
+        "normalizes", "trust_remote_code",
+    }  # fmt: skip
+    assert set(resolve(tiny("bert")).to_json()) == written
+    assert set(resolve(bert_with()).to_json()) == written
+    assert set(resolve(bert_with(dense())).to_json()) == written | {"head_sha256"}
+    alone = {"pooling_mode": "mean", "include_prompt": False}
+    assert set(resolve(bert_with(pooling=alone)).to_json()) == written
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"in_features": 48}, "takes 48 numbers and is given 32; restore the folder"),
+        ({"in_features": None}, "gives in_features as None and a positive number is needed"),
+        ({"out_features": "16"}, "gives out_features as '16' and a positive number is needed"),
+        ({"activation_function": "os.system"}, r"activation 'os\.system'.* Tanh.* are known here"),
+        ({"activation_function": "torch.nn.Bilinear"}, "Bilinear.* are known here; choose another"),
+        ({"module_input_name": "token_embeddings"}, "only steps on the pooled embedding"),
+        ({"module_output_name": "other"}, "sets module_output_name to 'other'"),
+    ],
+)
+def test_a_dense_that_cannot_be_applied_is_refused_before_loading(bert_with, changes, message):
+    folder = bert_with(dense())
+    edit_json(folder / "2_Dense" / "config.json", **changes)
+    with pytest.raises(EncoderError, match=message):
+        resolve(folder)
+
+
+def test_a_dense_without_weights_is_refused_before_loading(bert_with):
+    folder = bert_with(dense())
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    with pytest.raises(EncoderError, match=r"2_Dense holds no weights for model .*; complete"):
+        resolve(folder)
+
+
+class _Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("code in a model's weights was run",))
+
+
+def _bomb(file: Path) -> None:
+    file.unlink()
+    file.with_name("pytorch_model.bin").write_bytes(pickle.dumps(_Bomb(), protocol=2))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_bytes(file.read_bytes()[:-20]),
+        lambda file: file.write_bytes(b""),
+        lambda file: save_file({"linear.weight": torch.zeros(16, DIM)}, file),
+        lambda file: save_file(
+            {"linear.weight": torch.zeros(16, 8), "linear.bias": torch.zeros(16)}, file
+        ),
+        lambda file: save_file({**load_file(file), "other": torch.zeros(1)}, file),
+        _bomb,
+    ],
+    ids=["cut", "empty", "no bias", "shape", "too many", "code"],
+)
+def test_damaged_weights_of_a_dense_are_an_error(bert_with, damage):
+    folder = bert_with(dense())
+    damage(folder / "2_Dense" / "model.safetensors")
+    with pytest.raises(EncoderError, match=r"weights of Dense in .*2_Dense.* restore the") as error:
+        load_head(find_model(str(folder)))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "named"),
+    [
+        (["Transformer", "Dense", "Pooling"], "Dense"),
+        (["Transformer", "Dense"], "Dense"),
+        (["Transformer", "Pooling", "CNN"], "CNN"),
+        (["Transformer", "Pooling", "Pooling"], "Pooling"),
+        (["Transformer", "WeightedLayerPooling", "Pooling"], "WeightedLayerPooling"),
+    ],
+)
+def test_modules_unknown_or_out_of_place_are_refused(bert_with, kinds, named):
+    folder = bert_with()
+    names = [f"sentence_transformers.models.{kind}" for kind in kinds]
+    paths = ["", *(f"{i}_x" for i in range(1, len(kinds)))]
+    modules = [{"type": n, "path": p} for n, p in zip(names, paths, strict=True)]
+    write_json(folder / "modules.json", modules)
+    with pytest.raises(EncoderError, match=f"ends with {named}, which is not applied here"):
+        resolve(folder)
+
+
+def test_a_module_of_the_models_own_is_refused_by_its_whole_name(bert_with):
+    folder = bert_with()
+    modules = [{"type": "sentence_transformers.models.Transformer"}, {"type": "custom.Pooling"}]
+    write_json(folder / "modules.json", modules)
+    with pytest.raises(EncoderError, match=r"ends with custom\.Pooling"):
+        resolve(folder)
+
+
+def test_pickled_weights_are_fetched_where_there_are_no_others(bert_with, tmp_path, monkeypatch):
+    """As LaBSE: safetensors for the transformer, the older format alone for the dense layer."""
+    hub = bert_with(dense())
+    weights = load_file(hub / "2_Dense" / "model.safetensors")
+    (hub / "2_Dense" / "model.safetensors").unlink()
+    torch.save(weights, hub / "2_Dense" / "pytorch_model.bin")
+    (hub / "pytorch_model.bin").write_bytes(b"not needed")
+
+    def snapshot(name, *, revision, allow_patterns, ignore_patterns):
+        names = [file.relative_to(hub).as_posix() for file in hub.rglob("*") if file.is_file()]
+        for each in filter_repo_objects(
+            names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        ):
+            (tmp_path / "cache" / each).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "cache" / each).write_bytes((hub / each).read_bytes())
+        return str(tmp_path / "cache")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    folder = find_model("someone/with-a-dense-layer")
+    assert folder.dim == 16
+    assert not (folder.path / "pytorch_model.bin").exists()
+    assert load_head(folder)(torch.zeros(1, DIM)).shape == (1, 16)
+
+
+# --------------------------------------------------------------------------- prompts
+
+PROMPTS = {"query": "query: ", "passage": "passage: ", "empty": ""}
+
+
+def test_a_prompt_can_be_named(bert_with):
+    folder = bert_with(prompts=PROMPTS)
+    spec = resolve(folder, document_prompt_name="query", query_prompt_name="passage")
+    assert (spec.document_prompt, spec.query_prompt) == ("query: ", "passage: ")
+    assert resolve(folder, document_prompt_name="empty").document_prompt == ""
+    assert spec == resolve(folder, document_prompt="query: ", query_prompt="passage: ")
+    assert resolve_encoder(spec.as_config())[0] == spec
+
+
+@pytest.mark.parametrize("side", ["document", "query"])
+def test_a_prompt_name_that_does_not_exist_names_those_there_are(bert_with, side):
+    option = {f"{side}_prompt_name": "querry"}
+    with pytest.raises(
+        ConfigError,
+        match=f"--{side}-prompt-name 'querry' is no prompt of .*: it has empty, passage, query",
+    ):
+        resolve(bert_with(prompts=PROMPTS), **option)
+    with pytest.raises(ConfigError, match=f"it has none, or give the text with --{side}-prompt"):
+        resolve(bert_with(), **option)
+    with pytest.raises(ConfigError, match=f"--{side}-prompt and --{side}-prompt-name were both"):
+        EncoderConfig(**option, **{f"{side}_prompt": "x"})
+
+
+def test_the_command_line_takes_names_of_prompts_and_every_pooling(bert_with, write_parquet):
+    folder = bert_with(prompts=PROMPTS)
+    corpus = write_parquet(folder.parent / "corpus.parquet", {"text": ["the cat"]})
+    arguments = ["encode", corpus, "--text-column", "text", "--model", folder]
+    arguments += ["--store", folder.parent / "store"]
+    arguments += ["--pooling", "weightedmean", "--document-prompt-name", "document"]
+    found = CliRunner().invoke(cli, [str(each) for each in arguments])
+    assert found.exit_code != 0
+    assert "it has empty, passage, query; name one of these" in found.output
+    assert not (folder.parent / "store").exists()
+    assert options._POOLINGS == POOLINGS
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "qwen3"])
+@pytest.mark.parametrize("prompt", ["query: ", "the cat sat:", INSTRUCTION])
+def test_tokens_of_a_prompt_are_counted_as_sentence_transformers_counts(
+    tiny, tmp_path, family, prompt
+):
+    from sentence_transformers import SentenceTransformer
+
+    folder = add_modules(copied(tiny(family), tmp_path / "model"), max_length=200)
+    transformer = SentenceTransformer(str(folder), device="cpu")[0]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = transformer.preprocess(["x"], prompt=prompt)["prompt_length"]
+    assert prompt_tokens(tokenizer, prompt) == expected
+    assert prompt_tokens(tokenizer, "") == 0
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "weightedmean", "lasttoken"])
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_a_prompt_left_out_of_the_pooling_agrees_with_sentence_transformers(
+    tiny, tmp_path, family, mode
+):
+    """As the Instructor models."""
+    pooling = {"pooling_mode": mode, "include_prompt": False}
+    prompts = {"query": "the queen: ", "document": "passage: "}
+    folder = copied(tiny(family), tmp_path / family)
+    encoder = load(add_modules(folder, pooling, prompts=prompts, max_length=40))
+    assert not encoder.spec.pools_prompt
+    assert_alike(encoder.encode(texts()), truth(folder, texts(), prompt_name="document"))
+    assert_alike(encoder.encode_queries(texts()), truth(folder, texts(), prompt_name="query"))
+
+
+def test_a_prompt_left_out_of_the_pooling_is_part_of_the_identity(bert_with):
+    spec = resolve(bert_with(pooling={"pooling_mode": "mean", "include_prompt": False},
+                             prompts=PROMPTS))  # fmt: skip
+    assert not spec.pools_prompt
+    assert spec.to_json()["pools_prompt"] is False
+    assert EncoderSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert resolve_encoder(spec.as_config())[0] == spec
+    pooled = dataclasses.replace(spec, pools_prompt=True)
+    assert spec.fingerprint != pooled.fingerprint
+    # Without a prompt the documents are the same, whatever becomes of that of the queries.
+    bare = dataclasses.replace(spec, document_prompt="")
+    assert bare.fingerprint == dataclasses.replace(pooled, document_prompt="").fingerprint

@@ -1,0 +1,529 @@
+"""The forward pass without padding: the same states as the padded one, with the right kernel."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+import torch
+import transformers
+from torch.nn.attention import varlen
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whiten_index.encoding import packing
+from whiten_index.encoding.packing import (
+    PACKABLE,
+    Attention,
+    PackedForward,
+    can_pack,
+    packing_obstacle,
+    pool_packed,
+    reference_varlen,
+    torch_varlen,
+)
+from whiten_index.encoding.pooling import Pooling, pool
+from whiten_index.errors import EncoderError
+
+# 43 tokens, more than any model below has positions; the longest outreaches every window.
+LENGTHS = [7, 20, 1, 13, 2]
+COMMON = {
+    "vocab_size": 50,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 24,
+    "initializer_range": 0.3,
+}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
+GEMMA = GROUPED | {"sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 9}
+DISTIL = {"dim": 64, "hidden_dim": 48, "n_layers": 3, "n_heads": 4}
+SLIDING = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+
+MODELS = {
+    "bert": ("bert", {}),
+    "bert decoder": ("bert", {"is_decoder": True}),
+    "roberta": ("roberta", {}),
+    "xlm-roberta": ("xlm-roberta", {}),
+    "camembert": ("camembert", {}),
+    "distilbert": ("distilbert", DISTIL),
+    "modernbert": ("modernbert", {"local_attention": 6, "pad_token_id": 0}),
+    "modernbert odd": ("modernbert", {"local_attention": 7, "pad_token_id": 0}),
+    "qwen2": ("qwen2", {"num_key_value_heads": 2}),
+    "qwen2 sliding": ("qwen2", {"num_key_value_heads": 2} | SLIDING),
+    "qwen3": ("qwen3", GROUPED),
+    "qwen3 sliding": ("qwen3", GROUPED | SLIDING),
+    "qwen3 bidirectional": ("qwen3", GROUPED | {"is_causal": False}),
+    "llama": ("llama", GROUPED),
+    "mistral": ("mistral", GROUPED | {"sliding_window": 5}),
+    "mistral whole": ("mistral", GROUPED | {"sliding_window": None}),
+    "gemma3_text": ("gemma3_text", GEMMA),
+    "gemma3_text bidirectional": ("gemma3_text", GEMMA | {"use_bidirectional_attention": True}),
+}
+
+
+def make(name, **changes):
+    """Return a random model in evaluation mode; ``changes`` go into its configuration."""
+    kind, options = MODELS[name]
+    if kind == "distilbert":
+        kept = ("vocab_size", "max_position_embeddings", "initializer_range")
+        common = {key: COMMON[key] for key in kept}
+    else:
+        common = COMMON
+    config = transformers.AutoConfig.for_model(kind, **{**common, **options, **changes})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.AutoModel.from_config(config).eval()
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return make(request.param)
+
+
+def batch(lengths=LENGTHS, *, device="cpu"):
+    """Return ids, lengths, cu_seqlens and longest of random texts."""
+    random = torch.Generator().manual_seed(1)
+    # Token 1 is RoBERTa's padding, and may stand inside a text.
+    ids = torch.randint(1, 50, (sum(lengths),), generator=random)
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    return ids.to(device), torch.tensor(lengths).to(device), cu_seqlens.to(device), max(lengths)
+
+
+def padded_states(model, ids, lengths, **options):
+    """Return the model's output for the padded batch, and its mask."""
+    rows = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64, device=ids.device)
+    mask = (torch.arange(rows.shape[1], device=ids.device) < lengths[:, None]).long()
+    rows[mask == 1] = ids
+    with torch.inference_mode():
+        return model(input_ids=rows, attention_mask=mask, **options), mask
+
+
+# --------------------------------------------------------------------------- states
+
+
+def test_every_packable_type_is_tested():
+    assert {kind for kind, _ in MODELS.values()} == PACKABLE
+
+
+def test_packed_states_equal_padded_ones(model):
+    texts = batch()
+    padded, mask = padded_states(model, *texts[:2])
+    forward = PackedForward(model, reference_varlen)
+    with torch.inference_mode():
+        states = forward(*texts)
+    expected = padded.last_hidden_state[mask == 1]
+    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_padded_batches_go_the_way_they_went_before(model):
+    texts = batch()
+    before, mask = padded_states(model, *texts[:2])
+    with torch.inference_mode():
+        PackedForward(model, reference_varlen)(*texts)
+    after, _ = padded_states(model, *texts[:2])
+    assert torch.equal(before.last_hidden_state[mask == 1], after.last_hidden_state[mask == 1])
+
+
+def test_every_layer_is_the_padded_one(model):
+    """The model itself runs on the inputs, so that hooks on its layers see packed states."""
+    texts = batch()
+    padded, mask = padded_states(model, *texts[:2], output_hidden_states=True)
+    inputs = PackedForward(model, reference_varlen).inputs(*texts)
+    with torch.inference_mode():
+        packed = model(**inputs, output_hidden_states=True)
+    assert packed.get("past_key_values") is None
+    assert len(packed.hidden_states) == len(padded.hidden_states) == 4
+    for found, expected in zip(packed.hidden_states, padded.hidden_states, strict=True):
+        assert found.shape == (1, sum(LENGTHS), 64)
+        # Before their last normalisation, the states of a decoder are far from 1.
+        size = max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(found[0], expected[mask == 1], atol=1e-5 * size, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "camembert"])
+def test_token_types_are_given(name):
+    """A model's own ones may be as few as its positions, and 43 tokens are more."""
+    inputs = PackedForward(make(name), reference_varlen).inputs(*batch())
+    assert inputs["token_type_ids"].tolist() == [[0] * 43]
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "qwen3"])
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [20], [5, 5]])
+def test_batches_of_one_length(name, lengths):
+    model = make(name)
+    texts = batch(lengths)
+    padded, mask = padded_states(model, *texts[:2])
+    with torch.inference_mode():
+        states = PackedForward(model, reference_varlen)(*texts)
+    expected = padded.last_hidden_state[mask == 1]
+    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_empty_text_disturbs_no_other(model):
+    """Some tokenizers make no token of an empty text."""
+    forward = PackedForward(model, reference_varlen)
+    ids, _, _, longest = batch()
+    lengths = [0, *LENGTHS[:2], 0, *LENGTHS[2:], 0]
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    with torch.inference_mode():
+        states = forward(ids, torch.tensor(lengths), cu_seqlens, longest)
+        assert torch.equal(states, forward(*batch()))
+    full = torch.tensor(lengths) > 0
+    for pooling in Pooling:
+        found = pool_packed(states, cu_seqlens, pooling)
+        assert torch.isfinite(found).all()
+        assert torch.equal(found[full], pool_packed(states, batch()[2], pooling))
+
+
+WAITS = (
+    "_local_scalar_dense",
+    "item",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "lift_fresh",
+)
+
+
+class _Waits(TorchDispatchMode):
+    """Fails on an operation that would wait for a device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        # lift_fresh: a tensor made of Python numbers, which would be copied to the device.
+        assert name not in WAITS
+        if name == "index":
+            assert not any(each is not None and each.dtype == torch.bool for each in args[1])
+        if name == "repeat_interleave":
+            assert kwargs["output_size"] == sum(LENGTHS)
+        if name == "segment_reduce":
+            assert kwargs["unsafe"]
+        return func(*args, **kwargs)
+
+
+def test_nothing_waits_for_the_device(model):
+    texts = batch()
+    forward = PackedForward(model, lambda query, key, value, attention: query.clone())
+    with torch.inference_mode(), _Waits():
+        states = forward(*texts)
+        for pooling in Pooling:
+            pool_packed(states, texts[2], pooling)
+    for wait in (lambda: texts[1].max().item(), lambda: bool(texts[1].all())):
+        with torch.inference_mode(), _Waits(), pytest.raises(AssertionError):
+            wait()
+
+
+def test_the_whole_pass_on_tensors_without_memory(model):
+    """Half precision and torch's own operation: whatever asked for a value would fail."""
+    ids, lengths, cu_seqlens, longest = batch()
+    on_meta = [each.to("meta") for each in (ids, lengths, cu_seqlens)]
+    with torch.inference_mode():
+        states = PackedForward(model.to("meta", torch.float16))(*on_meta, longest)
+    assert states.shape == (43, 64)
+    assert states.dtype == torch.float16
+
+
+def test_a_model_that_keeps_the_bounds_to_itself_fails_loudly(model):
+    """Without the bounds the texts would see each other; the mask cannot be used as one."""
+    inputs = PackedForward(model, reference_varlen).inputs(*batch())
+    del inputs["packing"]
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="size"):
+        model(**inputs)
+
+
+def test_two_kernels_may_run_the_same_model():
+    model = make("bert")
+    seen = []
+
+    def other(query, key, value, attention):
+        seen.append(attention)
+        return reference_varlen(query, key, value, attention)
+
+    first, second = PackedForward(model, reference_varlen), PackedForward(model, other)
+    with torch.inference_mode():
+        assert torch.equal(first(*batch()), second(*batch()))
+    assert len(seen) == 3
+
+
+# --------------------------------------------------------------------------- kernels
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 0, 3])
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_the_reference_is_softmax_over_what_a_token_sees(causal, window, scale):
+    random = torch.Generator().manual_seed(0)
+    query = torch.randn(8, 4, 16, generator=random)
+    key, value = torch.randn(2, 8, 2, 16, generator=random)
+    bounds = torch.tensor([0, 5, 6, 8], dtype=torch.int32)
+    found = reference_varlen(query, key, value, Attention(bounds, 5, scale, causal, window))
+    text = [0, 0, 0, 0, 0, 1, 2, 2]
+    for i in range(8):
+        seen = [j for j in range(8) if text[j] == text[i]]
+        seen = [j for j in seen if window is None or abs(i - j) <= window]
+        seen = [j for j in seen if not causal or j <= i]
+        for head in range(4):
+            scores = key[seen, head // 2] @ query[i, head] * (0.25 if scale is None else scale)
+            expected = scores.softmax(0) @ value[seen, head // 2]
+            torch.testing.assert_close(found[i, head], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "expected"),
+    [
+        (False, None, (-1, -1)),
+        (True, None, (-1, 0)),
+        (False, 4, (4, 4)),
+        (True, 4, (4, 0)),
+        (False, 0, (0, 0)),
+    ],
+)
+def test_torch_takes_the_call(causal, window, expected, monkeypatch):
+    """Tensors without memory: torch checks the arguments, and nothing is computed."""
+    windows = []
+    kept = varlen.varlen_attn
+
+    def spy(*args, **options):
+        windows.append(options["window_size"])
+        return kept(*args, **options)
+
+    monkeypatch.setattr(varlen, "varlen_attn", spy)
+    query = torch.empty(9, 4, 16, dtype=torch.float16, device="meta")
+    key = torch.empty(9, 2, 16, dtype=torch.float16, device="meta")
+    bounds = torch.empty(3, dtype=torch.int32, device="meta")
+    with torch.inference_mode():
+        out = torch_varlen(query, key, key, Attention(bounds, 5, 0.25, causal, window))
+    assert out.shape == query.shape
+    assert out.dtype == torch.float16
+    assert windows == [expected]
+
+
+# Window sizes of the layers, then scale, then query and key heads.
+CALLS = {
+    "bert": ([(-1, -1)] * 3, 0.25, 4, 4),
+    "bert decoder": ([(-1, 0)] * 3, 0.25, 4, 4),
+    "roberta": ([(-1, -1)] * 3, 0.25, 4, 4),
+    "distilbert": ([(-1, -1)] * 3, 0.25, 4, 4),
+    "modernbert": ([(-1, -1), (3, 3), (3, 3)], 0.25, 4, 4),
+    "modernbert odd": ([(-1, -1), (3, 3), (3, 3)], 0.25, 4, 4),
+    "qwen2": ([(-1, 0)] * 3, 0.25, 4, 2),
+    "qwen3": ([(-1, 0)] * 3, 0.25, 4, 2),
+    "qwen3 sliding": ([(-1, 0), (4, 0), (4, 0)], 0.25, 4, 2),
+    "qwen3 bidirectional": ([(-1, -1)] * 3, 0.25, 4, 2),
+    "mistral": ([(4, 0)] * 3, 0.25, 4, 2),
+    "gemma3_text": ([(5, 0), (-1, 0), (5, 0)], 1 / 3, 4, 2),
+    "gemma3_text bidirectional": ([(3, 3), (-1, -1), (3, 3)], 1 / 3, 4, 2),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_the_kernel_of_torch_is_given(name, monkeypatch):
+    windows, scale, heads, key_heads = CALLS[name]
+    signature = inspect.signature(varlen.varlen_attn)
+    calls = []
+
+    def record(*args, **options):
+        calls.append(signature.bind(*args, **options).arguments)
+        return args[0]
+
+    monkeypatch.setattr(varlen, "varlen_attn", record)
+    texts = batch()
+    with torch.inference_mode():
+        PackedForward(make(name).half())(*texts)
+    assert [call["window_size"] for call in calls] == windows
+    for call in calls:
+        assert call["query"].shape == (43, heads, 16)
+        assert call["key"].shape == call["value"].shape == (43, key_heads, 16)
+        for each in ("query", "key", "value"):
+            assert call[each].dtype == torch.float16
+            assert call[each].stride(-1) == 1
+        assert call["cu_seq_q"] is call["cu_seq_k"] is texts[2]
+        assert call["cu_seq_q"].dtype == torch.int32
+        assert call["cu_seq_q"].tolist() == [0, 7, 27, 28, 41, 43]
+        assert (call["max_q"], call["max_k"]) == (20, 20)
+        assert type(call["max_q"]) is int
+        assert call["scale"] == pytest.approx(scale)
+        assert call["enable_gqa"] is (heads != key_heads)
+
+
+def test_texts_of_one_token_take_no_path_of_their_own(monkeypatch):
+    bounds = []
+    monkeypatch.setattr(
+        varlen, "varlen_attn", lambda *args, **options: bounds.append(args[5:7]) or args[0]
+    )
+    with torch.inference_mode():
+        PackedForward(make("qwen3"))(*batch([1, 1]))
+    assert set(bounds) == {(2, 2)}
+
+
+# --------------------------------------------------------------------------- pooling
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 1, 4])
+@pytest.mark.parametrize("pooling", Pooling)
+def test_packed_pooling_equals_padded_pooling(pooling, prompt_tokens):
+    """Some texts are shorter than the prompt that is left out."""
+    _, lengths, cu_seqlens, longest = batch()
+    padded = torch.randn(5, longest, 6, generator=torch.Generator().manual_seed(0)) - 2
+    mask = (torch.arange(longest) < lengths[:, None]).long()
+    expected = pool(padded, mask, pooling, prompt_tokens=prompt_tokens)
+    found = pool_packed(padded[mask == 1], cu_seqlens, pooling, prompt_tokens=prompt_tokens)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("pooling", Pooling)
+def test_packed_pooling_is_computed_in_float32(pooling, dtype):
+    """A thousand values near 300 overflow a float16 sum, and bfloat16 loses their mean."""
+    states = (torch.rand(1001, 3, generator=torch.Generator().manual_seed(0)) + 300).to(dtype)
+    cu_seqlens = torch.tensor([0, 1000, 1001], dtype=torch.int32)
+    found = pool_packed(states, cu_seqlens, pooling)
+    assert found.dtype == torch.float32
+    for row, text in enumerate((states[:1000], states[1000:])):
+        expected = pool(text[None], torch.ones(1, len(text)), pooling)[0]
+        torch.testing.assert_close(found[row], expected, atol=0, rtol=1e-5)
+
+
+# --------------------------------------------------------------------------- where it may be used
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """A machine that says it has a GPU; the trial, which would use it, finds nothing wrong."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretended GPU")
+    monkeypatch.setattr(packing, "_trial_obstacle", lambda model, device: None)
+
+
+def test_a_cpu_pads(model):
+    assert not can_pack(model, torch.device("cpu"), torch.float16)
+    assert "cpu" in packing_obstacle(model, torch.device("cpu"), torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_on_a_gpu_packs(model, dtype, pretended_gpu):
+    assert packing_obstacle(model, CUDA, dtype) is None
+    assert can_pack(model, CUDA, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("bert", {"hidden_size": 48}, "12 dimensions"),
+        ("qwen3", {"head_dim": 264}, "264 dimensions"),
+        ("bert", {"attn_implementation": "eager"}, "eager"),
+        ("mistral", {"is_causal": False}, "bidirectional"),
+    ],
+)
+def test_models_that_pad(name, changes, reason, pretended_gpu):
+    model = make(name, **changes)
+    assert reason in packing_obstacle(model, CUDA, torch.float16)
+    with pytest.raises(EncoderError, match=reason):
+        PackedForward(model)
+
+
+def test_relative_positions_pad(pretended_gpu):
+    model = transformers.MPNetModel(transformers.MPNetConfig(**COMMON))
+    assert "mpnet" in packing_obstacle(model, CUDA, torch.float16)
+    with pytest.raises(EncoderError, match="a mpnet model"):
+        PackedForward(model)
+
+
+def test_code_of_others_pads(pretended_gpu):
+    """A model folder's own code may call itself BERT."""
+
+    class BertModel(transformers.BertModel):
+        pass
+
+    assert "not among" in packing_obstacle(BertModel(make("bert").config), CUDA, torch.float16)
+
+
+def test_float32_pads(pretended_gpu):
+    assert "float32" in packing_obstacle(make("bert"), CUDA, torch.float32)
+
+
+def test_old_gpus_pad(pretended_gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "Pretended GPU is older" in packing_obstacle(make("bert"), CUDA, torch.float16)
+
+
+def test_a_torch_without_windows_pads(pretended_gpu, monkeypatch):
+    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, value, is_causal=False: query)
+    assert "variable-length" in packing_obstacle(make("bert"), CUDA, torch.float16)
+
+
+def test_whatever_goes_wrong_pads(pretended_gpu, monkeypatch):
+    def broken(device):
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", broken)
+    assert packing_obstacle(make("bert"), CUDA, torch.float16) == "RuntimeError: no driver"
+    assert not can_pack(None, CUDA, torch.float16)
+
+
+def test_the_trial_compares_every_layer(model, monkeypatch):
+    monkeypatch.setattr(packing, "torch_varlen", reference_varlen)
+    assert packing._trial_obstacle(model, torch.device("cpu")) is None
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("bert", lambda attention: {"cu_seqlens": attention.cu_seqlens[[0, -1]]}),
+        ("bert", lambda attention: {"causal": not attention.causal}),
+        ("qwen3", lambda attention: {"causal": not attention.causal}),
+        ("qwen3", lambda attention: {"scale": 1.0}),
+        ("modernbert", lambda attention: {"window": None}),
+        ("mistral", lambda attention: {"window": attention.window + 1}),
+    ],
+)
+def test_the_trial_finds_a_kernel_that_is_wrong(name, wrong, monkeypatch):
+    def kernel(query, key, value, attention):
+        return reference_varlen(query, key, value, replace(attention, **wrong(attention)))
+
+    monkeypatch.setattr(packing, "torch_varlen", kernel)
+    model = make(name)
+    assert "is wrong here" in packing._trial_obstacle(model, torch.device("cpu"))
+    assert model.config._attn_implementation == "sdpa"
+
+
+def assert_alike(found, expected):
+    """Random models make much of rounding: on a CPU, single bfloat16 tokens differ by 0.001."""
+    cosines = torch.cosine_similarity(found, expected)
+    assert cosines.mean() >= 0.999
+    assert cosines.min() >= 0.99
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_kernel_of_torch_on_a_gpu(model, dtype):
+    """Only there: torch's kernel against the padded pass, and no wait for the device."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    model = model.to(device, dtype)
+    assert packing_obstacle(model, device, dtype) is None
+    assert can_pack(model, device, dtype)
+    for lengths in (LENGTHS, [1, 1, 1], [20]):
+        texts = batch(lengths, device=device)
+        padded, mask = padded_states(model, *texts[:2])
+        expected = padded.last_hidden_state[mask == 1].float()
+        forward = PackedForward(model)
+        with torch.inference_mode():
+            forward(*texts)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                states = forward(*texts)
+                pooled = {pooling: pool_packed(states, texts[2], pooling) for pooling in Pooling}
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert states.dtype == dtype
+        assert_alike(states.float(), expected)
+        for pooling, found in pooled.items():
+            assert_alike(found, pool(padded.last_hidden_state, mask, pooling))

@@ -1,0 +1,392 @@
+"""Passages: where a text is cut, by properties; and that what is cut fits the encoder."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whiten_index import BuildConfig
+from whiten_index.batch import PASSAGE_COLUMNS, TextBatch
+from whiten_index.encoding import (
+    EncoderConfig,
+    PassageConfig,
+    PassageSplitter,
+    embedded_available,
+    resolve_encoder,
+)
+from whiten_index.encoding.spans import passage_spans
+from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.passages import split_batch
+
+Offsets = list[tuple[int, int]]
+WORD = re.compile(r"[^\s。！？｡]*[。！？｡]+[。！？｡\"'”’»›)\]}」』）】》〉]*|[^\s。！？｡]+")
+LETTERS = "aaabcde    .,!?\n\n。」\"'日é🎉\u200b"
+
+
+def by_character(text: str) -> Offsets:
+    return [(i, i + 1) for i, letter in enumerate(text) if not letter.isspace()]
+
+
+def by_piece(text: str) -> Offsets:
+    return [match.span() for match in re.finditer(r"\S{1,3}", text)]
+
+
+def by_piece_with_its_blank(text: str) -> Offsets:
+    return [match.span() for match in re.finditer(r"\s?\S{1,3}|\s+", text)]
+
+
+def by_byte(text: str) -> Offsets:
+    return [(i, i + 1) for i, letter in enumerate(text) for _ in letter.strip().encode()]
+
+
+def by_word(text: str) -> Offsets:
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+STYLES = [by_character, by_piece, by_piece_with_its_blank, by_byte, by_word]
+
+
+def touched(text: str, offsets: Offsets, start: int, end: int) -> list[int]:
+    """Return which tokens have a character in the span, the blanks before a word not counted."""
+    own = [(s + len(text[s:e]) - len(text[s:e].lstrip()), e) for s, e in offsets]
+    return [i for i, (s, e) in enumerate(own) if s < end and e > start]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.text(LETTERS, min_size=1, max_size=150).filter(str.strip),
+    st.sampled_from(STYLES),
+    st.integers(1, 40),
+    st.data(),
+)
+def test_passages_cover_the_text_fit_share_little_and_go_on(
+    text: str, tokens: Callable[[str], Offsets], room: int, data: st.DataObject
+) -> None:
+    overlap = data.draw(st.integers(0, room - 1))
+    offsets = tokens(text)
+    spans = passage_spans(text, offsets, room=room, overlap=overlap)
+    if len(offsets) <= room:
+        assert spans == [(0, len(text))]
+        return
+    covered = {i for start, end in spans for i in range(start, end)}
+    assert {i for i, letter in enumerate(text) if not letter.isspace()} <= covered
+    words = [match.span() for match in WORD.finditer(text)]
+    for start, end in spans:
+        assert text[start:end] == text[start:end].strip() != ""
+        assert len(touched(text, offsets, start, end)) <= room or end - start == 1
+        for place in (start, end):
+            inside = [(s, e) for s, e in words if s < place < e]
+            assert all(len(touched(text, offsets, s, e)) > room for s, e in inside)
+    for (start, end), (next_start, next_end) in itertools.pairwise(spans):
+        assert start < next_start
+        assert end < next_end
+        assert next_start >= end or len(touched(text, offsets, next_start, end)) <= overlap
+
+
+def cut(text: str, *, room: int, overlap: int = 0) -> list[str]:
+    """Cut a text with a token a word."""
+    spans = passage_spans(text, by_word(text), room=room, overlap=overlap)
+    return [text[start:end] for start, end in spans]
+
+
+@pytest.mark.parametrize("ending", [".", "!", "?", "…", '."', ".)", "?!”", "。", "！」"])
+def test_a_passage_ends_with_the_last_sentence_of_its_second_half(ending: str) -> None:
+    text = f"a b. c d e f{ending} g h i j k l"
+    assert cut(text, room=8) == [f"a b. c d e f{ending}", "g h i j k l"]
+
+
+@pytest.mark.parametrize("gap", ["\n", " \n", "\n\n", "\r\n", "\n \n"])
+def test_a_line_ends_a_passage_where_no_sentence_does(gap: str) -> None:
+    assert cut(f"a b c d e f{gap}g h i j k l", room=8) == ["a b c d e f", "g h i j k l"]
+
+
+def test_a_sentence_or_paragraph_goes_before_a_line() -> None:
+    assert cut("a b c d e. f g\nh i j k l", room=8) == ["a b c d e.", "f g\nh i j k l"]
+    assert cut("a b c d e\n\nf g\nh i j k l", room=8) == ["a b c d e", "f g\nh i j k l"]
+
+
+def test_a_sentence_end_in_the_first_half_would_waste_the_rest() -> None:
+    assert cut("a b. c d e f g h i j", room=8) == ["a b. c d e f g h", "i j"]
+    assert cut("a b 3.14 d e.g f g h i j", room=8) == ["a b 3.14 d e.g f g h", "i j"]
+
+
+def test_chinese_is_cut_at_its_sentences_and_else_where_the_room_ends() -> None:
+    text = "今天天气很好。我们去公园！你呢？" * 2
+    spans = passage_spans(text, by_character(text), room=12)
+    pieces = [text[start:end] for start, end in spans]
+    assert pieces == ["今天天气很好。", "我们去公园！你呢？"] * 2
+    endless = "天" * 25
+    spans = passage_spans(endless, by_character(endless), room=10, overlap=4)
+    assert spans == [(0, 10), (6, 16), (12, 22), (18, 25)]
+
+
+def test_neighbours_share_whole_sentences_where_those_are_not_too_short() -> None:
+    text = "a b c d. e f g. h i j k l m n o p q r"
+    assert cut(text, room=7, overlap=4)[:2] == ["a b c d. e f g.", "e f g. h i j k"]
+    # A sentence of one word shares less than half of what was asked for.
+    text = "a b c d e f. g. h i j k l m n o p q r"
+    assert cut(text, room=7, overlap=4)[:2] == ["a b c d e f. g.", "d e f. g. h i j"]
+
+
+def test_a_long_word_is_cut_and_no_other() -> None:
+    text = "one two " + "x" * 30 + " three"
+    spans = passage_spans(text, by_piece(text), room=6)
+    pieces = [text[start:end] for start, end in spans]
+    assert pieces == ["one two", "x" * 18, "x" * 12 + " three"]
+
+
+def test_a_text_of_blanks_alone_stays_as_it_is() -> None:
+    assert passage_spans(" \n ", [(0, 1), (1, 2)], room=1) == [(0, 3)]
+
+
+def test_cutting_takes_no_more_than_linear_time() -> None:
+    for text in (
+        "." * 300_000,
+        "a" + " " * 300_000 + "b c",
+        '."' * 100_000,
+        "\n" * 300_000 + "a b",
+    ):
+        offsets = by_word(text) if " " in text else by_character(text)
+        assert passage_spans(text, offsets, room=200, overlap=50)
+
+
+# ------------------------------------------------------------------------------ the splitter
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    """Return a small byte-level BPE, to which a word is another token than the same after a blank.
+
+    Its vocabulary knows words after a blank only, so a passage has more tokens than in the text.
+    """
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([" the king reads a small book. the bird sang!"] * 9, trainer)
+    tokenizer.post_processor = tokenizers.processors.RobertaProcessing(
+        ("</s>", 1), ("<s>", 0), trim_offsets=True, add_prefix_space=False
+    )
+    return tokenizer
+
+
+def backend_of(model: str | Path | None) -> tokenizers.Tokenizer:
+    folder = resolve_encoder(EncoderConfig(model=None if model is None else str(model)))[1]
+    return transformers.AutoTokenizer.from_pretrained(folder.path).backend_tokenizer
+
+
+@pytest.fixture(scope="module", params=["tiny", "minilm", "byte-level"])
+def backend(request: pytest.FixtureRequest, tiny_model: Path) -> tokenizers.Tokenizer:
+    if request.param == "minilm" and not embedded_available():
+        pytest.skip("the embedded model is not installed")
+    if request.param == "byte-level":
+        return byte_level()
+    return backend_of(tiny_model if request.param == "tiny" else None)
+
+
+MIXED = st.lists(
+    st.one_of(
+        st.sampled_from(["the", "king", "reads", "a", "small", "book.", "sang!", "e.g.", "\n\n"]),
+        st.text("abcxyzéß日本。İΣ🎉-'0123.", min_size=1, max_size=30),
+    ),
+    min_size=1,
+    max_size=80,
+).map(lambda words: " ".join(words).strip())
+
+
+@settings(max_examples=100, deadline=None)
+@given(MIXED.filter(bool), st.integers(8, 40), st.booleans(), st.data())
+def test_a_passage_has_the_tokens_asked_for_at_most_when_it_is_encoded(
+    backend: tokenizers.Tokenizer, text: str, tokens: int, lower: bool, data: st.DataObject
+) -> None:
+    overlap = data.draw(st.integers(0, 4))
+    prompt = data.draw(st.sampled_from(["", "a: "])) if tokens > 12 else ""
+    splitter = PassageSplitter(
+        backend, PassageConfig(tokens, overlap), prompt=prompt, lower_case=lower
+    )
+    (spans,) = splitter.split([text])
+    covered = {i for start, end in spans for i in range(start, end)}
+    assert {i for i, letter in enumerate(text) if not letter.isspace()} <= covered
+    for start, end in spans:
+        seen = prompt + text[start:end]
+        assert len(backend.encode(seen.lower() if lower else seen)) <= tokens
+    whole = len(backend.encode((prompt + text).lower() if lower else prompt + text))
+    if not prompt:
+        assert (len(spans) == 1) == (whole <= tokens)
+        assert whole > tokens or spans == [(0, len(text))]
+
+
+def test_the_byte_level_tokenizer_does_shrink_passages() -> None:
+    backend = byte_level()
+    text = " ".join(["the king reads a small book"] * 20)
+    splitter = PassageSplitter(backend, PassageConfig(12))
+    naive = passage_spans(
+        text, backend.encode(text, add_special_tokens=False).offsets, room=splitter.room
+    )
+    assert max(len(backend.encode(text[start:end])) for start, end in naive) > 12
+    spans = splitter.split([text])[0]
+    assert max(len(backend.encode(text[start:end])) for start, end in spans) <= 12
+
+
+def test_many_texts_are_split_as_each_alone(tiny_model: Path) -> None:
+    splitter = PassageSplitter(backend_of(tiny_model), PassageConfig(9, 3))
+    texts = ["the cat sat. " * n for n in range(1, 30)] * 40
+    assert splitter.split(texts) == [splitter.split([text])[0] for text in texts]
+    assert splitter.split([]) == []
+
+
+def test_offsets_are_those_of_the_text_before_it_is_lowered(tiny_model: Path) -> None:
+    splitter = PassageSplitter(backend_of(tiny_model), PassageConfig(8), lower_case=True)
+    text = "İİİ cat. The DOG sat. The king ran İ mat. Red sun."
+    pieces = [text[start:end] for start, end in splitter.split([text])[0]]
+    assert pieces == ["İİİ cat.", "The DOG sat.", "The king ran İ mat.", "Red sun."]
+
+
+def test_an_encoder_beside_it_changes_nothing(tiny_model: Path) -> None:
+    from whiten_index import Encoder
+
+    config = EncoderConfig(model=str(tiny_model), max_length=6, device="cpu")
+    spec, folder = resolve_encoder(config)
+    splitter = PassageSplitter.load(spec, folder, PassageConfig(6, 1))
+    text = "the cat sat on the mat and the dog ran in the house"
+    before = splitter.split([text])
+    encoder = Encoder(spec, folder, config)
+    pieces = [text[start:end] for start, end in before[0]]
+    assert np.sum(encoder.encode_window([text]).truncated) == 1
+    assert np.sum(encoder.encode_window(pieces).truncated) == 0
+    assert splitter.split([text]) == before
+
+
+def load(model: Path, tokens: int, overlap: int = 0, **options: Any) -> PassageSplitter:
+    spec, folder = resolve_encoder(EncoderConfig(model=str(model), **options))
+    return PassageSplitter.load(spec, folder, PassageConfig(tokens, overlap))
+
+
+def test_the_room_is_what_special_tokens_and_prompt_leave(tiny_model: Path) -> None:
+    assert load(tiny_model, 16).room == 14
+    assert load(tiny_model, 16, document_prompt="the old book, ").room == 10
+
+
+@pytest.mark.parametrize(
+    ("tokens", "overlap", "options", "message"),
+    [
+        (33, 0, {}, r"--passage-tokens 33 is more than the 32 tokens that .* can take; .* 32"),
+        (
+            17,
+            0,
+            {"max_length": 16},
+            r"more than the limit of 16 tokens .*at most 16, or raise --max-length \(up to 32\)",
+        ),
+        (2, 0, {}, r"leaves no room for text beside 2 special tokens; give at least 3"),
+        (6, 0, {"document_prompt": "the old book, "}, r"2 special tokens and 4 of the prompt.* 7"),
+        (16, 14, {}, r"--overlap 14 is not below the 14 tokens of text.*give at most 13"),
+    ],
+)
+def test_lengths_that_cannot_work_are_refused_in_words(
+    tiny_model: Path, tokens: int, overlap: int, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(tiny_model, tokens, overlap, **options)
+
+
+def test_a_model_without_a_fast_tokenizer_is_refused_in_words(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: object())
+    with pytest.raises(EncoderError, match=r"not a fast one.*leave out --passage-tokens.*choose"):
+        load(tiny_model, 16)
+
+
+def test_a_tokenizer_that_does_not_load_is_named(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", broken)
+    with pytest.raises(EncoderError, match=r"tokenizer of .* cannot be loaded \(OSError: no such"):
+        load(tiny_model, 16)
+
+
+# ------------------------------------------------------------------------- batches and options
+
+
+def test_the_passages_of_a_batch_keep_id_and_columns(tiny_model: Path) -> None:
+    splitter = load(tiny_model, 8, 1)
+    texts = ["the cat sat on the mat. the dog ran.", "a bird", "one two three " * 5]
+    documents = pa.table({"id": ["a", "b", "c"], "year": [1, None, 3], "tags": [["x"], [], None]})
+    batch = split_batch(TextBatch(documents, texts, read=5, skipped={"blank_text": 2}), splitter)
+    assert (batch.read, dict(batch.skipped)) == (5, {"blank_text": 2})
+    assert batch.documents.column_names == ["id", "year", "tags", *PASSAGE_COLUMNS]
+    rows = batch.documents.to_pylist()
+    assert [row["passage_text"] for row in rows] == batch.texts
+    for number, name in enumerate("abc"):
+        own = [row for row in rows if row["id"] == name]
+        assert [row["passage"] for row in own] == list(range(len(own)))
+        expected = documents.slice(number, 1).to_pylist()[0]
+        for row in own:
+            assert {key: row[key] for key in expected} == expected
+            assert texts[number][row["passage_start"] : row["passage_end"]] == row["passage_text"]
+    assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
+    assert [row["passage_text"] for row in rows if row["id"] == "b"] == ["a bird"]
+
+
+def test_a_batch_of_no_rows_stays_empty(tiny_model: Path) -> None:
+    empty = TextBatch(pa.table({"id": pa.array([], pa.string())}), [], 3, {"blank_text": 3})
+    batch = split_batch(empty, load(tiny_model, 8))
+    assert (len(batch), batch.read) == (0, 3)
+    assert batch.documents.column_names == ["id", *PASSAGE_COLUMNS]
+
+
+def config(**options: Any) -> BuildConfig:
+    return BuildConfig(**{"corpus": ("c",), "out": "o", "text_columns": ("t",), **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overlap": 3}, r"--overlap 3 .*texts stay whole; add --passage-tokens"),
+        ({"passage_tokens": 16, "overlap": 16}, r"--overlap 16 is not below --passage-tokens 16"),
+        ({"passage_tokens": 16, "overlap": -1}, r"--overlap -1 is not below"),
+        ({"passage_tokens": 0}, r"--passage-tokens takes a positive number; 0 was given"),
+        ({"passage_tokens": "many"}, r"--passage-tokens takes int; 'many' was given"),
+        (
+            {"passage_tokens": 16, "text_columns": (), "embedding_column": "e"},
+            r"cuts texts, and --embedding-column e has none",
+        ),
+        (
+            {"passage_tokens": 16, "keep": ("year", "passage_end")},
+            r"cannot be called 'passage_end'.*rename yours",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**options)
+
+
+def test_passages_make_another_corpus_and_nothing_changes_without_them() -> None:
+    plain = config(keep=("passage",)).corpus_config().source_identity()
+    assert set(plain) == {
+        *("sources", "text_columns", "embedding_column", "row_filter", "limit"),
+    }
+    passages = config(passage_tokens=16).corpus_config().source_identity()
+    assert passages == {**plain, "passages": [16, 0]}
+    assert config(passage_tokens=16, overlap=2).passage_config() == PassageConfig(16, 2)
+    assert config().passage_config() is None

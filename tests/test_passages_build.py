@@ -1,0 +1,219 @@
+"""Long documents from the corpus to the hit: cut, encoded, reused, grouped, shown."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from whiten_index import BuildConfig, Encoder, build_index, encode_corpus, open_index
+from whiten_index.build import BuildReport
+from whiten_index.cli import cli
+from whiten_index.errors import ConfigError
+from whiten_index.plan import plan_build
+
+SENTENCES = ("the cat sat on the mat.", "a dog ran in the river.", "the king reads a book.")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, tiny_words: tuple[str, ...]) -> str:
+    """Thirty documents of 1 to 40 sentences, and two blank ones; d5 alone holds wine and bread."""
+    random = np.random.default_rng(0)
+    known = [word for word in tiny_words if word not in ("wine", "bread")]
+    texts: list[str | None] = [
+        " ".join(" ".join(random.choice(known, 6)) + "." for _ in range(length))
+        for length in [*random.integers(1, 12, 28), 40, 1]
+    ]
+    words = str(texts[5]).split()
+    texts[5] = " ".join([*words[: 6 * 4], "wine wine bread bread wine bread.", *words[6 * 4 :]])
+    texts += [None, "  "]
+    ids = [f"d{i}" for i in range(len(texts))]
+    table = pa.table({"id": ids, "text": texts, "year": range(len(texts))})
+    pq.write_table(table, tmp_path / "c.parquet", row_group_size=10)
+    return str(tmp_path / "c.parquet")
+
+
+def options(model: Path, **more: Any) -> dict[str, Any]:
+    plain = {"text_columns": "text", "id_column": "id", "keep": "year", "model": str(model)}
+    return {**plain, "shard_rows": 10, "threads": 1, "whiten": "none", "device": "cpu", **more}
+
+
+def build(out: Path, corpus: str, model: Path, **more: Any) -> BuildReport:
+    return build_index(BuildConfig(corpus=(corpus,), out=str(out), **options(model, **more)))
+
+
+def texts_of(corpus: str) -> dict[str, str]:
+    table = pq.read_table(corpus)
+    return dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
+
+
+def passage_about_wine(out: Path) -> str:
+    """Return the text of the passage that no other document has the like of."""
+    documents = open_index(out, device="cpu").bundle.documents
+    texts = [str(documents.get(row)["passage_text"]) for row in range(len(documents))]
+    return next(text for text in texts if "wine bread." in text)
+
+
+def test_search_finds_the_passage_and_counts_add_up(
+    tmp_path: Path, corpus: str, tiny_model: Path
+) -> None:
+    report = build(tmp_path / "out", corpus, tiny_model, passage_tokens=16, overlap=4)
+    counts = report.encoded.counts
+    opened = open_index(tmp_path / "out", device="cpu")
+    assert counts.read == 32 == counts.encoded + counts.reused + sum(counts.skipped.values())
+    assert (counts.encoded, dict(counts.skipped), counts.truncated) == (30, {"blank_text": 2}, 0)
+    assert counts.passages == len(opened) == report.manifest["rows"] > 100
+    query = passage_about_wine(tmp_path / "out")
+    hits = opened.search([query], top_k=30)[0]
+    assert sorted(hit.id for hit in hits) == sorted(f"d{i}" for i in range(30))
+    columns = hits[0].columns
+    assert hits[0].id == "d5"
+    assert columns["passage_text"] == query
+    assert hits[0].score == pytest.approx(1, abs=1e-3)
+    assert columns["year"] == 5
+    texts = texts_of(corpus)
+    for hit in hits:
+        start, end = hit.columns["passage_start"], hit.columns["passage_end"]
+        assert texts[str(hit.id)][start:end] == hit.columns["passage_text"]
+    # The embedding in the index is that of the passage alone.
+    encoder = Encoder.load(str(tiny_model), device="cpu")
+    pair = encoder.encode([hits[1].columns["passage_text"], query]).astype(np.float64)
+    pair /= np.linalg.norm(pair, axis=1, keepdims=True)
+    assert hits[1].score == pytest.approx(pair[0] @ pair[1], abs=1e-3)
+
+
+def test_without_passages_long_texts_are_cut_off_and_counted(
+    tmp_path: Path, corpus: str, tiny_model: Path
+) -> None:
+    report = build(tmp_path / "out", corpus, tiny_model)
+    assert report.encoded.counts.truncated > 10
+    assert report.encoded.counts.passages == 0
+    opened = open_index(tmp_path / "out", device="cpu")
+    assert not opened.grouped
+    assert set(opened.search(["the cat"], top_k=1)[0][0].columns) == {"year"}
+
+
+def test_a_second_build_reuses_every_passage_and_other_lengths_do_not_mix(
+    tmp_path: Path, corpus: str, tiny_model: Path
+) -> None:
+    out, store = tmp_path / "out", str(tmp_path / "store")
+    first = build(out, corpus, tiny_model, passage_tokens=16, store=store)
+    again = build(out, corpus, tiny_model, passage_tokens=16, store=store)
+    counts = again.encoded.counts
+    assert (counts.encoded, counts.reused) == (0, 30)
+    assert counts.passages == first.encoded.counts.passages
+    assert again.up_to_date
+    alone = build_index(
+        BuildConfig(store=store, out=str(tmp_path / "alone"), whiten="none", model=str(tiny_model))
+    )
+    assert alone.encoded.counts.reused == 30
+    assert alone.encoded.counts.passages == counts.passages
+    queries = [*SENTENCES]
+    found = [
+        open_index(folder, device="cpu").search(queries, top_k=7)
+        for folder in (out, tmp_path / "alone")
+    ]
+    assert found[0] == found[1]
+    other = build(out, corpus, tiny_model, passage_tokens=12, store=store)
+    assert other.encoded.counts.encoded > 0
+    assert other.version != first.version
+
+
+def test_short_texts_share_their_embeddings_with_a_build_without_passages(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    table = pa.table({"id": ["a", "b"], "text": ["the cat.", "a dog ran."], "year": [1, 2]})
+    pq.write_table(table, tmp_path / "c.parquet")
+    corpus, store = str(tmp_path / "c.parquet"), str(tmp_path / "store")
+    build(tmp_path / "whole", corpus, tiny_model, store=store)
+    report = build(tmp_path / "out", corpus, tiny_model, store=store, passage_tokens=16)
+    assert (report.encoded.counts.encoded, report.encoded.counts.reused) == (0, 2)
+    assert open_index(tmp_path / "out", device="cpu").grouped
+
+
+def test_like_leaves_all_of_the_document_out(tmp_path: Path, corpus: str, tiny_model: Path) -> None:
+    build(tmp_path / "out", corpus, tiny_model, passage_tokens=16, overlap=4)
+    hits = open_index(tmp_path / "out", device="cpu").search_like("d28", top_k=100)
+    assert sorted(hit.id for hit in hits) == sorted(f"d{i}" for i in range(30) if i != 28)
+
+
+def test_a_store_alone_takes_no_passages(tmp_path: Path, corpus: str, tiny_model: Path) -> None:
+    store = str(tmp_path / "store")
+    given = options(tiny_model, passage_tokens=16)
+    encode_corpus(BuildConfig(corpus=(corpus,), store=store, **given))
+    with pytest.raises(ConfigError, match="--passage-tokens says how to read a corpus"):
+        build_index(BuildConfig(store=store, out=str(tmp_path / "out"), passage_tokens=16))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"passage_tokens": 33}, r"--passage-tokens 33 is more than the 32 tokens"),
+        ({"passage_tokens": 16, "overlap": 14}, r"--overlap 14 is not below the 14 tokens"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_and_leaves_no_store(
+    tmp_path: Path, corpus: str, tiny_model: Path, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(tmp_path / "out", corpus, tiny_model, **more)
+    assert not (tmp_path / "out" / "store").exists()
+
+
+def test_a_plan_counts_passages(tmp_path: Path, corpus: str, tiny_model: Path) -> None:
+    config = BuildConfig(
+        corpus=(corpus,), out=str(tmp_path / "out"), **options(tiny_model, passage_tokens=16)
+    )
+    plan = plan_build(config)
+    built = build_index(config)
+    assert plan.read == 32
+    assert plan.to_encode == built.encoded.counts.passages
+    assert plan.raw_bytes == built.manifest["bytes"]["raw"]
+
+
+def test_a_splitter_goes_to_another_process(tiny_model: Path) -> None:
+    from whiten_index.encoding import (
+        EncoderConfig,
+        PassageConfig,
+        PassageSplitter,
+        resolve_encoder,
+    )
+
+    spec, folder = resolve_encoder(EncoderConfig(model=str(tiny_model)))
+    splitter = PassageSplitter.load(spec, folder, PassageConfig(12, 3))
+    texts = [" ".join(SENTENCES)]
+    assert pickle.loads(pickle.dumps(splitter)).split(texts) == splitter.split(texts)
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(cli, [*args], catch_exceptions=False)
+
+
+def test_the_command_line_from_corpus_to_passage(
+    tmp_path: Path, corpus: str, tiny_model: Path
+) -> None:
+    out, job = str(tmp_path / "out"), tmp_path / "job.toml"
+    job.write_text("passage-tokens = 16\noverlap = 4\n")
+    given = ["--text-column", "text", "--id-column", "id", "--model", str(tiny_model)]
+    done = run("build", corpus, *given, "--config", str(job), "--whiten", "none", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "passages" in done.output
+    query = passage_about_wine(tmp_path / "out")
+    done = run("search", out, query, "--top-k", "2")
+    lines = done.output.splitlines()
+    assert lines[1].split()[1] == "d5"
+    start, _, end = lines[2].split()[0].strip("[]").partition(":")
+    shown = " ".join(texts_of(corpus)["d5"][int(start) : int(end)].split())
+    assert lines[2].split(maxsplit=1)[1] == shown == query
+    found = json.loads(run("search", out, "wine bread", "--json").output)["results"][0]["hits"]
+    assert len({hit["id"] for hit in found}) == len(found) == 10
+    done = run("encode", corpus, *given, "--overlap", "4", "--store", str(tmp_path / "s"))
+    assert done.exit_code == 2
+    assert "add --passage-tokens" in done.output

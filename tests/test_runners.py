@@ -1,0 +1,183 @@
+"""Runners: every item once and in order, in this process or in several; what fails is said."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from whiten_index import BuildConfig, encode_corpus, open_index
+from whiten_index.build import build_index
+from whiten_index.encoding import chosen_devices
+from whiten_index.errors import ConfigError, CorpusError, EncoderError
+from whiten_index.runners import LocalRunner, ProcessRunner
+
+
+@dataclass(frozen=True)
+class Square:
+    """Squares numbers; ``trouble`` says what to do at 7."""
+
+    trouble: str = ""
+    advance: Callable[[int], None] | None = None
+
+    def telling(self, advance):
+        return replace(self, advance=advance)
+
+    def prepare(self, item):
+        return item
+
+    def run(self, item):
+        if item == 7 and self.trouble == "raise":
+            raise CorpusError("seven is damaged")
+        if item == 7 and self.trouble == "unpicklable":
+            raise type("Local", (Exception,), {})("seven")
+        if item == 7 and self.trouble == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.advance is not None:
+            self.advance(1)
+        return item**2, os.getpid()
+
+    def finish(self, ran):
+        return ran
+
+
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_processes_do_every_item_once_and_in_order(count):
+    told = []
+    results = list(ProcessRunner([Square(), Square()]).map(range(count), told.append))
+    assert [square for square, _ in results] == [i**2 for i in range(count)]
+    assert sum(told) == count
+    assert os.getpid() not in {pid for _, pid in results}
+    assert multiprocessing.active_children() == []
+
+
+def test_this_process_does_the_same():
+    told = []
+    results = list(LocalRunner(Square()).map(range(5), told.append))
+    assert results == [(i**2, os.getpid()) for i in range(5)]
+    assert told == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "message"),
+    [
+        ("raise", CorpusError, "seven is damaged"),
+        ("unpicklable", RuntimeError, "seven"),
+        ("die", EncoderError, "ended with status -9 .*run the same command again"),
+    ],
+)
+def test_what_fails_in_a_process_is_said_and_no_process_stays(trouble, error, message):
+    with pytest.raises(error, match=message):
+        list(ProcessRunner([Square(trouble), Square(trouble)]).map(range(20)))
+    assert multiprocessing.active_children() == []
+
+
+def test_an_interruption_ends_the_processes():
+    def interrupt(rows: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(ProcessRunner([Square(), Square()]).map(range(20), interrupt))
+    assert multiprocessing.active_children() == []
+
+
+def _orphan(path: str) -> None:
+    for _ in ProcessRunner([Slow(path)]).map(range(1000)):
+        pass
+
+
+@dataclass(frozen=True)
+class Slow(Square):
+    def run(self, item):
+        time.sleep(0.05)
+        Path(str(self.trouble), str(os.getpid())).touch()
+        return item
+
+
+def test_processes_whose_parent_is_killed_end_too(tmp_path):
+    parent = multiprocessing.get_context("spawn").Process(target=_orphan, args=(str(tmp_path),))
+    parent.start()
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.kill()
+    parent.join()
+    (worker,) = (int(path.name) for path in tmp_path.iterdir())
+    while Path(f"/proc/{worker}").exists() and "Z" not in _state(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+# --------------------------------------------------------------------------- devices
+
+
+def test_devices_are_named_one_by_one():
+    assert chosen_devices("cpu") == ("cpu",)
+    assert chosen_devices("cuda:0, cuda:1") == ("cuda:0", "cuda:1")
+
+
+@pytest.mark.parametrize("asked", ["", "cpu,", "auto,cpu"])
+def test_a_list_of_devices_with_a_hole_is_refused(asked):
+    with pytest.raises(ConfigError, match=r"--device .* is not understood; use auto, cpu"):
+        chosen_devices(asked)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, tiny_words, write_parquet) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    for part in range(3):
+        texts = [" ".join(rng.choice(tiny_words, size=n)) for n in rng.integers(2, 20, 90)]
+        table = pa.table({"id": [f"{part}-{i}" for i in range(90)], "text": texts})
+        write_parquet(folder / f"{part}.parquet", table)
+    return folder
+
+
+def options(corpus: Path, model: Path, out: Path, **others) -> BuildConfig:
+    return BuildConfig(
+        corpus=(str(corpus),), text_columns=("text",), id_column="id", model=str(model),
+        shard_rows=25, k=8, out=str(out), row_filter="text != 'x'", **others,
+    )  # fmt: skip
+
+
+def test_two_processes_make_the_same_store_and_resume_each_other(corpus, tiny_model, tmp_path):
+    one = build_index(options(corpus, tiny_model, tmp_path / "one", device="cpu"))
+    half = replace(options(corpus, tiny_model, tmp_path / "two", device="cpu"), limit=100)
+    encode_corpus(half)
+    two = build_index(options(corpus, tiny_model, tmp_path / "two", device="cpu,cpu"))
+    assert (two.encoded.counts.reused, two.encoded.counts.encoded) == (90, 180)
+    assert two.encoded.counts.tokens > 0
+    assert two.encoded.record == one.encoded.record
+    for part in one.encoded.record.parts:
+        np.testing.assert_allclose(
+            two.encoded.store.embeddings(part.shard),
+            one.encoded.store.embeddings(part.shard),
+            atol=1e-3,
+        )
+    ids = [[hit.id for hit in open_index(r.out).search(["the old king"])[0]] for r in (one, two)]
+    assert ids[0] == ids[1]
+
+
+def test_a_damaged_row_stops_all_processes_with_its_own_error(tiny_model, tmp_path, write_parquet):
+    vectors = [[0.0, 1.0], None, [1.0, 0.0]] * 10
+    table = pa.table({"text": ["the cat"] * 29 + [None], "id": range(30), "e": vectors})
+    write_parquet(tmp_path / "c.parquet", table)
+    config = options(tmp_path / "c.parquet", tiny_model, tmp_path / "out", device="cpu,cpu")
+    with pytest.raises(CorpusError, match="has no text in text"):
+        encode_corpus(replace(config, on_bad_row="error", row_filter=None))

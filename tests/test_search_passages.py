@@ -1,0 +1,215 @@
+"""An index of passages against brute force: a document counts by its best passage, and once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from numpy.typing import NDArray
+
+from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
+from whiten_index.batch import PASSAGE_COLUMNS, row_digests
+from whiten_index.cli import cli
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.index import grouping
+from whiten_index.run_file import write_run
+from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
+
+DIM, DOCUMENTS = 8, 60
+Array = NDArray[np.float32]
+
+
+def passage_counts() -> NDArray[np.int64]:
+    counts = np.random.default_rng(0).integers(1, 7, DOCUMENTS)
+    counts[[7, 20]] = 90, 1
+    return counts
+
+
+def embeddings(counts: NDArray[np.int64]) -> Array:
+    random = np.random.default_rng(1)
+    rows = random.standard_normal((counts.sum(), DIM)).astype(np.float32)
+    # The passages of one long document are much alike.
+    start = counts[:7].sum()
+    rows[start : start + 90] = rows[start] + 0.05 * random.standard_normal((90, DIM))
+    return rows
+
+
+def rows_of(document: int, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": document * 10,
+            "name": f"n{document}",
+            "passage": number,
+            "passage_start": number * 5,
+            "passage_end": number * 5 + 7,
+            "passage_text": f"text {document}\n{number}",
+        }
+        for number in range(count)
+    ]
+
+
+def build(folder: Path, **options: Any) -> Path:
+    """Publish an index of passages from a store that is filled by hand, in shards of 20."""
+    faiss.omp_set_num_threads(1)
+    counts = passage_counts()
+    rows = embeddings(counts)
+    encoder = {"kind": "column", "column": "e", "dim": DIM, "query_encoder": None}
+    store = EmbeddingStore.create(folder / "store", encoder, "0" * 32)
+    parts, start = [], 0
+    for first in range(0, DOCUMENTS, 20):
+        listed = [row for d in range(first, first + 20) for row in rows_of(d, counts[d])]
+        some = rows[start : start + len(listed)]
+        digests = row_digests(row.tobytes() for row in some)
+        shard = store.shard_fingerprint(digests, StoreDtype.FLOAT32)
+        store.write(shard, digests, some, dtype=StoreDtype.FLOAT32, truncated=0)
+        documents = store.write_documents(pa.Table.from_pylist(listed))
+        parts.append(CorpusPart(shard, documents, len(listed), 20, 0))
+        start += len(listed)
+    store.save_corpus(CorpusRecord({"sources": ["x"], "passages": [16, 2]}, tuple(parts), {}))
+    options = {"whiten": "none", "store": str(folder / "store"), **options}
+    build_index(BuildConfig(out=str(folder / "index"), **options))
+    return folder / "index"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published index; do not write to it."""
+    return build(tmp_path_factory.mktemp("index"))
+
+
+@pytest.fixture(scope="module")
+def queries() -> Array:
+    counts = passage_counts()
+    rows = embeddings(counts)
+    near_the_long_one = rows[counts[:7].sum() + np.array([3, 50])]
+    others = np.random.default_rng(2).standard_normal((9, DIM)).astype(np.float32)
+    return np.concatenate([near_the_long_one, others])
+
+
+def unit(rows: NDArray[Any]) -> NDArray[np.float64]:
+    wide = rows.astype(np.float64)
+    return np.asarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))
+
+
+def best_passages(cosines: NDArray[np.float64]) -> list[tuple[int, int, float]]:
+    """Return (document, row, cosine) of each document's best passage, best first."""
+    stops = np.cumsum(passage_counts())
+    pairs = []
+    for document, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
+        row = start + int(np.argmax(cosines[start:stop]))
+        pairs.append((document, row, float(cosines[row])))
+    return sorted(pairs, key=lambda pair: -pair[2])
+
+
+@pytest.mark.parametrize("top_k", [1, 7, DOCUMENTS, 10_000])
+def test_search_gives_each_document_once_with_its_best_passage(
+    index: Path, queries: Array, top_k: int
+) -> None:
+    opened = open_index(index)
+    assert opened.grouped
+    assert len(opened) == passage_counts().sum()
+    cosines = unit(queries) @ unit(embeddings(passage_counts())).T
+    for hits, row in zip(opened.search_embeddings(queries, top_k=top_k), cosines, strict=True):
+        expected = best_passages(row)[:top_k]
+        assert [(hit.id, hit.row) for hit in hits] == [(10 * d, r) for d, r, _ in expected]
+        np.testing.assert_allclose([hit.score for hit in hits], [e[2] for e in expected], atol=1e-5)
+        for hit in hits:
+            document, number = hit.id // 10, hit.columns["passage"]
+            listed = rows_of(document, number + 1)[number]
+            assert {"id": hit.id, **hit.columns} == listed
+
+
+def test_searching_in_small_steps_finds_the_same(
+    index: Path, queries: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_index(index)
+    whole = opened.search_embeddings(queries, top_k=20)
+    monkeypatch.setattr(grouping, "_MOST_HITS", 100)
+    monkeypatch.setattr(grouping, "_FIRST_FETCH", 1)
+    for hits, expected in zip(opened.search_embeddings(queries, top_k=20), whole, strict=True):
+        assert [hit.row for hit in hits] == [hit.row for hit in expected]
+        assert len(hits) == 20
+
+
+@pytest.mark.parametrize("document", [0, 7, 20, 59])
+def test_neighbours_of_a_document_are_those_of_any_of_its_passages(
+    index: Path, document: int
+) -> None:
+    counts = passage_counts()
+    rows = unit(embeddings(counts))
+    start = counts[:document].sum()
+    cosines = (rows[start : start + counts[document]] @ rows.T).max(axis=0)
+    expected = [found for found in best_passages(cosines) if found[0] != document]
+    opened = open_index(index)
+    for top_k in (1, 10, 500):
+        hits = opened.search_like(document * 10, top_k=top_k)
+        wanted = expected[:top_k]
+        assert [(hit.id, hit.row) for hit in hits] == [(10 * d, r) for d, r, _ in wanted]
+        np.testing.assert_allclose([h.score for h in hits], [w[2] for w in wanted], atol=1e-5)
+
+
+@pytest.mark.parametrize("factory", ["HNSW16", "IVF4,Flat", "IVF16,Flat", "SQ8", "PQ4x4"])
+def test_every_factory_groups(tmp_path: Path, queries: Array, factory: str) -> None:
+    opened = open_index(build(tmp_path, factory=factory))
+    exact = unit(queries) @ unit(embeddings(passage_counts())).T
+    overlap = []
+    for hits, row in zip(opened.search_embeddings(queries, top_k=10), exact, strict=True):
+        ids = [hit.id for hit in hits]
+        assert len(ids) == len(set(ids))
+        assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
+        assert len(ids) == 10 or factory.startswith("IVF")
+        overlap.append(np.isin(ids, [10 * d for d, _, _ in best_passages(row)[:10]]).sum() / 10)
+    assert np.mean(overlap) > 0.3
+    hits = opened.search_like(70, top_k=10_000)
+    assert 70 not in [hit.id for hit in hits]
+    assert len({hit.id for hit in hits}) == len(hits) > 0
+
+
+def test_a_run_file_has_each_document_once(tmp_path: Path, index: Path, queries: Array) -> None:
+    names = [f"q{i}" for i in range(len(queries))]
+    pq.write_table(pa.table({"qid": names, "e": list(queries)}), tmp_path / "q.parquet")
+    source = CorpusConfig(
+        sources=(str(tmp_path / "q.parquet"),), embedding_column="e", id_column="qid"
+    )
+    opened = open_index(index)
+    write_run(tmp_path / "run.jsonl", opened.rank(source, top_k=15))
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    expected = opened.search_embeddings(queries, top_k=15)
+    assert [[hit["id"] for hit in line["hits"]] for line in lines] == [
+        [hit.id for hit in hits] for hits in expected
+    ]
+
+
+def test_bad_queries_are_refused_as_ever(index: Path) -> None:
+    opened = open_index(index)
+    for top_k in (0, -3):
+        with pytest.raises(ConfigError, match=f"positive number; {top_k} was given"):
+            opened.search_embeddings(np.ones((1, DIM)), top_k=top_k)
+        with pytest.raises(ConfigError, match="positive number"):
+            opened.search_like(0, top_k=top_k)
+    with pytest.raises(CorpusError, match="no document has the id 5"):
+        opened.search_like(5)
+    assert opened.search_embeddings(np.ones((0, DIM), np.float32)) == []
+
+
+def test_the_command_line_shows_the_passage_with_its_place(index: Path) -> None:
+    done = CliRunner().invoke(cli, ["search", str(index), "--like", "200", "--top-k", "3"])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    hits = open_index(index).search_like(200, top_k=3)
+    assert len(lines) == 1 + 2 * len(hits)
+    for hit, first, second in zip(hits, lines[1::2], lines[2::2], strict=True):
+        number = hit.columns["passage"]
+        assert first.split() == [f"{hit.score:.4f}", str(hit.id), f"n{hit.id // 10}"]
+        place = f"[{5 * number}:{5 * number + 7}]"
+        assert second.strip() == f"{place} text {hit.id // 10} {number}"
+    done = CliRunner().invoke(cli, ["search", str(index), "--like", "200", "--json"])
+    found = json.loads(done.output)["results"][0]["hits"]
+    assert set(PASSAGE_COLUMNS) < set(found[0]["columns"])

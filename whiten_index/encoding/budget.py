@@ -1,0 +1,109 @@
+"""How many tokens a batch may hold: found while encoding, halved when memory runs out, remembered.
+
+Each rung of a ladder of budgets is tried on batches that had to be encoded anyway, one after the
+other so that neighbours hold texts of like length; the smallest rung within 2 % of the best wins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from whiten_index.errors import OutputError
+from whiten_index.manifest import fingerprint, write_json
+
+LADDERS = {
+    "cpu": (512, 1024, 2048, 4096, 8192),
+    "other": (16_384, 32_768, 65_536, 131_072, 262_144),
+}
+_ROUNDS = 4
+_CLOSE = 0.98
+
+
+class TokenBudget:
+    """The padded tokens of a batch; safe to share between threads.
+
+    Attributes:
+        halvings: how often memory ran out.
+    """
+
+    def __init__(self, ladder: Sequence[int], *, known: int | None = None) -> None:
+        """Start on a ``ladder`` of rising budgets, or with the one ``known`` to be good."""
+        self._lock = threading.Lock()
+        self._ladder = list(ladder)
+        self._chosen = known
+        self._asked = 0
+        self._rates: dict[int, list[float]] = {rung: [] for rung in self._ladder}
+        self.halvings = 0
+
+    @property
+    def chosen(self) -> int | None:
+        """The budget settled on, None while it is being found."""
+        return self._chosen
+
+    @property
+    def typical(self) -> int:
+        """The budget settled on, or one in the middle of the ladder."""
+        return self._chosen or self._ladder[len(self._ladder) // 2]
+
+    def ask(self) -> int:
+        """Return the budget of the next batch."""
+        with self._lock:
+            if self._chosen is not None:
+                return self._chosen
+            self._asked += 1
+            return self._ladder[(self._asked - 1) % len(self._ladder)]
+
+    def tell(self, budget: int, *, tokens: int, seconds: float) -> bool:
+        """Hear how long a full batch took; return whether that settled the budget."""
+        with self._lock:
+            if self._chosen is not None or budget not in self._rates:
+                return False
+            self._rates[budget].append(tokens / max(seconds, 1e-9))
+            if any(len(self._rates[rung]) < _ROUNDS for rung in self._ladder):
+                return False
+            medians = {rung: statistics.median(self._rates[rung]) for rung in self._ladder}
+            good = _CLOSE * max(medians.values())
+            self._chosen = min(rung for rung, rate in medians.items() if rate >= good)
+            return True
+
+    def halve(self, budget: int) -> None:
+        """Hear that a batch of ``budget`` was too much for the memory."""
+        with self._lock:
+            self.halvings += 1
+            most = max(budget // 2, 1)
+            if self._chosen is not None:
+                self._chosen = min(self._chosen, most)
+                return
+            self._ladder = [rung for rung in self._ladder if rung <= most]
+            if not self._ladder:
+                self._chosen = most
+
+
+def remembered(facts: Mapping[str, Any]) -> int | None:
+    """Return the budget found before for the same model and device, None where none was."""
+    try:
+        value = json.loads(_file(facts).read_text(encoding="utf-8"))["token_budget"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def remember(facts: Mapping[str, Any], budget: int) -> None:
+    """Keep a budget for later runs on this machine; one that cannot be kept is found again."""
+    path = _file(facts)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"token_budget": budget, "facts": dict(facts)})
+    except (OSError, OutputError):
+        return
+
+
+def _file(facts: Mapping[str, Any]) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(home) / "whiten-index" / "token-budgets" / f"{fingerprint(dict(facts))}.json"

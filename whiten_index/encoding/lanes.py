@@ -1,0 +1,95 @@
+"""Who computes: on a CPU several threads, each on batches of its own; on a device the caller.
+
+Two batches side by side on one core each take 7 to 13 % less time than one batch at a time on two
+cores (MiniLM, 2 cores, measured): no core waits for the others after every matrix product.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import torch
+
+_MOST_LANES = 16
+
+
+class Lanes:
+    """Calls a step over and over until nothing is left, in one thread or in several.
+
+    Attributes:
+        count: how many steps run at once.
+    """
+
+    def __init__(self, device: torch.device, threads: int | None) -> None:
+        """Choose the lanes of a device; ``threads`` of a CPU, None for torch's own choice."""
+        threads = threads or torch.get_num_threads()
+        self.count = min(threads, _MOST_LANES) if device.type == "cpu" else 1
+        self._threads_each = threads // self.count
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(
+        self,
+        step: Callable[[], int | None],
+        advance: Callable[[int], None],
+        *,
+        alone: bool = False,
+    ) -> None:
+        """Call ``step`` until it returns None.
+
+        Args:
+            step: does one batch and returns how many rows it held.
+            advance: told these, in the caller's thread; whatever it raises stops the lanes.
+            alone: call it in the caller's thread, with all its cores.
+        """
+        if alone or self.count == 1:
+            while (rows := step()) is not None:
+                advance(rows)
+        else:
+            self._run_threads(step, advance)
+
+    def _run_threads(self, step: Callable[[], int | None], advance: Callable[[int], None]) -> None:
+        told: SimpleQueue[int | BaseException | None] = SimpleQueue()
+        stop = threading.Event()
+
+        def lane() -> None:
+            try:
+                while not stop.is_set() and (rows := step()) is not None:
+                    told.put(rows)
+                told.put(None)
+            except BaseException as error:
+                told.put(error)
+
+        lanes = [self._start().submit(lane) for _ in range(self.count)]
+        try:
+            running = self.count
+            while running:
+                heard = told.get()
+                if isinstance(heard, BaseException):
+                    raise heard
+                if heard is None:
+                    running -= 1
+                else:
+                    advance(heard)
+        finally:
+            stop.set()
+            for each in lanes:
+                each.result()
+
+    def _start(self) -> ThreadPoolExecutor:
+        """Return the threads, each with its share of the cores; the caller's keep theirs."""
+        if self._pool is None:
+            callers = torch.get_num_threads()
+            self._pool = ThreadPoolExecutor(
+                self.count, "encode", torch.set_num_threads, (self._threads_each,)
+            )
+            # The barrier makes every thread start now; torch's default for threads to come, which
+            # each of them changed, is set back after it.
+            barrier = threading.Barrier(self.count + 1)
+            for _ in range(self.count):
+                self._pool.submit(barrier.wait)
+            barrier.wait()
+            torch.set_num_threads(callers)
+        return self._pool

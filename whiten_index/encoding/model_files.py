@@ -1,0 +1,67 @@
+"""Files of a model's folder: JSON read with suspicion, weights found and digested."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from whiten_index.errors import EncoderError
+from whiten_index.manifest import sha256_file
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in a JSON file.
+
+    Raises:
+        EncoderError: the file cannot be read or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EncoderError(f"{path} cannot be read ({error}); restore the model folder") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty where there is no file or no object in it."""
+    value = read_json(path) if path.exists() else {}
+    return value if isinstance(value, dict) else {}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights, safetensors where there are some; empty for none."""
+    for pattern in _WEIGHTS:
+        if found := sorted(folder.glob(pattern)):
+            return found
+    return []
+
+
+def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> str:
+    """Return one digest of files, in their order.
+
+    Args:
+        files: may be empty, which is an error.
+        name: of the model, for the message.
+        folder: where the files were looked for, for the message.
+        what: they are, for the message.
+
+    Raises:
+        EncoderError: there are no files.
+    """
+    if not files:
+        raise EncoderError(f"{folder} holds no {what} for model {name}; complete the folder")
+    facts = [(file, file.stat()) for file in files]
+    digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def _file_sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 (part of the key)
+    """Return a file's digest, computed once for as long as size and time of change stay."""
+    return sha256_file(path)

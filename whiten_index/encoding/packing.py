@@ -1,0 +1,352 @@
+"""A forward pass without padding: texts end to end, and attention that keeps them apart.
+
+The T tokens of n texts go through the model as one row, (1, T). Everything but attention works on
+each token alone; attention gets the bounds of the texts, through transformers' own interface. A
+hook on a layer sees states of shape (1, T, d).
+
+Models with relative position biases (MPNet, T5, DeBERTa) cannot be packed: the kernel takes none.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from whiten_index.encoding.pooling import Pooling
+from whiten_index.errors import EncoderError
+
+# The first token of a text has position padding_idx + 1, and padding tokens inside it none.
+_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "camembert"})
+_FROM_ZERO = frozenset(
+    {"bert", "distilbert", "modernbert", "qwen2", "qwen3", "llama", "mistral", "gemma3_text"}
+)
+PACKABLE = _FROM_PADDING | _FROM_ZERO
+_TOKEN_TYPES = _FROM_PADDING | {"bert"}
+
+# transformers takes names with "sdpa", "flash" or "flex" in them for its own.
+_IMPLEMENTATION = "whiten_index_packed"
+_HEAD_DIM_STEP, _LARGEST_HEAD_DIM = 8, 256
+_TRIAL_LENGTH = 300
+_TRIAL_ERROR = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How the tokens of n texts that lie end to end attend in one layer.
+
+    Attributes:
+        cu_seqlens: (n + 1,) int32, where each text begins, T last.
+        longest: tokens of the longest text.
+        scale: factor of the scores, None for k ** -0.5.
+        causal: whether a token sees none after it.
+        window: how many tokens away a token sees, None for its whole text.
+    """
+
+    cu_seqlens: Tensor
+    longest: int
+    scale: float | None
+    causal: bool
+    window: int | None
+
+
+# Query (T, heads, k), key and value (T, key heads, k), where key heads divide heads, to
+# (T, heads, k): no token sees another text.
+Kernel = Callable[[Tensor, Tensor, Tensor, Attention], Tensor]
+
+
+def torch_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention) -> Tensor:
+    """Attend with torch's variable-length FlashAttention; see ``Kernel``."""
+    from torch.nn.attention import varlen
+
+    reach = -1 if attention.window is None else attention.window
+    # A longest of 1 sends grouped heads down a path of its own, which cannot take empty texts.
+    longest = max(attention.longest, 2)
+    out = varlen.varlen_attn(
+        query,
+        key,
+        value,
+        attention.cu_seqlens,
+        attention.cu_seqlens,
+        longest,
+        longest,
+        scale=attention.scale,
+        window_size=(reach, 0 if attention.causal else reach),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return cast(Tensor, out)
+
+
+def reference_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention) -> Tensor:
+    """Attend text by text, on any device and in any dtype; see ``Kernel``."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
+    out = torch.empty_like(query)
+    for start, end in pairwise(attention.cu_seqlens.tolist()):
+        place = torch.arange(end - start, device=query.device)
+        behind = place[:, None] - place[None, :]
+        seen = torch.ones_like(behind, dtype=torch.bool)
+        if attention.causal:
+            seen &= behind >= 0
+        if attention.window is not None:
+            seen &= behind.abs() <= attention.window
+        q, k, v = (each[start:end].transpose(0, 1) for each in (query, key, value))
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=attention.scale)
+        out[start:end] = attended.transpose(0, 1)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """What attention must know of a packed batch."""
+
+    cu_seqlens: Tensor
+    longest: int
+    kernel: Kernel
+
+
+class PackedForward:
+    """Runs a model on texts that lie end to end; nothing in it waits for the device.
+
+    The model's padded forward pass stays what it was, and both may run at once in several threads.
+    """
+
+    def __init__(self, model: Any, kernel: Kernel = torch_varlen) -> None:
+        """Prepare a loaded model of a type in ``PACKABLE``, in evaluation mode.
+
+        Raises:
+            EncoderError: the model cannot be packed.
+        """
+        if obstacle := _model_obstacle(model):
+            raise EncoderError(f"the model cannot run without padding: {obstacle}; pad its batches")
+        self._model = model
+        self._kernel = kernel
+        _register()
+        model.set_attn_implementation(_IMPLEMENTATION)
+
+    def __call__(self, ids: Tensor, lengths: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+        """Return the last hidden states, (T, d); see ``inputs``."""
+        inputs = self.inputs(ids, lengths, cu_seqlens, longest)
+        states: Tensor = self._model(**inputs).last_hidden_state[0]
+        return states
+
+    def inputs(
+        self, ids: Tensor, lengths: Tensor, cu_seqlens: Tensor, longest: int
+    ) -> dict[str, Any]:
+        """Return the arguments with which the model itself runs packed.
+
+        Args:
+            ids: (T,) token ids of n texts, T at least 1.
+            lengths: (n,) integers, tokens of each text.
+            cu_seqlens: (n + 1,) int32, where each text begins, T last.
+            longest: tokens of the longest text.
+        """
+        row = ids.unsqueeze(0).long()
+        kind = self._model.config.model_type
+        starts = cu_seqlens[:-1].long()
+        if kind in _FROM_PADDING:
+            padding = self._model.config.pad_token_id
+            positions = _positions_from_padding(row[0], lengths, starts, padding)
+        else:
+            positions = _places(starts, lengths, len(ids))
+        inputs = {
+            "input_ids": row,
+            "position_ids": positions.unsqueeze(0),
+            # A mask of four dimensions is handed on as it is, so that none is made (which would
+            # wait for the device). Attention that used it would fail, being unable to stretch it.
+            "attention_mask": torch.empty((1, 1, 0, 0), dtype=torch.bool, device=ids.device),
+            "use_cache": False,
+            "packing": _Packing(cu_seqlens, longest, self._kernel),
+        }
+        return inputs | ({"token_type_ids": torch.zeros_like(row)} if kind in _TOKEN_TYPES else {})
+
+
+def can_pack(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether a loaded model can run without padding; never raises."""
+    return packing_obstacle(model, device, dtype) is None
+
+
+def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return what keeps a loaded model from running without padding, None where nothing does.
+
+    Where all else is well, a few hundred tokens are run, and torch's kernel is compared with
+    ``reference_varlen`` in every layer. Never raises.
+
+    Args:
+        model: a transformers model on ``device``, in ``dtype``.
+        device: where it runs.
+        dtype: what it computes in.
+    """
+    try:
+        obstacle = _device_obstacle(device, dtype) or _model_obstacle(model)
+        return obstacle or _trial_obstacle(model, device)
+    except Exception as error:
+        # Whatever a driver, torch or transformers raises here means the same: pad.
+        return f"{type(error).__name__}: {str(error)[:160]}"
+
+
+def pool_packed(
+    states: Tensor, cu_seqlens: Tensor, pooling: Pooling, *, prompt_tokens: int = 0
+) -> Tensor:
+    """Return (n, d) float32 from packed states: what ``pool`` gives for padded ones.
+
+    Args:
+        states: (T, d) of the tokens, T at least 1.
+        cu_seqlens: (n + 1,) integers, where each text begins, T last.
+        pooling: which tokens make the embedding.
+        prompt_tokens: how many tokens at the front of every text are not pooled.
+    """
+    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
+    if pooling in (Pooling.CLS, Pooling.LAST):
+        chosen = starts + prompt_tokens if pooling is Pooling.CLS else ends - 1
+        chosen = torch.where(ends - starts > prompt_tokens, chosen, starts)
+        return states[chosen.clamp(max=len(states) - 1)].float()
+    states = states.float()
+    places = _places(starts, ends - starts, len(states)).unsqueeze(-1) + 1
+    kept = places > prompt_tokens
+    if pooling is Pooling.MAX:
+        lowest = torch.finfo(states.dtype).min
+        return _by_text("amax", states.masked_fill(~kept, lowest), cu_seqlens, empty=lowest)
+    weight = (kept * places if pooling is Pooling.WEIGHTED_MEAN else kept).float()
+    total = _by_text("sum", weight, cu_seqlens).clamp(min=1)
+    mean = _by_text("sum", states * weight, cu_seqlens) / total
+    return mean * total.sqrt() if pooling is Pooling.MEAN_SQRT_LENGTH else mean
+
+
+def _by_text(reduce: str, values: Tensor, cu_seqlens: Tensor, *, empty: float = 0.0) -> Tensor:
+    """Reduce the tokens of each text, in their order, so that sums do not vary: (T, d) -> (n, d).
+
+    Unsafe means that the bounds are not looked at, which would wait for the device.
+    """
+    return torch.segment_reduce(
+        values, reduce, offsets=cu_seqlens, axis=0, unsafe=True, initial=empty
+    )
+
+
+def _places(starts: Tensor, lengths: Tensor, total: int) -> Tensor:
+    """Return the place of each token in its text, from 0: (n,), (n,) -> (total,)."""
+    first = torch.repeat_interleave(starts, lengths, output_size=total)
+    return torch.arange(total, device=starts.device) - first
+
+
+def _positions_from_padding(ids: Tensor, lengths: Tensor, starts: Tensor, padding: int) -> Tensor:
+    """Return positions (T,) counted as RoBERTa does, over tokens that are not ``padding``."""
+    real = ids.ne(padding).long()
+    count = real.cumsum(0)
+    before = pad(count, (1, 0))[starts]
+    before = torch.repeat_interleave(before, lengths, output_size=len(ids))
+    return (count - before) * real + padding
+
+
+def _register() -> None:
+    """Make the packed attention known to transformers; padded batches go the usual way."""
+    transformers.AttentionInterface.register(_IMPLEMENTATION, _attend)
+    transformers.AttentionMaskInterface.register(
+        _IMPLEMENTATION, transformers.AttentionMaskInterface()["sdpa"]
+    )
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: _Packing | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers asks: (1, heads, T, k) -> (1, T, heads, k) where packed."""
+    if packing is None:
+        padded: Callable[..., tuple[Tensor, None]] = transformers.AttentionInterface()["sdpa"]
+        return padded(module, query, key, value, attention_mask, **options)
+    causal = options.get("is_causal")
+    sliding = options.get("sliding_window")
+    attention = Attention(
+        packing.cu_seqlens,
+        packing.longest,
+        scale=options.get("scaling"),
+        causal=bool(module.is_causal if causal is None else causal),
+        # transformers counts the token itself among those of a window.
+        window=None if sliding is None else sliding - 1,
+    )
+    q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+    out = packing.kernel(q, k, v, attention)
+    return out.unsqueeze(0), None
+
+
+def _device_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"device {device} is no NVIDIA GPU"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"{str(dtype).removeprefix('torch.')} is not a half precision"
+    if not _torch_has_varlen():
+        return f"torch {torch.__version__} has no variable-length attention with windows"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than compute capability 8.0"
+    return None
+
+
+def _torch_has_varlen() -> bool:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return {"scale", "window_size", "enable_gqa"} <= set(inspect.signature(varlen_attn).parameters)
+
+
+def _model_obstacle(model: Any) -> str | None:
+    config = model.config
+    kind = config.model_type
+    if kind not in PACKABLE or not type(model).__module__.startswith("transformers."):
+        return f"a {kind} model ({type(model).__name__}) is not among {', '.join(sorted(PACKABLE))}"
+    if not hasattr(transformers, "AttentionMaskInterface"):
+        return f"transformers {transformers.__version__} takes no attention of others"
+    if config._attn_implementation not in ("sdpa", _IMPLEMENTATION):
+        return f"its attention is {config._attn_implementation}, not sdpa"
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if width % _HEAD_DIM_STEP or width > _LARGEST_HEAD_DIM:
+        return f"its heads have {width} dimensions, not a multiple of 8 up to 256"
+    if kind != "modernbert" and not getattr(config, "is_causal", True) and _slides(config):
+        # transformers then lets a token see one further than it tells the attention.
+        return "it is a decoder made bidirectional, with sliding windows"
+    return None
+
+
+def _slides(config: Any) -> bool:
+    return getattr(config, "sliding_window", None) is not None
+
+
+@torch.inference_mode()
+def _trial_obstacle(model: Any, device: torch.device) -> str | None:
+    """Run texts, together longer than the model's positions, with ``_checked``, and clean up."""
+    before = model.config._attn_implementation
+    longest = max(min(_TRIAL_LENGTH, model.config.max_position_embeddings // 2), 1)
+    counts = [longest, 1, longest, longest // 2]
+    lengths = torch.tensor(counts, device=device)
+    ids = torch.arange(sum(counts), device=device) % model.config.vocab_size
+    cu_seqlens = pad(lengths.cumsum(0), (1, 0)).int()
+    try:
+        PackedForward(model, _checked)(ids, lengths, cu_seqlens, longest)
+    except EncoderError as error:
+        return str(error)
+    finally:
+        model.set_attn_implementation(before)
+    return None
+
+
+def _checked(query: Tensor, key: Tensor, value: Tensor, attention: Attention) -> Tensor:
+    """Attend with torch's kernel, and raise if it is far from the reference."""
+    found = torch_varlen(query, key, value, attention)
+    expected = reference_varlen(query.double(), key.double(), value.double(), attention)
+    error = float((found - expected).norm() / expected.norm())
+    if not error <= _TRIAL_ERROR:  # NaN is no agreement either
+        raise EncoderError(f"torch's variable-length attention is wrong here, by {error:.2g}")
+    return found

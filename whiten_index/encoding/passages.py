@@ -1,0 +1,228 @@
+"""Passages: a long text cut into pieces that an encoder takes whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spans import Span, passage_spans
+from whiten_index.errors import ConfigError, EncoderError
+
+if TYPE_CHECKING:
+    from whiten_index.encoding.spec import EncoderSpec
+
+# Texts and characters tokenised at once: what the tokenizer returns is a hundred times their size.
+_CHUNK_TEXTS, _CHUNK_CHARACTERS = 1024, 1 << 20
+
+
+@dataclass(frozen=True)
+class PassageConfig:
+    """How texts are cut into passages.
+
+    Attributes:
+        tokens: tokens a passage at most, all that the model sees: special ones and the document
+            prompt included.
+        overlap: tokens of text that neighbours share at most.
+    """
+
+    tokens: int
+    overlap: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ConfigError(f"--passage-tokens takes a positive number; {self.tokens} was given")
+        if not 0 <= self.overlap < self.tokens:
+            raise ConfigError(
+                f"--overlap {self.overlap} is not below --passage-tokens {self.tokens}; give fewer "
+                "tokens to share, 0 or more"
+            )
+
+
+class PassageSplitter:
+    """Cuts texts into passages at the offsets of an encoder's own tokens.
+
+    Attributes:
+        config: what was asked for.
+        room: tokens of text that a passage holds at most, N less special ones and prompt.
+    """
+
+    def __init__(
+        self, backend: Any, config: PassageConfig, *, prompt: str = "", lower_case: bool = False
+    ) -> None:
+        """Take over a tokenizer.
+
+        Args:
+            backend: a ``tokenizers.Tokenizer`` that nothing else uses: its settings change here.
+            config: how to cut.
+            prompt: put before every passage when it is encoded.
+            lower_case: whether prompt and passage are lowered before the tokenizer.
+
+        Raises:
+            ConfigError: a passage has no room for text, or for no more than the overlap.
+        """
+        backend.no_padding()
+        backend.no_truncation()
+        self.config = config
+        self._backend, self._prompt, self._lower_case = backend, prompt, lower_case
+        self.room = self._room()
+
+    @classmethod
+    def load(cls, spec: EncoderSpec, folder: ModelFolder, config: PassageConfig) -> PassageSplitter:
+        """Load the tokenizer of an encoder, and nothing else of it.
+
+        Raises:
+            ConfigError: passages longer than the encoder's limit, or too short for the overlap.
+            EncoderError: the tokenizer cannot be loaded, or gives no offsets.
+        """
+        if config.tokens > spec.max_length:
+            raise ConfigError(_too_long(spec, folder, config))
+        tokenizer = load_tokenizer(spec, folder)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise EncoderError(
+                f"the tokenizer of {spec.model} ({type(tokenizer).__name__}) is not a fast one: it "
+                "does not say where in the text its tokens are, so no passages can be cut; leave "
+                "out --passage-tokens (long texts are then cut off and counted), or choose a model "
+                "whose folder has a tokenizer.json"
+            )
+        return cls(backend, config, prompt=spec.document_prompt, lower_case=spec.lower_case)
+
+    def split(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Return the passages of each text as spans of its characters; see ``passage_spans``.
+
+        With the prompt, each has at most N tokens when it is tokenised alone, which may give more
+        of them than inside the text. The exception is a character that has more by itself.
+        """
+        return [spans for chunk in _chunks(texts) for spans in self._split(chunk)]
+
+    def _split(self, texts: list[str]) -> list[list[Span]]:
+        offsets = self._offsets(texts)
+        rooms = [self.room] * len(texts)
+        found: list[list[Span]] = [[] for _ in texts]
+        pending = list(range(len(texts)))
+        while pending:
+            for row in pending:
+                overlap = min(self.config.overlap, rooms[row] - 1)
+                found[row] = passage_spans(
+                    texts[row], offsets[row], room=rooms[row], overlap=overlap
+                )
+            too_many = self._too_many(texts, found, pending)
+            pending = [row for row in pending if too_many[row] > 0 and rooms[row] > 1]
+            for row in pending:
+                rooms[row] = max(rooms[row] - too_many[row], 1)
+        return found
+
+    def _too_many(
+        self, texts: list[str], found: list[list[Span]], rows: list[int]
+    ) -> dict[int, int]:
+        """Return for each row how many tokens its longest passage has beyond the limit."""
+        # Without a prompt, a whole text has the tokens that were counted.
+        cut = [row for row in rows if self._prompt or len(found[row]) > 1]
+        pieces = [(row, texts[row][start:end]) for row in cut for start, end in found[row]]
+        too_many = dict.fromkeys(rows, 0)
+        counts = self._counts([self._prompt + piece for _, piece in pieces])
+        for (row, _), count in zip(pieces, counts, strict=True):
+            too_many[row] = max(too_many[row], count - self.config.tokens)
+        return too_many
+
+    def _counts(self, texts: list[str]) -> Iterator[int]:
+        """Yield how many tokens the model sees of each text."""
+        for chunk in _chunks(texts):
+            lowered = [self._lowered(text) for text in chunk]
+            yield from map(len, self._backend.encode_batch(lowered))
+
+    def _offsets(self, texts: list[str]) -> list[list[Span]]:
+        """Return the (start, end) of each text's tokens in the text as it was given."""
+        lowered = [self._lowered(text) for text in texts]
+        encodings = self._backend.encode_batch(lowered, add_special_tokens=False)
+        return [
+            encoding.offsets if len(low) == len(text) else _before_lowering(encoding.offsets, text)
+            for text, low, encoding in zip(texts, lowered, encodings, strict=True)
+        ]
+
+    def _lowered(self, text: str) -> str:
+        return text.lower() if self._lower_case else text
+
+    def _room(self) -> int:
+        special = self._backend.num_special_tokens_to_add(is_pair=False)
+        # A blank that ends the prompt becomes part of the first word's token.
+        lowered = self._lowered(self._prompt.rstrip())
+        prompt = len(self._backend.encode(lowered, add_special_tokens=False))
+        tokens, overlap = self.config.tokens, self.config.overlap
+        room: int = tokens - special - prompt
+        taken = f"{special} special tokens" + (f" and {prompt} of the prompt" if prompt else "")
+        if room < 1:
+            raise ConfigError(
+                f"--passage-tokens {tokens} leaves no room for text beside {taken}; give at least "
+                f"{special + prompt + 1}"
+            )
+        if overlap >= room:
+            raise ConfigError(
+                f"--overlap {overlap} is not below the {room} tokens of text in a passage "
+                f"(--passage-tokens {tokens} less {taken}); give at most {room - 1}"
+            )
+        return room
+
+
+def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
+    """Load a model's tokenizer alone.
+
+    Raises:
+        EncoderError: it cannot be loaded.
+    """
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            folder.path, trust_remote_code=spec.trust_remote_code
+        )
+    except Exception as error:
+        # transformers raises what its dozens of loaders raise; for a user all mean the same.
+        raise EncoderError(
+            f"the tokenizer of {spec.model} cannot be loaded ({type(error).__name__}: "
+            f"{str(error).splitlines()[0][:160]}); check the folder, or --trust-remote-code if the "
+            "model comes with code you trust"
+        ) from error
+
+
+def _too_long(spec: EncoderSpec, folder: ModelFolder, config: PassageConfig) -> str:
+    if config.tokens > folder.longest:
+        return (
+            f"--passage-tokens {config.tokens} is more than the {folder.longest} tokens that "
+            f"{spec.model} can take; give at most {min(spec.max_length, folder.longest)}"
+        )
+    return (
+        f"--passage-tokens {config.tokens} is more than the limit of {spec.max_length} tokens "
+        f"that {spec.model} is used with; give at most {spec.max_length}, or raise --max-length "
+        f"(up to {folder.longest})"
+    )
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield texts in runs of bounded size; a text beyond the bound is a run of its own."""
+    chunk: list[str] = []
+    characters = 0
+    for text in texts:
+        full = len(chunk) == _CHUNK_TEXTS or characters + len(text) > _CHUNK_CHARACTERS
+        if chunk and full:
+            yield chunk
+            chunk, characters = [], 0
+        chunk.append(text)
+        characters += len(text)
+    if chunk:
+        yield chunk
+
+
+def _before_lowering(offsets: Sequence[Span], text: str) -> list[Span]:
+    """Return offsets into ``text.lower()`` as offsets into ``text``: a few letters grow."""
+    origin = [i for i, letter in enumerate(text) for _ in letter.lower()]
+    origin.append(len(text))
+    return [
+        (origin[start], origin[end - 1] + 1 if end > start else origin[end])
+        for start, end in offsets
+    ]

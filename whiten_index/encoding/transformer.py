@@ -1,0 +1,135 @@
+"""The model itself: token ids in, one pooled and unnormalised embedding a text out."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from whiten_index.encoding.head import load_head
+from whiten_index.encoding.layers import ChosenLayers
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.packing import PackedForward, can_pack, pool_packed
+from whiten_index.encoding.pooling import Pooling, pool
+from whiten_index.encoding.quantize import quantized
+from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.errors import EncoderError
+
+
+class Transformer:
+    """A loaded model with its layers, pooling, head and device; threads may share it.
+
+    Attributes:
+        device: where it runs.
+        tokenizer: of transformers.
+        pad: token id that fills up short texts.
+        packs: whether texts can be given end to end, without padding.
+    """
+
+    def __init__(self, spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> None:
+        self.device = device
+        self.tokenizer, model = _load(spec, folder, device)
+        self._model = model
+        self.pad = int(self.tokenizer.pad_token_id or 0)
+        config = model.config
+        last = int(getattr(config, "num_hidden_layers", None) or config.num_layers)
+        self._packed = PackedForward(model) if can_pack(model, device, model.dtype) else None
+        self._layers = ChosenLayers(model, spec.layers, last)
+        self._pooling = Pooling(spec.pooling)
+        head = load_head(folder)
+        self._head = None if head is None else head.to(device)
+        # A decoder would otherwise keep keys and values for a next token that never comes.
+        self._options = {"use_cache": False} if hasattr(config, "use_cache") else {}
+
+    @property
+    def compilable(self) -> bool:
+        """Whether ``compile`` can be of use: hooks between the layers would break it up."""
+        return self._layers.only_last
+
+    def compile(self) -> None:
+        """Compile the model for batches of any shape; the first batches take long."""
+        self._layers.replace(torch.compile(self._model, dynamic=True))
+
+    def uncompile(self) -> None:
+        """Go back to the model as it was loaded."""
+        self._layers.replace(self._model)
+
+    @property
+    def packs(self) -> bool:
+        """Whether texts can be given end to end, without padding."""
+        return self._packed is not None
+
+    @torch.inference_mode()
+    def padded(self, ids: Tensor, mask: Tensor | None, *, prompt_tokens: int = 0) -> Tensor:
+        """Return (n, d) float32 on the device.
+
+        Args:
+            ids: (n, t) token ids, padded on the right.
+            mask: (n, t), 1 where there is a token; None where no row is padded.
+            prompt_tokens: tokens at the front of every text that are not pooled.
+        """
+        states = self._layers(input_ids=ids, attention_mask=mask, **self._options)
+        mask = torch.ones_like(ids) if mask is None else mask
+        pooled = pool(states, mask, self._pooling, prompt_tokens=prompt_tokens)
+        return self._after_pooling(pooled)
+
+    @torch.inference_mode()
+    def packed(
+        self, ids: Tensor, lengths: Tensor, offsets: Tensor, longest: int, *, prompt_tokens: int = 0
+    ) -> Tensor:
+        """Return (n, d) float32 on the device, no token of padding computed.
+
+        Args:
+            ids: (total,) token ids, text after text.
+            lengths: (n,) tokens of each text.
+            offsets: (n + 1,) int32, where each begins.
+            longest: the greatest of the lengths.
+            prompt_tokens: tokens at the front of every text that are not pooled.
+        """
+        assert self._packed is not None
+        inputs = self._packed.inputs(ids, lengths, offsets, longest)
+        states = self._layers(**inputs)[0]
+        pooled = pool_packed(states, offsets, self._pooling, prompt_tokens=prompt_tokens)
+        return self._after_pooling(pooled)
+
+    def _after_pooling(self, pooled: Tensor) -> Tensor:
+        if self._head is None:
+            return pooled
+        embeddings: Tensor = self._head(pooled)
+        return embeddings
+
+
+def _load(spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> tuple[Any, Any]:
+    # Loading prints bars and reports of its own, which belong to no caller of this library.
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder.path, trust_remote_code=spec.trust_remote_code
+        )
+        model, loading = transformers.AutoModel.from_pretrained(
+            folder.path,
+            dtype=torch.float32 if spec.dtype == "int8" else getattr(torch, spec.dtype),
+            trust_remote_code=spec.trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        # transformers raises what its dozens of loaders raise; for a user all mean the same.
+        raise EncoderError(
+            f"model {spec.model} cannot be loaded ({type(error).__name__}: "
+            f"{str(error).splitlines()[0][:160]}); check the folder, or --trust-remote-code if the "
+            "model comes with code you trust"
+        ) from error
+    # Poolers are left out of many checkpoints and never used here.
+    missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise EncoderError(
+            f"the weights of {spec.model} lack {len(missing)} tensors (such as {missing[0]}): they "
+            "would be random numbers; complete the model folder"
+        )
+    encoder = (model.get_encoder() if model.config.is_encoder_decoder else model).to(device).eval()
+    return tokenizer, quantized(encoder) if spec.dtype == "int8" else encoder

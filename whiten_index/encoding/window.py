@@ -1,0 +1,176 @@
+"""One window on its way through the model: batches taken one by one, their embeddings put down."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whiten_index.encoding.batching import TokenWindow
+from whiten_index.encoding.budget import TokenBudget
+from whiten_index.encoding.transformer import Transformer
+from whiten_index.errors import EncoderError
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedWindow:
+    """Tokenised texts, on the device where they will be encoded.
+
+    Attributes:
+        texts: n texts.
+        tokens: of the m texts that differ.
+        ids: (total,) int32, their token ids on the device.
+        offsets: (m + 1,) int64, where each begins, on the device.
+        prompt_tokens: tokens at the front of every text that are not pooled.
+    """
+
+    texts: Sequence[str]
+    tokens: TokenWindow
+    ids: Tensor
+    offsets: Tensor
+    prompt_tokens: int
+
+
+class Batches:
+    """The batches of one window, longest texts first; several threads may take them.
+
+    Attributes:
+        embeddings: (m, d) float32 on the device, in the order of the window's tokens.
+        padded_tokens: tokens encoded so far, padding counted.
+    """
+
+    def __init__(
+        self,
+        window: PreparedWindow,
+        transformer: Transformer,
+        budget: TokenBudget,
+        *,
+        dim: int,
+        most: int | None,
+    ) -> None:
+        """Cut ``window`` into batches of ``budget`` tokens, or of ``most`` where that is less."""
+        self._window = window
+        self._transformer = transformer
+        self._budget = budget
+        self._most = most
+        self._lengths = window.tokens.lengths
+        self._lock = threading.Lock()
+        self._left = [slice(0, len(self._lengths))] if len(self._lengths) else []
+        self.padded_tokens = 0
+        self.embeddings = torch.empty(
+            (len(self._lengths), dim), dtype=torch.float32, device=transformer.device
+        )
+
+    def time_of(self, *, tokens: int, repeat: int) -> float:
+        """Return the least seconds that a batch of about ``tokens`` from the middle takes."""
+        start = len(self._lengths) // 2
+        rows = max(tokens // int(self._lengths[start]), 1)
+        least = math.inf
+        for _ in range(repeat):
+            started = time.perf_counter()
+            self._embed(slice(start, min(start + rows, len(self._lengths))))
+            _wait_for(self._transformer.device)
+            least = min(least, time.perf_counter() - started)
+        return least
+
+    def step(self) -> int | None:
+        """Encode one batch and return how many rows it held, None when none is left.
+
+        Raises:
+            EncoderError: a single text does not fit into the memory.
+        """
+        asked = self._budget.ask()
+        rows = self._take(asked)
+        if rows is None:
+            return None
+        finding = self._budget.chosen is None
+        started = time.perf_counter()
+        tokens = self._tokens_of(rows)
+        try:
+            self.embeddings[rows] = self._embed(rows)
+            if finding:
+                _wait_for(self._transformer.device)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            self._give_back(rows, tokens, error)
+            return 0
+        if finding and tokens + int(self._lengths[rows.start]) > asked:
+            self._budget.tell(asked, tokens=tokens, seconds=time.perf_counter() - started)
+        with self._lock:
+            self.padded_tokens += tokens
+        return int(rows.stop - rows.start)
+
+    def _take(self, asked: int) -> slice | None:
+        with self._lock:
+            if not self._left:
+                return None
+            left = self._left.pop()
+            tokens = asked if self._most is None else min(asked, self._most)
+            rows = max(tokens // int(self._lengths[left.start]), 1)
+            stop = min(left.start + rows, left.stop)
+            if stop < left.stop:
+                self._left.append(slice(stop, left.stop))
+            return slice(left.start, stop)
+
+    def _give_back(self, rows: slice, tokens: int, error: Exception) -> None:
+        """Put the rows of a batch that did not fit back, to be tried with half the budget."""
+        device = self._transformer.device
+        if rows.stop - rows.start == 1:
+            raise EncoderError(
+                f"one text of {tokens} tokens does not fit into the memory of {device}; use a "
+                "smaller --max-length, a smaller model or another --device"
+            ) from error
+        self._budget.halve(tokens)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        with self._lock:
+            self._left.append(rows)
+
+    def _tokens_of(self, rows: slice) -> int:
+        """Return the tokens that a batch computes, those of padding counted."""
+        if self._transformer.packs:
+            offsets = self._window.tokens.offsets
+            return int(offsets[rows.stop] - offsets[rows.start])
+        return int((rows.stop - rows.start) * self._lengths[rows.start])
+
+    def _embed(self, rows: slice) -> Tensor:
+        window, transformer = self._window, self._transformer
+        skipped = window.prompt_tokens
+        if not transformer.packs:
+            return transformer.padded(*self._padded(rows), prompt_tokens=skipped)
+        start, stop = (int(window.tokens.offsets[row]) for row in (rows.start, rows.stop))
+        offsets = (window.offsets[rows.start : rows.stop + 1] - start).int()
+        longest = int(self._lengths[rows.start])
+        return transformer.packed(
+            window.ids[start:stop], offsets.diff(), offsets, longest, prompt_tokens=skipped
+        )
+
+    def _padded(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Return token ids and mask, (r, longest); no mask where all are equally long."""
+        count, width = rows.stop - rows.start, int(self._lengths[rows.start])
+        window = self._window
+        if self._lengths[rows.stop - 1] == width:
+            start = int(window.tokens.offsets[rows.start])
+            return window.ids[start : start + count * width].view(count, width).long(), None
+        offsets = window.offsets[rows.start : rows.stop + 1]
+        positions = torch.arange(width, device=window.ids.device)
+        mask = positions < offsets.diff().unsqueeze(1)
+        places = (offsets[:-1].unsqueeze(1) + positions).clamp_(max=len(window.ids) - 1)
+        ids = window.ids[places].long().masked_fill_(~mask, self._transformer.pad)
+        return ids, mask.long()
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # The CPU's allocator has no exception of its own.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

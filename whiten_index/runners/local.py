@@ -1,0 +1,61 @@
+"""Work in three steps, and the runner that does it in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, Self, TypeVar
+
+from whiten_index.overlap import overlapped
+
+Item = TypeVar("Item", contravariant=True)
+Done = TypeVar("Done", covariant=True)
+AnyItem = TypeVar("AnyItem")
+AnyDone = TypeVar("AnyDone")
+
+
+class Work(Protocol[Item, Done]):
+    """Work in three steps, so that those around the costly one can run beside it.
+
+    Each step is called by one thread, for one item after the other, in their order.
+    """
+
+    def telling(self, advance: Callable[[int], None]) -> Self:
+        """Return the same work that tells ``advance`` how many rows are done."""
+
+    def prepare(self, item: Item) -> Any:
+        """Do what comes before, such as reading."""
+
+    def run(self, prepared: Any) -> Any:
+        """Do what costs."""
+
+    def finish(self, ran: Any) -> Done:
+        """Do what comes after, such as writing."""
+
+
+class Runner(Protocol):
+    """Whoever does the work, once for each item."""
+
+    def map(
+        self, items: Iterable[Any], advance: Callable[[int], None] | None = None
+    ) -> Iterator[Any]:
+        """Yield what the work makes of every item, in the order of the items."""
+
+
+class LocalRunner:
+    """Does the work in this process: one item prepared ahead, one finished behind."""
+
+    def __init__(self, work: Work[Any, Any]) -> None:
+        """Take the work."""
+        self._work = work
+
+    def map(
+        self, items: Iterable[AnyItem], advance: Callable[[int], None] | None = None
+    ) -> Iterator[Any]:
+        """Yield what the work makes of every item, in the order of the items.
+
+        Args:
+            items: drawn from in another thread.
+            advance: told how many rows are done, as they are, in the caller's thread.
+        """
+        work = self._work if advance is None else self._work.telling(advance)
+        return overlapped(items, prepare=work.prepare, work=work.run, finish=work.finish)
