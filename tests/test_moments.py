@@ -442,3 +442,16 @@ def test_a_whitening_without_its_choices_is_an_error(saved, kind, facts):
 def test_a_choice_that_is_neither_true_nor_false_is_an_error(saved, kind, name):
     rewrite(saved, **{name: "maybe"})
     assert_unreadable(saved, kind)
+
+
+def test_moments_on_a_device_are_the_same():
+    import torch
+
+    from whiten_index.encoding.device_moments import moments_on_device
+
+    rows = np.random.default_rng(0).normal(100, 1, size=(5000, 24)).astype(np.float16)
+    found, expected = moments_on_device(torch.from_numpy(rows)), Moments.of(rows)
+    assert found.count == expected.count
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-14)
+    error = np.linalg.norm(found.scatter - expected.scatter) / np.linalg.norm(expected.scatter)
+    assert error < 1e-12

@@ -1,4 +1,4 @@
-"""Three stages side by side: order, bounds, and what happens when one of them fails."""
+"""Stages side by side: order, bounds, and what happens when one of them fails."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from whiten_index.overlap import overlapped
+from whiten_index.overlap import ahead, overlapped
+
+STAGES = ("read", "prepare", "work", "finish")
 
 
 def stages(log: list, **replaced):
@@ -17,14 +19,14 @@ def stages(log: list, **replaced):
 
         return replaced.get(name, call)
 
-    return {name: stage(name) for name in ("prepare", "work", "finish")}
+    return {name: stage(name) for name in STAGES}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 20])
 def test_results_come_in_order_and_each_stage_has_its_thread(count):
     log = []
     assert list(overlapped(range(count), **stages(log))) == list(range(count))
-    for name in ("prepare", "work", "finish"):
+    for name in STAGES:
         calls = [(item, thread) for stage, item, thread in log if stage == name]
         assert [item for item, _ in calls] == list(range(count))
         assert len({thread for _, thread in calls}) <= 1
@@ -63,10 +65,10 @@ def test_the_next_item_is_worked_on_while_one_is_finished():
     assert list(overlapped([0, 1], **stages([], work=work, finish=finish))) == [0, 1]
 
 
-def test_no_more_than_four_items_exist_at_a_time():
+def test_no_more_than_five_items_exist_at_a_time():
     alive, most, lock = set(), [], threading.Lock()
 
-    def prepare(item):
+    def read(item):
         with lock:
             alive.add(item)
             most.append(len(alive))
@@ -77,11 +79,43 @@ def test_no_more_than_four_items_exist_at_a_time():
             alive.discard(item)
         return item
 
-    list(overlapped(range(50), **stages([], prepare=prepare, finish=finish)))
-    assert max(most) <= 4
+    list(overlapped(range(50), **stages([], read=read, finish=finish)))
+    assert max(most) <= 5
 
 
-@pytest.mark.parametrize("stage", ["prepare", "work", "finish"])
+def test_reading_goes_on_while_an_item_is_prepared():
+    second_read = threading.Event()
+
+    def read(item):
+        if item == 1:
+            second_read.set()
+        return item
+
+    def prepare(item):
+        assert second_read.wait(30)
+        return item
+
+    assert list(overlapped([0, 1], **stages([], read=read, prepare=prepare))) == [0, 1]
+
+
+def test_ahead_closes_what_it_draws_from():
+    closed = []
+
+    def items():
+        try:
+            yield from range(100)
+        finally:
+            closed.append(True)
+
+    source = items()
+    made = ahead(source, str)
+    assert next(made) == "0"
+    made.close()
+    source.close()
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_what_was_worked_on_before_a_failure_is_finished(stage):
     finished, log = [], []
 
@@ -109,7 +143,7 @@ def test_a_caller_who_stops_asking_leaves_nothing_running():
     results.close()
     assert len(finished) < 10
     names = {thread.name for thread in threading.enumerate()}
-    assert not any(name.startswith(("prepare", "finish")) for name in names)
+    assert not any(name.startswith(("ahead", "finish")) for name in names)
 
 
 def test_an_interruption_between_batches_still_finishes_what_was_done():

@@ -198,7 +198,7 @@ def _measure_agreement(config: BuildConfig, work: ShardWork, stages: Stages) -> 
 
     texts: list[str] = []
     for shard in work.corpus.shards:
-        batch = work.read(shard)
+        batch = work.batch_of(shard)
         texts += batch.texts if isinstance(batch, TextBatch) else []
         if len(texts) >= _AGREEMENT_ROWS:
             break

@@ -1,13 +1,15 @@
-"""Three stages side by side: what comes before and after the work never holds it up."""
+"""Stages side by side: what comes before and after the work never holds it up."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import TypeVar
 
 Item = TypeVar("Item")
+Read = TypeVar("Read")
 Prepared = TypeVar("Prepared")
 Worked = TypeVar("Worked")
 Done = TypeVar("Done")
@@ -16,37 +18,51 @@ Done = TypeVar("Done")
 def overlapped(
     items: Iterable[Item],
     *,
-    prepare: Callable[[Item], Prepared],
+    read: Callable[[Item], Read],
+    prepare: Callable[[Read], Prepared],
     work: Callable[[Prepared], Worked],
     finish: Callable[[Worked], Done],
 ) -> Iterator[Done]:
-    """Yield ``finish(work(prepare(item)))`` for every item, in the order of the items.
+    """Yield ``finish(work(prepare(read(item))))`` for every item, in the order of the items.
 
-    ``prepare`` runs one item ahead in a thread of its own and ``finish`` one behind in another,
-    while ``work`` runs in the caller's thread. At most four items exist at a time. When one stage
-    raises, or the caller stops asking, what was worked on is still finished.
+    ``work`` runs in the caller's thread, each other stage in one of its own: ``prepare`` one item
+    ahead of it, ``read`` one more, ``finish`` one behind. At most five items exist at a time. When
+    one stage raises, or the caller stops asking, what was worked on is still finished.
 
     Args:
-        items: drawn from in the thread of ``prepare``.
-        prepare: called for one item after the other.
+        items: drawn from in the thread of ``read``.
+        read: called for one item after the other.
+        prepare: likewise.
         work: likewise.
         finish: likewise.
     """
-    source = iter(items)
-
-    def draw() -> tuple[Prepared] | None:
-        for item in source:
-            return (prepare(item),)
-        return None
-
-    finishing: deque[Future[Done]] = deque()
-    with ThreadPoolExecutor(1, "prepare") as ahead, ThreadPoolExecutor(1, "finish") as behind:
-        coming = ahead.submit(draw)
-        while (prepared := coming.result()) is not None:
-            coming = ahead.submit(draw)
+    with (
+        closing(ahead(items, read)) as all_read,
+        closing(ahead(all_read, prepare)) as all_prepared,
+        ThreadPoolExecutor(1, "finish") as behind,
+    ):
+        finishing: deque[Future[Done]] = deque()
+        for prepared in all_prepared:
             while finishing and (finishing[0].done() or len(finishing) > 1):
                 yield finishing.popleft().result()
-            finishing.append(behind.submit(finish, work(prepared[0])))
+            finishing.append(behind.submit(finish, work(prepared)))
             del prepared
         while finishing:
             yield finishing.popleft().result()
+
+
+def ahead(items: Iterable[Item], call: Callable[[Item], Done]) -> Generator[Done, None, None]:
+    """Yield ``call(item)`` for every item, in order, each made one ahead in another thread."""
+    source = iter(items)
+
+    def draw() -> tuple[Done] | None:
+        for item in source:
+            return (call(item),)
+        return None
+
+    with ThreadPoolExecutor(1, "ahead") as thread:
+        coming = thread.submit(draw)
+        while (made := coming.result()) is not None:
+            coming = thread.submit(draw)
+            yield made[0]
+            del made

@@ -106,7 +106,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
 
 def _look_up(work: ShardWork, shard: Shard) -> tuple[int, int, bool]:
     """Return a shard's usable rows, the bytes of their embeddings, and whether it is done."""
-    batch = work.read(shard)
+    batch = work.batch_of(shard)
     fingerprint = work.store.shard_fingerprint(batch.digests(), work.dtype)
     if work.dtype is StoreDtype.OWN:
         itemsize = batch.embeddings.itemsize if isinstance(batch, EmbeddingBatch) else 4
@@ -120,7 +120,7 @@ def _calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float |
     """Return rows/s of encoding a sample from the middle of what is missing."""
     if not missing:
         return None
-    batch = work.read(missing[len(missing) // 2])
+    batch = work.batch_of(missing[len(missing) // 2])
     assert isinstance(batch, TextBatch)
     step = max(len(batch) // _CALIBRATION_ROWS, 1)
     sample = batch.texts[::step][:_CALIBRATION_ROWS]

@@ -88,6 +88,12 @@ class _Looked:
 
 
 @dataclass(frozen=True)
+class _Read:
+    shards: list[_Looked]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
 class _Prepared:
     shards: list[_Looked]
     texts: PreparedWindow | None
@@ -104,7 +110,7 @@ class _Ran:
 
 @dataclass(frozen=True)
 class ShardWork:
-    """Work in the three steps of a runner; its items are windows of shards.
+    """Work in the four steps of a runner; its items are windows of shards.
 
     Attributes:
         corpus: where rows come from.
@@ -127,23 +133,26 @@ class ShardWork:
         """Return the same work that tells ``advance`` how many rows are done."""
         return replace(self, advance=advance)
 
-    def prepare(self, window: Window) -> _Prepared:
-        """Read the shards, look up which the store has, tokenise the rest.
+    def read(self, window: Window) -> _Read:
+        """Read the shards and look up which the store has.
 
         Raises:
             CorpusError: the file is damaged or a row cannot be used.
         """
         clock = _Clock()
         looked = [self._look(shard) for shard in window]
-        seconds = {"read": clock.lap()}
-        texts = [text for shard in looked for text in _texts_to_encode(shard)]
+        return _Read(looked, {"read": clock.lap()})
+
+    def prepare(self, read: _Read) -> _Prepared:
+        """Tokenise the texts that the store does not have."""
+        texts = [text for shard in read.shards for text in _texts_to_encode(shard)]
         if not texts:
-            return _Prepared(looked, None, seconds)
+            return _Prepared(read.shards, None, read.seconds)
+        clock = _Clock()
         encoder = self.encoder()
-        seconds["load encoder"] = clock.lap()
+        seconds = {**read.seconds, "load encoder": clock.lap()}
         prepared = encoder.prepare(texts)
-        seconds["tokenise"] = clock.lap()
-        return _Prepared(looked, prepared, seconds)
+        return _Prepared(read.shards, prepared, {**seconds, "tokenise": clock.lap()})
 
     def run(self, prepared: _Prepared) -> _Ran:
         """Encode what is to be encoded."""
@@ -186,7 +195,7 @@ class ShardWork:
             )
         return WindowResult(tuple(results), facts, {**ran.seconds, "store": clock.lap()})
 
-    def read(self, shard: Shard) -> TextBatch | EmbeddingBatch:
+    def batch_of(self, shard: Shard) -> TextBatch | EmbeddingBatch:
         """Read a shard, its texts cut into passages where these are asked for."""
         batch = self.corpus.read(shard)
         if self.splitter is None or isinstance(batch, EmbeddingBatch):
@@ -198,7 +207,7 @@ class ShardWork:
             self.advance(rows)
 
     def _look(self, shard: Shard) -> _Looked:
-        batch = self.read(shard)
+        batch = self.batch_of(shard)
         digests = batch.digests()
         if not len(batch):
             return _Looked(batch, digests, "", there=True, remade=False)
@@ -218,12 +227,14 @@ class ShardWork:
             stored = self.store.require(shard.fingerprint, verify=False)
         else:
             embeddings, truncated = _embeddings(batch, encoded, rows)
+            moments_of = None if encoded is None else encoded.moments_of(rows)
             stored = self.store.write(
                 shard.fingerprint,
                 shard.digests,
                 embeddings,
                 dtype=self.dtype,
                 truncated=truncated,
+                moments_of=moments_of if isinstance(batch, TextBatch) else None,
             )
         documents = self.store.write_documents(batch.documents)
         part = CorpusPart(shard.fingerprint, documents, len(batch), batch.read, stored.truncated)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from whiten_index.overlap import ahead
 
 _CHUNK = 1024
 
@@ -70,22 +73,38 @@ def _tokens(
     cut: list[bool] = []
     # A text without any token, such as one of characters unknown to the model, is one of padding.
     empty = [int(tokenizer.pad_token_id or 0)]
+    # Few enough texts at a time that the tokenizer's bulky objects stay small. Taking these apart
+    # holds Python's lock, which tokenising the next chunk does not need.
+    chunks = (texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK))
+    with closing(ahead(chunks, _tokenizing(tokenizer, max_length))) as tokenized:
+        for chunk in tokenized:
+            rows = [text.ids or empty for text in chunk]
+            counts = [len(row) for row in rows]
+            lengths += counts
+            ids.append(np.fromiter(chain.from_iterable(rows), np.int32, sum(counts)))
+            cut += [bool(text.overflowing) for text in chunk]
+    return np.concatenate(ids), np.array(lengths, np.int64), np.array(cut, np.bool_)
+
+
+class _Tokens(NamedTuple):
+    """What a slow tokenizer makes of a text, in the form of a fast one's."""
+
+    ids: list[int]
+    overflowing: bool
+
+
+def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequence[Any]]:
+    """Return a function that tokenises texts; each result has ``ids`` and ``overflowing``."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         backend.no_padding()
         backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
-    # Few enough texts at a time that the tokenizer's bulky objects stay small.
-    for start in range(0, len(texts), _CHUNK):
-        chunk = texts[start : start + _CHUNK]
-        if backend is None:
-            whole = tokenizer(chunk, truncation=False, verbose=False)["input_ids"]
-            rows = tokenizer(chunk, truncation=True, max_length=max_length)["input_ids"]
-            cut += [len(row) > max_length for row in whole]
-        else:
-            encodings = backend.encode_batch_fast(chunk)
-            rows = [encoding.ids or empty for encoding in encodings]
-            cut += [bool(encoding.overflowing) for encoding in encodings]
-        counts = [len(row) for row in rows]
-        lengths += counts
-        ids.append(np.fromiter(chain.from_iterable(rows), np.int32, sum(counts)))
-    return np.concatenate(ids), np.array(lengths, np.int64), np.array(cut, np.bool_)
+        fast: Callable[[list[str]], Sequence[Any]] = backend.encode_batch_fast
+        return fast
+
+    def slowly(texts: list[str]) -> list[_Tokens]:
+        whole = tokenizer(texts, truncation=False, verbose=False)["input_ids"]
+        kept = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
+        return [_Tokens(k, len(w) > max_length) for k, w in zip(kept, whole, strict=True)]
+
+    return slowly

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from whiten_index.encoding.batching import TokenWindow, tokenize
 from whiten_index.encoding.budget import LADDERS, TokenBudget, remember, remembered
 from whiten_index.encoding.compiling import compile_if_faster
+from whiten_index.encoding.device_moments import moments_on_device
 from whiten_index.encoding.devices import chosen_devices
 from whiten_index.encoding.lanes import Lanes
 from whiten_index.encoding.models import ModelFolder
@@ -22,6 +24,7 @@ from whiten_index.encoding.spec import EncoderConfig, EncoderSpec, resolve_encod
 from whiten_index.encoding.transformer import Transformer
 from whiten_index.encoding.window import Batches, PreparedWindow
 from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.moments import Moments
 from whiten_index.overlap import overlapped
 
 WINDOW_ROWS = {"cpu": 16_384, "other": 65_536}
@@ -46,6 +49,30 @@ class Encoded:
     tokens: int
     padded_tokens: int
     distinct: int
+    _on_device: _OnDevice | None = field(default=None, repr=False)
+
+    def moments_of(self, rows: slice) -> Callable[[str], Moments] | None:
+        """Return what gives the moments of ``rows`` as kept in a type named as by numpy.
+
+        None where the embeddings were never elsewhere than in this machine's memory.
+        """
+        if self._on_device is None:
+            return None
+        return functools.partial(self._on_device.moments, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDevice:
+    """The embeddings (m, d) of a window that are still on a device, and the stream to use there."""
+
+    embeddings: Tensor
+    places: NDArray[np.int64]
+    stream: torch.cuda.Stream
+
+    def moments(self, rows: slice, dtype: str) -> Moments:
+        with torch.cuda.stream(self.stream):
+            places = torch.from_numpy(self.places[rows]).to(self.embeddings.device)
+            return moments_on_device(self.embeddings[places].to(getattr(torch, dtype)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +83,7 @@ class RanWindow:
     embeddings: Tensor
     padded_tokens: int
     arrived: torch.cuda.Event | None
+    on_device: _OnDevice | None
 
 
 class Encoder:
@@ -152,6 +180,7 @@ class Encoder:
         """
         for encoded in overlapped(
             _windows(chunks, self.window_rows),
+            read=_same,
             prepare=self.prepare,
             work=self.run,
             finish=self.collect,
@@ -204,8 +233,11 @@ class Encoder:
             self.compiled = compile_if_faster(self._transformer, batches, self.budget)
         self._lanes.run(batches.step, _counting_all(advance, prepared.tokens), alone=alone)
         self._remember_budget()
-        embeddings, arrived = self._to_host(batches.embeddings)
-        return RanWindow(prepared, embeddings, batches.padded_tokens, arrived)
+        if self.device.type != "cuda":
+            return RanWindow(prepared, batches.embeddings.cpu(), batches.padded_tokens, None, None)
+        host, arrived, stream = self._to_host(batches.embeddings)
+        kept = _OnDevice(batches.embeddings, prepared.tokens.places, stream)
+        return RanWindow(prepared, host, batches.padded_tokens, arrived, kept)
 
     def collect(self, ran: RanWindow) -> Encoded:
         """Return what ``run`` made, in the order of the texts.
@@ -230,6 +262,7 @@ class Encoder:
             tokens=len(tokens.ids),
             padded_tokens=ran.padded_tokens,
             distinct=len(distinct),
+            _on_device=ran.on_device,
         )
 
     def _prepare(self, texts: Sequence[str], prompt: str) -> PreparedWindow:
@@ -263,10 +296,8 @@ class Encoder:
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device)
 
-    def _to_host(self, embeddings: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    def _to_host(self, embeddings: Tensor) -> tuple[Tensor, torch.cuda.Event, torch.cuda.Stream]:
         """Start the way back from the device; the event tells when it is over."""
-        if self.device.type != "cuda":
-            return embeddings.cpu(), None
         host = torch.empty(embeddings.shape, dtype=embeddings.dtype, pin_memory=True)
         if self._way_back is None:
             self._way_back = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -275,7 +306,7 @@ class Encoder:
         with torch.cuda.stream(self._way_back):
             host.copy_(embeddings, non_blocking=True)
             embeddings.record_stream(self._way_back)
-        return host, self._way_back.record_event()
+        return host, self._way_back.record_event(), self._way_back
 
     def _remember_budget(self) -> None:
         chosen = self.budget.chosen
@@ -310,6 +341,10 @@ def _windows(chunks: Iterable[Sequence[str]], rows: int) -> Iterator[list[str]]:
                 held = held[rows:]
     if held:
         yield held
+
+
+def _same(texts: list[str]) -> list[str]:
+    return texts
 
 
 def _listed(texts: Sequence[str]) -> Sequence[str]:

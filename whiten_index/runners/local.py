@@ -1,4 +1,4 @@
-"""Work in three steps, and the runner that does it in this process."""
+"""Work in four steps, and the runner that does it in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AnyDone = TypeVar("AnyDone")
 
 
 class Work(Protocol[Item, Done]):
-    """Work in three steps, so that those around the costly one can run beside it.
+    """Work in four steps, so that those around the costly one can run beside it.
 
     Each step is called by one thread, for one item after the other, in their order.
     """
@@ -22,8 +22,11 @@ class Work(Protocol[Item, Done]):
     def telling(self, advance: Callable[[int], None]) -> Self:
         """Return the same work that tells ``advance`` how many rows are done."""
 
-    def prepare(self, item: Item) -> Any:
-        """Do what comes before, such as reading."""
+    def read(self, item: Item) -> Any:
+        """Fetch what the item names."""
+
+    def prepare(self, read: Any) -> Any:
+        """Do what comes before the costly step, such as tokenising."""
 
     def run(self, prepared: Any) -> Any:
         """Do what costs."""
@@ -42,7 +45,7 @@ class Runner(Protocol):
 
 
 class LocalRunner:
-    """Does the work in this process: one item prepared ahead, one finished behind."""
+    """Does the work in this process: two items are got ready ahead, one finished behind."""
 
     def __init__(self, work: Work[Any, Any]) -> None:
         """Take the work."""
@@ -58,4 +61,6 @@ class LocalRunner:
             advance: told how many rows are done, as they are, in the caller's thread.
         """
         work = self._work if advance is None else self._work.telling(advance)
-        return overlapped(items, prepare=work.prepare, work=work.run, finish=work.finish)
+        return overlapped(
+            items, read=work.read, prepare=work.prepare, work=work.run, finish=work.finish
+        )

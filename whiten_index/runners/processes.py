@@ -177,8 +177,11 @@ class _Numbered:
     def telling(self, advance: Callable[[int], None]) -> _Numbered:
         return _Numbered(self._work.telling(advance))
 
-    def prepare(self, task: tuple[int, Any]) -> tuple[int, Any]:
-        return task[0], self._work.prepare(task[1])
+    def read(self, task: tuple[int, Any]) -> tuple[int, Any]:
+        return task[0], self._work.read(task[1])
+
+    def prepare(self, read: tuple[int, Any]) -> tuple[int, Any]:
+        return read[0], self._work.prepare(read[1])
 
     def run(self, prepared: tuple[int, Any]) -> tuple[int, Any]:
         return prepared[0], self._work.run(prepared[1])

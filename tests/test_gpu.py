@@ -1,0 +1,111 @@
+"""What needs a CUDA device: run with ``pytest -m gpu``. The same embeddings as on a CPU, sooner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from whiten_index import BuildConfig, Encoder, Moments, build_index
+from whiten_index.encoding.budget import LADDERS, TokenBudget
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def texts(tiny_words) -> list[str]:
+    rng = np.random.default_rng(0)
+    some = [" ".join(rng.choice(tiny_words, size=n)) for n in rng.integers(1, 40, 3000)]
+    return some + some[:500]
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tiny_model, texts) -> np.ndarray:
+    return Encoder.load(str(tiny_model), device="cpu").encode(texts)
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _exact_products():
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+@pytest.mark.parametrize("budget", [100, 20_000])
+@pytest.mark.parametrize("layers", [None, (0, 1), (1,)])
+def test_float32_is_the_same_as_on_a_cpu(tiny_model, texts, budget, layers):
+    encoder = Encoder.load(str(tiny_model), device="cuda", layers=layers)
+    encoder.budget = TokenBudget([budget], known=budget)
+    expected = Encoder.load(str(tiny_model), device="cpu", layers=layers).encode(texts)
+    assert cosines(encoder.encode(texts), expected).min() >= 0.99999
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last"])
+def test_half_precision_without_padding_is_close(tiny_model, texts, dtype, pooling):
+    encoder = Encoder.load(str(tiny_model), device="cuda", dtype=dtype, pooling=pooling)
+    expected = Encoder.load(str(tiny_model), device="cpu", pooling=pooling).encode(texts)
+    assert cosines(encoder.encode(texts), expected).mean() >= 0.999
+
+
+def test_several_windows_overlap_and_keep_their_rows(tiny_model, texts, on_cpu, monkeypatch):
+    monkeypatch.setattr(Encoder, "window_rows", 300)
+    encoder = Encoder.load(str(tiny_model), device="cuda")
+    found = np.concatenate(list(encoder.stream([texts])))
+    assert cosines(found, on_cpu).min() >= 0.99999
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_moments_from_the_device_are_those_of_the_rows_as_kept(tiny_model, texts, dtype):
+    encoder = Encoder.load(str(tiny_model), device="cuda")
+    encoded = encoder.encode_window(texts)
+    rows = slice(100, 3400)
+    found = encoded.moments_of(rows)(dtype)
+    expected = Moments.of(encoded.embeddings[rows].astype(dtype))
+    assert found.count == expected.count
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-12, atol=1e-14)
+    error = np.linalg.norm(found.scatter - expected.scatter) / np.linalg.norm(expected.scatter)
+    assert error < 1e-12
+
+
+def test_memory_that_really_runs_out_halves_the_budget(tiny_model, texts, on_cpu):
+    encoder = Encoder.load(str(tiny_model), device="cuda")
+    free, _ = torch.cuda.mem_get_info()
+    ballast = torch.empty(free - (32 << 20), dtype=torch.uint8, device="cuda")
+    try:
+        encoder.budget = TokenBudget(LADDERS["other"], known=10**8)
+        found = encoder.encode(texts * 20)
+    finally:
+        del ballast
+        torch.cuda.empty_cache()
+    assert encoder.budget.halvings > 0
+    assert cosines(found[: len(texts)], on_cpu).min() >= 0.99999
+
+
+def test_a_build_on_a_gpu_is_searched_on_a_cpu(tiny_model, texts, tmp_path: Path, write_parquet):
+    corpus = write_parquet(tmp_path / "c.parquet", {"text": texts})
+    common = {"corpus": (str(corpus),), "text_columns": ("text",), "model": str(tiny_model), "k": 8}
+    one = build_index(BuildConfig(**common, device="cpu", out=str(tmp_path / "cpu")))
+    two = build_index(BuildConfig(**common, device="cuda", out=str(tmp_path / "gpu")))
+    assert two.encoded.store.fingerprint == one.encoded.store.fingerprint
+    for part in one.encoded.record.parts:
+        both = (r.encoded.store.embeddings(part.shard).astype(np.float32) for r in (one, two))
+        assert cosines(*both).min() >= 0.99999
+
+
+def test_every_gpu_takes_part(tiny_model, texts, tmp_path: Path, write_parquet):
+    corpus = write_parquet(tmp_path / "c.parquet", {"text": texts})
+    report = build_index(
+        BuildConfig(
+            corpus=(str(corpus),), text_columns=("text",), model=str(tiny_model), k=8,
+            shard_rows=200, device="cuda:0,cuda:0", out=str(tmp_path / "out"),
+        )
+    )  # fmt: skip
+    assert report.encoded.counts.encoded == len(texts)
