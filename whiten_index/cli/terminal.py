@@ -109,7 +109,10 @@ def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def stage_rows(seconds: Mapping[str, float], rows: Mapping[str, int]) -> list[tuple[str, str, str]]:
-    """Return seconds and rows/s by stage as table rows; parts of a stage are indented."""
+    """Return seconds and rows/s by stage as table rows; parts of a stage are indented.
+
+    The parts run side by side, so that they sum up to more than their stage.
+    """
     shown = []
     order = list(dict.fromkeys(stage.partition("/")[0] for stage in seconds))
     # A stage comes before its parts.
@@ -118,7 +121,7 @@ def stage_rows(seconds: Mapping[str, float], rows: Mapping[str, int]) -> list[tu
     ):
         spent = seconds[stage]
         _, _, part = stage.rpartition("/")
-        rate = f"{rows.get(stage, 0) / spent:,.0f} rows/s" if spent > 0 else ""
+        rate = f"{rows[stage] / spent:,.0f} rows/s" if rows.get(stage) and spent > 0 else ""
         shown.append((f"  {part}" if "/" in stage else stage, duration(spent), rate))
     return shown
 

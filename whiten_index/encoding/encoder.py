@@ -226,11 +226,16 @@ class Encoder:
         share = len(prepared.tokens.ids) // self._lanes.count
         alone = share <= _TOKENS_WORTH_A_LANE
         batches = Batches(
-            prepared, self._transformer, self.budget, dim=self.dim, most=None if alone else share
+            prepared,
+            self._transformer,
+            self.budget,
+            dim=self.dim,
+            most=None if alone else share,
+            clock=self._lanes.clock,
         )
         if self._to_compile and not alone:
             self._to_compile = False
-            self.compiled = compile_if_faster(self._transformer, batches, self.budget)
+            self.compiled = compile_if_faster(self._transformer, batches, self.budget, self._lanes)
         self._lanes.run(batches.step, _counting_all(advance, prepared.tokens), alone=alone)
         self._remember_budget()
         if self.device.type != "cuda":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,12 +50,23 @@ class Batches:
         *,
         dim: int,
         most: int | None,
+        clock: Callable[[], float],
     ) -> None:
-        """Cut ``window`` into batches of ``budget`` tokens, or of ``most`` where that is less."""
+        """Cut ``window`` into batches of ``budget`` tokens, or of ``most`` where that is less.
+
+        Args:
+            window: tokenised.
+            transformer: encodes.
+            budget: told how long full batches took while it is being found.
+            dim: width d of the embeddings.
+            most: tokens a batch, whatever the budget; None for no such limit.
+            clock: gives seconds.
+        """
         self._window = window
         self._transformer = transformer
         self._budget = budget
         self._most = most
+        self._clock = clock
         self._lengths = window.tokens.lengths
         self._lock = threading.Lock()
         self._left = [slice(0, len(self._lengths))] if len(self._lengths) else []
@@ -66,17 +75,14 @@ class Batches:
             (len(self._lengths), dim), dtype=torch.float32, device=transformer.device
         )
 
-    def time_of(self, *, tokens: int, repeat: int) -> float:
-        """Return the least seconds that a batch of about ``tokens`` from the middle takes."""
+    def try_one(self, *, tokens: int) -> float:
+        """Return the seconds that a batch of about ``tokens`` from the window's middle takes."""
+        started = self._clock()
         start = len(self._lengths) // 2
         rows = max(tokens // int(self._lengths[start]), 1)
-        least = math.inf
-        for _ in range(repeat):
-            started = time.perf_counter()
-            self._embed(slice(start, min(start + rows, len(self._lengths))))
-            _wait_for(self._transformer.device)
-            least = min(least, time.perf_counter() - started)
-        return least
+        self._embed(slice(start, min(start + rows, len(self._lengths))))
+        _wait_for(self._transformer.device)
+        return self._clock() - started
 
     def step(self) -> int | None:
         """Encode one batch and return how many rows it held, None when none is left.
@@ -89,7 +95,7 @@ class Batches:
         if rows is None:
             return None
         finding = self._budget.chosen is None
-        started = time.perf_counter()
+        started = self._clock()
         tokens = self._tokens_of(rows)
         try:
             self.embeddings[rows] = self._embed(rows)
@@ -101,7 +107,7 @@ class Batches:
             self._give_back(rows, tokens, error)
             return 0
         if finding and tokens + int(self._lengths[rows.start]) > asked:
-            self._budget.tell(asked, tokens=tokens, seconds=time.perf_counter() - started)
+            self._budget.tell(asked, tokens=tokens, seconds=self._clock() - started)
         with self._lock:
             self.padded_tokens += tokens
         return int(rows.stop - rows.start)
