@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from benchmarks.results_file import read
+from benchmarks.results_file import RESULTS, read
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -52,10 +53,63 @@ def memory() -> str:
     return "\n".join(lines)
 
 
+def encoding() -> str:
+    """Return two tables for each device, model and precision that was measured."""
+    names = sorted(path.stem for path in RESULTS.glob("encoding_*.jsonl"))
+    return "\n\n".join(_encoding_of(read(name)) for name in names)
+
+
+def _encoding_of(rows: list[dict[str, Any]]) -> str:
+    setup = next(row for row in rows if row["figure"] == "setup")
+    memory = {row["contender"]: row for row in rows if row["figure"] == "memory"}
+    lines = [
+        f"{_encoding_caption(setup)}",
+        "",
+        "| | sentences/s | tokens/s | share of matrix peak | padding | peak memory |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in (row for row in rows if row["figure"] == "contender"):
+        peak = memory.get(row["contender"])
+        lines.append(
+            f"| {row['contender']} | {row['sentences_per_second']:,.0f} "
+            f"| {row['tokens_per_second']:,.0f} | {_percent(row['share_of_peak'])} "
+            f"| {_percent(row['padding_share'])} "
+            f"| {'–' if peak is None else format(peak['peak_mib'], ',.0f') + ' MiB'} |"
+        )
+    lines += ["", "| | CPU time | wall time |", "|---|---:|---:|"]
+    ratios: dict[str, dict[str, str]] = {}
+    for row in (row for row in rows if row["figure"] == "ratio"):
+        spread = f"{row['median']:.2f} ({row['least']:.2f}–{row['greatest']:.2f})"
+        ratios.setdefault(row["name"], {})[row["clock"]] = spread
+    for name, clocks in ratios.items():
+        lines.append(f"| {name} | {clocks.get('cpu', '–')} | {clocks.get('wall', '–')} |")
+    cosines = [row for row in rows if row["figure"] == "cosine" and row["dtype"] == "float32"]
+    if cosines:
+        least = min(row["least"] for row in cosines)
+        lines += ["", f"Least cosine between both libraries' embeddings in float32: {least:.7f}."]
+    return "\n".join(lines)
+
+
+def _encoding_caption(setup: Mapping[str, Any]) -> str:
+    model = Path(setup["model"]).name
+    cores = f"{setup['threads']} cores" if setup["device"] == "cpu" else setup["device_name"]
+    trial = "" if setup["enough_texts"] else " **A trial, too small to judge by.**"
+    return (
+        f"{model}, {setup['dtype']}, {cores}: {setup['texts']:,} texts "
+        f"({setup['abstracts']:,} abstracts, the rest sentences; {setup['tokens']:,} tokens, at "
+        f"most {setup['max_length']} a text), rounds: {setup['rounds']}.{trial}"
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "scifact": scifact,
     "store_dtype": store_dtype,
     "memory": memory,
+    "encoding": encoding,
 }
 
 

@@ -233,6 +233,13 @@ def test_a_budget_halved_while_it_is_sought_goes_on_below():
     assert (budget.chosen, budget.halvings) == (45, 2)
 
 
+def test_a_small_window_asks_for_rungs_that_it_can_fill():
+    budget = TokenBudget([100, 200, 400])
+    assert {budget.ask(250) for _ in range(6)} == {100, 200}
+    assert budget.ask(30) == 30
+    assert TokenBudget([100, 200], known=200).ask(120) == 120
+
+
 @given(st.lists(st.integers(1, 5000), max_size=20))
 def test_a_halved_budget_never_reaches_zero(failures):
     budget = TokenBudget([100, 200, 400])
@@ -291,6 +298,21 @@ def test_lanes_share_the_steps_and_tell_the_caller():
     assert threading.current_thread().name not in threads
     lanes.run(step, told.append, alone=True)
     assert threading.current_thread().name in threads
+
+
+def test_a_lane_keeps_its_share_of_the_cores():
+    lanes = Lanes(CPU, 2)
+    left, seen = iter(range(8)), []
+
+    def step():
+        if next(left, None) is None:
+            return None
+        torch.ones(8) @ torch.ones(8)
+        seen.append(torch.get_num_threads())
+        return 0
+
+    lanes.run(step, lambda _: None)
+    assert seen == [1] * 8
 
 
 def test_what_a_step_or_the_caller_raises_stops_the_lanes():

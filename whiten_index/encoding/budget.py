@@ -51,13 +51,16 @@ class TokenBudget:
         """The budget settled on, or one in the middle of the ladder."""
         return self._chosen or self._ladder[len(self._ladder) // 2]
 
-    def ask(self) -> int:
-        """Return the budget of the next batch."""
+    def ask(self, most: int | None = None) -> int:
+        """Return the budget of the next batch, ``most`` at most."""
         with self._lock:
             if self._chosen is not None:
-                return self._chosen
+                return self._chosen if most is None else min(self._chosen, most)
+            rungs = [rung for rung in self._ladder if most is None or rung <= most]
+            if not rungs:
+                return self._ladder[0] if most is None else most
             self._asked += 1
-            return self._ladder[(self._asked - 1) % len(self._ladder)]
+            return rungs[(self._asked - 1) % len(rungs)]
 
     def tell(self, budget: int, *, tokens: int, seconds: float) -> bool:
         """Hear how long a full batch took; return whether that settled the budget."""

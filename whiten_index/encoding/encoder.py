@@ -30,6 +30,7 @@ from whiten_index.overlap import overlapped
 WINDOW_ROWS = {"cpu": 16_384, "other": 65_536}
 # Below so many tokens one batch on all cores answers sooner than a batch a core.
 _TOKENS_WORTH_A_LANE = 128
+_BATCHES_A_LANE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,15 +223,16 @@ class Encoder:
         Raises:
             EncoderError: one text alone does not fit into the memory.
         """
-        # A lane must not be left without work while another has twice its share.
+        # Several batches a lane, so that none is long without work at the end and little is padded.
         share = len(prepared.tokens.ids) // self._lanes.count
         alone = share <= _TOKENS_WORTH_A_LANE
+        most = max(share // _BATCHES_A_LANE, _TOKENS_WORTH_A_LANE)
         batches = Batches(
             prepared,
             self._transformer,
             self.budget,
             dim=self.dim,
-            most=None if alone else share,
+            most=None if alone else most,
             clock=self._lanes.clock,
         )
         if self._to_compile and not alone:

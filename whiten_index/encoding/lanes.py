@@ -88,7 +88,7 @@ class Lanes:
         if self._pool is None:
             callers = torch.get_num_threads()
             self._pool = ThreadPoolExecutor(
-                self.count, "encode", torch.set_num_threads, (self._threads_each,)
+                self.count, "encode", _take_threads, (self._threads_each,)
             )
             # The barrier makes every thread start now; torch's default for threads to come, which
             # each of them changed, is set back after it.
@@ -98,3 +98,9 @@ class Lanes:
             barrier.wait()
             torch.set_num_threads(callers)
         return self._pool
+
+
+def _take_threads(count: int) -> None:
+    torch.set_num_threads(count)
+    # torch settles a thread's number when the thread first asks for it: before it is set back.
+    torch.get_num_threads()

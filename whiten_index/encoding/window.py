@@ -90,7 +90,7 @@ class Batches:
         Raises:
             EncoderError: a single text does not fit into the memory.
         """
-        asked = self._budget.ask()
+        asked = self._budget.ask(self._most)
         rows = self._take(asked)
         if rows is None:
             return None
@@ -107,7 +107,9 @@ class Batches:
             self._give_back(rows, tokens, error)
             return 0
         if finding and tokens + int(self._lengths[rows.start]) > asked:
-            self._budget.tell(asked, tokens=tokens, seconds=self._clock() - started)
+            # Tokens of padding are no work done.
+            real = self._real_tokens(rows)
+            self._budget.tell(asked, tokens=real, seconds=self._clock() - started)
         with self._lock:
             self.padded_tokens += tokens
         return int(rows.stop - rows.start)
@@ -117,8 +119,7 @@ class Batches:
             if not self._left:
                 return None
             left = self._left.pop()
-            tokens = asked if self._most is None else min(asked, self._most)
-            rows = max(tokens // int(self._lengths[left.start]), 1)
+            rows = max(asked // int(self._lengths[left.start]), 1)
             stop = min(left.start + rows, left.stop)
             if stop < left.stop:
                 self._left.append(slice(stop, left.stop))
@@ -141,9 +142,12 @@ class Batches:
     def _tokens_of(self, rows: slice) -> int:
         """Return the tokens that a batch computes, those of padding counted."""
         if self._transformer.packs:
-            offsets = self._window.tokens.offsets
-            return int(offsets[rows.stop] - offsets[rows.start])
+            return self._real_tokens(rows)
         return int((rows.stop - rows.start) * self._lengths[rows.start])
+
+    def _real_tokens(self, rows: slice) -> int:
+        offsets = self._window.tokens.offsets
+        return int(offsets[rows.stop] - offsets[rows.start])
 
     def _embed(self, rows: slice) -> Tensor:
         window, transformer = self._window, self._transformer
