@@ -14,6 +14,7 @@ from whiten_index.build import check_early
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import Shard
 from whiten_index.encode import open_corpus, shard_work
+from whiten_index.encoding import chosen_devices
 from whiten_index.errors import ConfigError
 from whiten_index.index import choose_factory
 from whiten_index.progress import Progress, Silent, Stages
@@ -85,7 +86,12 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
             if not there and rows:
                 missing.append(shard)
             watcher.advance(shard.rows)
-    rate = _calibrate(work, missing, stages) if config.embedding_column is None else None
+    rate = None
+    if config.embedding_column is None and missing:
+        # GPUs add up; the cores of one CPU do not.
+        devices = chosen_devices(config.device)
+        several = len(devices) if devices[0].startswith("cuda") else 1
+        rate = several * _calibrate(work, missing, stages)
     rows, dim = reused + to_encode, int(work.store.encoder["dim"])
     k = _width(config, dim)
     return BuildPlan(
@@ -116,10 +122,8 @@ def _look_up(work: ShardWork, shard: Shard) -> tuple[int, int, bool]:
     return len(batch), len(batch) * int(work.store.encoder["dim"]) * itemsize, there
 
 
-def _calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float | None:
-    """Return rows/s of encoding a sample from the middle of what is missing."""
-    if not missing:
-        return None
+def _calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float:
+    """Return rows/s of encoding a sample from the middle of what is missing, on one device."""
     batch = work.batch_of(missing[len(missing) // 2])
     assert isinstance(batch, TextBatch)
     step = max(len(batch) // _CALIBRATION_ROWS, 1)
