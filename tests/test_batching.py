@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index.encoding import Encoder
+from whiten_index.encoding import Encoder, batching, embedded_available, find_model
 from whiten_index.encoding.batching import tokenize
 from whiten_index.encoding.budget import LADDERS, TokenBudget, remember, remembered
 from whiten_index.encoding.lanes import Lanes
@@ -240,6 +243,34 @@ def test_a_small_window_asks_for_rungs_that_it_can_fill():
     assert TokenBudget([100, 200], known=200).ask(120) == 120
 
 
+def test_small_windows_settle_on_what_they_could_try_but_do_not_have_it_remembered():
+    budget = TokenBudget([100, 200, 400])
+    for _ in range(8):
+        asked = budget.ask(250)
+        budget.tell(asked, tokens=asked, seconds=1.0, most=250)
+    assert (budget.chosen, budget.thorough) == (200, False)
+
+
+def test_a_budget_found_while_memory_was_short_is_not_remembered(
+    tiny_model, texts, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(LADDERS, "cpu", (64, 128, 256))
+    encoder = load(tiny_model, threads=1)
+    with monkeypatch.context() as starved:
+        starve(encoder, starved, most=130, error="cuda")
+        encoder.encode(texts * 3)
+    assert encoder.budget.chosen is not None
+    assert load(tiny_model, threads=1).budget.chosen is None
+
+
+@pytest.mark.parametrize(
+    ("threads", "lanes"), [(1, 1), (2, 2), (16, 16), (17, 16), (24, 12), (31, 15)]
+)
+def test_lanes_leave_few_cores_idle(threads, lanes):
+    assert Lanes(CPU, threads).count == lanes
+
+
 @given(st.lists(st.integers(1, 5000), max_size=20))
 def test_a_halved_budget_never_reaches_zero(failures):
     budget = TokenBudget([100, 200, 400])
@@ -337,3 +368,99 @@ def test_what_a_step_or_the_caller_raises_stops_the_lanes():
     heard = []
     lanes.run(lambda: next(taken, None), heard.append)
     assert heard == [1, 1]
+
+
+# --------------------------------------------------------------------------- long texts
+
+
+@given(st.lists(st.text("ab", max_size=9), max_size=30))
+def test_chunks_hold_so_many_texts_and_characters(texts):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "_CHUNK_TEXTS", 4)
+        patch.setattr(batching, "_CHUNK_CHARACTERS", 12)
+        chunks = list(batching.chunks(texts))
+    assert [text for chunk in chunks for text in chunk] == texts
+    assert all(len(chunk) == 1 or sum(map(len, chunk)) <= 12 for chunk in chunks)
+    assert all(1 <= len(chunk) <= 4 for chunk in chunks)
+    # None could have held the first text of the next one too.
+    for chunk, (first, *_) in itertools.pairwise(chunks):
+        assert len(chunk) == 4 or sum(map(len, chunk)) + len(first) > 12
+
+
+@pytest.fixture(scope="module", params=["tiny", "minilm"])
+def bert(request, tiny_model):
+    if request.param == "minilm" and not embedded_available():
+        pytest.skip("the embedded model is not installed")
+    folder = tiny_model if request.param == "tiny" else find_model("all-MiniLM-L6-v2").path
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+BLANKS = (" ", "  ", "\n", "\t", "\r\n", " " * 90, "\u00a0", "\u3000", "\x1c", "\u200b", "\u00ad")
+WORDS = ("the", "king's", "x" * 101, "ab" * 49, "[SEP]", "[SE", "P]", "[MASK] ", "##s", "e.g.")
+OTHERS = ("日本語。", "İ", "Σ", "ß", "e\u0301", "\u0301", "\ufffd", "\x00", "🎉", "한국", "が")
+FRAGMENTS = st.one_of(st.sampled_from([*BLANKS, *WORDS, *OTHERS]), st.text(max_size=12))
+LONG = st.tuples(st.lists(FRAGMENTS, max_size=40), st.integers(1, 9)).map(
+    lambda made: "".join(made[0]) * made[1]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(LONG, min_size=1, max_size=4), st.integers(3, 9), st.sampled_from([1, 3, 8, 64]))
+def test_the_tokens_kept_are_those_of_the_whole_text(bert, texts, max_length, letters):
+    whole = [bert(text, truncation=False, verbose=False)["input_ids"] for text in texts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "_CHARACTERS_A_TOKEN", letters)
+        window = tokenize(bert, texts, max_length=max_length)
+    assert window.truncated.tolist() == [len(ids) > max_length for ids in whole]
+    for i, ids in enumerate(whole):
+        assert row(window, i) == (
+            ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
+        )
+
+
+class _Reading:
+    """A tokenizer's backend that notes how many characters it is given."""
+
+    def __init__(self, backend):
+        self._backend, self.read = backend, []
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    def encode_batch_fast(self, texts):
+        self.read += map(len, texts)
+        return self._backend.encode_batch_fast(texts)
+
+
+def lengths_read(tokenizer, texts, *, side="right"):
+    reading = _Reading(tokenizer.backend_tokenizer)
+    given = SimpleNamespace(backend_tokenizer=reading, truncation_side=side, pad_token_id=0)
+    window = tokenize(given, texts, max_length=8)
+    return reading.read, window.truncated.tolist()
+
+
+def test_of_a_long_text_no_more_is_read_than_it_takes(bert):
+    assert lengths_read(bert, ["the cat " * 1000, "日本" * 5000]) == ([512, 512], [True, True])
+    assert lengths_read(bert, ["the cat " * 64]) == ([512], [True])
+    # Too few tokens in what was read first, nowhere to stop, and a text that is kept at its end.
+    assert lengths_read(bert, ["the" + " " * 9000 + "cat"]) == ([512, 9006], [False])
+    assert lengths_read(bert, ["x" * 9000]) == ([9000], [False])
+    assert lengths_read(bert, ["the cat " * 1000], side="left") == ([8000], [True])
+
+
+def test_other_tokenizers_read_all_of_a_text(tiny_model):
+    def changed(name, value):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
+        setattr(tokenizer.backend_tokenizer, name, value)
+        return tokenizer
+
+    spaced = transformers.AutoTokenizer.from_pretrained(tiny_model)
+    spaced.backend_tokenizer.add_special_tokens(["the cat"])
+    normalizers, splits = tokenizers.normalizers, tokenizers.pre_tokenizers
+    for other in (
+        spaced,
+        changed("pre_tokenizer", splits.Whitespace()),
+        changed("normalizer", normalizers.NFC()),
+        changed("normalizer", normalizers.BertNormalizer(handle_chinese_chars=False)),
+    ):
+        assert lengths_read(other, ["the cat " * 1000]) == ([8000], [True])

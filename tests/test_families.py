@@ -449,7 +449,7 @@ def test_a_prompt_name_that_does_not_exist_names_those_there_are(bert_with, side
         match=f"--{side}-prompt-name 'querry' is no prompt of .*: it has empty, passage, query",
     ):
         resolve(bert_with(prompts=PROMPTS), **option)
-    with pytest.raises(ConfigError, match=f"it has none, or give the text with --{side}-prompt"):
+    with pytest.raises(ConfigError, match=f"it has none; give the text with --{side}-prompt"):
         resolve(bert_with(), **option)
     with pytest.raises(ConfigError, match=f"--{side}-prompt and --{side}-prompt-name were both"):
         EncoderConfig(**option, **{f"{side}_prompt": "x"})

@@ -108,7 +108,7 @@ def edit_weights(folder: Path, edit: Callable[[dict], None]) -> None:
         ({"dtype": "int4"}, "dtype 'int4' is unknown; use float32, bfloat16, float16, int8"),
         ({"dtype": "int8", "device": "cuda"}, "int8 is for CPUs; .* use bfloat16 or float16"),
         ({"pooling": "first-last-avg", "layers": (0,)}, "chooses the layers itself"),
-        ({"threads": 0}, "--threads takes a positive number; 0 was given"),
+        ({"threads": 0}, "--threads takes a number from 1 to 1024; 0 was given"),
         ({"max_length": 2}, "--max-length 2 leaves no room .* at least 3"),
     ],
 )
@@ -365,7 +365,14 @@ def test_a_folder_that_lacks_a_part_is_refused(copy_of, file, message):
 
 @pytest.mark.parametrize(
     ("file", "text"),
-    [("config.json", "{"), ("config.json", "[]"), ("modules.json", "{"),
+    [("config.json", "{"), ("config.json", "[]"), ("modules.json", "[]"), ("modules.json", "[{}]"),
+     ("1_Pooling/config.json", "{}"), ("1_Pooling/config.json", '{"pooling_mode": 7}'),
+     ("sentence_bert_config.json", '{"max_seq_length": "x"}'),
+     ("sentence_bert_config.json", '{"max_seq_length": -3}'),
+     ("tokenizer_config.json", '{"model_max_length": "x"}'),
+     ("config_sentence_transformers.json", '{"prompts": ["a"]}'),
+     ("config_sentence_transformers.json", '{"prompts": {}, "default_prompt_name": ["x"]}'),
+     ("modules.json", "{"),
      ("1_Pooling/config.json", "]"), ("tokenizer_config.json", "x"), ("tokenizer.json", "{"),
      ("model.safetensors", "cut")],
 )  # fmt: skip

@@ -213,7 +213,7 @@ MIXED = st.lists(
 def test_a_passage_has_the_tokens_asked_for_at_most_when_it_is_encoded(
     backend: tokenizers.Tokenizer, text: str, tokens: int, lower: bool, data: st.DataObject
 ) -> None:
-    overlap = data.draw(st.integers(0, 4))
+    overlap = data.draw(st.integers(0, 3))
     prompt = data.draw(st.sampled_from(["", "a: "])) if tokens > 12 else ""
     splitter = PassageSplitter(
         backend, PassageConfig(tokens, overlap), prompt=prompt, lower_case=lower
@@ -281,6 +281,22 @@ def test_the_room_is_what_special_tokens_and_prompt_leave(tiny_model: Path) -> N
     assert load(tiny_model, 16, document_prompt="the old book, ").room == 10
 
 
+def test_the_greatest_overlap_multiplies_the_text_by_little(tiny_model: Path) -> None:
+    splitter = load(tiny_model, 32, 15)
+    assert splitter.room == 30
+    random = np.random.default_rng(0)
+    for lengths in (
+        [10_000],
+        [1] * 2000,
+        random.integers(1, 40, 400),
+        [1, 14] * 400,
+        [1, 29] * 300,
+    ):
+        text = " ".join("the " * (length - 1) + "cat." for length in lengths)
+        (spans,) = splitter.split([text])
+        assert sum(end - start for start, end in spans) < 3 * len(text)
+
+
 @pytest.mark.parametrize(
     ("tokens", "overlap", "options", "message"),
     [
@@ -293,7 +309,15 @@ def test_the_room_is_what_special_tokens_and_prompt_leave(tiny_model: Path) -> N
         ),
         (2, 0, {}, r"leaves no room for text beside 2 special tokens; give at least 3"),
         (6, 0, {"document_prompt": "the old book, "}, r"2 special tokens and 4 of the prompt.* 7"),
-        (16, 14, {}, r"--overlap 14 is not below the 14 tokens of text.*give at most 13"),
+        (16, 8, {}, r"--overlap 8 is more than half of the 14 tokens of text.*give at most 7"),
+        (17, 8, {}, r"--overlap 8 is more than half of the 15 tokens of text.*give at most 7"),
+        (3, 1, {}, r"--overlap 1 is more than half of the 1 tokens of text.*give at most 0"),
+        (
+            16,
+            6,
+            {"document_prompt": "the old book, "},
+            r"the 10 tokens of .* and 4 of the prompt\); give at most 5",
+        ),
     ],
 )
 def test_lengths_that_cannot_work_are_refused_in_words(
@@ -372,6 +396,10 @@ def config(**options: Any) -> BuildConfig:
             {"passage_tokens": 16, "keep": ("year", "passage_end")},
             r"cannot be called 'passage_end'.*rename yours",
         ),
+        (
+            {"passage_tokens": 16, "text_columns": ("a", "t"), "keep": ("year", "t")},
+            r"--keep t would repeat the whole text .*leave it out of --keep.* passage_text",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
@@ -390,3 +418,4 @@ def test_passages_make_another_corpus_and_nothing_changes_without_them() -> None
     assert passages == {**plain, "passages": [16, 0]}
     assert config(passage_tokens=16, overlap=2).passage_config() == PassageConfig(16, 2)
     assert config().passage_config() is None
+    assert config(keep=("t",)).corpus_config().keep == ("t",)

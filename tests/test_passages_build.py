@@ -156,7 +156,8 @@ def test_a_store_alone_takes_no_passages(tmp_path: Path, corpus: str, tiny_model
     ("more", "message"),
     [
         ({"passage_tokens": 33}, r"--passage-tokens 33 is more than the 32 tokens"),
-        ({"passage_tokens": 16, "overlap": 14}, r"--overlap 14 is not below the 14 tokens"),
+        ({"passage_tokens": 16, "overlap": 8}, r"--overlap 8 is more than half .*at most 7"),
+        ({"passage_tokens": 16, "keep": "text"}, r"--keep text would repeat .*passage_text"),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused_and_leaves_no_store(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
 
 
-_AGREEMENT_ROWS = 512
+_AGREEMENT_ROWS, _AGREEMENT_SHARDS = 512, 8
 
 
 class EncoderSource:
@@ -111,13 +111,18 @@ class EncodeReport:
     stages: Stages
     compiled: str = ""
 
+    @property
+    def agreement(self) -> dict[str, Any] | None:
+        """How well an int8 encoder agrees with its float32 self on this corpus, else None."""
+        return self.store.agreement(self.record.source)
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return {
             "store": str(self.store.root),
             "encoder": self.store.encoder,
             "counts": self.counts.to_json(),
-            "agreement": self.store.agreement(),
+            "agreement": self.agreement,
             "compiled": self.compiled,
             "rows": self.record.rows,
             "bytes": {"raw": raw_bytes(self.store, self.record)},
@@ -164,7 +169,7 @@ def encode_shards(config: BuildConfig, corpus: ParquetCorpus, stages: Stages) ->
 
 def _encode_and_record(config: BuildConfig, work: ShardWork, stages: Stages) -> EncodeReport:
     counts, parts, corpus = Counts(), list[CorpusPart](), work.corpus
-    devices = ("cpu",) if corpus.dim is not None else chosen_devices(config.device)
+    devices = ("cpu",) if corpus.dim is not None else chosen_devices(config.encoder_config().device)
     runner = _runner(config, work, devices)
     rows = corpus.config.shard_rows * window_factor(devices[0])
     compiled = ""
@@ -187,31 +192,41 @@ def _encode_and_record(config: BuildConfig, work: ShardWork, stages: Stages) -> 
             "check the columns named and the row filter"
         )
     work.store.save_corpus(record)
-    if counts.encoded and work.store.encoder.get("dtype") == "int8":
-        _measure_agreement(config, work, stages)
-    return EncodeReport(work.store, record, counts, stages, compiled)
+    report = EncodeReport(work.store, record, counts, stages, compiled)
+    if work.store.encoder.get("dtype") == "int8" and (counts.encoded or not report.agreement):
+        _measure_agreement(config, work, report)
+    return report
 
 
-def _measure_agreement(config: BuildConfig, work: ShardWork, stages: Stages) -> None:
+def _measure_agreement(config: BuildConfig, work: ShardWork, report: EncodeReport) -> None:
     """Encode some of the corpus's own texts in float32 too, and keep how well both agree."""
     from whiten_index.encoding import agreement
 
-    texts: list[str] = []
-    for shard in work.corpus.shards:
-        batch = work.batch_of(shard)
-        texts += batch.texts if isinstance(batch, TextBatch) else []
-        if len(texts) >= _AGREEMENT_ROWS:
-            break
-    rng = np.random.default_rng(config.seed)
-    chosen = rng.choice(len(texts), min(len(texts), _AGREEMENT_ROWS), replace=False)
-    sample = [texts[row] for row in chosen]
+    sample = _sample_texts(work, seed=config.seed)
     if len(sample) < 2:
         return
-    exact = EncoderSource(replace(config.encoder_config(), dtype="float32"))
-    with stages.stage("check int8", len(sample)) as watcher:
-        found = agreement(work.encoder().encode(sample), exact().encode(sample))
+    ours, exact = (
+        EncoderSource(replace(config.encoder_config(), dtype=dtype, device="cpu", compile=False))
+        for dtype in ("int8", "float32")
+    )
+    with report.stages.stage("check int8", len(sample)) as watcher:
+        found = agreement(ours().encode(sample), exact().encode(sample))
         watcher.advance(len(sample))
-    work.store.save_agreement(found.to_json())
+    work.store.save_agreement(report.record.source, found.to_json())
+
+
+def _sample_texts(work: ShardWork, *, seed: int) -> list[str]:
+    """Return up to 512 texts at random from up to eight shards across the corpus."""
+    rng = np.random.default_rng(seed)
+    shards = work.corpus.shards
+    count = min(len(shards), _AGREEMENT_SHARDS)
+    texts: list[str] = []
+    for position in np.linspace(0, len(shards) - 1, count).astype(int):
+        batch = work.batch_of(shards[position])
+        if isinstance(batch, TextBatch):
+            chosen = rng.permutation(len(batch))[: _AGREEMENT_ROWS // count]
+            texts += [batch.texts[row] for row in chosen]
+    return texts
 
 
 def _runner(config: BuildConfig, work: ShardWork, devices: Sequence[str]) -> Runner:
@@ -290,8 +305,7 @@ def _count(counts: Counts, result: ShardResult, *, wanted: str) -> None:
     counts.read += result.part.read
     counts.truncated += result.part.truncated
     counts.skipped.update(result.skipped)
-    # Rows of the corpus, however many passages they were cut into.
-    rows = result.part.read - sum(result.skipped.values())
+    rows = _rows_of(result)
     if result.reused:
         counts.reused += rows
     else:
@@ -299,6 +313,11 @@ def _count(counts: Counts, result: ShardResult, *, wanted: str) -> None:
     counts.remade_shards += result.remade
     if result.stored is not None and wanted == "float16":
         counts.float32_shards += result.stored.dtype == "float32"
+
+
+def _rows_of(result: ShardResult) -> int:
+    """Return the rows of the corpus in a shard, however many passages they were cut into."""
+    return result.part.read - sum(result.skipped.values())
 
 
 def _count_encoded(counts: Counts, encoded: EncodedFacts) -> None:
@@ -311,8 +330,8 @@ def _count_encoded(counts: Counts, encoded: EncodedFacts) -> None:
 def _add_seconds(stages: Stages, window: WindowResult) -> None:
     """Show the steps of the encode stage too: they overlap, so they sum up to more than it."""
     read = sum(shard.part.read for shard in window.shards)
-    rows = sum(shard.part.rows for shard in window.shards)
-    encoded = 0 if window.encoded is None else window.encoded.rows
+    rows = sum(map(_rows_of, window.shards))
+    encoded = sum(_rows_of(shard) for shard in window.shards if not shard.reused)
     handled = {"read": read, "tokenise": encoded, "encode": encoded, "store": rows}
     for name, seconds in window.seconds.items():
         key = f"encode/{name}"

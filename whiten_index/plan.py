@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,8 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
     stages = Stages(progress or Silent())
     corpus = open_corpus(config, stages)
     check_early(config, corpus)
-    work = shard_work(config, corpus, write=False)
+    # What compiling gains is found by the build itself.
+    work = shard_work(replace(config, compile=False), corpus, write=False)
     missing: list[Shard] = []
     reused = to_encode = raw_bytes = 0
     with stages.stage("look up shards", corpus.rows) as watcher:
@@ -89,7 +90,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
     rate = None
     if config.embedding_column is None and missing:
         # GPUs add up; the cores of one CPU do not.
-        devices = chosen_devices(config.device)
+        devices = chosen_devices(config.encoder_config().device)
         several = len(devices) if devices[0].startswith("cuda") else 1
         rate = several * _calibrate(work, missing, stages)
     rows, dim = reused + to_encode, int(work.store.encoder["dim"])
@@ -129,7 +130,7 @@ def _calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float:
     step = max(len(batch) // _CALIBRATION_ROWS, 1)
     sample = batch.texts[::step][:_CALIBRATION_ROWS]
     encoder = work.encoder()
-    encoder.encode(sample[:16])
+    encoder.encode(sample)
     with stages.stage("calibrate", len(sample)) as watcher:
         started = time.perf_counter()
         encoder.encode(sample)

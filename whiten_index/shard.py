@@ -178,6 +178,10 @@ class ShardWork:
         """
         clock = _Clock()
         encoded = None if ran.encoded is None else self.encoder().collect(ran.encoded)
+        seconds = dict(ran.seconds)
+        if encoded is not None:
+            # On a device it is here that its work is waited for.
+            seconds["encode"] += clock.lap()
         results, start = [], 0
         for shard in ran.shards:
             stop = start + len(_texts_to_encode(shard))
@@ -193,7 +197,7 @@ class ShardWork:
                 out_of_memory=ran.out_of_memory,
                 compiled=self.encoder().compiled,
             )
-        return WindowResult(tuple(results), facts, {**ran.seconds, "store": clock.lap()})
+        return WindowResult(tuple(results), facts, {**seconds, "store": clock.lap()})
 
     def batch_of(self, shard: Shard) -> TextBatch | EmbeddingBatch:
         """Read a shard, its texts cut into passages where these are asked for."""

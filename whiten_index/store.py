@@ -4,7 +4,7 @@ Layout below the root, one folder an encoder::
 
     <encoder-fingerprint>/
         manifest.json                     the encoder
-        agreement.json                    of an int8 encoder with its float32 self, on a sample
+        agreements/<source-fingerprint>.json  an int8 encoder beside its float32 self, on a sample
         shards/<shard-fingerprint>/       embeddings + text digests, moments, manifest (last)
         rows/<digest>.arrow.zst           ids and kept columns of a shard, as one corpus has them
         corpora/<source-fingerprint>.json the shards of a corpus, in order
@@ -36,7 +36,6 @@ from whiten_index.tensors import read_tensors, write_tensors
 FORMAT_VERSION = 1
 _STORE, _SHARD, _CORPUS = "store", "shard", "corpus"
 _ROWS_SUFFIX = ".arrow.zst"
-_AGREEMENT = "agreement.json"
 _EMBEDDINGS, _MOMENTS = "embeddings.safetensors", "moments.safetensors"
 _REMEDY = (
     "run the same encode or build with the corpus again, which makes just what is missing anew"
@@ -243,8 +242,8 @@ class EmbeddingStore:
         shard = StoredShard(fingerprint, len(kept), str(kept.dtype), truncated, kept.nbytes)
         folder = self._shards / fingerprint
         if folder.exists() and self.find(fingerprint) is None:
-            with manifest.writing(folder):
-                shutil.rmtree(folder)
+            # Two processes may find the same damaged shard.
+            shutil.rmtree(folder, ignore_errors=True)
 
         def fill(temporary: Path) -> dict[str, Any]:
             tensors = {"embeddings": kept, "digests": digests}
@@ -343,17 +342,22 @@ class EmbeddingStore:
             )
         return records[0]
 
-    def save_agreement(self, value: Mapping[str, Any]) -> None:
-        """Remember how well this encoder was found to agree with its float32 self."""
-        with manifest.writing(self.folder):
-            manifest.write_json(self.folder / _AGREEMENT, value)
+    def save_agreement(self, source: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+        """Remember how well an encoder agrees with its float32 self on a corpus's texts."""
+        path = self._agreement(source)
+        with manifest.writing(path):
+            path.parent.mkdir(exist_ok=True)
+            manifest.write_json(path, value)
 
-    def agreement(self) -> dict[str, Any] | None:
-        """Return what ``save_agreement`` was given last, None where it never was."""
+    def agreement(self, source: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what ``save_agreement`` was given last for a corpus, None where it never was."""
         try:
-            return manifest.read_json(self.folder / _AGREEMENT, what="an agreement")
+            return manifest.read_json(self._agreement(source), what="an agreement")
         except ArtifactError:
             return None
+
+    def _agreement(self, source: Mapping[str, Any]) -> Path:
+        return self.folder / "agreements" / f"{manifest.fingerprint(dict(source))}.json"
 
     def require(self, fingerprint: str, *, verify: bool = True) -> StoredShard:
         """Return a finished shard, with ``verify`` checked against its checksums.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from whiten_index.batch import PASSAGE_COLUMNS
+from whiten_index.batch import PASSAGE_COLUMNS, PASSAGE_TEXT
 from whiten_index.corpus.expression import RowFilter
 from whiten_index.corpus.plan import SHARD_ROWS
 from whiten_index.corpus.rows import ID, OnBadRow
@@ -25,7 +25,7 @@ class CorpusConfig:
         text_columns: string columns joined by a space; empty with an embedding column.
         embedding_column: list column of float16/32/64 that takes the place of the encoder.
         id_column: string or integer column; without one a row's id is ``file#group:row``.
-        keep: metadata columns kept beside the index.
+        keep: metadata columns kept beside the index; with passages, no text column.
         row_filter: condition such as ``lang == 'en'``.
         limit: use only the first so many rows.
         on_bad_row: what happens to rows that cannot be used.
@@ -86,6 +86,14 @@ class CorpusConfig:
             raise ConfigError(
                 f"a kept column cannot be called {taken[0]!r}: --passage-tokens adds columns named "
                 f"{', '.join(PASSAGE_COLUMNS)}; rename yours, or leave it out of --keep"
+            )
+        # Kept columns are repeated beside each passage: a long text would be, squared.
+        texts = [name for name in self.keep if name in self.text_columns]
+        if texts:
+            raise ConfigError(
+                f"--keep {texts[0]} would repeat the whole text beside each of its passages; leave "
+                "it out of --keep: --passage-tokens keeps each passage's own text as "
+                f"{PASSAGE_TEXT}"
             )
 
 

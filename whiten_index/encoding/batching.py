@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from whiten_index.overlap import ahead
 
-_CHUNK = 1024
+# Texts and characters tokenised at once: what the tokenizer returns is a hundred times their size.
+_CHUNK_TEXTS, _CHUNK_CHARACTERS = 1024, 1 << 20
+# Of a text that will be cut, so many characters for each token that is kept are read. English prose
+# has about 5 a token, so 64 nearly always hold enough; where they do not (long runs of blanks, or
+# words too long for the model), all of the text is read.
+_CHARACTERS_A_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,8 @@ def _tokens(
     cut: list[bool] = []
     # A text without any token, such as one of characters unknown to the model, is one of padding.
     empty = [int(tokenizer.pad_token_id or 0)]
-    # Few enough texts at a time that the tokenizer's bulky objects stay small. Taking these apart
-    # holds Python's lock, which tokenising the next chunk does not need.
-    chunks = (texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK))
-    with closing(ahead(chunks, _tokenizing(tokenizer, max_length))) as tokenized:
+    # Taking a chunk apart holds Python's lock, which tokenising the next one does not need.
+    with closing(ahead(chunks(texts), _tokenizing(tokenizer, max_length))) as tokenized:
         for chunk in tokenized:
             rows = [text.ids or empty for text in chunk]
             counts = [len(row) for row in rows]
@@ -84,6 +87,21 @@ def _tokens(
             ids.append(np.fromiter(chain.from_iterable(rows), np.int32, sum(counts)))
             cut += [bool(text.overflowing) for text in chunk]
     return np.concatenate(ids), np.array(lengths, np.int64), np.array(cut, np.bool_)
+
+
+def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield texts in runs of bounded size; a text beyond the bound is a run of its own."""
+    chunk: list[str] = []
+    characters = 0
+    for text in texts:
+        full = len(chunk) == _CHUNK_TEXTS or characters + len(text) > _CHUNK_CHARACTERS
+        if chunk and full:
+            yield chunk
+            chunk, characters = [], 0
+        chunk.append(text)
+        characters += len(text)
+    if chunk:
+        yield chunk
 
 
 class _Tokens(NamedTuple):
@@ -99,7 +117,9 @@ def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequen
     if backend is not None:
         backend.no_padding()
         backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
-        fast: Callable[[list[str]], Sequence[Any]] = backend.encode_batch_fast
+        fast: Callable[[list[str]], list[Any]] = backend.encode_batch_fast
+        if tokenizer.truncation_side == "right" and _sees_words_alone(backend):
+            return _of_beginnings(fast, max_length * _CHARACTERS_A_TOKEN)
         return fast
 
     def slowly(texts: list[str]) -> list[_Tokens]:
@@ -108,3 +128,61 @@ def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequen
         return [_Tokens(k, len(w) > max_length) for k, w in zip(kept, whole, strict=True)]
 
     return slowly
+
+
+def _of_beginnings(
+    encode: Callable[[list[str]], list[Any]], most: int
+) -> Callable[[list[str]], Sequence[Any]]:
+    """Return ``encode`` that reads no more than it must of a text beyond ``most`` characters."""
+
+    def encode_beginnings(texts: list[str]) -> Sequence[Any]:
+        read = [_beginning(text, most) for text in texts]
+        found = encode(read)
+        # Tokens to spare are the proof that those kept are those of the whole text.
+        again = [
+            row
+            for row, (part, text) in enumerate(zip(read, texts, strict=True))
+            if len(part) < len(text) and not found[row].overflowing
+        ]
+        if again:
+            for row, tokens in zip(again, encode([texts[row] for row in again]), strict=True):
+                found[row] = tokens
+        return found
+
+    return encode_beginnings
+
+
+def _beginning(text: str, most: int) -> str:
+    """Return at most ``most`` characters that end where a word does; the whole text failing that.
+
+    See ``_ends_word``.
+    """
+    if len(text) <= most:
+        return text
+    ends = (end for end in range(most, 0, -1) if _ends_word(text[end - 1]))
+    return text[: next(ends, None)]
+
+
+def _ends_word(letter: str) -> bool:
+    """Tell whether BERT's tokenizer never joins what follows a letter to what is before it.
+
+    True of blanks, and of Chinese characters, around which it puts blanks.
+    """
+    return letter in " \n" or "\u4e00" <= letter <= "\u9fff"
+
+
+def _sees_words_alone(backend: Any) -> bool:
+    """Tell whether the tokens of a text's first words are the first tokens of the text.
+
+    Known of BERT's tokenizer, which sees each word alone; others may look at what follows.
+    """
+    normalizer = backend.normalizer
+    return (
+        type(backend.pre_tokenizer).__name__ == "BertPreTokenizer"
+        and type(normalizer).__name__ == "BertNormalizer"
+        and bool(normalizer.handle_chinese_chars)
+        and not any(
+            token.normalized or any(map(_ends_word, token.content))
+            for token in backend.get_added_tokens_decoder().values()
+        )
+    )

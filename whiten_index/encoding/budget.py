@@ -30,6 +30,8 @@ class TokenBudget:
 
     Attributes:
         halvings: how often memory ran out.
+        thorough: whether every rung was tried before one was chosen, and memory sufficed: only then
+            the choice is worth remembering.
     """
 
     def __init__(self, ladder: Sequence[int], *, known: int | None = None) -> None:
@@ -40,6 +42,7 @@ class TokenBudget:
         self._asked = 0
         self._rates: dict[int, list[float]] = {rung: [] for rung in self._ladder}
         self.halvings = 0
+        self.thorough = False
 
     @property
     def chosen(self) -> int | None:
@@ -56,29 +59,35 @@ class TokenBudget:
         with self._lock:
             if self._chosen is not None:
                 return self._chosen if most is None else min(self._chosen, most)
-            rungs = [rung for rung in self._ladder if most is None or rung <= most]
+            rungs = self._rungs(most)
             if not rungs:
                 return self._ladder[0] if most is None else most
             self._asked += 1
             return rungs[(self._asked - 1) % len(rungs)]
 
-    def tell(self, budget: int, *, tokens: int, seconds: float) -> bool:
-        """Hear how long a full batch took; return whether that settled the budget."""
+    def tell(self, budget: int, *, tokens: int, seconds: float, most: int | None = None) -> None:
+        """Hear how long a full batch took; when every rung up to ``most`` was heard, choose."""
         with self._lock:
             if self._chosen is not None or budget not in self._rates:
-                return False
+                return
             self._rates[budget].append(tokens / max(seconds, 1e-9))
-            if any(len(self._rates[rung]) < _ROUNDS for rung in self._ladder):
-                return False
-            medians = {rung: statistics.median(self._rates[rung]) for rung in self._ladder}
+            rungs = self._rungs(most)
+            if any(len(self._rates[rung]) < _ROUNDS for rung in rungs):
+                return
+            medians = {rung: statistics.median(self._rates[rung]) for rung in rungs}
             good = _CLOSE * max(medians.values())
             self._chosen = min(rung for rung, rate in medians.items() if rate >= good)
-            return True
+            self.thorough = rungs == self._ladder and not self.halvings
+
+    def _rungs(self, most: int | None) -> list[int]:
+        return [rung for rung in self._ladder if most is None or rung <= most]
 
     def halve(self, budget: int) -> None:
         """Hear that a batch of ``budget`` was too much for the memory."""
         with self._lock:
             self.halvings += 1
+            # Memory may be short for a moment only: nothing of this is remembered.
+            self.thorough = False
             most = max(budget // 2, 1)
             if self._chosen is not None:
                 self._chosen = min(self._chosen, most)
@@ -92,18 +101,22 @@ def remembered(facts: Mapping[str, Any]) -> int | None:
     """Return the budget found before for the same model and device, None where none was."""
     try:
         value = json.loads(_file(facts).read_text(encoding="utf-8"))["token_budget"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         return None
-    return value if isinstance(value, int) and value > 0 else None
+    lowest, highest = LADDERS["cpu"][0], LADDERS["other"][-1]
+    # Anything else was not written by ``remember``.
+    sane = isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
+    return value if sane else None
 
 
 def remember(facts: Mapping[str, Any], budget: int) -> None:
     """Keep a budget for later runs on this machine; one that cannot be kept is found again."""
-    path = _file(facts)
     try:
+        path = _file(facts)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"token_budget": budget, "facts": dict(facts)})
-    except (OSError, OutputError):
+    except (OSError, RuntimeError, OutputError):
+        # RuntimeError: this user has no home.
         return
 
 

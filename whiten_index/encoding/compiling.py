@@ -29,20 +29,21 @@ def compile_if_faster(
     if not transformer.compilable:
         return "off: layers other than the last are asked for, which are read between the layers"
     tokens = budget.typical
-    plain = _seconds(batches, lanes, tokens)
-    started = time.perf_counter()
-    transformer.compile()
     try:
+        plain = _seconds(batches, lanes, tokens)
+        started = time.perf_counter()
+        transformer.compile()
         # Two shapes, so that what is compiled takes any.
         batches.try_one(tokens=tokens // 2)
         batches.try_one(tokens=tokens)
+        spent = time.perf_counter() - started
+        gain = plain / _seconds(batches, lanes, tokens)
     except Exception as error:
-        # The compiler needs tools of the machine, and fails in as many ways as these.
+        # The compiler needs tools of the machine, and fails in as many ways as these; memory may
+        # not suffice for the trial.
         transformer.uncompile()
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        return f"off: torch.compile failed here ({reason})"
-    spent = time.perf_counter() - started
-    gain = plain / _seconds(batches, lanes, tokens)
+        return f"off: the trial failed here ({reason})"
     kept = gain >= _WORTH_IT
     if not kept:
         transformer.uncompile()

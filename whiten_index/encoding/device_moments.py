@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from whiten_index.moments import Moments
 
+_BLOCK_ROWS = 8192
+
 
 @torch.inference_mode()
 def moments_on_device(rows: Tensor) -> Moments:
     """Return the moments of rows (n, d) on any device that computes in float64.
 
-    Means, centring and products are those of ``Moments.of``, in float64; only the order of the
-    additions differs.
+    Means, centring and products are those of ``Moments.of``, in float64 and block by block; only
+    the order of the additions differs.
     """
+    blocks = (_block(rows[i : i + _BLOCK_ROWS]) for i in range(0, len(rows), _BLOCK_ROWS))
+    return functools.reduce(operator.add, blocks, Moments.empty(rows.shape[1]))
+
+
+def _block(rows: Tensor) -> Moments:
     x = rows.double()
     mean = x.mean(dim=0)
     x = x - mean

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,9 +56,17 @@ class Encoded:
 
         None where the embeddings were never elsewhere than in this machine's memory.
         """
-        if self._on_device is None:
+        on_device = self._on_device
+        if on_device is None:
             return None
-        return functools.partial(self._on_device.moments, rows)
+
+        def moments(dtype: str) -> Moments:
+            try:
+                return on_device.moments(rows, dtype)
+            except torch.OutOfMemoryError:
+                return Moments.of(self.embeddings[rows].astype(dtype))
+
+        return moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,6 @@ class Encoder:
         }
         self._to_compile = config.compile
         self.compiled = ""
-        self._way_back: torch.cuda.Stream | None = None
         self._kept = remembered(self._facts)
         self.budget = TokenBudget(LADDERS[_kind(self.device)], known=self._kept)
 
@@ -224,15 +230,21 @@ class Encoder:
             EncoderError: one text alone does not fit into the memory.
         """
         # Several batches a lane, so that none is long without work at the end and little is padded.
+        if prepared.ready is not None:
+            here = torch.cuda.current_stream(self.device)
+            here.wait_event(prepared.ready)
+            for tensor in (prepared.ids, prepared.offsets):
+                tensor.record_stream(here)
         share = len(prepared.tokens.ids) // self._lanes.count
         alone = share <= _TOKENS_WORTH_A_LANE
-        most = max(share // _BATCHES_A_LANE, _TOKENS_WORTH_A_LANE)
+        split = not alone and self._lanes.count > 1
+        most = max(share // _BATCHES_A_LANE, _TOKENS_WORTH_A_LANE) if split else None
         batches = Batches(
             prepared,
             self._transformer,
             self.budget,
             dim=self.dim,
-            most=None if alone else most,
+            most=most,
             clock=self._lanes.clock,
         )
         if self._to_compile and not alone:
@@ -277,8 +289,8 @@ class Encoder:
         lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
         tokenizer = self._transformer.tokenizer
         tokens = tokenize(tokenizer, lowered, max_length=self.spec.max_length)
-        ids, offsets = (self._to_device(array) for array in (tokens.ids, tokens.offsets))
-        return PreparedWindow(texts, tokens, ids, offsets, self._unpooled[prompt])
+        (ids, offsets), ready = self._to_device(tokens.ids, tokens.offsets)
+        return PreparedWindow(texts, tokens, ids, offsets, self._unpooled[prompt], ready)
 
     def _count_unpooled(self, prompt: str) -> int:
         """Return how many tokens of a prompt are left out of the pooling.
@@ -296,28 +308,31 @@ class Encoder:
             )
         return 0 if spec.pools_prompt else tokens
 
-    def _to_device(self, array: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cuda":
-            # Pinned memory lets the copy run beside the kernels of the window before.
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor.to(self.device)
+    def _to_device(self, *arrays: NDArray[Any]) -> tuple[list[Tensor], torch.cuda.Event | None]:
+        """Start the way of arrays to the device; the event tells when it is over."""
+        tensors = [torch.from_numpy(array) for array in arrays]
+        if self.device.type != "cuda":
+            return [tensor.to(self.device) for tensor in tensors], None
+        # From pinned memory, on a stream of its own, beside the kernels of the window before.
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            there = [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
+        return there, stream.record_event()
 
     def _to_host(self, embeddings: Tensor) -> tuple[Tensor, torch.cuda.Event, torch.cuda.Stream]:
         """Start the way back from the device; the event tells when it is over."""
         host = torch.empty(embeddings.shape, dtype=embeddings.dtype, pin_memory=True)
-        if self._way_back is None:
-            self._way_back = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        # On a stream of its own, it waits for this window's kernels and not for the next one's.
-        self._way_back.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._way_back):
+        # On a stream of its own, it waits for this window's kernels and for no other window's.
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
             host.copy_(embeddings, non_blocking=True)
-            embeddings.record_stream(self._way_back)
-        return host, self._way_back.record_event(), self._way_back
+            embeddings.record_stream(stream)
+        return host, stream.record_event(), stream
 
     def _remember_budget(self) -> None:
         chosen = self.budget.chosen
-        if chosen is not None and chosen != self._kept:
+        if chosen is not None and self.budget.thorough and chosen != self._kept:
             remember(self._facts, chosen)
             self._kept = chosen
 
@@ -340,7 +355,7 @@ def _counting_all(
 def _windows(chunks: Iterable[Sequence[str]], rows: int) -> Iterator[list[str]]:
     """Yield the texts of ``chunks`` in lists of ``rows``, the last one shorter."""
     held: list[str] = []
-    for chunk in chunks:
+    for chunk in map(_listed, chunks):
         for start in range(0, len(chunk), rows):
             held += chunk[start : start + rows]
             if len(held) >= rows:
@@ -357,7 +372,11 @@ def _same(texts: list[str]) -> list[str]:
 def _listed(texts: Sequence[str]) -> Sequence[str]:
     if isinstance(texts, str):
         raise ConfigError("encode takes a list of texts; put the one text in brackets")
-    return texts
+    listed = texts if isinstance(texts, list) else list(texts)
+    for text in listed:
+        if not isinstance(text, str):
+            raise ConfigError(f"encode takes texts, and {text!r:.60} is none; convert or drop it")
+    return listed
 
 
 def _kind(device: torch.device) -> str:
@@ -371,8 +390,9 @@ def _device(name: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        # A device that computes nothing, such as meta, has nothing to give back.
+        torch.empty(0, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
             f"device {name!r} cannot be used here ({str(error).splitlines()[0][:100]}); "
             "use --device auto or cpu"

@@ -27,11 +27,15 @@ class Lanes:
 
     def __init__(self, device: torch.device, threads: int | None) -> None:
         """Choose the lanes of a device; ``threads`` of a CPU, None for torch's own choice."""
+        on_cpu = device.type == "cpu"
+        # None leaves the caller's threads as they are.
+        self._callers = threads if on_cpu else None
         threads = threads or torch.get_num_threads()
-        self.count = min(threads, _MOST_LANES) if device.type == "cpu" else 1
+        self.count = _lanes_for(threads) if on_cpu else 1
         self._threads_each = threads // self.count
+        self._lock = threading.Lock()
         # A lane of one thread is timed by what it computed itself, whatever else the machine does.
-        alone = device.type == "cpu" and self._threads_each == 1
+        alone = on_cpu and self._threads_each == 1
         self.clock: Callable[[], float] = time.thread_time if alone else time.perf_counter
         self._pool: ThreadPoolExecutor | None = None
 
@@ -50,6 +54,8 @@ class Lanes:
             alone: call it in the caller's thread, with all its cores.
         """
         if alone or self.count == 1:
+            if self._callers is not None:
+                torch.set_num_threads(self._callers)
             while (rows := step()) is not None:
                 advance(rows)
         else:
@@ -67,7 +73,9 @@ class Lanes:
             except BaseException as error:
                 told.put(error)
 
-        lanes = [self._start().submit(lane) for _ in range(self.count)]
+        with self._lock:
+            pool = self._start()
+        lanes = [pool.submit(lane) for _ in range(self.count)]
         try:
             running = self.count
             while running:
@@ -98,6 +106,13 @@ class Lanes:
             barrier.wait()
             torch.set_num_threads(callers)
         return self._pool
+
+
+def _lanes_for(threads: int) -> int:
+    """Return how many lanes leave the fewest threads over: 16 at most, and half that at least."""
+    most = min(threads, _MOST_LANES)
+    counts = range((most + 1) // 2, most + 1)
+    return max(counts, key=lambda count: (count * (threads // count), count))
 
 
 def _take_threads(count: int) -> None:

@@ -202,6 +202,17 @@ def _without_safetensors(path: Path) -> list[str]:
 
 
 def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
+    try:
+        return _read(name, path, revision)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        # A dozen keys of seven files are read: that one holds nonsense means the same for all.
+        raise EncoderError(
+            f"a JSON file of model {name} in {path} holds a value of the wrong kind ({error}); "
+            "restore the model folder"
+        ) from error
+
+
+def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     modules = read_modules(path)
     refuse_unknown(name, modules)
     root = module_folder(path, modules[0]) if modules else path
@@ -218,7 +229,7 @@ def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
         config=config,
         pooling=pooling,
         pools_prompt=pools_prompt,
-        max_length=settings.get("max_seq_length"),
+        max_length=_told_length(settings),
         longest=_longest(config, read_object(root / "tokenizer_config.json")),
         lower_case=bool(settings.get("do_lower_case", False)),
         prompts=_prompts(path),
@@ -237,6 +248,14 @@ def _prompts(path: Path) -> dict[str, str]:
     if told.get("default_prompt_name") in prompts:
         prompts["default"] = prompts[told["default_prompt_name"]]
     return prompts
+
+
+def _told_length(settings: dict[str, Any]) -> int | None:
+    """Return the tokens a text that a folder asks for, None where it does not say."""
+    told = settings.get("max_seq_length")
+    if told is not None and int(told) < 3:
+        raise ValueError(f"max_seq_length is {told}")
+    return None if told is None else int(told)
 
 
 def _hidden_size(name: str, config: dict[str, Any]) -> int:

@@ -71,9 +71,10 @@ def read_modules(path: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     value = read_json(file)
-    if not isinstance(value, list) or not all(isinstance(module, dict) for module in value):
+    modules = value if isinstance(value, list) else []
+    if not modules or not all(isinstance(m, dict) and m.get("type") for m in modules):
         raise EncoderError(f"{file} is damaged: it lists no modules; restore the model folder")
-    return value
+    return modules
 
 
 def module_folder(path: Path, module: dict[str, Any]) -> Path:
@@ -110,9 +111,14 @@ def read_pooling(path: Path, modules: list[dict[str, Any]]) -> tuple[str | None,
     Several modes are joined by ``+``, and a configuration without any gives the empty string.
     """
     for module in modules:
-        if _type_of(module) == "Pooling" and (
-            config := read_object(module_folder(path, module) / "config.json")
-        ):
+        if _type_of(module) == "Pooling":
+            file = module_folder(path, module) / "config.json"
+            config = read_object(file)
+            if not config:
+                raise EncoderError(
+                    f"{file} is missing or empty, which says how the model pools; complete the "
+                    "model folder"
+                )
             return _pooling_mode(config), bool(config.get("include_prompt", True))
     return None, True
 

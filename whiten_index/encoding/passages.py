@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from whiten_index.encoding.batching import chunks
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spans import Span, passage_spans
 from whiten_index.errors import ConfigError, EncoderError
 
 if TYPE_CHECKING:
     from whiten_index.encoding.spec import EncoderSpec
-
-# Texts and characters tokenised at once: what the tokenizer returns is a hundred times their size.
-_CHUNK_TEXTS, _CHUNK_CHARACTERS = 1024, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class PassageConfig:
     Attributes:
         tokens: tokens a passage at most, all that the model sees: special ones and the document
             prompt included.
-        overlap: tokens of text that neighbours share at most.
+        overlap: tokens of text that neighbours share at most, no more than half of a passage's.
     """
 
     tokens: int
@@ -61,7 +59,7 @@ class PassageSplitter:
             lower_case: whether prompt and passage are lowered before the tokenizer.
 
         Raises:
-            ConfigError: a passage has no room for text, or for no more than the overlap.
+            ConfigError: a passage has no room for text, or the overlap takes more than half of it.
         """
         backend.no_padding()
         backend.no_truncation()
@@ -74,7 +72,8 @@ class PassageSplitter:
         """Load the tokenizer of an encoder, and nothing else of it.
 
         Raises:
-            ConfigError: passages longer than the encoder's limit, or too short for the overlap.
+            ConfigError: passages longer than the encoder's limit, or too short for text or for
+                the overlap.
             EncoderError: the tokenizer cannot be loaded, or gives no offsets.
         """
         if config.tokens > spec.max_length:
@@ -96,7 +95,7 @@ class PassageSplitter:
         With the prompt, each has at most N tokens when it is tokenised alone, which may give more
         of them than inside the text. The exception is a character that has more by itself.
         """
-        return [spans for chunk in _chunks(texts) for spans in self._split(chunk)]
+        return [spans for chunk in chunks(texts) for spans in self._split(chunk)]
 
     def _split(self, texts: list[str]) -> list[list[Span]]:
         offsets = self._offsets(texts)
@@ -105,7 +104,7 @@ class PassageSplitter:
         pending = list(range(len(texts)))
         while pending:
             for row in pending:
-                overlap = min(self.config.overlap, rooms[row] - 1)
+                overlap = min(self.config.overlap, rooms[row] // 2)
                 found[row] = passage_spans(
                     texts[row], offsets[row], room=rooms[row], overlap=overlap
                 )
@@ -130,7 +129,7 @@ class PassageSplitter:
 
     def _counts(self, texts: list[str]) -> Iterator[int]:
         """Yield how many tokens the model sees of each text."""
-        for chunk in _chunks(texts):
+        for chunk in chunks(texts):
             lowered = [self._lowered(text) for text in chunk]
             yield from map(len, self._backend.encode_batch(lowered))
 
@@ -159,10 +158,12 @@ class PassageSplitter:
                 f"--passage-tokens {tokens} leaves no room for text beside {taken}; give at least "
                 f"{special + prompt + 1}"
             )
-        if overlap >= room:
+        # Beyond half, a token more multiplies text, embeddings and work: each passage adds
+        # only what it does not share, and a room of 126 with 120 shared makes 21 times the text.
+        if overlap > room // 2:
             raise ConfigError(
-                f"--overlap {overlap} is not below the {room} tokens of text in a passage "
-                f"(--passage-tokens {tokens} less {taken}); give at most {room - 1}"
+                f"--overlap {overlap} is more than half of the {room} tokens of text in a passage "
+                f"(--passage-tokens {tokens} less {taken}); give at most {room // 2}"
             )
         return room
 
@@ -201,21 +202,6 @@ def _too_long(spec: EncoderSpec, folder: ModelFolder, config: PassageConfig) -> 
         f"that {spec.model} is used with; give at most {spec.max_length}, or raise --max-length "
         f"(up to {folder.longest})"
     )
-
-
-def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield texts in runs of bounded size; a text beyond the bound is a run of its own."""
-    chunk: list[str] = []
-    characters = 0
-    for text in texts:
-        full = len(chunk) == _CHUNK_TEXTS or characters + len(text) > _CHUNK_CHARACTERS
-        if chunk and full:
-            yield chunk
-            chunk, characters = [], 0
-        chunk.append(text)
-        characters += len(text)
-    if chunk:
-        yield chunk
 
 
 def _before_lowering(offsets: Sequence[Span], text: str) -> list[Span]:

@@ -46,9 +46,10 @@ def choose_prompt(
         return next((prompts[each] for each in defaults if prompts.get(each)), "")
     if name in prompts:
         return prompts[name]
-    known = f"it has {', '.join(sorted(prompts))}; name one of these" if prompts else "it has none"
+    names = ", ".join(sorted(prompts))
+    known = f"it has {names}; name one of these, or" if prompts else "it has none;"
     raise ConfigError(
-        f"{option}-name {name!r} is no prompt of {model}: {known}, or give the text with {option}"
+        f"{option}-name {name!r} is no prompt of {model}: {known} give the text with {option}"
     )
 
 

@@ -17,6 +17,7 @@ POOLINGS = (
 )  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 _DEFAULT_MAX_LENGTH = 512
+_MOST_THREADS = 1024
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus", "default")
 _QUERY_PROMPTS = ("query", "default")
 
@@ -75,8 +76,10 @@ class EncoderConfig:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
         if self.layers is not None and not self.layers:
             raise ConfigError("--layers names no layer; write numbers such as 1,12 or 0,-1")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"--threads takes a positive number; {self.threads} was given")
+        if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
+            raise ConfigError(
+                f"--threads takes a number from 1 to {_MOST_THREADS}; {self.threads} was given"
+            )
         if self.max_length is not None and self.max_length < 3:
             raise ConfigError(
                 f"--max-length {self.max_length} leaves no room for a word between the special "
@@ -234,7 +237,8 @@ def _max_length(folder: ModelFolder, asked: int | None) -> int:
         return min(folder.max_length or limit, folder.longest)
     if asked > folder.longest:
         raise ConfigError(
-            f"--max-length {asked} is more than the {folder.longest} tokens {folder.name} can take"
+            f"--max-length {asked} is more than the {folder.longest} tokens {folder.name} can "
+            "take; give at most that"
         )
     return asked
 

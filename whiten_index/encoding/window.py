@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +15,9 @@ from whiten_index.encoding.batching import TokenWindow
 from whiten_index.encoding.budget import TokenBudget
 from whiten_index.encoding.transformer import Transformer
 from whiten_index.errors import EncoderError
+
+_TRIES_OF_ONE_TEXT = 3
+_SECONDS_BETWEEN_TRIES = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,7 @@ class PreparedWindow:
         ids: (total,) int32, their token ids on the device.
         offsets: (m + 1,) int64, where each begins, on the device.
         prompt_tokens: tokens at the front of every text that are not pooled.
+        ready: what a device waits for before it uses them, None where there is nothing to wait for.
     """
 
     texts: Sequence[str]
@@ -32,6 +38,7 @@ class PreparedWindow:
     ids: Tensor
     offsets: Tensor
     prompt_tokens: int
+    ready: torch.cuda.Event | None
 
 
 class Batches:
@@ -69,6 +76,7 @@ class Batches:
         self._clock = clock
         self._lengths = window.tokens.lengths
         self._lock = threading.Lock()
+        self._failures: Counter[int] = Counter()
         self._left = [slice(0, len(self._lengths))] if len(self._lengths) else []
         self.padded_tokens = 0
         self.embeddings = torch.empty(
@@ -102,14 +110,16 @@ class Batches:
             if finding:
                 _wait_for(self._transformer.device)
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             self._give_back(rows, tokens, error)
             return 0
-        if finding and tokens + int(self._lengths[rows.start]) > asked:
+        width = int(self._lengths[rows.start])
+        if finding and (rows.stop - rows.start + 1) * width > asked:
             # Tokens of padding are no work done.
             real = self._real_tokens(rows)
-            self._budget.tell(asked, tokens=real, seconds=self._clock() - started)
+            spent = self._clock() - started
+            self._budget.tell(asked, tokens=real, seconds=spent, most=self._most)
         with self._lock:
             self.padded_tokens += tokens
         return int(rows.stop - rows.start)
@@ -129,6 +139,13 @@ class Batches:
         """Put the rows of a batch that did not fit back, to be tried with half the budget."""
         device = self._transformer.device
         if rows.stop - rows.start == 1:
+            # Other lanes, or other programs, may have held the memory just then.
+            with self._lock:
+                self._failures[rows.start] += 1
+                failures = self._failures[rows.start]
+            if failures < _TRIES_OF_ONE_TEXT:
+                time.sleep(_SECONDS_BETWEEN_TRIES * failures)
+        if self._failures[rows.start] >= _TRIES_OF_ONE_TEXT:
             raise EncoderError(
                 f"one text of {tokens} tokens does not fit into the memory of {device}; use a "
                 "smaller --max-length, a smaller model or another --device"
@@ -179,8 +196,12 @@ class Batches:
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    # The CPU's allocator has no exception of its own.
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error means that the memory of a device ran out."""
+    # The allocators of CPUs and of MPS have no exception of their own.
+    told = ("DefaultCPUAllocator", "MPS backend out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in told)
