@@ -53,8 +53,9 @@ def one_object(text: str) -> dict[str, Any]:
     return value
 
 
-def process(*arguments: Any) -> subprocess.Popen[str]:
-    code = "from whiten_index.cli import main; main()"
+def process(
+    *arguments: Any, code: str = "from whiten_index.cli import main; main()"
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -490,3 +491,42 @@ def test_progress_bars_are_for_terminals_only(tmp_path: Path, corpus: Path) -> N
     _, stdout, stderr = run(*arguments)
     assert stderr == ""
     assert "%|" not in stdout
+
+
+HANGING = """
+import time
+from whiten_index.cli import main
+from whiten_index.shard import ShardWork
+def hang(self, window):
+    print("hangs", flush=True)
+    time.sleep(600)
+ShardWork.read = hang
+main()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_build_that_hangs_stops_at_once_when_asked_twice(
+    tmp_path: Path, corpus: Path, how: signal.Signals
+) -> None:
+    out = tmp_path / "out"
+    hanging = process("build", corpus, *EMBEDDED, "--k", 4, "--out", out, code=HANGING)
+    try:
+        assert hanging.stdout is not None
+        assert "hangs\n" in hanging.stdout
+        os.kill(hanging.pid, how)
+        # One request that comes twice at one moment, as from `timeout`, is not a second one.
+        os.kill(hanging.pid, how)
+        with pytest.raises(subprocess.TimeoutExpired):
+            hanging.wait(timeout=0.5)
+        os.kill(hanging.pid, how)
+        _, stderr = hanging.communicate(timeout=10)
+    finally:
+        hanging.kill()
+    assert hanging.returncode == 130
+    assert stderr == (
+        "Stopped at once. What was finished is kept; the same command takes up where this one "
+        "stopped.\n"
+    )
+    # No lock stays that would keep the next one out.
+    succeed("build", corpus, *EMBEDDED, "--k", 4, "--out", out)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -80,6 +84,129 @@ def test_this_process_does_the_same():
 def test_what_fails_in_a_process_is_said_and_no_process_stays(trouble, error, message):
     with pytest.raises(error, match=message):
         list(ProcessRunner([Square(trouble), Square(trouble)]).map(range(20)))
+    assert multiprocessing.active_children() == []
+
+
+UNGUARDED = """
+from whiten_index.runners import ProcessRunner
+
+class Nothing:
+    def telling(self, advance):
+        return self
+    def read(self, item):
+        return item
+    prepare = run = finish = read
+
+# More items than a pipe holds.
+print(len(list(ProcessRunner([Nothing(), Nothing()]).map(range(20_000)))))
+"""
+
+
+def test_a_script_without_the_guard_is_told_of_it(tmp_path):
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert "EncoderError: a worker process failed at its start, with status 1" in last
+    assert last.endswith('start the build under: if __name__ == "__main__":')
+    assert "killed" not in last
+
+
+@dataclass(frozen=True)
+class Chatty(Square):
+    """Tells of progress for ever."""
+
+    def run(self, item):
+        while True:
+            self.advance(1)
+            time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Doomed(Square):
+    """Ends its process at its first item as ``trouble`` says, after it told of 5 rows."""
+
+    def run(self, item):
+        self.advance(5)
+        time.sleep(0.3)
+        if self.trouble == "exit":
+            os._exit(3)
+        if self.trouble == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        atexit.register(os._exit, 3)
+        raise CorpusError("the first is damaged")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "message"),
+    [
+        ("exit", EncoderError, "ended with status 3 before its work was done"),
+        ("kill", EncoderError, "ended with status -9 .*killed"),
+        ("raise and exit", CorpusError, "the first is damaged"),
+    ],
+)
+def test_a_dead_process_is_noticed_while_another_talks(trouble, error, message):
+    def advance(rows: int) -> None:
+        # Long enough for the death to be seen before what was told last is taken.
+        time.sleep(1.5 if rows == 5 else 0)
+
+    with pytest.raises(error, match=message):
+        list(ProcessRunner([Doomed(trouble), Chatty()]).map(range(20), advance))
+    assert multiprocessing.active_children() == []
+
+
+class Terminated:
+    """Becomes work in the worker, which gets a signal of its process group on the way."""
+
+    def __reduce__(self):
+        return _terminated, ()
+
+
+def _terminated() -> Square:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return Square()
+
+
+def test_a_process_that_starts_leaves_signals_to_its_parent():
+    assert len(list(ProcessRunner([Terminated()]).map(range(3)))) == 3
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@dataclass(frozen=True)
+class Stubborn(Square):
+    """Does not hear that it should stop."""
+
+    def run(self, item):
+        self.advance(1)
+        time.sleep(600)
+
+
+def test_a_second_interruption_ends_even_processes_that_do_not_listen():
+    def raise_interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupt(rows: int) -> None:
+        again.start()
+        raise KeyboardInterrupt
+
+    again = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1))
+    before = signal.signal(signal.SIGUSR1, raise_interrupt)
+    started = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(ProcessRunner([Stubborn()]).map(range(20), interrupt))
+    finally:
+        again.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert time.monotonic() - started < 50
     assert multiprocessing.active_children() == []
 
 

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import time
+from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 INTERRUPTED = 130
+# Whoever passes a signal on (timeout, uv) does so beside the terminal: both come at one moment.
+_SECONDS_OF_ONE_REQUEST = 0.1
+_LAST_WORDS = (
+    b"Stopped at once. What was finished is kept; the same command takes up where this one "
+    b"stopped.\n"
+)
 
 
 class _Stop:
-    """Whether a stage is running, and whether someone asked it to end."""
+    """Whether a stage is running, and when someone first asked it to end."""
 
     in_stage = False
-    asked = False
+    asked: float | None = None
 
 
 def stop_on_signals() -> None:
     """Treat a scheduler's SIGTERM like Ctrl-C, also where Ctrl-C itself is ignored (``nohup``).
 
     Within a stage the first signal is heeded between two batches: an exception raised wherever the
-    interpreter happens to be can be lost in a callback of someone else's library.
+    interpreter happens to be can be lost in a callback of someone else's library. The second one
+    ends the process there and then, since a thread that waits for the network would be waited for
+    for ever; what is in the store is whole at every moment.
     """
     signal.signal(signal.SIGTERM, _hear)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -42,11 +55,23 @@ def heed_stop() -> None:
     Raises:
         KeyboardInterrupt: it did.
     """
-    if _Stop.asked:
+    if _Stop.asked is not None:
         raise KeyboardInterrupt
 
 
 def _hear(_: int, __: FrameType | None) -> None:
-    if _Stop.asked or not _Stop.in_stage:
-        raise KeyboardInterrupt
-    _Stop.asked = True
+    now = time.monotonic()
+    if _Stop.asked is None:
+        _Stop.asked = now
+        if not _Stop.in_stage:
+            raise KeyboardInterrupt
+    elif now - _Stop.asked > _SECONDS_OF_ONE_REQUEST:
+        _exit_at_once()
+
+
+def _exit_at_once() -> NoReturn:
+    # Not through sys.stderr, in the middle of whose own writing the signal may have come.
+    with suppress(OSError, ValueError, AttributeError):
+        stderr = sys.stderr.fileno()
+        os.write(stderr, b"\n" * os.isatty(stderr) + _LAST_WORDS)
+    os._exit(INTERRUPTED)

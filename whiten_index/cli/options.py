@@ -152,7 +152,7 @@ encoder_options = [
     click.option(
         "--overlap",
         type=click.IntRange(min=0),
-        help="Tokens that neighbouring passages share at most. [default: 0]",
+        help="Tokens that neighbouring passages share, half a passage at most. [default: 0]",
     ),
     click.option(
         "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."

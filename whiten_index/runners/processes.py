@@ -14,13 +14,15 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from whiten_index.errors import EncoderError
 from whiten_index.runners.local import AnyItem, LocalRunner, Work
 
+_HEARD_BY_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 _SECONDS_TO_LOOK_AFTER_WORKERS = 1.0
 _SECONDS_TO_FINISH = 60.0
 _SECONDS_AFTER_A_KILL = 3.0
@@ -47,6 +49,8 @@ class ProcessRunner:
         """
         context = multiprocessing.get_context("spawn")
         todo, told, stop = context.Queue(), context.Queue(), context.Event()
+        # What nobody takes any more must not hold up the end of this process.
+        todo.cancel_join_thread()
         count = 0
         for count, item in enumerate(items, start=1):
             todo.put((count - 1, item))
@@ -57,32 +61,34 @@ class ProcessRunner:
             context.Process(target=_serve, args=(work, todo, told, stop, share), daemon=True)
             for work in self._works
         ]
-        for worker in workers:
-            worker.start()
         try:
+            _start(workers)
             yield from _in_order(_answers(workers, told, count, advance))
         finally:
-            stop.set()
-            _end(workers, told)
-            todo.cancel_join_thread()
+            _end(workers, told, stop)
+
+
+def _start(workers: Sequence[BaseProcess]) -> None:
+    """Start the workers deaf to a Ctrl-C of the terminal, also before they run code of ours."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD_BY_THE_PARENT)
+    try:
+        for worker in workers:
+            worker.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _answers(
     workers: Sequence[BaseProcess], told: Any, count: int, advance: Callable[[int], None] | None
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number and the outcome of each of ``count`` items, as they are done."""
-    suspected = False
+    began: set[int] = set()
+    heard = _heard(workers, told, began)
     while count:
-        try:
-            kind, value = told.get(timeout=_SECONDS_TO_LOOK_AFTER_WORKERS)
-        except queue.Empty:
-            # What a worker told last may still be on its way when its end is seen.
-            if suspected:
-                _require_alive(workers)
-            suspected = True
-            continue
-        suspected = False
-        if kind == "advance":
+        kind, value = next(heard)
+        if kind == "began":
+            began.add(value)
+        elif kind == "advance":
             if advance is not None:
                 advance(value)
         elif kind == "error":
@@ -90,6 +96,32 @@ def _answers(
         else:
             count -= 1
             yield value
+
+
+def _heard(
+    workers: Sequence[BaseProcess], told: Any, began: Container[int | None]
+) -> Iterator[tuple[str, Any]]:
+    """Yield what the workers tell; raise when one has failed and all that it told is yielded."""
+    look = time.monotonic() + _SECONDS_TO_LOOK_AFTER_WORKERS
+    while True:
+        with suppress(queue.Empty):
+            yield told.get(timeout=max(look - time.monotonic(), 0))
+        if time.monotonic() < look:
+            continue
+        # Looked at before the queue is emptied: what a dead worker told is all in there.
+        ends = {worker.pid: worker.exitcode for worker in workers}
+        if any(ends.values()) or None not in ends.values():
+            yield from _taken(told)
+            raise _failure(ends, began)
+        look = time.monotonic() + _SECONDS_TO_LOOK_AFTER_WORKERS
+
+
+def _taken(told: Any) -> list[tuple[str, Any]]:
+    messages = []
+    with suppress(queue.Empty):
+        while True:
+            messages.append(told.get_nowait())
+    return messages
 
 
 def _in_order(answers: Iterable[tuple[int, Any]]) -> Iterator[Any]:
@@ -102,41 +134,63 @@ def _in_order(answers: Iterable[tuple[int, Any]]) -> Iterator[Any]:
             wanted += 1
 
 
-def _require_alive(workers: Sequence[BaseProcess]) -> None:
-    ends = [worker.exitcode for worker in workers if worker.exitcode is not None]
-    failed = [end for end in ends if end] or (ends if len(ends) == len(workers) else [])
-    if failed:
-        raise EncoderError(
-            f"a worker process ended with status {failed[0]} (killed, perhaps for want of memory); "
+def _failure(ends: Mapping[int | None, int | None], began: Container[int | None]) -> EncoderError:
+    """Return what to say of workers that ended too soon, by the status each ended with."""
+    # One that was killed (a negative status) is the likeliest to have brought down the others.
+    worker, status = min(
+        ((worker, status) for worker, status in ends.items() if status is not None),
+        key=lambda end: (not end[1], end[1]),
+    )
+    if status < 0:
+        return EncoderError(
+            f"a worker process ended with status {status} (killed, perhaps for want of memory); "
             "what was finished is kept: run the same command again, with fewer devices if memory "
             "is short"
         )
+    if worker in began:
+        return EncoderError(
+            f"a worker process ended with status {status} before its work was done; its own "
+            "message is above, and what was finished is kept: run the same command again"
+        )
+    return EncoderError(
+        f"a worker process failed at its start, with status {status}; its own message is above. "
+        "Each worker imports the script that starts it: one which builds on several devices must "
+        'be a file, and start the build under: if __name__ == "__main__":'
+    )
 
 
-def _end(workers: Sequence[BaseProcess], told: Any) -> None:
+def _end(workers: Sequence[BaseProcess], told: Any, stop: Any) -> None:
     """Let each worker finish what it has encoded, but do not wait for ever."""
+    started = [worker for worker in workers if worker.pid is not None]
+    try:
+        stop.set()
+        _let_finish(started, told)
+    finally:
+        # Left to themselves, they would be waited for without limit at the end of this process.
+        for worker in started:
+            worker.kill()
+        for worker in started:
+            worker.join()
+
+
+def _let_finish(workers: Sequence[BaseProcess], told: Any) -> None:
     started = time.monotonic()
     while any(worker.is_alive() for worker in workers):
         # One that was killed may have taken a lock along that the others wait for.
         killed = any((worker.exitcode or 0) < 0 for worker in workers)
         if time.monotonic() - started > (_SECONDS_AFTER_A_KILL if killed else _SECONDS_TO_FINISH):
             break
-        try:
-            # A worker does not end before what it told is taken.
+        # A worker does not end before what it told is taken.
+        with suppress(queue.Empty):
             told.get(timeout=0.05)
-        except queue.Empty:
-            continue
-    for worker in workers:
-        if worker.is_alive():
-            worker.kill()
-        worker.join()
 
 
 def _serve(work: Work[Any, Any], todo: Any, told: Any, stop: Any, share: int) -> None:
     """Do items until none is left: the body of a worker process."""
     # The parent hears the signals and says when to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in _HEARD_BY_THE_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    told.put(("began", os.getpid()))
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ.setdefault("RAYON_NUM_THREADS", str(share))
 
