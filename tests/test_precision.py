@@ -11,6 +11,7 @@ import torch
 
 from whiten_index import BuildConfig, Encoder, build_index, encode_corpus, open_index
 from whiten_index.encoding import agreement, compiling
+from whiten_index.encoding import encoder as encoder_module
 from whiten_index.encoding.window import Batches
 from whiten_index.errors import EncoderError
 
@@ -95,6 +96,11 @@ def test_an_int8_build_says_how_well_it_agrees_and_is_an_encoder_of_its_own(
     assert len(open_index(tmp_path / "a").search(["the old king"])[0]) == 10
 
 
+def test_int8_stays_on_the_cpu_where_auto_would_take_gpus(corpus, tiny_model, tmp_path):
+    asked = config(corpus, tiny_model, tmp_path, dtype="int8").encoder_config()
+    assert (asked.device, asked.dtype) == ("cpu", "int8")
+
+
 def test_a_torch_without_int8_is_said(tiny_model, monkeypatch):
     monkeypatch.delattr(torch.ao.quantization, "quantize_dynamic")
     with pytest.raises(EncoderError, match=r"has no int8 for CPUs .* use --dtype float32"):
@@ -121,6 +127,7 @@ def pretend(monkeypatch):
                 raise error
             return 1.0
 
+        monkeypatch.setattr(encoder_module, "_SECONDS_BEFORE_COMPILING", 0)
         monkeypatch.setattr(torch, "compile", compile_)
         monkeypatch.setattr(compiling, "_seconds", lambda *_: next(timings))
         monkeypatch.setattr(Batches, "try_one", try_one)
@@ -137,6 +144,7 @@ def test_compiling_stays_where_it_is_faster(tiny_model, texts, pretend, plain, c
     log = pretend(plain, compiled)
     encoder = Encoder.load(str(tiny_model), device="cpu", compile=True)
     expected = Encoder.load(str(tiny_model), device="cpu").encode(texts)
+    encoder.encode(texts)
     np.testing.assert_allclose(encoder.encode(texts), expected, atol=1e-5)
     assert log == ["compiled"]
     assert encoder.compiled.startswith(told)
@@ -147,28 +155,40 @@ def test_compiling_stays_where_it_is_faster(tiny_model, texts, pretend, plain, c
 def test_compiling_that_fails_is_told_and_undone(tiny_model, texts, pretend):
     pretend(1.0, 0.5, RuntimeError("no C++ compiler\nmore"))
     encoder = Encoder.load(str(tiny_model), device="cpu", compile=True)
-    assert encoder.encode(texts).shape == (120, 32)
+    assert [encoder.encode(texts).shape for _ in range(2)] == [(120, 32)] * 2
     assert encoder.compiled == "off: the trial failed here (no C++ compiler)"
+
+
+def test_a_short_job_is_not_compiled(tiny_model, texts, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
+    encoder = Encoder.load(str(tiny_model), device="cpu", compile=True)
+    for _ in range(3):
+        encoder.encode(texts)
+    assert encoder.compiled == "off: not tried in the first 60 s of encoding"
 
 
 def test_layers_inside_are_not_compiled(tiny_model, texts, pretend):
     log = pretend(1.0, 0.5)
     encoder = Encoder.load(str(tiny_model), device="cpu", compile=True, layers=(1,))
-    encoder.encode(texts)
+    for _ in range(2):
+        encoder.encode(texts)
     assert log == []
     assert encoder.compiled.startswith("off: layers other than the last")
 
 
 def test_a_build_tells_what_came_of_compiling(corpus, tiny_model, tmp_path, pretend):
     pretend(1.0, 2.0)
-    report = encode_corpus(config(corpus, tiny_model, tmp_path / "out", device="cpu", compile=True))
+    options = {"device": "cpu", "compile": True, "shard_rows": 60}
+    report = encode_corpus(config(corpus, tiny_model, tmp_path / "out", **options))
     assert json.loads(json.dumps(report.to_json()))["compiled"].startswith("off: 0.50 times")
 
 
 @pytest.mark.slow
 def test_what_torch_really_compiles_gives_the_same(tiny_model, texts, monkeypatch):
     monkeypatch.setattr(compiling, "_WORTH_IT", 0.0)
+    monkeypatch.setattr(encoder_module, "_SECONDS_BEFORE_COMPILING", 0)
     encoder = Encoder.load(str(tiny_model), device="cpu", compile=True)
     expected = Encoder.load(str(tiny_model), device="cpu").encode(texts)
+    encoder.encode(texts)
     np.testing.assert_allclose(encoder.encode(texts), expected, atol=1e-4)
     assert encoder.compiled.startswith("on: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ WINDOW_ROWS = {"cpu": 16_384, "other": 65_536}
 # Below so many tokens one batch on all cores answers sooner than a batch a core.
 _TOKENS_WORTH_A_LANE = 128
 _BATCHES_A_LANE = 4
+# Compiling is paid for by a job that goes on about as long again as it has taken so far.
+_SECONDS_BEFORE_COMPILING = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,10 @@ class Encoder:
             "torch": torch.__version__,
         }
         self._to_compile = config.compile
+        self._started: float | None = None
         self.compiled = ""
+        if config.compile:
+            self.compiled = f"off: not tried in the first {_SECONDS_BEFORE_COMPILING} s of encoding"
         self._kept = remembered(self._facts)
         self.budget = TokenBudget(LADDERS[_kind(self.device)], known=self._kept)
 
@@ -247,7 +253,9 @@ class Encoder:
             most=most,
             clock=self._lanes.clock,
         )
-        if self._to_compile and not alone:
+        if self._started is None:
+            self._started = time.perf_counter()
+        elif self._to_compile and not alone and self._has_run_long():
             self._to_compile = False
             self.compiled = compile_if_faster(self._transformer, batches, self.budget, self._lanes)
         self._lanes.run(batches.step, _counting_all(advance, prepared.tokens), alone=alone)
@@ -329,6 +337,10 @@ class Encoder:
             host.copy_(embeddings, non_blocking=True)
             embeddings.record_stream(stream)
         return host, stream.record_event(), stream
+
+    def _has_run_long(self) -> bool:
+        assert self._started is not None
+        return time.perf_counter() - self._started >= _SECONDS_BEFORE_COMPILING
 
     def _remember_budget(self) -> None:
         chosen = self.budget.chosen
