@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -38,6 +39,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def tiny_words() -> tuple[str, ...]:
     """The words that are one token each to ``tiny_model``; others are spelled in letters."""
     return _WORDS
+
+
+@pytest.fixture(scope="session")
+def texts(tiny_words: tuple[str, ...]) -> list[str]:
+    """36 texts of 1 to 60 words, in no order: some are longer than ``tiny_model`` takes."""
+    rng = np.random.default_rng(0)
+    lengths = rng.permutation(np.r_[rng.integers(1, 12, 28), rng.integers(20, 61, 8)])
+    return [" ".join(rng.choice(tiny_words, size=n)) for n in lengths]
 
 
 @pytest.fixture(scope="session")

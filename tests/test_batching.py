@@ -16,7 +16,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index.encoding import Encoder, batching, embedded_available, find_model
+from whiten_index.encoding import Encoder, batching, find_model
 from whiten_index.encoding.batching import tokenize
 from whiten_index.encoding.budget import LADDERS, TokenBudget, remember, remembered
 from whiten_index.encoding.lanes import Lanes
@@ -389,8 +389,6 @@ def test_chunks_hold_so_many_texts_and_characters(texts):
 
 @pytest.fixture(scope="module", params=["tiny", "minilm"])
 def bert(request, tiny_model):
-    if request.param == "minilm" and not embedded_available():
-        pytest.skip("the embedded model is not installed")
     folder = tiny_model if request.param == "tiny" else find_model("all-MiniLM-L6-v2").path
     return transformers.AutoTokenizer.from_pretrained(folder)
 

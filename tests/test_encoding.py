@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import transformers
 
 from tests.test_pooling import naive_pool
-from whiten_index.encoding import Encoder, embedded_available, find_model
+from whiten_index.encoding import Encoder, find_model
 from whiten_index.encoding.pooling import Pooling
 from whiten_index.errors import ConfigError
 
@@ -30,14 +31,6 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def encoder(tiny_model) -> Encoder:
     return load(tiny_model)
-
-
-@pytest.fixture(scope="module")
-def texts(tiny_words) -> list[str]:
-    """36 texts of 1 to 60 words, in no order of length: some are longer than the limit."""
-    rng = np.random.default_rng(0)
-    lengths = rng.permutation(np.r_[rng.integers(1, 12, 28), rng.integers(20, 61, 8)])
-    return [" ".join(rng.choice(tiny_words, size=n)) for n in lengths]
 
 
 def brute_tokens(tiny_model: Path, text: str) -> list[int]:
@@ -164,7 +157,7 @@ def test_a_device_that_is_not_there_is_refused(tiny_model, device):
 
 @pytest.fixture(scope="module")
 def sentence_transformers():
-    return pytest.importorskip("sentence_transformers")
+    return importlib.import_module("sentence_transformers")
 
 
 @pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
@@ -200,7 +193,6 @@ SENTENCES = [
 ]
 
 
-@pytest.mark.skipif(not embedded_available(), reason="the embedded model is not installed")
 def test_the_embedded_minilm_agrees_with_sentence_transformers(sentence_transformers):
     encoder = Encoder.load(device="cpu")
     assert encoder.spec.revision == "embedded"

@@ -21,7 +21,6 @@ from whiten_index.encoding import (
     Encoder,
     EncoderConfig,
     EncoderSpec,
-    embedded_available,
     find_model,
     resolve_encoder,
 )
@@ -42,14 +41,6 @@ def resolve(model: Path | str, **options) -> EncoderSpec:
 @pytest.fixture(scope="module")
 def encoder(tiny_model) -> Encoder:
     return load(tiny_model)
-
-
-@pytest.fixture(scope="module")
-def texts(tiny_words) -> list[str]:
-    """36 texts of 1 to 60 words, in no order of length: some are longer than the limit."""
-    rng = np.random.default_rng(0)
-    lengths = rng.permutation(np.r_[rng.integers(1, 12, 28), rng.integers(20, 61, 8)])
-    return [" ".join(rng.choice(tiny_words, size=n)) for n in lengths]
 
 
 @pytest.fixture
@@ -403,11 +394,8 @@ HEAVY = ("torch", "faiss", "transformers", "sentence_transformers", "pandas", "s
         "import whiten_index.encoding",
         "from whiten_index.encoding import EncoderConfig, resolve_encoder; "
         "resolve_encoder(EncoderConfig(model={model!r}))",
-        pytest.param(
-            "from whiten_index.encoding import EncoderConfig, resolve_encoder; "
-            "resolve_encoder(EncoderConfig())",
-            marks=pytest.mark.skipif(not embedded_available(), reason="no embedded model"),
-        ),
+        "from whiten_index.encoding import EncoderConfig, resolve_encoder; "
+        "resolve_encoder(EncoderConfig())",
     ],
 )
 def test_what_needs_no_model_loads_none(tiny_model, code):

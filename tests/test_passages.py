@@ -22,7 +22,6 @@ from whiten_index.encoding import (
     EncoderConfig,
     PassageConfig,
     PassageSplitter,
-    embedded_available,
     resolve_encoder,
 )
 from whiten_index.encoding.spans import passage_spans
@@ -191,8 +190,6 @@ def backend_of(model: str | Path | None) -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module", params=["tiny", "minilm", "byte-level"])
 def backend(request: pytest.FixtureRequest, tiny_model: Path) -> tokenizers.Tokenizer:
-    if request.param == "minilm" and not embedded_available():
-        pytest.skip("the embedded model is not installed")
     if request.param == "byte-level":
         return byte_level()
     return backend_of(tiny_model if request.param == "tiny" else None)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from whiten_index.encoding.batching import chunks
+from whiten_index.encoding.loading import load_tokenizer
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spans import Span, passage_spans
 from whiten_index.errors import ConfigError, EncoderError
@@ -166,29 +166,6 @@ class PassageSplitter:
                 f"(--passage-tokens {tokens} less {taken}); give at most {room // 2}"
             )
         return room
-
-
-def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
-    """Load a model's tokenizer alone.
-
-    Raises:
-        EncoderError: it cannot be loaded.
-    """
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    try:
-        return transformers.AutoTokenizer.from_pretrained(
-            folder.path, trust_remote_code=spec.trust_remote_code
-        )
-    except Exception as error:
-        # transformers raises what its dozens of loaders raise; for a user all mean the same.
-        raise EncoderError(
-            f"the tokenizer of {spec.model} cannot be loaded ({type(error).__name__}: "
-            f"{str(error).splitlines()[0][:160]}); check the folder, or --trust-remote-code if the "
-            "model comes with code you trust"
-        ) from error
 
 
 def _too_long(spec: EncoderSpec, folder: ModelFolder, config: PassageConfig) -> str:

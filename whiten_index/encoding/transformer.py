@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from whiten_index.encoding.head import load_head
 from whiten_index.encoding.layers import ChosenLayers
+from whiten_index.encoding.loading import cannot_load, load_tokenizer
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.packing import PackedForward, can_pack, pool_packed
 from whiten_index.encoding.pooling import Pooling, pool
@@ -103,14 +103,9 @@ class Transformer:
 
 
 def _load(spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> tuple[Any, Any]:
-    # Loading prints bars and reports of its own, which belong to no caller of this library.
-    transformers.utils.logging.set_verbosity_error()
+    tokenizer = load_tokenizer(spec, folder)
     transformers.utils.logging.disable_progress_bar()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            folder.path, trust_remote_code=spec.trust_remote_code
-        )
         model, loading = transformers.AutoModel.from_pretrained(
             folder.path,
             dtype=torch.float32 if spec.dtype == "int8" else getattr(torch, spec.dtype),
@@ -118,12 +113,7 @@ def _load(spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> tuple
             output_loading_info=True,
         )
     except Exception as error:
-        # transformers raises what its dozens of loaders raise; for a user all mean the same.
-        raise EncoderError(
-            f"model {spec.model} cannot be loaded ({type(error).__name__}: "
-            f"{str(error).splitlines()[0][:160]}); check the folder, or --trust-remote-code if the "
-            "model comes with code you trust"
-        ) from error
+        raise cannot_load(f"model {spec.model}", error) from error
     # Poolers are left out of many checkpoints and never used here.
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
     if missing:
