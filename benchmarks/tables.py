@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +77,49 @@ def _encoding_of(rows: list[dict[str, Any]]) -> str:
             f"| {'–' if peak is None else format(peak['peak_mib'], ',.0f') + ' MiB'} |"
         )
     lines += ["", "| | CPU time | wall time |", "|---|---:|---:|"]
-    ratios: dict[str, dict[str, str]] = {}
-    for row in (row for row in rows if row["figure"] == "ratio"):
-        spread = f"{row['median']:.2f} ({row['least']:.2f}–{row['greatest']:.2f})"
-        ratios.setdefault(row["name"], {})[row["clock"]] = spread
-    for name, clocks in ratios.items():
-        lines.append(f"| {name} | {clocks.get('cpu', '–')} | {clocks.get('wall', '–')} |")
+    lines += _ratio_lines(rows)
     cosines = [row for row in rows if row["figure"] == "cosine" and row["dtype"] == "float32"]
     if cosines:
         least = min(row["least"] for row in cosines)
         lines += ["", f"Least cosine between both libraries' embeddings in float32: {least:.7f}."]
     return "\n".join(lines)
+
+
+def _ratio_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each ratio: its name, then by CPU time and by wall time."""
+    ratios: dict[str, dict[str, str]] = {}
+    for row in (row for row in rows if row["figure"] == "ratio"):
+        spread = f"{row['median']:.2f} ({row['least']:.2f}–{row['greatest']:.2f})"
+        ratios.setdefault(row["name"], {})[row["clock"]] = spread
+    return [
+        f"| {name} | {clocks.get('cpu', '–')} | {clocks.get('wall', '–')} |"
+        for name, clocks in ratios.items()
+    ]
+
+
+def moments() -> str:
+    """Return the tables of how fast moments are taken and how exact they are."""
+    rows = read("moments")
+    setup = next(row for row in rows if row["figure"] == "setup")
+    errors = {row["contender"]: row for row in rows if row["figure"] == "accuracy"}
+    threads = max(pool["num_threads"] for pool in setup["blas"])
+    lines = [
+        f"{setup['rows']:,} rows of {setup['dims']} dims in {setup['dtype']}, threads: {threads}, "
+        f"rounds: {setup['rounds']}.",
+        "",
+        "| | rows/s | GFLOP/s (2 n d²) | error, mean 100 × spread |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in (row for row in rows if row["figure"] == "contender"):
+        error = errors.get(row["contender"])
+        lines.append(
+            f"| {row['contender']} | {row['rows_per_second']:,.0f} "
+            f"| {row['gigaflops_as_gemm']:,.1f} "
+            f"| {'–' if error is None else format(error['frobenius_error'], '.0e')} |"
+        )
+    return "\n".join(
+        [*lines, "", "| | CPU time | wall time |", "|---|---:|---:|", *_ratio_lines(rows)]
+    )
 
 
 def _encoding_caption(setup: Mapping[str, Any]) -> str:
@@ -110,6 +142,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "store_dtype": store_dtype,
     "memory": memory,
     "encoding": encoding,
+    "moments": moments,
 }
 
 

@@ -263,7 +263,7 @@ TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
         "PCA has exponent 0",
     ),
     "exponent that is NaN": (table, (*EMBEDDED, "--exponent", "nan"), OPTIONS, "--exponent"),
-    "unknown whitening": (table, (*EMBEDDED, "--whiten", "zca"), OPTIONS, "none.*pca.*whitening"),
+    "unknown whitening": (table, (*EMBEDDED, "--whiten", "bleach"), OPTIONS, "auto.*none.*pca"),
     "factory with its own PCA": (
         table,
         (*EMBEDDED, "--factory", "PCA4,Flat"),

@@ -52,7 +52,13 @@ def write_rows(path: Path, embeddings: NDArray[Any], **columns: Any) -> str:
 
 
 def build(out: Path, *corpus: str, **options: Any) -> BuildReport:
-    options = {"embedding_column": "embedding", "id_column": "id", "k": 6, **options}
+    options = {
+        "embedding_column": "embedding",
+        "id_column": "id",
+        "k": 6,
+        "whiten": "whitening",
+        **options,
+    }
     return build_index(BuildConfig(corpus=corpus, out=str(out), **options))
 
 
@@ -398,7 +404,8 @@ def test_a_build_from_the_store_alone_needs_no_encoder_and_gives_the_same_index(
     )
     script = (
         "import sys; from whiten_index import BuildConfig, build_index, open_index\n"
-        f"report = build_index(BuildConfig(store={str(store)!r}, out={str(out)!r}, k=6))\n"
+        f"report = build_index(BuildConfig(store={str(store)!r}, out={str(out)!r}, k=6, "
+        "whiten='whitening'))\n"
         "assert report.encoded.counts.reused == report.encoded.counts.read == 80\n"
         "assert report.encoded.counts.encoded == 0\n"
         f"assert len(open_index({str(out)!r}).search_like('1-7')) == 10\n"
@@ -626,8 +633,8 @@ def test_build_options_that_contradict_each_other_are_refused(tmp_path: Path) ->
         build_index(BuildConfig(corpus=(corpus,), embedding_column="embedding", store=out))
     with pytest.raises(ConfigError, match="not both"):
         BuildConfig(corpus=(corpus,), embedding_column="embedding", text_columns="t", out=out)
-    with pytest.raises(ConfigError, match="--whiten 'zca' is unknown; use none, pca, whitening"):
-        BuildConfig(corpus=(corpus,), embedding_column="embedding", out=out, whiten="zca")
+    with pytest.raises(ConfigError, match="--whiten 'bleach' is unknown; use auto, none, pca"):
+        BuildConfig(corpus=(corpus,), embedding_column="embedding", out=out, whiten="bleach")
     with pytest.raises(ConfigError, match="--limit says how to read a corpus"):
         build_index(BuildConfig(store=str(tmp_path), out=out, limit=5))
     assert not (tmp_path / "out" / "CURRENT").exists()

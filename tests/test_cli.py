@@ -324,7 +324,7 @@ def test_a_job_file_gives_defaults_that_flags_override(tmp_path: Path, corpus: P
         ("[build]\nk = 3", "sets 'build', which is unknown"),
         ("k = ", "is not TOML"),
         ("limit = 'many'", "limit"),
-        ("whiten = 'zca'", "none.*pca.*whitening"),
+        ("whiten = 'bleach'", "auto.*none.*pca"),
         ("k = []", r"k .*\[\]"),
         ("filter = 3", "filter"),
         ("exponent = 'soft'", "exponent"),

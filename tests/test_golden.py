@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from safetensors import safe_open
 
 from whiten_index import (
     BuildConfig,
@@ -18,6 +19,7 @@ from whiten_index import (
     open_index,
 )
 
+FOLDER = Path(__file__).parent / "golden"
 GOLDEN = sorted(Path(__file__).parent.glob("golden/v*"))
 
 
@@ -79,9 +81,59 @@ def test_the_same_corpus_is_found_done(golden: Path) -> None:
         id_column="id",
         keep=("year",),
         k=2,
+        whiten="whitening",
         out=str(golden / "index"),
         store=str(golden / "store"),
     )
     report = build_index(config)
     assert report.encoded.counts.reused == 8
     assert report.up_to_date
+
+
+def test_a_whitening_of_format_1_is_written_as_it_was(golden: Path, tmp_path: Path) -> None:
+    """So earlier releases read what this one writes of what they know."""
+    (version,) = (golden / "index" / "versions").iterdir()
+    before = version / "whitening.safetensors"
+    Whitening.load(before).save(tmp_path / "again.safetensors")
+    held = []
+    for path in (before, tmp_path / "again.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_tensor(name).tolist() for name in file.keys()}  # noqa: SIM118
+            held.append((file.metadata(), tensors))
+    assert held[0] == held[1]
+
+
+def power(matrix: np.ndarray, exponent: float) -> np.ndarray:
+    values, vectors = np.linalg.eigh(matrix)
+    return vectors * values**exponent @ vectors.T
+
+
+def in_groups(c: np.ndarray, groups: list[list[int]]) -> np.ndarray:
+    z = np.empty_like(c)
+    for group in groups:
+        z[:, group] = c[:, group] @ power(np.cov(c[:, group].T), -0.5)
+    return z
+
+
+def test_whitenings_of_format_2_map_as_when_they_were_written() -> None:
+    x = raw(FOLDER / "v1")
+    c, cov = x - x.mean(axis=0), np.cov(x.T)
+    standard = c / c.std(axis=0, ddof=1)
+    values, vectors = (part[..., ::-1] for part in np.linalg.eigh(cov))
+    widest, biased = vectors[:, 0], cov * 7 / 8
+    noise = np.mean([np.square(np.outer(row, row) - biased).sum() for row in c]) / 8
+    distance = np.square(biased - np.trace(biased) / 4 * np.eye(4)).sum()
+    rho = min(noise / distance, 1)  # Ledoit and Wolf 2004
+    shrunk = (1 - rho) * values + rho * values.mean()
+    z = {
+        "zca-cor": standard @ power(np.corrcoef(x.T), -0.5),
+        "group": in_groups(c, [[3, 2], [1, 0]]),
+        "all-but-the-top": c - np.outer(c @ widest, widest),
+        "whitening-shrunk": (c @ vectors / np.sqrt(shrunk))[:, :2],
+    }
+    for name, truth in z.items():
+        found = Whitening.load(FOLDER / "whitening-v2" / f"{name}.safetensors").apply(x)
+        assert np.allclose(found @ found.T, truth @ truth.T, atol=1e-9), name
+    random = Whitening.load(FOLDER / "whitening-v2" / "random.safetensors")
+    assert (random.k, random.seed, random.center) == (3, 3, False)
+    assert np.allclose(random.basis.T @ random.basis, np.eye(3), atol=1e-12)

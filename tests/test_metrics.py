@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from whiten_index.errors import ConfigError
-from whiten_index.metrics import evaluate
+from whiten_index.metrics import evaluate, evaluate_each, spearman
 
 Grades, Scores = Mapping[str, int], Mapping[str, float]
 
@@ -122,3 +124,89 @@ def test_inputs_are_left_as_they_were() -> None:
     qrels = {query: dict(grades) for query, grades in QRELS.items()}
     evaluate(qrels, run, ["mrr@1", "ndcg@10"])
     assert (qrels, run) == (QRELS, RUN)
+
+
+def test_each_query_has_its_own_figure() -> None:
+    each = evaluate_each(QRELS, RUN, "mrr@10")
+    assert each == {"a": 0.5, "b": 0.0}
+    assert evaluate_each(QRELS, RUN, "map@10")["a"] == pytest.approx((1 / 2 + 2 / 4) / 2)
+
+
+@pytest.mark.parametrize("metric", ["ndcg@10", "recall@2", "mrr@10", "map@3"])
+def test_queries_keep_the_order_of_the_qrels_and_their_mean_is_the_metric(metric: str) -> None:
+    qrels = {"z": {"d1": 1}, **QRELS, "unanswered": {"d1": 1}, "nothing relevant": {"d1": 0}}
+    run = {**RUN, "unjudged": {"d1": 1.0}, "z": {"d2": 2.0, "d1": 1.0}}
+    each = evaluate_each(qrels, run, metric)
+    assert list(each) == ["z", "a", "b", "unanswered"]
+    assert each["unanswered"] == 0
+    assert evaluate(qrels, run, [metric])[metric] == pytest.approx(np.mean(list(each.values())))
+    for query in ("z", "a", "b"):
+        alone = evaluate({query: qrels[query]}, {query: run[query]}, [metric])
+        assert each[query] == pytest.approx(alone[metric])
+
+
+def test_a_query_that_found_nothing_counts_zero() -> None:
+    assert evaluate_each(QRELS, {"a": {}, "b": {"d4": 1.0}}, "ndcg@10") == {"a": 0, "b": 1}
+    assert evaluate_each({}, RUN, "ndcg@10") == {}
+    assert evaluate({}, RUN, ["ndcg@10"]) == {"ndcg@10": 0}
+
+
+def test_an_unknown_metric_of_each_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="metric 'spam@10' is unknown; use one such as ndcg@10"):
+        evaluate_each(QRELS, RUN, "spam@10")
+
+
+SCORES = st.floats(allow_nan=False) | st.integers(-2, 2).map(float)
+LISTS = st.integers(2, 60).flatmap(
+    lambda n: st.tuples(*[st.lists(SCORES, min_size=n, max_size=n)] * 2)
+)
+
+
+@given(LISTS)
+def test_spearman_is_scipys(lists: tuple[list[float], list[float]]) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    gold, predicted = lists
+    assume(len(set(gold)) > 1)
+    assume(len(set(predicted)) > 1)
+    expected = stats.spearmanr(gold, predicted).statistic
+    assert spearman(gold, predicted) == pytest.approx(expected, abs=1e-12)
+
+
+@given(LISTS)
+def test_spearman_looks_at_order_alone(lists: tuple[list[float], list[float]]) -> None:
+    gold, predicted = lists
+    assume(len(set(gold)) > 1)
+    assume(len(set(predicted)) > 1)
+    found = spearman(gold, predicted)
+    assert -1 <= found <= 1
+    assert spearman(predicted, gold) == pytest.approx(found, abs=1e-12)
+    assert spearman([-score for score in gold], predicted) == pytest.approx(-found, abs=1e-12)
+    # Any rising function leaves the ranks, and so the correlation, as they were.
+    ranks = {score: 3.0 * place**3 for place, score in enumerate(sorted(set(gold)))}
+    assert spearman([ranks[score] for score in gold], predicted) == found
+
+
+def test_spearman_worked_out_by_hand() -> None:
+    assert spearman([1, 2, 3], [10, 20, 30]) == 1
+    assert spearman([1, 2, 3], [3, 2, 1]) == -1
+    # Ranks 1.5, 1.5, 3 against 1, 2, 3: 1.5 / sqrt(1.5 * 2).
+    assert spearman([0, 0, 5], [1, 2, 3]) == pytest.approx(1.5 / math.sqrt(3))
+    assert spearman(np.float16([1, 2, 3, 4]), [1, 3, 2, 4]) == pytest.approx(1 - 6 * 2 / 60)
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "message"),
+    [
+        ([1, 1, 1], [1, 2, 3], r"all 3 gold scores are equal \(1\), so they rank nothing"),
+        ([1, 2, 3], [0.5, 0.5, 0.5], r"all 3 predicted scores are equal \(0\.5\)"),
+        ([1, 2, 3], [1, 2], "3 gold scores and 2 predicted ones; give one for each"),
+        ([1], [1], r"the gold scores have shape \(1,\); .* a list of 2 or more"),
+        ([[1, 2]], [[1, 2]], r"the gold scores have shape \(1, 2\)"),
+        ([1, 2, 3], [1, math.nan, 3], "the predicted scores hold 1 NaN; leave those pairs out"),
+    ],
+)
+def test_scores_that_rank_nothing_are_refused(
+    gold: list[float], predicted: list[float], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spearman(gold, predicted)

@@ -219,7 +219,7 @@ def test_padding_and_truncation_baked_into_a_tokenizer_change_nothing(
     )  # fmt: skip
     baked = load(folder)
     found, expected = baked.encode_window(texts), encoder.encode_window(texts)
-    np.testing.assert_allclose(found.embeddings, expected.embeddings, atol=1e-6)
+    np.testing.assert_allclose(found.embeddings, expected.embeddings, atol=5e-6)
     assert np.array_equal(found.truncated, expected.truncated)
     assert found.tokens == expected.tokens
 
@@ -228,7 +228,7 @@ def test_weights_saved_with_a_head_give_the_same_embeddings(tmp_path, tiny_model
     transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
     model = transformers.AutoModelForMaskedLM.from_pretrained(tiny_model)
     model.save_pretrained(tmp_path)
-    np.testing.assert_allclose(load(tmp_path).encode(texts), encoder.encode(texts), atol=1e-6)
+    np.testing.assert_allclose(load(tmp_path).encode(texts), encoder.encode(texts), atol=5e-6)
 
 
 def test_a_model_that_gives_nan_is_an_error(copy_of):
@@ -251,7 +251,7 @@ def test_a_pooler_that_is_missing_does_no_harm(copy_of, encoder, texts):
     """No embedding uses it, and many sentence encoders come without."""
     folder = copy_of()
     edit_weights(folder, lambda w: [w.pop(name) for name in list(w) if "pooler" in name])
-    np.testing.assert_allclose(load(folder).encode(texts), encoder.encode(texts), atol=1e-6)
+    np.testing.assert_allclose(load(folder).encode(texts), encoder.encode(texts), atol=5e-6)
 
 
 FLAGS = {
@@ -303,8 +303,8 @@ def test_lowering_is_honoured(copy_of):
     plain = load(copy_of("plain", tokenizer))
     lowering = load(copy_of("lower", {**tokenizer, **sentence_files(do_lower_case=True)}))
     lower, upper = ["the red cat"], ["The RED Cat"]
-    np.testing.assert_allclose(lowering.encode(upper), plain.encode(lower), atol=1e-6)
-    np.testing.assert_allclose(lowering.encode_queries(upper), plain.encode(lower), atol=1e-6)
+    np.testing.assert_allclose(lowering.encode(upper), plain.encode(lower), atol=5e-6)
+    np.testing.assert_allclose(lowering.encode_queries(upper), plain.encode(lower), atol=5e-6)
     assert not np.allclose(plain.encode(upper), plain.encode(lower), atol=1e-2)
 
 
@@ -315,7 +315,7 @@ def test_prompts_of_a_sentence_folder_are_put_before_their_texts(copy_of, encode
     text = ["a small bird flew"]
     for method, prompt in (("encode", "the queen: "), ("encode_queries", "the king: ")):
         expected = encoder.encode([prompt + text[0]])
-        np.testing.assert_allclose(getattr(found, method)(text), expected, atol=1e-6)
+        np.testing.assert_allclose(getattr(found, method)(text), expected, atol=5e-6)
 
 
 def test_prompts_given_win_and_the_empty_one_removes(copy_of, encoder):
@@ -323,19 +323,19 @@ def test_prompts_given_win_and_the_empty_one_removes(copy_of, encoder):
     folder = copy_of(files={**sentence_files(), **files})
     text = ["a small bird flew"]
     plain = encoder.encode(text)
-    np.testing.assert_allclose(load(folder, query_prompt="").encode_queries(text), plain, atol=1e-6)
+    np.testing.assert_allclose(load(folder, query_prompt="").encode_queries(text), plain, atol=5e-6)
     found = load(folder, query_prompt="one ")
     np.testing.assert_allclose(
-        found.encode_queries(text), encoder.encode(["one " + text[0]]), atol=1e-6
+        found.encode_queries(text), encoder.encode(["one " + text[0]]), atol=5e-6
     )
-    np.testing.assert_allclose(found.encode(text), plain, atol=1e-6)
+    np.testing.assert_allclose(found.encode(text), plain, atol=5e-6)
 
 
 def test_a_normalisation_is_recorded_and_not_applied(copy_of, encoder, texts):
     found = load(copy_of(files=sentence_files(more=("Normalize",), max_seq_length=LONGEST)))
     assert found.spec.normalizes
     assert not encoder.spec.normalizes
-    np.testing.assert_allclose(found.encode(texts), encoder.encode(texts), atol=1e-6)
+    np.testing.assert_allclose(found.encode(texts), encoder.encode(texts), atol=5e-6)
 
 
 @pytest.mark.parametrize(

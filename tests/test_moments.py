@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
-from whiten_index.moments import Moments
+from whiten_index.moments import Moments, Products
 from whiten_index.whitening import Whitening, WhiteningConfig
 
 seeds = st.integers(0, 2**32 - 1)
@@ -49,10 +50,33 @@ def assert_same(ours, other, *, within=1e-12, scale=None):
     assert np.linalg.norm(ours.scatter - other.scatter) <= within * max(norm, 1e-300)
 
 
+def higher_by_definition(rows, weights=None):
+    """Σ w‖c‖²c and Σ w‖c‖⁴ in extended precision."""
+    w = np.ones(len(rows), np.longdouble) if weights is None else weights.astype(np.longdouble)
+    centred = np.asarray(rows).astype(np.longdouble) - two_pass(rows, weights)[1]
+    square = (centred**2).sum(axis=1)
+    return (w * square) @ centred, (w * square**2).sum()
+
+
+def assert_same_higher(ours, other, *, within=1e-12, scale=None):
+    """Compare cubic and quartic, an error of the former being against its bound by Hölder."""
+    scale = scale or other
+    limit = within * scale.quartic + 1e-300
+    assert abs(ours.quartic - other.quartic) <= limit
+    bound = within * scale.quartic**0.75 * scale.count**0.25 + 1e-300
+    assert np.linalg.norm(ours.cubic - other.cubic) <= bound
+
+
+def assert_same_sums(ours, other, *, within=1e-12, scale=None):
+    """All five."""
+    assert_same(ours, other, within=within, scale=scale)
+    assert_same_higher(ours, other, within=within, scale=scale)
+
+
 def assert_identical(ours, other):
     assert ours.count == other.count
-    np.testing.assert_array_equal(ours.mean, other.mean)
-    np.testing.assert_array_equal(ours.scatter, other.scatter)
+    for name in ("mean", "scatter", "cubic", "quartic"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(other, name))
 
 
 # One pass against the definition
@@ -73,6 +97,35 @@ def test_covariance_survives_a_mean_a_million_times_the_spread():
     rows = make_rows(5, 3000, 4, ratio=1e6)
     count, _, scatter = two_pass(rows)
     assert distance(Moments.of(rows).covariance(), scatter / (count - 1)) < 1e-11
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 100, 1e4])
+def test_higher_moments_are_those_of_the_definition_however_large_the_mean(ratio):
+    rows, weights = make_rows(3, 5000, 6, ratio=ratio), np.random.default_rng(0).uniform(0, 3, 5000)
+    for weight in (None, weights):
+        moments = Moments.of(rows, weights=weight)
+        cubic, quartic = higher_by_definition(rows, weight)
+        assert moments.quartic == pytest.approx(float(quartic), rel=1e-12)
+        assert distance(moments.cubic, cubic) < 1e-11  # it is small: the rows are hardly skewed
+
+
+@pytest.mark.parametrize("every", [2, 16, 256, 4096])
+@pytest.mark.parametrize("products", Products)
+def test_no_order_of_the_rows_spoils_the_covariance(every, products):
+    rows = make_rows(3, 9000, 6)
+    rows[::every] += 1e5  # to mislead whoever takes a few rows, or the first, for all
+    rows = rows if products is Products.FLOAT64 else np.sort(rows, axis=0).astype(np.float32)
+    count, _, scatter = two_pass(rows)
+    covariance = Moments.of(rows, products=products).covariance()
+    limit = 1e-12 if products is Products.FLOAT64 else 1e-6
+    assert distance(covariance, scatter / (count - 1)) < limit
+
+
+def test_rows_too_large_for_a_fourth_power_have_a_covariance_all_the_same():
+    rows = make_rows(0, 50, 3)
+    huge = Moments.of(rows * 1e100)
+    assert (huge.cubic, huge.quartic) == (None, None)
+    assert distance(huge.scatter / 1e200, Moments.of(rows).scatter) < 1e-12
 
 
 @pytest.mark.parametrize("ddof", [0, 1, 3])
@@ -145,6 +198,7 @@ def test_any_order_and_any_grouping_of_shards_equal_one_pass(seed, sizes, ratio,
     assert np.abs(parts[0].mean - mean).max() < 1e-12 * max(1, ratio)
     assert distance(parts[0].scatter, whole.scatter) < 1e-12
     assert distance(parts[0].scatter, scatter) < 1e-12
+    assert_same_higher(parts[0], whole)
     variance = np.diag(scatter).astype(float)
     limit = 1e-11 * np.sqrt(np.outer(variance, variance))
     assert (np.abs(parts[0].scatter - scatter) <= limit).all()
@@ -157,20 +211,61 @@ def test_a_thousand_shards_with_a_large_mean_equal_one_pass(ratio):
     assert distance(merged.scatter, two_pass(rows)[2]) < 1e-12
 
 
+@quick
+@given(seed=seeds, n=st.integers(2, 700), ratio=st.sampled_from([0, 1, 100]))
+def test_the_order_of_the_rows_does_not_matter(seed, n, ratio):
+    rows, weights = make_rows(seed, n, 5, ratio=ratio), np.random.default_rng(seed).random(n)
+    order = np.random.default_rng(seed).permutation(n)
+    for weight, mixed in ((None, None), (weights, weights[order])):
+        one, other = Moments.of(rows, weights=weight), Moments.of(rows[order], weights=mixed)
+        assert_same_sums(one, other)
+
+
+@quick
+@given(seed=seeds, n=st.integers(2, 300), d=st.integers(1, 9), ratio=st.sampled_from([0, 1, 100]))
+def test_moments_turn_with_the_rows(seed, n, d, ratio):
+    rows = make_rows(seed, n, d, ratio=ratio)
+    R = np.linalg.qr(np.random.default_rng(seed).normal(size=(d, d)))[0]
+    plain, turned = Moments.of(rows), Moments.of(rows @ R)
+    expected = Moments(
+        plain.count, plain.mean @ R, R.T @ plain.scatter @ R, plain.cubic @ R, plain.quartic
+    )
+    # Turning the rows rounds them, by an ulp of their mean.
+    assert_same_sums(turned, expected, within=1e-12 * max(1, ratio))
+
+
+def without_higher(moments):
+    return Moments(moments.count, moments.mean, moments.scatter)
+
+
+def test_a_part_without_higher_moments_gives_a_sum_without():
+    a, b = Moments.of(make_rows(0, 9, 3)), Moments.of(make_rows(1, 8, 3))
+    for found, expected in (
+        (without_higher(a) + b, a + b),
+        (a + without_higher(b), a + b),
+        (without_higher(a) - b, a - b),
+        (a - without_higher(b), a - b),
+    ):
+        assert_identical(found, without_higher(expected))
+    for zero in (Moments.empty(3), without_higher(Moments.empty(3))):
+        for same in (a + zero, zero + a, a - zero):
+            assert_identical(same, a)
+
+
 def test_update_adds_rows():
     rows = make_rows(9, 100, 4)
     grown = Moments.empty(4)
     for batch in np.array_split(rows, 7):
         grown = grown.update(batch, weights=np.full(len(batch), 2.0))
-    assert_same(grown, Moments.of(np.repeat(rows, 2, axis=0)))
+    assert_same_sums(grown, Moments.of(np.repeat(rows, 2, axis=0)))
 
 
 def test_merging_changes_neither_part():
     a, b = Moments.of(make_rows(1, 9, 3)), Moments.of(make_rows(2, 8, 3))
-    before = a.mean.copy(), a.scatter.copy(), b.mean.copy(), b.scatter.copy()
+    before = copy.deepcopy((a, b))
     _ = a + b, a - Moments.empty(3), (a + b) - b
-    for now, then in zip((a.mean, a.scatter, b.mean, b.scatter), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    for now, then in zip((a, b), before, strict=True):
+        assert_identical(now, then)
 
 
 def test_the_empty_sum_is_the_zero_of_plus_and_minus():
@@ -209,7 +304,7 @@ def test_minus_undoes_plus(seed, stay, leave, ratio):
     a = Moments.of(make_rows(seed, stay, 4, ratio=ratio))
     b = Moments.of(make_rows(seed + 1, leave, 4, ratio=-ratio))
     # What cancels is as large as the sum, so that is what the error is measured against.
-    assert_same((a + b) - b, a, within=1e-12, scale=a + b)
+    assert_same_sums((a + b) - b, a, within=1e-12, scale=a + b)
 
 
 def test_taking_away_more_rows_than_there_are_is_an_error():
@@ -236,7 +331,7 @@ def test_moments_of_other_dims_do_not_combine(combine, other):
 def test_whole_weights_are_repeated_rows(seed, weights):
     rows = make_rows(seed, len(weights), 4, ratio=10)
     repeated = Moments.of(np.repeat(rows, weights, axis=0))
-    assert_same(Moments.of(rows, weights=weights), repeated, scale=Moments.of(rows))
+    assert_same_sums(Moments.of(rows, weights=weights), repeated, scale=Moments.of(rows))
 
 
 def test_fractional_weights_are_those_of_the_definition():
@@ -256,6 +351,15 @@ def test_rows_of_no_weight_are_not_there():
     assert_identical(Moments.of(rows, weights=np.zeros(9000)), Moments.empty(3))
 
 
+@quick
+@given(seed=seeds, there=st.lists(st.booleans(), min_size=2, max_size=600), weighted=st.booleans())
+def test_zero_weights_are_absent_rows(seed, there, weighted):
+    rows, mask = make_rows(seed, len(there), 4, ratio=10), np.array(there)
+    weights = np.random.default_rng(seed).random(len(there)) if weighted else np.ones(len(there))
+    found = Moments.of(rows, weights=weights * mask)
+    assert_same_sums(found, Moments.of(rows[mask], weights=weights[mask]), scale=Moments.of(rows))
+
+
 @pytest.mark.parametrize("weights", [np.ones(3), np.ones((4, 1)), 1.0])
 def test_weights_need_the_shape_of_the_rows(weights):
     with pytest.raises(ConfigError, match="4 rows need 4 weights"):
@@ -268,6 +372,52 @@ def test_weights_must_be_finite_and_not_negative(bad):
         Moments.of(np.ones((2, 2)), weights=[1.0, bad])
 
 
+# Products in float32
+
+
+@quick
+@given(
+    seed=seeds,
+    n=st.integers(2, 9000),
+    d=st.integers(1, 40),
+    ratio=st.sampled_from([0, 1, 10, 100]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    scale=st.sampled_from([1e-6, 1.0, 1e6]),
+    weighted=st.booleans(),
+)
+def test_float32_products_are_within_a_millionth(seed, n, d, ratio, dtype, scale, weighted):
+    rows = (make_rows(seed, n, d, ratio=ratio) * scale).astype(dtype)
+    weights = np.random.default_rng(seed).random(n) if weighted else None
+    found = Moments.of(rows, weights=weights, products="float32")
+    exact = Moments.of(rows, weights=weights)
+    assert found.count == exact.count
+    spread = np.sqrt(np.trace(exact.scatter) / exact.count)
+    assert np.linalg.norm(found.mean - exact.mean) <= 1e-6 * spread
+    assert distance(found.scatter, exact.scatter) <= 1e-6
+    assert_same_higher(found, exact, within=4e-6)
+    np.testing.assert_array_equal(found.scatter, found.scatter.T)
+
+
+@pytest.mark.parametrize("ratio", [100, 1e4])
+def test_float32_products_in_many_dims_with_a_large_mean(ratio):
+    rows = make_rows(0, 6000, 256, ratio=ratio).astype(np.float32)
+    found, exact = Moments.of(rows, products=Products.FLOAT32), Moments.of(rows)
+    assert distance(found.covariance(), exact.covariance()) < 1e-6
+
+
+@pytest.mark.parametrize("scale", [0, 1e-30, 1e-15, 1e15, 1e30, 1e60])
+def test_rows_that_float32_does_not_hold_are_multiplied_in_float64(scale):
+    rows = make_rows(0, 300, 3) * scale
+    assert_identical(Moments.of(rows, products="float32"), Moments.of(rows))
+    single = Moments.of(rows).update(rows, products="float32")
+    assert_identical(single, Moments.of(rows).update(rows))
+
+
+def test_an_unknown_precision_names_the_known():
+    with pytest.raises(ConfigError, match=r"products in 'float16' are unknown; use float64, float"):
+        Moments.of(np.ones((2, 2)), products="float16")
+
+
 # Rows that cannot be
 
 
@@ -277,8 +427,17 @@ def test_weights_must_be_finite_and_not_negative(bad):
 def test_a_number_that_is_not_finite_is_an_error(bad, dtype, at):
     rows = np.ones((5000, 3), dtype)
     rows[at, 1] = bad
-    with pytest.raises(ConfigError, match="NaN or infinity"):
-        Moments.of(rows)
+    for products in Products:
+        with pytest.raises(ConfigError, match="NaN or infinity"):
+            Moments.of(rows, products=products)
+
+
+@pytest.mark.parametrize("products", Products)
+@pytest.mark.parametrize("weights", [None, np.full(300, 2.0)])
+def test_rows_too_large_for_their_products_are_an_error(weights, products):
+    rows = make_rows(0, 300, 3) * 1e200
+    with pytest.raises(ConfigError, match="too large for their products in float64; scale them"):
+        Moments.of(rows, weights=weights, products=products)
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.0], [0.0, 0.0]])
@@ -305,10 +464,18 @@ def test_save_and_load_keep_every_bit(tmp_path_factory, seed, n, d, scale):
     assert_identical(Moments.load(path), saved)
 
 
+def test_a_file_without_higher_moments_is_read(tmp_path):
+    moments = without_higher(Moments.of(make_rows(0, 9, 3)))
+    moments.save(tmp_path / "m.safetensors")
+    assert set(load_file(tmp_path / "m.safetensors")) == {"count", "mean", "scatter_upper"}
+    assert_identical(Moments.load(tmp_path / "m.safetensors"), moments)
+
+
 # Damaged files: moments and whitenings are read alike
 
 
 READERS = {"moments": Moments, "whitening": Whitening}
+NEWEST = {"moments": 1, "whitening": 2}
 
 
 @pytest.fixture(params=READERS)
@@ -381,6 +548,8 @@ DAMAGES = [
     ("moments", "mean", np.zeros(4)),
     ("moments", "mean", np.array([0, np.nan, 0])),
     *(("moments", "scatter_upper", a) for a in (np.zeros(5), np.zeros(1), np.full(6, np.nan))),
+    *(("moments", "cubic", a) for a in (np.zeros(4), np.array(0.0), np.full(3, np.inf))),
+    *(("moments", "quartic", a) for a in (np.array(1.0), np.zeros(2), np.array([np.nan]))),
     ("whitening", "mean", np.zeros(5)),
     *(("whitening", "basis", np.zeros(shape)) for shape in ((2, 2), (3,), (3, 2, 1))),
     ("whitening", "basis", np.full((3, 2), np.inf)),
@@ -410,14 +579,15 @@ def test_a_missing_tensor_is_an_error(saved, kind):
 def test_another_kind_or_a_later_format_is_refused(saved, kind, facts):
     rewrite(saved, **facts)
     held = rf"holds {facts.get('kind', kind)} of format {facts.get('format_version', 1)}"
-    message = rf"{saved.name} {held}, and {kind} up to format 1 is needed; .*upgrade"
+    message = rf"{saved.name} {held}, and {kind} up to format {NEWEST[kind]} is needed; .*upgrade"
     with pytest.raises(ArtifactError, match=message):
         READERS[kind].load(saved)
 
 
 def test_one_kind_is_not_read_as_the_other(saved, kind):
     (other,) = set(READERS) - {kind}
-    with pytest.raises(ArtifactError, match=f"holds {kind} .* {other} up to format 1 is needed"):
+    message = f"holds {kind} .* {other} up to format {NEWEST[other]} is needed"
+    with pytest.raises(ArtifactError, match=message):
         READERS[other].load(saved)
 
 
@@ -444,14 +614,14 @@ def test_a_choice_that_is_neither_true_nor_false_is_an_error(saved, kind, name):
     assert_unreadable(saved, kind)
 
 
-def test_moments_on_a_device_are_the_same():
+@pytest.mark.parametrize("n", [0, 1, 5000, 9000])
+def test_moments_on_a_device_are_the_same(n):
     import torch
 
     from whiten_index.encoding.device_moments import moments_on_device
 
-    rows = np.random.default_rng(0).normal(100, 1, size=(5000, 24)).astype(np.float16)
+    rows = np.random.default_rng(0).normal(100, 1, size=(n, 24)).astype(np.float16)
     found, expected = moments_on_device(torch.from_numpy(rows)), Moments.of(rows)
-    assert found.count == expected.count
     np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-14)
-    error = np.linalg.norm(found.scatter - expected.scatter) / np.linalg.norm(expected.scatter)
-    assert error < 1e-12
+    assert_same_sums(found, expected)
+    np.testing.assert_array_equal(found.scatter, found.scatter.T)

@@ -47,7 +47,14 @@ def build(folder: Path, rows: NDArray[Any], **options: Any) -> Path:
         }
     )
     pq.write_table(table, folder / "c.parquet")
-    options = {"k": K, "id_column": "id", "keep": "name", "shard_rows": 40, **options}
+    options = {
+        "whiten": "whitening",
+        "k": K,
+        "id_column": "id",
+        "keep": "name",
+        "shard_rows": 40,
+        **options,
+    }
     corpus = (str(folder / "c.parquet"),)
     build_index(BuildConfig(corpus=corpus, embedding_column="e", out=str(folder / "o"), **options))
     return folder / "o"

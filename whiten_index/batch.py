@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DIGEST_BYTES = 16
+# The column of documents that names them.
+ID = "id"
 # The columns that documents have where a text is a passage: its number within its document, from
 # 0; where it starts and ends there, in characters; the passage itself.
 PASSAGE, PASSAGE_START, PASSAGE_END, PASSAGE_TEXT = PASSAGE_COLUMNS = (

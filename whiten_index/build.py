@@ -14,9 +14,11 @@ import pyarrow as pa
 
 import whiten_index
 from whiten_index import index as faiss_index
-from whiten_index.assemble import IndexPlan, assemble_index, blocks
+from whiten_index.assemble import IndexPlan, assemble_index
+from whiten_index.choosing import Labels
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import ParquetCorpus
+from whiten_index.diagnose import geometry
 from whiten_index.encode import (
     Counts,
     EncodeReport,
@@ -27,21 +29,14 @@ from whiten_index.encode import (
 )
 from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.fit import Fitted, fit_whitening, read_labels
 from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
-from whiten_index.moments import Moments
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.store import (
-    EmbeddingStore,
-    total_moments,
-)
-from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
+from whiten_index.store import EmbeddingStore
+from whiten_index.whitening import Whitening
 
 __all__ = ["BuildConfig", "BuildReport", "build_index", "encode_corpus"]
-
-# Rounding to 11 significant bits, averaged over the mantissa.
-_FLOAT16_RMS_ERROR = 2.0e-4
-_EQUAL_COSINE = 0.99999
 
 
 @dataclass(frozen=True)
@@ -74,6 +69,7 @@ class BuildReport:
             "compiled": self.encoded.compiled,
             "rows": self.encoded.record.rows,
             "whitening": self.manifest["whitening"],
+            "choice": self.manifest.get("choice"),
             "factory": self.manifest["factory"],
             "bytes": self.manifest["bytes"],
             "made_by": self.manifest["made_by"],
@@ -83,11 +79,10 @@ class BuildReport:
 
 
 @dataclass(frozen=True)
-class _Fitted:
+class _Settled:
     """What is settled before FAISS starts: the transform, the index to build, their identity."""
 
-    moments: Moments
-    whitening: Whitening
+    fitted: Fitted
     plan: IndexPlan
     identity: str
 
@@ -112,17 +107,18 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     out = Path(config.out)
     stages = Stages(progress or Silent())
     faiss_index.load_faiss()
+    labels = read_labels(config)
     if config.threads is not None:
         faiss_index.set_threads(config.threads)
     with only_writer(out, what="index"):
         faiss_index.tidy(out)
         encoded = _embeddings(config, stages)
-        fitted = _fit(config, encoded, stages)
-        version = faiss_index.find_version(out, fitted.identity)
+        settled = _settle(config, encoded, labels, stages)
+        version = faiss_index.find_version(out, settled.identity)
         up_to_date = version is not None and version == _current(out)
         if version is None:
-            version = faiss_index.next_version(out, fitted.identity)
-            _publish(config, encoded, fitted, version, stages)
+            version = faiss_index.next_version(out, settled.identity)
+            _publish(config, encoded, settled, version, stages)
         if not up_to_date:
             faiss_index.set_current(out, version)
         _, fields = faiss_index.read_fields(out, verify="manifest")
@@ -151,15 +147,15 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
     """Refuse before hours of encoding what would be refused after them.
 
     Raises:
-        ConfigError: k is above the embeddings' width, or the factory string cannot be used.
+        ConfigError: k or the groups do not fit the embeddings' width, or the factory string cannot
+            be used.
     """
     dim = corpus.dim or resolve_encoder(config.encoder_config())[0].dim
-    wish = WidthWish.parse(config.k)
-    if config.whiten != Kind.NONE.value and wish.number is not None and wish.number > dim:
-        raise ConfigError(f"--k {wish.number} is more than the {dim} dims of the embeddings")
+    wanted = config.whitening_config()
+    wanted.require_dim(dim)
     if config.factory != faiss_index.AUTO:
-        none = config.whiten == Kind.NONE.value
-        faiss_index.inner_index(config.factory, dim if none else wish.number or dim)
+        settled = not config.chooses or config.k is not None
+        faiss_index.inner_index(config.factory, (wanted.width(dim) if settled else None) or dim)
 
 
 def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
@@ -199,53 +195,33 @@ def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
     return EncodeReport(store, record, counts, stages)
 
 
-def _fit(config: BuildConfig, encoded: EncodeReport, stages: Stages) -> _Fitted:
-    wanted = config.whitening_config()
-    store, record = encoded.store, encoded.record
-    with stages.stage("fit", record.rows) as watcher:
-        if wanted.normalize_input:
-            units = (unit_rows(block.astype(np.float64)) for block in blocks(store, record))
-            moments = Moments.total(Moments.of(rows) for rows in units)
-        else:
-            shards = [part.shard for part in record.parts if part.rows]
-            moments = total_moments(store, shards, store.encoder["dim"])
-        whitening = Whitening.fit(moments, wanted)
-        watcher.advance(record.rows)
-    _note_rounding(encoded, whitening, stages)
-    factory = faiss_index.choose_factory(config.factory, rows=record.rows)
+def _settle(
+    config: BuildConfig, encoded: EncodeReport, labels: Labels | None, stages: Stages
+) -> _Settled:
+    fitted = fit_whitening(config, encoded, labels, stages)
+    factory = faiss_index.choose_factory(config.factory, rows=encoded.record.rows)
     plan = IndexPlan(config.factory, factory, config.seed)
-    return _Fitted(moments, whitening, plan, _identity(encoded, whitening, plan))
+    return _Settled(fitted, plan, _identity(config, encoded, fitted.whitening, plan))
 
 
-def _note_rounding(encoded: EncodeReport, whitening: Whitening, stages: Stages) -> None:
-    """Say so where the directions kept are so narrow that float16 shows in them."""
-    shards = (encoded.store.find(p.shard, verify=False) for p in encoded.record.parts if p.rows)
-    if not any(shard is not None and shard.dtype == "float16" for shard in shards):
-        return
-    cosine = whitening.rounding_cosine(relative_error=_FLOAT16_RMS_ERROR)
-    if cosine < _EQUAL_COSINE:
-        stages.watcher.note(
-            f"note: k = {whitening.k} keeps directions so narrow that float16 embeddings show in "
-            f"them (cosine with float32 about {cosine:.6f}, rank {whitening.rank} of "
-            f"{encoded.store.encoder['dim']}); for more, use --store-dtype float32 or a smaller k"
-        )
-
-
-def _identity(encoded: EncodeReport, whitening: Whitening, plan: IndexPlan) -> str:
+def _identity(
+    config: BuildConfig, encoded: EncodeReport, whitening: Whitening, plan: IndexPlan
+) -> str:
     """Return what tells this version from one made of other inputs or choices."""
+    choices = whitening.choices()
+    named = [choices.pop(name) for name in ("kind", "k", "exponent", "center", "normalize_input")]
+    del choices["dim"]
+    if config.weight_column is not None:
+        choices |= {"weight_column": config.weight_column, "weighting": config.weighting}
     return fingerprint(
         {
             "format_version": faiss_index.FORMAT_VERSION,
             "corpus": encoded.record.fingerprint,
             "encoder": encoded.store.encoder,
             "encoder_fingerprint": encoded.store.fingerprint,
-            "whitening": [
-                whitening.kind.value,
-                whitening.k,
-                whitening.exponent,
-                whitening.center,
-                whitening.normalize_input,
-            ],
+            # What most transforms lack is left out, so that versions made before it was known
+            # are found again.
+            "whitening": [*named, choices] if choices else named,
             "factory": [plan.asked, plan.built],
             "seed": plan.seed,
         }
@@ -253,11 +229,14 @@ def _identity(encoded: EncodeReport, whitening: Whitening, plan: IndexPlan) -> s
 
 
 def _publish(
-    config: BuildConfig, encoded: EncodeReport, fitted: _Fitted, version: str, stages: Stages
+    config: BuildConfig, encoded: EncodeReport, settled: _Settled, version: str, stages: Stages
 ) -> None:
     """Assemble the index and write the version's folder, whole or not at all."""
-    store, record = encoded.store, encoded.record
-    index = assemble_index(store, record, fitted.whitening, fitted.plan, stages)
+    store, record, fitted = encoded.store, encoded.record, settled.fitted
+    index = assemble_index(store, record, fitted.whitening, settled.plan, stages)
+    with stages.stage("diagnose", record.rows) as watcher:
+        shape = geometry(store, record, fitted.whitening, seed=config.seed)
+        watcher.advance(record.rows)
 
     def fill(folder: Path) -> dict[str, Any]:
         fitted.whitening.save(folder / faiss_index.WHITENING)
@@ -265,11 +244,12 @@ def _publish(
         faiss_index.write_index(index, folder / faiss_index.INDEX)
         faiss_index.write_documents(folder / faiss_index.DOCUMENTS, _documents(encoded))
         return {
-            **_facts(config, encoded, fitted),
+            **_facts(config, encoded, settled),
+            "geometry": shape,
             "version": version,
             "factory": {
-                "asked": fitted.plan.asked,
-                "built": fitted.plan.built,
+                "asked": settled.plan.asked,
+                "built": settled.plan.built,
                 "nprobe": faiss_index.nprobe(index),
             },
             "bytes": _bytes(encoded, index, folder),
@@ -282,12 +262,13 @@ def _publish(
         watcher.advance(record.rows)
 
 
-def _facts(config: BuildConfig, encoded: EncodeReport, fitted: _Fitted) -> dict[str, Any]:
+def _facts(config: BuildConfig, encoded: EncodeReport, settled: _Settled) -> dict[str, Any]:
     """Return what a version's manifest says of its inputs and choices."""
+    choice = settled.fitted.choice
     return {
         "kind": faiss_index.KIND,
         "format_version": faiss_index.FORMAT_VERSION,
-        "identity": fitted.identity,
+        "identity": settled.identity,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": config.to_json(),
         "corpus": {
@@ -298,7 +279,8 @@ def _facts(config: BuildConfig, encoded: EncodeReport, fitted: _Fitted) -> dict[
         "encoder_fingerprint": encoded.store.fingerprint,
         "agreement": encoded.agreement,
         "compiled": encoded.compiled,
-        "whitening": fitted.whitening.describe(),
+        "whitening": settled.fitted.whitening.describe(),
+        "choice": None if choice is None else choice.to_json(),
         "rows": encoded.record.rows,
         "counts": encoded.counts.to_json(),
         "made_by": _made_by(),

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
 from whiten_index.store import StoreDtype, require_dtype
-from whiten_index.whitening import Kind, WhiteningConfig
+from whiten_index.whitening import Kind, Weighting, WhiteningConfig
 
 Choice = TypeVar("Choice", bound=Enum)
+AUTO = "auto"
+# What ``auto`` does not take: these belong to a kind that is named.
+_OF_A_KIND = ("groups", "group_size", "shuffle", "shrinkage", "remove_top")
+_OF_AUTO = ("queries", "qrels", "qrels_split", "pairs")
 _LISTS = ("corpus", "text_columns", "keep", "layers")
 _OPTIONS = {"text_column": "text_columns", "filter": "row_filter"}
 
@@ -42,10 +50,17 @@ class BuildConfig:
         passage_tokens: cut texts into passages of so many tokens at most; see ``PassageConfig``.
         overlap: tokens that neighbouring passages share at most; 0 where it is left out.
         store_dtype: float16, float32 or own; the default is float16, or own for a column.
-        whiten: none, pca or whitening.
-        k, exponent, center, normalize_input: see ``WhiteningConfig``.
+        whiten: ``auto``, which chooses k, exponent and centring, or one of the kinds of transform.
+        k, exponent, center, normalize_input, groups, group_size, shuffle, shrinkage, floor,
+            remove_top: see ``WhiteningConfig``; with ``auto`` what is given is not chosen.
+        queries, qrels, qrels_split: files of judged queries that ``auto`` chooses by, and which of
+            the judgements' splits where they have a column of it.
+        pairs: file of pairs of texts that ``auto`` chooses by.
+        choose_sample: documents at most that ``auto`` chooses on where there are no labels.
+        weight_column: numeric column of frequencies by which rows count in the fit.
+        weighting: ``zipfian``, in proportion to the frequencies, or ``inverse-frequency``.
         factory: FAISS factory string of the index proper, or ``auto``.
-        seed: of the training sample.
+        seed: of every sample drawn, and of random directions and groups.
     """
 
     corpus: tuple[str, ...] = ()
@@ -76,11 +91,24 @@ class BuildConfig:
     passage_tokens: int | None = None
     overlap: int | None = None
     store_dtype: str | None = None
-    whiten: str = "whitening"
+    whiten: str = AUTO
     k: str | int | float | None = None
     exponent: float | None = None
-    center: bool = True
+    center: bool | None = None
     normalize_input: bool = False
+    groups: int | None = None
+    group_size: int | None = None
+    shuffle: bool = False
+    shrinkage: str | float | None = None
+    floor: float | None = None
+    remove_top: int | None = None
+    queries: str | None = None
+    qrels: str | None = None
+    qrels_split: str | None = None
+    pairs: str | None = None
+    choose_sample: int = 1_000
+    weight_column: str | None = None
+    weighting: str = Weighting.ZIPFIAN.value
     factory: str = "auto"
     seed: int = 0
 
@@ -99,7 +127,7 @@ class BuildConfig:
             raise ConfigError("say where the result goes: --out for an index, --store to encode")
         if not self.corpus and self.store is None:
             raise ConfigError("name a corpus to read, or with --store a folder of embeddings")
-        self.whitening_config()
+        self._require_consistent_whitening()
         _member(OnBadRow, self.on_bad_row, "--on-bad-row")
         require_dtype(self.store_dtype, own=False)
         self.passage_config()
@@ -120,13 +148,19 @@ class BuildConfig:
             text_columns=self.text_columns,
             embedding_column=self.embedding_column,
             id_column=self.id_column,
-            keep=self.keep,
+            keep=self._kept_columns(),
             row_filter=self.row_filter,
             limit=self.limit,
             on_bad_row=_member(OnBadRow, self.on_bad_row, "--on-bad-row"),
             shard_rows=self.shard_rows,
             passages=None if passages is None else (passages.tokens, passages.overlap),
         )
+
+    def _kept_columns(self) -> tuple[str, ...]:
+        """Return the columns kept beside the index; the weights are found there again."""
+        if self.weight_column is None or self.weight_column in (*self.keep, self.id_column):
+            return self.keep
+        return (*self.keep, self.weight_column)
 
     def encoder_config(self) -> EncoderConfig:
         """Return what the encoder is resolved with."""
@@ -144,15 +178,41 @@ class BuildConfig:
             return None
         return PassageConfig(self.passage_tokens, self.overlap or 0)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the transform is chosen, not named."""
+        return self.whiten == AUTO
+
     def whitening_config(self) -> WhiteningConfig:
-        """Return what the whitening is fitted with."""
-        return WhiteningConfig(
-            kind=_member(Kind, self.whiten, "--whiten"),
-            k=self.k,
-            exponent=self.exponent,
-            center=self.center,
-            normalize_input=self.normalize_input,
-        )
+        """Return what the whitening is fitted with, where it is chosen as far as it is settled."""
+        names = WhiteningConfig.__dataclass_fields__.keys() - {"kind"}
+        kind = Kind.WHITENING if self.chooses else _member(Kind, self.whiten, "--whiten", AUTO)
+        return WhiteningConfig(kind=kind, **{name: getattr(self, name) for name in names})
+
+    def weights_of(self) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+        """Return what turns frequencies (n,) into weights (n,) of mean 1."""
+        return _member(Weighting, self.weighting, "--weighting").function
+
+    def _require_consistent_whitening(self) -> None:
+        self.whitening_config()
+        self.weights_of()
+        if self.weight_column is None and self.weighting != Weighting.ZIPFIAN.value:
+            raise ConfigError(
+                f"--weighting {self.weighting} needs frequencies; name their column with "
+                "--weight-column"
+            )
+        given = [_option(name) for name in _OF_A_KIND if getattr(self, name)]
+        if self.chooses and given:
+            raise ConfigError(
+                f"{' and '.join(given)} belongs to a transform that is named, and --whiten auto "
+                "chooses one; name it with --whiten, or leave the option out"
+            )
+        given = [_option(name) for name in _OF_AUTO if getattr(self, name) is not None]
+        if not self.chooses and given:
+            raise ConfigError(
+                f"{' and '.join(given)} says how to choose, and --whiten {self.whiten} leaves "
+                "nothing to choose; use --whiten auto, or leave the option out"
+            )
 
     def dtype_kept(self) -> StoreDtype:
         """Return how embeddings are kept."""
@@ -195,12 +255,16 @@ def _require_type(name: str, value: object, expected: Any) -> None:
     fits = isinstance(value, plain) or (float in plain and isinstance(value, int))
     if not fits or (isinstance(value, bool) and bool not in plain):
         kinds = " or ".join(kind.__name__ for kind in plain if kind is not type(None))
-        raise ConfigError(f"--{name.replace('_', '-')} takes {kinds}; {value!r} was given")
+        raise ConfigError(f"{_option(name)} takes {kinds}; {value!r} was given")
 
 
-def _member(choices: type[Choice], name: str, option: str) -> Choice:
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _member(choices: type[Choice], name: str, option: str, *more: str) -> Choice:
     try:
         return choices(name)
     except ValueError as error:
-        known = ", ".join(str(choice.value) for choice in choices)
+        known = ", ".join([*more, *(str(choice.value) for choice in choices)])
         raise ConfigError(f"{option} {name!r} is unknown; use {known}") from error

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from whiten_index.index import WHITENING, read_fields
 from whiten_index.whitening import Whitening, variance_kept
@@ -33,3 +37,8 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
         for k in sorted(widths)
     ]
     return {**fields, "path": str(folder), "spectrum": spectrum}
+
+
+def eigenvalues_of(description: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Return all the eigenvalues (d,), falling, of an index described by ``describe_index``."""
+    return Whitening.load(Path(description["path"]) / WHITENING).eigenvalues

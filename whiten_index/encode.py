@@ -103,6 +103,7 @@ class EncodeReport:
         counts: what became of the rows.
         stages: seconds and rows by stage.
         compiled: what came of trying torch.compile, empty where it was not tried.
+        work: what read and encoded the corpus, None where a store alone was opened.
     """
 
     store: EmbeddingStore
@@ -110,6 +111,7 @@ class EncodeReport:
     counts: Counts
     stages: Stages
     compiled: str = ""
+    work: ShardWork | None = field(default=None, repr=False)
 
     @property
     def agreement(self) -> dict[str, Any] | None:
@@ -192,7 +194,7 @@ def _encode_and_record(config: BuildConfig, work: ShardWork, stages: Stages) -> 
             "check the columns named and the row filter"
         )
     work.store.save_corpus(record)
-    report = EncodeReport(work.store, record, counts, stages, compiled)
+    report = EncodeReport(work.store, record, counts, stages, compiled, work)
     if work.store.encoder.get("dtype") == "int8" and (counts.encoded or not report.agreement):
         _measure_agreement(config, work, report)
     return report

@@ -1,8 +1,11 @@
-"""Retrieval quality by trec_eval's own code; qrels and run are named as in the field."""
+"""Quality: of retrieval by trec_eval's own code, of similarity by Spearman's correlation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
 
@@ -25,15 +28,18 @@ def evaluate(qrels: Qrels, run: Run, metrics: Sequence[str]) -> dict[str, float]
     Raises:
         ConfigError: a metric is unknown, or pytrec_eval is not installed.
     """
-    judged = {
-        query: {document: int(grade) for document, grade in grades.items()}
-        for query, grades in qrels.items()
-        if any(grade > 0 for grade in grades.values())
-    }
-    return {metric: _mean(judged, run, metric) for metric in metrics}
+    scores = {metric: evaluate_each(qrels, run, metric) for metric in metrics}
+    return {metric: sum(each.values()) / max(len(each), 1) for metric, each in scores.items()}
 
 
-def _mean(qrels: Qrels, run: Run, metric: str) -> float:
+def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
+    """Return the metric of each judged query, in the order of the qrels; see ``evaluate``.
+
+    A query that the run lacks counts 0; queries without a relevant document are left out.
+
+    Raises:
+        ConfigError: the metric is unknown, or pytrec_eval is not installed.
+    """
     try:
         import pytrec_eval
     except ImportError as error:
@@ -41,16 +47,59 @@ def _mean(qrels: Qrels, run: Run, metric: str) -> float:
             "evaluation needs pytrec_eval; pip install 'whiten-index[eval]'"
         ) from error
     name, cut = _parse(metric)
+    judged = {
+        query: {document: int(grade) for document, grade in grades.items()}
+        for query, grades in qrels.items()
+        if any(grade > 0 for grade in grades.values())
+    }
+    ranked = {query: dict(scores) for query, scores in run.items() if query in judged}
     if name == "mrr":
         # trec_eval's reciprocal rank has no cut of its own.
-        run = {query: _best(scores, cut) for query, scores in run.items()}
+        ranked = {query: _best(scores, cut) for query, scores in ranked.items()}
         measure = key = "recip_rank"
     else:
         measure, key = f"{_MEASURES[name]}.{cut}", f"{_MEASURES[name]}_{cut}"
-    shared = {query: dict(scores) for query, scores in run.items() if query in qrels}
-    evaluator = pytrec_eval.RelevanceEvaluator(qrels, {measure})
-    found = evaluator.evaluate(shared) if shared else {}
-    return sum(values[key] for values in found.values()) / len(qrels) if qrels else 0.0
+    evaluator = pytrec_eval.RelevanceEvaluator(judged, {measure})
+    found = evaluator.evaluate(ranked) if ranked else {}
+    return {query: float(found[query][key]) if query in found else 0.0 for query in judged}
+
+
+def spearman(gold: ArrayLike, predicted: ArrayLike) -> float:
+    """Return the rank correlation of two (n,) score lists, in −1 … 1; ties share a mean rank.
+
+    It is Pearson's correlation of the ranks (Spearman 1904).
+
+    Raises:
+        ConfigError: the lists differ in length, hold fewer than 2 scores or a NaN, or all scores
+            of one are equal, so that they rank nothing.
+    """
+    lists = {"gold": np.asarray(gold, np.float64), "predicted": np.asarray(predicted, np.float64)}
+    a, b = (_centred_ranks(name, scores) for name, scores in lists.items())
+    if len(a) != len(b):
+        raise ConfigError(f"{len(a)} gold scores and {len(b)} predicted ones; give one for each")
+    return float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
+
+
+def _centred_ranks(name: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the ranks of (n,) scores, their mean taken off."""
+    if scores.ndim != 1 or len(scores) < 2:
+        raise ConfigError(
+            f"the {name} scores have shape {scores.shape}; a rank correlation needs a list of 2 or "
+            "more"
+        )
+    if np.isnan(scores).any():
+        raise ConfigError(
+            f"the {name} scores hold {np.isnan(scores).sum()} NaN; leave those pairs out"
+        )
+    _, groups, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    if len(counts) == 1:
+        raise ConfigError(
+            f"all {len(scores)} {name} scores are equal ({scores[0]:g}), so they rank nothing; "
+            "give scores that differ"
+        )
+    mean_ranks = np.cumsum(counts) - (counts - 1) / 2
+    centred: NDArray[np.float64] = mean_ranks[groups] - (len(scores) + 1) / 2
+    return centred
 
 
 def _parse(metric: str) -> tuple[str, int]:

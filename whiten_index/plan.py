@@ -20,7 +20,6 @@ from whiten_index.index import choose_factory
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.shard import ShardWork
 from whiten_index.store import StoreDtype
-from whiten_index.whitening import Kind, WidthWish, default_width
 
 _CALIBRATION_ROWS = 256
 _FLOAT32_BYTES = 4
@@ -140,8 +139,5 @@ def _calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float:
 
 
 def _width(config: BuildConfig, dim: int) -> int:
-    """Return the k expected; a share of variance is known only after the fit, so it counts d."""
-    wish = WidthWish.parse(config.k)
-    if config.whiten == Kind.NONE.value or wish.full or wish.variance is not None:
-        return dim
-    return wish.number or default_width(dim)
+    """Return the k expected; what is known only after the fit counts as d."""
+    return config.whitening_config().width(dim) or dim

@@ -5,6 +5,8 @@ Layout below the root, one folder an encoder::
     <encoder-fingerprint>/
         manifest.json                     the encoder
         agreements/<source-fingerprint>.json  an int8 encoder beside its float32 self, on a sample
+        samples/<fingerprint>.safetensors pieces of documents that a transform is chosen on
+        choices/<fingerprint>.json        transforms chosen
         shards/<shard-fingerprint>/       embeddings + text digests, moments, manifest (last)
         rows/<digest>.arrow.zst           ids and kept columns of a shard, as one corpus has them
         corpora/<source-fingerprint>.json the shards of a corpus, in order
@@ -34,7 +36,7 @@ from whiten_index.moments import Moments
 from whiten_index.tensors import read_tensors, write_tensors
 
 FORMAT_VERSION = 1
-_STORE, _SHARD, _CORPUS = "store", "shard", "corpus"
+_STORE, _SHARD, _CORPUS, _SAMPLE = "store", "shard", "corpus", "sample"
 _ROWS_SUFFIX = ".arrow.zst"
 _EMBEDDINGS, _MOMENTS = "embeddings.safetensors", "moments.safetensors"
 _REMEDY = (
@@ -344,20 +346,61 @@ class EmbeddingStore:
 
     def save_agreement(self, source: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Remember how well an encoder agrees with its float32 self on a corpus's texts."""
-        path = self._agreement(source)
+        self._save_note("agreements", source, value)
+
+    def agreement(self, source: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what ``save_agreement`` was given last for a corpus, None where it never was."""
+        return self._note("agreements", source)
+
+    def save_choice(self, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+        """Remember which transform was chosen, by what the choice depends on."""
+        self._save_note("choices", key, value)
+
+    def choice(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the choice that was remembered for ``key``, None where there is none."""
+        return self._note("choices", key)
+
+    def save_sample(self, key: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Keep the arrays of a sample, whole or not at all."""
+        path = self._sample_path(key)
+        with manifest.writing(path):
+            path.parent.mkdir(exist_ok=True)
+            with manifest.replacing(path) as temporary:
+                write_tensors(temporary, tensors, kind=_SAMPLE, version=FORMAT_VERSION)
+
+    def sample(
+        self, key: Mapping[str, Any], shapes: Mapping[str, str]
+    ) -> dict[str, NDArray[Any]] | None:
+        """Return the sample that was kept for ``key``, None where there is none that can be read.
+
+        Args:
+            key: what the sample depends on.
+            shapes: name -> a letter for each axis, as ``read_tensors`` takes them.
+        """
+        path = self._sample_path(key)
+        try:
+            found = read_tensors(path, kind=_SAMPLE, version=FORMAT_VERSION, shapes=shapes)
+        except ArtifactError:
+            return None
+        return {name: found[0][name] for name in shapes}
+
+    def _sample_path(self, key: Mapping[str, Any]) -> Path:
+        return self.folder / "samples" / f"{manifest.fingerprint(dict(key))}.safetensors"
+
+    def _save_note(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+        path = self._note_path(kind, key)
         with manifest.writing(path):
             path.parent.mkdir(exist_ok=True)
             manifest.write_json(path, value)
 
-    def agreement(self, source: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what ``save_agreement`` was given last for a corpus, None where it never was."""
+    def _note(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
         try:
-            return manifest.read_json(self._agreement(source), what="an agreement")
+            return manifest.read_json(self._note_path(kind, key), what=f"one of the {kind}")
         except ArtifactError:
             return None
 
-    def _agreement(self, source: Mapping[str, Any]) -> Path:
-        return self.folder / "agreements" / f"{manifest.fingerprint(dict(source))}.json"
+    def _note_path(self, kind: str, key: Mapping[str, Any]) -> Path:
+        return self.folder / kind / f"{manifest.fingerprint(dict(key))}.json"
 
     def require(self, fingerprint: str, *, verify: bool = True) -> StoredShard:
         """Return a finished shard, with ``verify`` checked against its checksums.

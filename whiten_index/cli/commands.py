@@ -61,7 +61,7 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
     already = "already published, nothing to do" if report["up_to_date"] else "published"
     click.echo(f"{report['out']}: version {report['version']} {already}")
     _print_counts(report)
-    click.echo(f"whitening\n  {terminal.whitening_line(report['whitening'])}")
+    _print_whitening(report)
     click.echo(f"index\n  {_faiss_facts(report)}")
     _print_bytes(report["bytes"])
 
@@ -148,13 +148,22 @@ def search(
 
 @click.command()
 @click.argument("index", type=click.Path())
+@click.option(
+    "--plot", type=click.Path(), help="Draw spectrum, geometry and choice: .png, .svg or .pdf."
+)
 @verify_option
 @json_option
-def inspect(index: str, verify: str, as_json: bool) -> None:
-    """Show what is in INDEX: counts, spectrum, variance kept, bytes, configuration."""
-    from whiten_index.describe import describe_index
+def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
+    """Show what is in INDEX: counts, transform and choice, geometry, spectrum, bytes."""
+    from whiten_index.describe import describe_index, eigenvalues_of
 
+    if plot is not None:
+        from whiten_index.report import check_plot_path, draw_spectrum
+
+        check_plot_path(Path(plot))
     fields = describe_index(index, verify=verify)
+    if plot is not None:
+        draw_spectrum(Path(plot), fields, eigenvalues_of(fields))
     if as_json:
         terminal.print_json(fields)
         return
@@ -166,7 +175,10 @@ def inspect(index: str, verify: str, as_json: bool) -> None:
     click.echo(f"  encoder {encoder.get('model') or encoder['column']} {_encoder_facts(encoder)}")
     click.echo(f"  {_faiss_facts(fields)}")
     _print_counts(fields)
-    click.echo(f"whitening\n  {terminal.whitening_line(fields['whitening'])}")
+    _print_whitening(fields)
+    if fields.get("geometry"):
+        click.echo("geometry")
+        click.echo(terminal.table(terminal.geometry_rows(fields["geometry"])))
     spectrum = [
         (row["k"], f"{row['eigenvalue']:.3e}", f"{row['variance_kept']:.2%}")
         for row in fields["spectrum"]
@@ -244,6 +256,12 @@ def _print_counts(report: Mapping[str, Any]) -> None:
         click.echo(line)
     click.echo("time")
     click.echo(terminal.table(terminal.stage_rows(report["seconds"], report["stage_rows"])))
+
+
+def _print_whitening(fields: Mapping[str, Any]) -> None:
+    click.echo(f"whitening\n  {terminal.whitening_line(fields['whitening'])}")
+    for line in terminal.choice_lines(fields.get("choice")):
+        click.echo(line)
 
 
 def _print_bytes(sizes: Mapping[str, int]) -> None:

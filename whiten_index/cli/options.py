@@ -11,6 +11,10 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 # As in encoding.POOLINGS, which is not imported: --help answers at once.
+_TRANSFORMS = (
+    "auto", "none", "pca", "whitening", "zca", "zca-cor", "group", "all-but-the-top", "random",
+    "truncate",
+)  # fmt: skip
 _POOLINGS = (
     "mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens", "first-last-avg",
 )  # fmt: skip
@@ -166,25 +170,67 @@ encoder_options = [
 whitening_options = [
     click.option(
         "--whiten",
-        type=click.Choice(["none", "pca", "whitening"]),
-        default="whitening",
+        type=click.Choice(_TRANSFORMS),
+        default="auto",
         show_default=True,
-        help="The transform.",
+        help="The transform; auto chooses k, exponent and centring by the corpus, or by labels.",
     ),
     click.option(
         "--k",
         help="Width kept: a number, full, or a share of variance such as 0.95. "
-        "[default: a third of the embedding's width, at most 256]",
+        "[default: auto chooses it; else a third of the embedding's width, at most 256]",
     ),
     click.option(
         "--exponent",
         type=float,
-        help="0 is PCA, 1 is whitening, between is soft. [default: 1, or 0 with --whiten pca]",
+        help="0 is PCA, 1 is whitening, between is soft. [default: auto chooses it; else 1, or 0 "
+        "with --whiten pca]",
     ),
     click.option(
-        "--center/--no-center", default=True, show_default=True, help="Subtract the mean."
+        "--center/--no-center",
+        default=None,
+        help="Subtract the mean. [default: auto chooses it; else yes, but for none, random and "
+        "truncate]",
     ),
     click.option("--normalize-input", is_flag=True, help="Fit on embeddings of unit length."),
+    click.option(
+        "--groups", type=click.IntRange(min=1), help="Groups of channels for --whiten group."
+    ),
+    click.option(
+        "--group-size", type=click.IntRange(min=1), help="Or how many channels a group has."
+    ),
+    click.option("--shuffle", is_flag=True, help="Permute the channels before grouping them."),
+    click.option(
+        "--shrinkage",
+        help="Shrink the covariance: ledoit-wolf, oas, or a coefficient from 0 to 1.",
+    ),
+    click.option(
+        "--floor",
+        type=float,
+        help="Drop directions whose variance is below this share of the first one's.",
+    ),
+    click.option("--remove-top", type=click.IntRange(min=0), help="Drop the first N directions."),
+    click.option(
+        "--weight-column", help="Column of frequencies by which rows count in the fit; it is kept."
+    ),
+    click.option(
+        "--weighting",
+        type=click.Choice(["zipfian", "inverse-frequency"]),
+        default="zipfian",
+        show_default=True,
+        help="Weigh rows in proportion to the frequencies, or rare rows more.",
+    ),
+    click.option("--queries", help="File of queries, for auto to choose by; with --qrels."),
+    click.option("--qrels", help="Their judgements: .parquet, .tsv, or TREC's .qrels, .txt."),
+    click.option("--qrels-split", help="Which judgements, where the file has a column split."),
+    click.option("--pairs", help="Or a file of pairs of texts, scored or not."),
+    click.option(
+        "--choose-sample",
+        type=int,
+        default=1_000,
+        show_default=True,
+        help="Documents that auto chooses on at most, where there are no labels.",
+    ),
     click.option(
         "--factory",
         default="auto",
@@ -196,7 +242,7 @@ whitening_options = [
         type=int,
         default=0,
         show_default=True,
-        help="Of the random rows that IVF and PQ are trained on.",
+        help="Of every random sample, and of random directions and groups.",
     ),
 ]
 

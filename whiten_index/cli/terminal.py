@@ -127,14 +127,76 @@ def stage_rows(seconds: Mapping[str, float], rows: Mapping[str, int]) -> list[tu
 
 
 def whitening_line(whitening: Mapping[str, Any]) -> str:
-    """Return one line on the transform."""
+    """Return one line on the transform, with the options that only some kinds have."""
     condition = whitening["condition_number"]
-    return (
-        f"{whitening['kind']}, {whitening['dim']} -> {whitening['k']} dims, exponent "
-        f"{whitening['exponent']:g}, rank {whitening['rank']}, condition number "
-        f"{'-' if condition is None else format(condition, '.3g')}, "
-        f"variance kept {whitening['variance_kept']:.1%}"
+    options = [
+        f"{name.replace('_', ' ')} {whitening[name]}"
+        for name in ("groups", "group_size", "seed", "estimator", "floor", "remove_top")
+        if name in whitening
+    ]
+    if "shrinkage" in whitening:
+        options.append(f"shrinkage {whitening['shrinkage']:.3g}")
+    return ", ".join(
+        [
+            f"{whitening['kind']}, {whitening['dim']} -> {whitening['k']} dims",
+            f"exponent {whitening['exponent']:g}",
+            "centred" if whitening["center"] else "not centred",
+            *options,
+            f"rank {whitening['rank']}",
+            f"condition number {'-' if condition is None else format(condition, '.3g')}",
+            f"variance kept {whitening['variance_kept']:.1%}",
+        ]
     )
+
+
+def choice_lines(choice: Mapping[str, Any] | None) -> list[str]:
+    """Return how the transform was chosen: nothing where it was named.
+
+    The alternatives shown are those that the rule takes at each width, and PCA beside them.
+    """
+    if choice is None:
+        return []
+    lines = [f"  chosen by {choice['rule']}: {choice['why']}"]
+    shown = [
+        row
+        for row in choice["candidates"]
+        if row["leads"] or (row["exponent"] == 0 and row["center"])
+    ]
+    if not shown:
+        return lines
+    header = ("", "k", "exponent", "centred", "score", "± behind the best")
+    rows = [
+        (
+            "  *" if row["leads"] and _is_chosen(row, choice) else "",
+            row["k"],
+            f"{row['exponent']:g}",
+            "yes" if row["center"] else "no",
+            f"{row['score']:.3f}",
+            f"{row['error']:.3f}",
+        )
+        for row in shown
+    ]
+    return [*lines, f"  scores: {choice['measure']}", table([header, *rows])]
+
+
+def geometry_rows(geometry: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the geometry of embeddings and vectors as table rows."""
+    names = {
+        "mean_cosine": "mean cosine of two rows",
+        "isoscore": "IsoScore (1 is isotropic)",
+        "effective_rank": "effective rank",
+        "uniformity": "uniformity (lower is more even)",
+        "hubness": "hubness (skew of 10-occurrence)",
+    }
+    rows = [
+        (shown, f"{geometry['raw'][key]:.3f}", f"{geometry['vectors'][key]:.3f}")
+        for key, shown in names.items()
+    ]
+    return [(f"on {geometry['raw']['rows']:,} rows", "embeddings", "vectors"), *rows]
+
+
+def _is_chosen(row: Mapping[str, Any], choice: Mapping[str, Any]) -> bool:
+    return all(row[key] == value for key, value in choice["chosen"].items())
 
 
 def print_json(value: Mapping[str, Any]) -> None:

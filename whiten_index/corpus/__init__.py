@@ -1,5 +1,6 @@
 """``ParquetCorpus``: plans shards from the footers, streams their rows as batches."""
 
+from whiten_index.batch import ID
 from whiten_index.corpus.config import CorpusConfig
 from whiten_index.corpus.expression import RowFilter
 from whiten_index.corpus.parquet import ParquetCorpus
@@ -12,7 +13,7 @@ from whiten_index.corpus.plan import (
     plan_shards,
     plan_windows,
 )
-from whiten_index.corpus.rows import ID, OnBadRow
+from whiten_index.corpus.rows import OnBadRow
 
 __all__ = [
     "ID",

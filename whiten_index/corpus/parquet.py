@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from whiten_index.batch import EmbeddingBatch, TextBatch, row_digests
+from whiten_index.batch import ID, EmbeddingBatch, TextBatch, row_digests
 from whiten_index.corpus.config import (
     CorpusConfig,
     check_columns,
@@ -23,7 +23,6 @@ from whiten_index.corpus.expression import RowFilter
 from whiten_index.corpus.plan import RowGroup, Shard, plan_shards
 from whiten_index.corpus.reader import SpanReader, open_parquet
 from whiten_index.corpus.rows import (
-    ID,
     Sieve,
     embedding_matrix,
     embedding_rows,

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from whiten_index.corpus.expression import RowFilter
 from whiten_index.errors import CorpusError
 
-ID = "id"
-
 
 class OnBadRow(Enum):
     """What happens to a row that cannot be used.

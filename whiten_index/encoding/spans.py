@@ -57,6 +57,22 @@ def passage_spans(text: str, offsets: Sequence[Span], *, room: int, overlap: int
     return list(_Cutter(text, _Tokens.of(offsets), room, overlap).spans())
 
 
+def sentence_spans(text: str) -> list[Span]:
+    """Return the character spans of a text's sentences, in order; none starts or ends blank.
+
+    A sentence ends where ``passage_spans`` sees one end: behind its full stop, at an empty line,
+    or with the text.
+    """
+    spans, start = [], _blanks_end(text, 0)
+    for match in _BREAK.finditer(text, start):
+        end = match.start() if match[1] is None else match.end(1)
+        if end > start and (match[1] is not None or _rank(text, match) == _SENTENCE):
+            spans.append((start, end))
+            start = match.end()
+    end = len(text.rstrip())
+    return [*spans, (start, end)] if end > start else spans
+
+
 @dataclass(frozen=True)
 class _Tokens:
     """The tokens of a text, to be asked by character.
@@ -180,13 +196,15 @@ class _Cutter:
             stop += 1
         for match in _BREAK.finditer(self.text, start, stop):
             end = match.start() if match[1] is None else match.end(1)
-            yield _Break(end, match.end(), _SENTENCE if match[1] else self._rank(match))
+            yield _Break(end, match.end(), _SENTENCE if match[1] else _rank(self.text, match))
 
-    def _rank(self, match: re.Match[str]) -> int:
-        lines = match[0].count("\n")
-        if lines > 1 or _ends_sentence(self.text, match.start()):
-            return _SENTENCE
-        return _LINE if lines else _WORD
+
+def _rank(text: str, match: re.Match[str]) -> int:
+    """Tell what blanks between two words part: sentences, lines or words."""
+    lines = match[0].count("\n")
+    if lines > 1 or _ends_sentence(text, match.start()):
+        return _SENTENCE
+    return _LINE if lines else _WORD
 
 
 def _ends_sentence(text: str, end: int) -> bool:

@@ -11,10 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.batch import PASSAGE
+from whiten_index.batch import ID, PASSAGE
 from whiten_index.errors import ArtifactError, CorpusError
-
-ID = "id"
 
 
 def write_documents(path: Path, tables: Iterable[pa.Table]) -> int:

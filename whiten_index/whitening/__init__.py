@@ -1,5 +1,9 @@
-"""Whitening-k and what it is chosen by: arrays in, arrays out. numpy only."""
+"""Transforms of embeddings and what they are chosen by: arrays in, arrays out. numpy only."""
 
+from whiten_index.whitening.arrays import unit_rows
+from whiten_index.whitening.config import Kind, WhiteningConfig
+from whiten_index.whitening.covariance import Estimator, parse_shrinkage, shrunk_covariance
+from whiten_index.whitening.export import Affine
 from whiten_index.whitening.spectrum import (
     Spectrum,
     WidthWish,
@@ -8,17 +12,25 @@ from whiten_index.whitening.spectrum import (
     numerical_rank,
     variance_kept,
 )
-from whiten_index.whitening.transform import Kind, Whitening, WhiteningConfig, unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.weights import Weighting, inverse_frequency, zipfian
 
 __all__ = [
+    "Affine",
+    "Estimator",
     "Kind",
     "Spectrum",
+    "Weighting",
     "Whitening",
     "WhiteningConfig",
     "WidthWish",
     "condition_number",
     "default_width",
+    "inverse_frequency",
     "numerical_rank",
+    "parse_shrinkage",
+    "shrunk_covariance",
     "unit_rows",
     "variance_kept",
+    "zipfian",
 ]

@@ -43,16 +43,44 @@ class Spectrum:
         signs = np.sign(vectors[largest, np.arange(len(largest))])
         return cls(values, np.ascontiguousarray(vectors * signs))
 
+    def shrunk(self, coefficient: float) -> Spectrum:
+        """Return the spectrum of (1 − ρ)Σ + ρ (tr Σ / d) I."""
+        if not coefficient:
+            return self
+        target = coefficient * self.eigenvalues.mean()
+        return Spectrum((1 - coefficient) * self.eigenvalues + target, self.eigenvectors)
+
     @property
     def rank(self) -> int:
         """Numerical rank, as ``numerical_rank`` counts it."""
         return numerical_rank(self.eigenvalues)
 
 
-def numerical_rank(eigenvalues: NDArray[np.float64]) -> int:
-    """Count the eigenvalues (d,), falling, above max(d·ε, 1e-10) times the first."""
-    floor = max(len(eigenvalues) * float(np.finfo(np.float64).eps), _LEAST_RELATIVE)
-    return int((eigenvalues > floor * eigenvalues[0]).sum()) if eigenvalues[0] > 0 else 0
+def least_share(dim: int, *, floor: float = 0.0) -> float:
+    """Return the share of λ₁ up to which a variance counts as none: max(d·ε, 1e-10, floor).
+
+    An eigenvalue in float64 is off by about ε·λ₁, whatever its own size.
+    """
+    return max(dim * float(np.finfo(np.float64).eps), _LEAST_RELATIVE, floor)
+
+
+def numerical_rank(eigenvalues: NDArray[np.float64], *, floor: float = 0.0) -> int:
+    """Count the eigenvalues (d,), falling, above max(d·ε, 1e-10, floor) times the first."""
+    least = least_share(len(eigenvalues), floor=floor) * eigenvalues[0]
+    return int((eigenvalues > least).sum()) if eigenvalues[0] > 0 else 0
+
+
+def require_directions(eigenvalues: NDArray[np.float64], *, count: float) -> None:
+    """Refuse a spectrum (d,) of rows that are all equal.
+
+    Raises:
+        WhiteningError: there is no direction.
+    """
+    if numerical_rank(eigenvalues) == 0:
+        raise WhiteningError(
+            f"all {count:g} embeddings are equal, so there is no direction to keep; "
+            "check the corpus, or use --whiten none"
+        )
 
 
 def variance_kept(eigenvalues: NDArray[np.float64], k: int) -> float:
@@ -107,27 +135,42 @@ class WidthWish:
             "variance such as 0.95"
         )
 
-    def resolve(self, eigenvalues: NDArray[np.float64], *, count: float) -> int:
+    def resolve(
+        self,
+        eigenvalues: NDArray[np.float64],
+        *,
+        count: float,
+        floor: float = 0.0,
+        remove_top: int = 0,
+    ) -> int:
         """Return k for a spectrum (d,) fitted on ``count`` rows.
 
-        Without a wish it is ``default_width``, or the rank where that is less.
+        Without a wish it is ``default_width``, or the directions left where those are fewer:
+        the rank, less ``remove_top``, of eigenvalues above ``floor`` times the first. A share of
+        variance is one of what is left after ``remove_top``.
 
         Raises:
             WhiteningError: the embeddings are constant, or k is above the rank.
         """
-        rank, dim = numerical_rank(eigenvalues), len(eigenvalues)
-        if rank == 0:
+        require_directions(eigenvalues, count=count)
+        rank, dim = numerical_rank(eigenvalues, floor=floor), len(eigenvalues)
+        left = rank - remove_top
+        if left < 1:
             raise WhiteningError(
-                f"all {count:g} embeddings are equal, so there is no direction to keep; "
-                "check the corpus, or use --whiten none"
+                f"--remove-top {remove_top} leaves none of the {rank} directions of the "
+                f"embeddings; use --remove-top {rank - 1} or less"
             )
         if self.number is not None:
-            _require_within_rank(self.number, rank, dim, count)
+            why = f"{count:g} rows span no more" if count - 1 <= rank else f"of {dim} dims"
+            why += f", --floor {floor:g}" if rank < numerical_rank(eigenvalues) else ""
+            why += f", --remove-top {remove_top}" if remove_top else ""
+            _require_within_rank(self.number, left, why)
             return self.number
         if self.variance is not None:
-            shares = np.cumsum(eigenvalues) / eigenvalues.sum()
-            return min(int(np.searchsorted(shares, self.variance)) + 1, rank)
-        return rank if self.full else min(default_width(dim), rank)
+            rest = eigenvalues[remove_top:]
+            shares = np.cumsum(rest) / rest.sum()
+            return min(int(np.searchsorted(shares, self.variance)) + 1, left)
+        return left if self.full else min(default_width(dim), left)
 
 
 def default_width(dim: int) -> int:
@@ -135,11 +178,9 @@ def default_width(dim: int) -> int:
     return min(max(dim // 3, 1), _WIDEST_DEFAULT)
 
 
-def _require_within_rank(k: int, rank: int, dim: int, count: float) -> None:
-    if k <= rank:
-        return
-    why = f"{count:g} rows span no more" if count - 1 <= rank else f"of {dim} dims"
-    raise WhiteningError(
-        f"k = {k} is above the rank {rank} of the embeddings ({why}); "
-        f"use --k {rank} or less, or --k full"
-    )
+def _require_within_rank(k: int, rank: int, why: str) -> None:
+    if k > rank:
+        raise WhiteningError(
+            f"k = {k} is above the rank {rank} of the embeddings ({why}); "
+            f"use --k {rank} or less, or --k full"
+        )

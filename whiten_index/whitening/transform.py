@@ -1,94 +1,34 @@
-"""Whitening-k: x̃ = (x − μ)W with W = U[:, :k] Λ[:k]^(−γ/2) from Σ = UΛUᵀ (Su et al. 2021).
+"""A fitted transform, of whatever kind: x̃ = ((x − μ)∘p) B diag(s) [Bᵀ], s = variance^(−γ/2).
 
-γ = 1 is whitening, γ = 0 is PCA, values between are soft. Columns are sorted by eigenvalue, so
-the whitening of every smaller k is a slice of one fit.
+Whitening-k (Su et al. 2021) has B = U[:, :k] from Σ = UΛUᵀ and p = 1. γ = 1 is whitening, γ = 0
+is PCA, values between are soft. Columns are sorted by eigenvalue, so the whitening of every
+smaller k is a slice of one fit. Kinds that rotate back by Bᵀ keep d coordinates.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.moments import Moments
-from whiten_index.tensors import read_tensors, write_tensors
+from whiten_index.whitening import files
+from whiten_index.whitening.arrays import reciprocal, unit_rows
+from whiten_index.whitening.config import Kind, WhiteningConfig
+from whiten_index.whitening.covariance import Estimator, parse_shrinkage
+from whiten_index.whitening.export import Affine
+from whiten_index.whitening.kinds import Fit, find_directions
 from whiten_index.whitening.spectrum import (
-    Spectrum,
-    WidthWish,
     condition_number,
+    least_share,
     numerical_rank,
-    variance_kept,
 )
-
-FILE_KIND, FORMAT_VERSION = "whitening", 1
-_FLAGS = {"true": True, "false": False}
-
-
-class Kind(Enum):
-    """Which linear map an index applies."""
-
-    NONE = "none"
-    PCA = "pca"
-    WHITENING = "whitening"
-
-
-@dataclass(frozen=True, kw_only=True)
-class WhiteningConfig:
-    """What a user asks of the transform.
-
-    Attributes:
-        kind: none, pca or whitening.
-        k: kept width: a number, ``full``, a share of variance, or None for the default.
-        exponent: γ; None is what the kind says (1 for whitening, 0 for pca).
-        center: subtract the mean; the directions are those of the centred data either way.
-        normalize_input: fit on, and apply to, embeddings of unit length.
-    """
-
-    kind: Kind = Kind.WHITENING
-    k: str | int | float | None = None
-    exponent: float | None = None
-    center: bool = True
-    normalize_input: bool = False
-
-    def __post_init__(self) -> None:
-        wish = WidthWish.parse(self.k)
-        if self.kind is Kind.NONE:
-            asked = [
-                name
-                for name, given in (
-                    ("--k", self.k is not None and not wish.full),
-                    ("--exponent", self.exponent is not None),
-                    ("--no-center", not self.center),
-                    ("--normalize-input", self.normalize_input),
-                )
-                if given
-            ]
-            if asked:
-                raise ConfigError(
-                    f"--whiten none keeps every embedding as it is, so {' and '.join(asked)} "
-                    "cannot apply; leave it out, or use --whiten pca"
-                )
-        if self.kind is Kind.PCA and self.exponent not in (None, 0):
-            raise ConfigError(
-                f"PCA has exponent 0; for exponent {self.exponent:g} use --whiten whitening"
-            )
-        if self.exponent is not None and not 0 <= self.exponent <= 2:
-            raise ConfigError(
-                f"--exponent {self.exponent:g} is outside 0 (PCA) to 2; 1 is whitening"
-            )
-
-    @property
-    def gamma(self) -> float:
-        """The exponent γ, settled."""
-        if self.exponent is not None:
-            return float(self.exponent)
-        return 1.0 if self.kind is Kind.WHITENING else 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,14 +36,24 @@ class Whitening:
     """A fitted transform from d to k dims.
 
     Attributes:
-        kind: none, pca or whitening.
+        kind: which linear map.
         mean: (d,) float64, μ.
-        basis: (d, k) float64, U[:, :k], orthonormal columns.
-        eigenvalues: (d,) float64, Λ in falling order.
+        basis: (d, r) float64, B, orthonormal columns; r = k except where a kind rotates back.
+        eigenvalues: (d,) float64, Λ of the covariance (shrunk, if so asked) in falling order.
         exponent: γ.
         center: whether μ is subtracted.
         normalize_input: whether rows are scaled to unit length first.
         count: rows the moments were taken from.
+        basis_variances: (r,) float64, of the data along the columns of the basis, or None where
+            those are the eigenvalues after ``remove_top``.
+        coordinate_scale: (d,) float64, p, or None for ones.
+        estimator: empirical, ledoit-wolf, oas or fixed: where ``shrinkage`` comes from.
+        shrinkage: the coefficient ρ of the shrinkage, 0 … 1.
+        floor: the share of λ₁ asked for below which directions get weight 0.
+        remove_top: how many of the widest directions were dropped.
+        groups: number of groups of channels, or None where the kind has none.
+        shuffle: whether the channels were permuted before they were cut into groups.
+        seed: of the shuffle or of the random directions, or None where nothing was drawn.
     """
 
     kind: Kind
@@ -114,39 +64,51 @@ class Whitening:
     center: bool
     normalize_input: bool
     count: float
+    basis_variances: NDArray[np.float64] | None = None
+    coordinate_scale: NDArray[np.float64] | None = None
+    estimator: str = Estimator.EMPIRICAL.value
+    shrinkage: float = 0.0
+    floor: float = 0.0
+    remove_top: int = 0
+    groups: int | None = None
+    shuffle: bool = False
+    seed: int | None = None
 
     @classmethod
     def fit(cls, moments: Moments, config: WhiteningConfig | None = None) -> Whitening:
         """Fit on moments; with ``normalize_input`` they must be those of unit vectors.
 
         Raises:
-            WhiteningError: fewer than two rows, constant rows, or k above the rank.
+            WhiteningError: fewer than two rows, constant rows, k above the rank, or sums that
+                cannot give the shrinkage.
+            ConfigError: k or the groups do not fit the width of the embeddings.
         """
         config = config or WhiteningConfig()
-        none = config.kind is Kind.NONE
-        covariance = moments.covariance(ddof=0 if none else 1)
-        if np.trace(covariance) <= (moments.dim * np.finfo(float).eps) ** 2 * np.sum(
-            moments.mean**2
-        ):
-            # Equal rows: what is left is the rounding of the mean, and no direction.
-            covariance = np.zeros_like(covariance)
-        spectrum = Spectrum.of(covariance)
-        if none:
-            basis = np.eye(moments.dim)
-        else:
-            wish = WidthWish.parse(config.k)
-            k = wish.resolve(spectrum.eigenvalues, count=moments.count)
-            basis = spectrum.eigenvectors[:, :k]
-        return cls(
+        prepared = Fit.prepare(moments, config)
+        found = find_directions(prepared)
+        group = config.kind is Kind.GROUP
+        fitted = cls(
             kind=config.kind,
             mean=moments.mean,
-            basis=np.ascontiguousarray(basis),
-            eigenvalues=spectrum.eigenvalues,
+            basis=found.basis,
+            eigenvalues=prepared.spectrum.eigenvalues,
             exponent=config.gamma,
-            center=config.center and not none,
+            center=config.centered,
             normalize_input=config.normalize_input,
             count=moments.count,
+            basis_variances=found.variances,
+            coordinate_scale=found.coordinate_scale,
+            estimator=parse_shrinkage(config.shrinkage)[0].value,
+            shrinkage=prepared.shrinkage,
+            floor=config.floor or 0.0,
+            remove_top=found.remove_top,
+            groups=moments.dim // config.channels(moments.dim) if group else None,
+            shuffle=config.shuffle,
+            seed=config.seed if config.shuffle or config.kind is Kind.RANDOM else None,
         )
+        if not np.isfinite(fitted.scales()).all():
+            raise WhiteningError("the embeddings are too near to 0 for float64; scale them up")
+        return fitted
 
     @property
     def dim(self) -> int:
@@ -156,25 +118,47 @@ class Whitening:
     @property
     def k(self) -> int:
         """Width of what comes out."""
-        return int(self.basis.shape[1])
+        return int(self.basis.shape[0 if self.kind.rotates_back else 1])
 
     @property
     def rank(self) -> int:
         """Numerical rank of the covariance."""
         return numerical_rank(self.eigenvalues)
 
+    @property
+    def variances(self) -> NDArray[np.float64]:
+        """Variances (r,) along the columns of the basis, after the coordinates' own scale."""
+        if self.basis_variances is not None:
+            return self.basis_variances
+        return self.eigenvalues[self.remove_top : self.remove_top + self.basis.shape[1]]
+
     def scales(self) -> NDArray[np.float64]:
-        """Return Λ[:k]^(−γ/2), (k,); directions below the rank get weight 0, never 1/√floor."""
-        if self.kind is Kind.NONE:
-            return np.ones(self.k)
-        scale = np.zeros(self.k)
-        usable = min(self.k, self.rank)
-        scale[:usable] = self.eigenvalues[:usable] ** (-self.exponent / 2)
+        """Return s = variance^(−γ/2), (r,).
+
+        Directions below the rank or the floor get weight 0, never 1/√floor. Kinds that do not
+        look at the data weigh 1 throughout.
+        """
+        variances = self.variances
+        if not self.kind.reads_data:
+            return np.ones(len(variances))
+        # The eigenvalues that the floor of ZCA-cor is a share of are those of the correlations.
+        widest = variances.max() if self.kind is Kind.ZCA_COR else self.eigenvalues[0]
+        live = variances > least_share(self.dim, floor=self.floor) * widest
+        scale = np.zeros(len(variances))
+        scale[live] = variances[live] ** (-self.exponent / 2)
         return scale
 
     def matrix(self) -> NDArray[np.float64]:
-        """Return W, (d, k) float64."""
-        return self.basis * self.scales()
+        """Return W, (d, k) float64, the whole map of centred rows."""
+        return self._matrix.copy()
+
+    @cached_property
+    def _matrix(self) -> NDArray[np.float64]:
+        """W, made once: d³ operations where the kind rotates back."""
+        matrix = self.basis * self.scales()
+        if self.kind.rotates_back:
+            matrix = matrix @ self.basis.T
+        return matrix if self.coordinate_scale is None else self.coordinate_scale[:, None] * matrix
 
     def apply(self, embeddings: ArrayLike) -> NDArray[np.float64]:
         """Return x̃ = (x − μ)W for rows (n, d) of any float type: (n, k) float64.
@@ -193,20 +177,56 @@ class Whitening:
             x = unit_rows(x)
         if self.center:
             x -= self.mean
-        return x @ self.matrix()
+        return x @ self._matrix
 
     def inverse(self, vectors: ArrayLike) -> NDArray[np.float64]:
-        """Return the embeddings (n, d) nearest to what gave ``vectors`` (n, k).
+        """Return the embeddings (n, d) within the kept directions that give ``vectors`` (n, k).
 
-        Exact within the kept directions; a scaling to unit length is not undone.
+        Exact for rows that lie within them, for every kind. For other rows it is the nearest point
+        of that span, which goes through μ, or through 0 without centring; for ZCA-cor nearest in
+        coordinates scaled to variance 1. A scaling to unit length is not undone.
         """
         z = np.asarray(vectors, dtype=np.float64)
         if z.ndim != 2 or z.shape[1] != self.k:
             raise ConfigError(f"this whitening gives (n, {self.k}) vectors; got shape {z.shape}")
-        scale = self.scales()
-        undo = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
-        x: NDArray[np.float64] = (z * undo) @ self.basis.T
+        if self.kind.rotates_back:
+            z = z @ self.basis
+        x: NDArray[np.float64] = (z * reciprocal(self.scales())) @ self.basis.T
+        if self.coordinate_scale is not None:
+            x *= reciprocal(self.coordinate_scale)
         return x + self.mean if self.center else x
+
+    def truncate(self, k: int) -> Whitening:
+        """Return the same fit with the first ``k`` directions only.
+
+        Raises:
+            ConfigError: fewer were fitted, or the kind keeps all coordinates.
+        """
+        cut = f"a fit of k = {self.k} ({self.kind.value}) cannot be cut to {k}"
+        if self.kind.rotates_back and k != self.k:
+            raise ConfigError(
+                f"{cut}: its coordinates are not sorted by what they hold; use --whiten whitening"
+            )
+        if not 1 <= k <= self.k or self.kind is Kind.NONE:
+            raise ConfigError(cut)
+        if self.kind.rotates_back:
+            return self
+        own = self.basis_variances
+        return replace(
+            self,
+            basis=np.ascontiguousarray(self.basis[:, :k]),
+            basis_variances=None if own is None else own[:k],
+        )
+
+    def export(self) -> Affine:
+        """Return one float32 matrix and bias, x̃ ≈ x·matrix + bias, and what that costs."""
+        return Affine.fold(
+            self._matrix,
+            self.mean if self.center else None,
+            variances=self._coordinate_variances() + (0 if self.center else self.mean**2),
+            signal=self._signal(),
+            normalize_input=self.normalize_input,
+        )
 
     def rounding_cosine(self, *, relative_error: float) -> float:
         """Return the cosine to expect when each coordinate was kept with a relative error.
@@ -217,24 +237,27 @@ class Whitening:
         Args:
             relative_error: root mean square, such as 2e-4 for float16.
         """
-        # What the dropped directions add to each coordinate is known on average only.
-        dropped = float(self.eigenvalues[self.k :].sum()) / self.dim
-        variance = np.square(self.basis) @ self.eigenvalues[: self.k] + dropped
-        noise = relative_error**2 * (variance + self.mean**2)
-        scales = np.square(self.scales())
-        signal = float(scales @ self.eigenvalues[: self.k])
-        spread = float(scales @ (np.square(self.basis).T @ noise))
+        noise = relative_error**2 * (self._coordinate_variances() + self.mean**2)
+        if self.coordinate_scale is not None:
+            noise = noise * self.coordinate_scale**2
+        signal = self._signal()
+        spread = float(self.scales() ** 2 @ (np.square(self.basis).T @ noise))
         return 1 / math.sqrt(1 + spread / signal) if signal > 0 else 1.0
 
-    def truncate(self, k: int) -> Whitening:
-        """Return the same fit with the first ``k`` directions only."""
-        if not 1 <= k <= self.k or self.kind is Kind.NONE:
-            raise ConfigError(f"a fit of k = {self.k} ({self.kind.value}) cannot be cut to {k}")
-        return replace(self, basis=np.ascontiguousarray(self.basis[:, :k]))
-
-    def describe(self) -> dict[str, Any]:
-        """Return the facts a user asks for: kind, k, rank, condition number, variance kept."""
-        kept = 1.0 if self.kind is Kind.NONE else variance_kept(self.eigenvalues, self.k)
+    def choices(self) -> dict[str, Any]:
+        """Return what was chosen, without what the data gave: enough to tell two fits apart."""
+        options: dict[str, Any] = {}
+        if self.groups is not None:
+            options |= {"groups": self.groups, "group_size": self.dim // self.groups}
+            options |= {"shuffle": self.shuffle}
+        if self.seed is not None:
+            options["seed"] = self.seed
+        if self.estimator != Estimator.EMPIRICAL.value:
+            options |= {"estimator": self.estimator, "shrinkage": self.shrinkage}
+        if self.floor:
+            options["floor"] = self.floor
+        if self.remove_top:
+            options["remove_top"] = self.remove_top
         return {
             "kind": self.kind.value,
             "dim": self.dim,
@@ -242,27 +265,30 @@ class Whitening:
             "exponent": self.exponent,
             "center": self.center,
             "normalize_input": self.normalize_input,
+            **options,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return the facts a user asks for: kind, k, rank, condition number, variance kept.
+
+        ``directions`` tells, where a kind keeps all coordinates, how many directions they hold.
+        """
+        total = self.eigenvalues.sum()
+        if self.coordinate_scale is not None:
+            total = np.count_nonzero(self.coordinate_scale)
+        kept = min(float(self.variances.sum()) / float(total), 1.0) if total > 0 else 0.0
+        return {
+            **self.choices(),
+            **({"directions": int(self.basis.shape[1])} if self.kind.rotates_back else {}),
             "rank": self.rank,
             "condition_number": condition_number(self.eigenvalues) if self.rank else None,
-            "variance_kept": kept,
+            "variance_kept": 1.0 if self.kind is Kind.NONE else kept,
             "rows": self.count,
         }
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file: mean, basis, eigenvalues, and the choices as metadata."""
-        tensors = {
-            "mean": self.mean,
-            "basis": self.basis,
-            "eigenvalues": self.eigenvalues,
-            "exponent": np.array([self.exponent]),
-            "count": np.array([self.count]),
-        }
-        facts = {
-            "transform": self.kind.value,
-            "center": str(self.center).lower(),
-            "normalize_input": str(self.normalize_input).lower(),
-        }
-        write_tensors(path, tensors, kind=FILE_KIND, version=FORMAT_VERSION, facts=facts)
+        files.write(path, vars(self))
 
     @classmethod
     def load(cls, path: Path | str) -> Whitening:
@@ -271,29 +297,22 @@ class Whitening:
         Raises:
             ArtifactError: the file is missing, damaged or not a whitening.
         """
-        shapes = {"mean": "d", "eigenvalues": "d", "basis": "dk", "exponent": "1", "count": "1"}
-        tensors, facts = read_tensors(path, kind=FILE_KIND, version=FORMAT_VERSION, shapes=shapes)
-        try:
-            kind = Kind(facts["transform"])
-            center, normalize = (_FLAGS[facts[name]] for name in ("center", "normalize_input"))
-        except (KeyError, ValueError) as error:
-            raise ArtifactError(
-                f"{path} cannot be read as a whitening ({error}); restore it or build again"
-            ) from error
-        return cls(
-            kind=kind,
-            mean=tensors["mean"],
-            basis=tensors["basis"],
-            eigenvalues=tensors["eigenvalues"],
-            exponent=float(tensors["exponent"][0]),
-            center=center,
-            normalize_input=normalize,
-            count=float(tensors["count"][0]),
-        )
+        return cls(**files.read(path))
 
+    def _coordinate_variances(self) -> NDArray[np.float64]:
+        """Return the variances (d,) of the embeddings, as far as the fit still tells them."""
+        if self.coordinate_scale is not None:
+            return reciprocal(self.coordinate_scale) ** 2
+        kept = np.square(self.basis) @ self.variances
+        if self.kind is Kind.TRUNCATE:
+            return kept  # what was dropped is other coordinates, which no longer matter
+        # What the dropped directions add to each coordinate is known on average only.
+        dropped = max(float(self.eigenvalues.sum() - self.variances.sum()), 0.0) / self.dim
+        return kept + dropped
 
-def unit_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scale rows (n, d) to unit length; rows of zeros stay as they are."""
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    scaled: NDArray[np.float64] = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
-    return scaled
+    def _signal(self) -> float:
+        """Return the mean square length of the vectors."""
+        signal = float(self.scales() ** 2 @ self.variances)
+        if not self.center:
+            signal += float(np.square(self.mean @ self._matrix).sum())
+        return signal

@@ -1,0 +1,178 @@
+"""What ``--whiten auto`` chooses, beside the best of a grid that only the judgements know.
+
+Run ``WHITEN_INDEX_DATA=… python -m benchmarks.choice WORK_FOLDER [SET …]``. Every set is encoded
+into a store in the work folder, from the last layer and from layer 1, and its transform chosen for
+four widths by the product's own code. The rule has two knobs, the task that pieces are given and
+how many standard errors a gentler transform may stay behind; the results say for each of their
+values what was lost, so that they can be tuned on two sets and shown on the third.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.judged_sets import EXTRACTS, JudgedSet, judged_set, ndcg
+from benchmarks.results_file import data_folder, write
+from whiten_index import BuildConfig
+from whiten_index.choosing import Wishes, choose_setting
+from whiten_index.choosing.choose import piece_trials
+from whiten_index.choosing.sample import Sample, sample_pieces
+from whiten_index.draw import embeddings_of
+from whiten_index.encode import EncodeReport, encode_corpus
+from whiten_index.moments import Moments
+from whiten_index.progress import Silent, Stages
+from whiten_index.store import total_moments
+from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.whitening.choice import (
+    Setting,
+    choose_by_scores,
+    choose_by_spectrum,
+    score_settings,
+    settings,
+)
+
+SETS = ("scifact", "cranfield", "cacm")
+LAYERS, WIDTHS = (None, 1), (32, 64, 128, 256)
+GRID_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+TASKS = ("sentence", "window", "both")
+ERRORS = (0.0, 0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A judged set, encoded from one layer."""
+
+    judged: JudgedSet
+    layer: int | None
+    encoded: EncodeReport
+
+    @classmethod
+    def of(cls, name: str, layer: int | None, work: Path) -> Case:
+        """Encode a set, or find it encoded."""
+        judged = judged_set(data_folder(), name)
+        config = BuildConfig(
+            corpus=(str(judged.corpus),),
+            text_columns=("title", "text"),
+            id_column="id",
+            row_filter=judged.row_filter,
+            model="all-MiniLM-L6-v2",
+            pooling="mean",
+            layers=None if layer is None else (layer,),
+            max_length=256,
+            store=str(work / name),
+        )
+        return cls(judged, layer, encode_corpus(config))
+
+    @cached_property
+    def moments(self) -> Moments:
+        """Moments of the whole corpus."""
+        store, record = self.encoded.store, self.encoded.record
+        shards = [part.shard for part in record.parts if part.rows]
+        return total_moments(store, shards, int(store.encoder["dim"]))
+
+    @cached_property
+    def documents(self) -> NDArray[np.float64]:
+        """Embeddings (n, d) of the documents, as stored."""
+        record = self.encoded.record
+        return embeddings_of(self.encoded.store, record, np.arange(record.rows))
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """Ids of the documents."""
+        record, store = self.encoded.record, self.encoded.store
+        tables = (store.documents(part) for part in record.parts if part.rows)
+        return [str(name) for table in tables for name in table["id"].to_pylist()]
+
+    @cached_property
+    def queries(self) -> NDArray[np.float64]:
+        """Embeddings (q, d) of the queries."""
+        assert self.encoded.work is not None
+        encoder = self.encoded.work.encoder()
+        return encoder.encode_queries(list(self.judged.queries.values())).astype(np.float64)
+
+    def quality(self, setting: Setting) -> float:
+        """Return nDCG@10 × 100 under a setting."""
+        config = WhiteningConfig(k=setting.k, exponent=setting.exponent, center=setting.center)
+        fitted = Whitening.fit(self.moments, config)
+        pair = (fitted.apply(rows) for rows in (self.documents, self.queries))
+        return ndcg(self.judged, self.ids, *pair)
+
+
+def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each set, layer and width."""
+    for name, layer in itertools.product(names, LAYERS):
+        case = Case.of(name, layer, work)
+        stages = Stages(Silent())
+        started = time.perf_counter()
+        sample = sample_pieces(case.encoded, 1_000, 0, stages)
+        encoding = time.perf_counter() - started
+        assert isinstance(sample, Sample)
+        pca = WhiteningConfig(kind=Kind.PCA, k="full")
+        whole = Whitening.fit(case.moments, pca)
+        held_out = Whitening.fit(case.moments - Moments.of(case.documents[sample.rows]), pca)
+        facts = {
+            "set": name,
+            "layer": layer,
+            "rows": len(case.ids),
+            "sample": len(sample),
+            "raw": ndcg(case.judged, case.ids, case.documents, case.queries),
+            "encode_pieces_seconds": encoding,
+            "build_seconds": case.encoded.stages.seconds["encode"],
+        }
+        for k in WIDTHS:
+            yield {**facts, "k": k, **_row(case, sample, (whole, held_out), k, stages)}
+
+
+def _row(
+    case: Case, sample: Sample, fits: tuple[Whitening, Whitening], k: int, stages: Stages
+) -> dict[str, Any]:
+    whole, held_out = fits
+    true = {setting: case.quality(setting) for setting in settings([k])}
+    grid = {s: value for s, value in true.items() if s.exponent in GRID_EXPONENTS}
+    started = time.perf_counter()
+    choice = choose_setting(case.encoded, case.moments, Wishes(k=k), stages)
+    seconds = time.perf_counter() - started
+    variants = {}
+    trials = piece_trials(case.encoded, sample)
+    scores = [score_settings(held_out, [trial], list(true)) for trial in trials]
+    for task, scored in zip(TASKS, [*scores, np.mean(scores, axis=0)], strict=True):
+        for errors in ERRORS:
+            chosen, _ = choose_by_scores(list(true), scored, errors=errors)
+            variants[f"{task}, {errors:g}"] = true[chosen]
+    return {
+        "best": max(grid.values()),
+        "pca": grid[Setting(k, 0.0, True)],
+        "chosen": {"exponent": choice.setting.exponent, "center": choice.setting.center},
+        "auto": true[choice.setting],
+        "spectrum": true[choose_by_spectrum(whole, k)],
+        "constant": {
+            f"{exponent}, {'' if center else 'not '}centred": grid[Setting(k, exponent, center)]
+            for exponent in (0.25, 0.5, 1.0)
+            for center in (True, False)
+        },
+        "variants": variants,
+        "choose_seconds": seconds,
+    }
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Measure the sets that the arguments name."""
+    parser = argparse.ArgumentParser("python -m benchmarks.choice", description=__doc__)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("sets", nargs="*", default=[*SETS, *EXTRACTS])
+    asked = parser.parse_args(given)
+    print(write("choice", measure(asked.work, asked.sets)))
+
+
+if __name__ == "__main__":
+    main()

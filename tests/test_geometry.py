@@ -1,0 +1,274 @@
+"""Geometry against brute force, scipy, closed forms and the published steps of IsoScore."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from whiten_index.errors import ConfigError
+from whiten_index.evaluation import (
+    Geometry,
+    effective_rank,
+    geometry,
+    hubness,
+    isoscore,
+    isotropy,
+    mean_cosine,
+    uniformity,
+)
+from whiten_index.moments import Moments
+from whiten_index.whitening import Whitening, WhiteningConfig
+
+seeds = st.integers(0, 2**32 - 1)
+quick = settings(max_examples=15, deadline=None, derandomize=True, database=None)
+
+
+def make_rows(seed=0, n=120, d=16, *, spread=30.0, shift=1.0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, d)) * np.geomspace(1, 1 / spread, d) + shift * rng.normal(size=d)
+
+
+def units_of(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def pairs_of(rows):
+    """Cosines and squared distances of all pairs of distinct rows, one by one."""
+    units = units_of(rows)
+    first, second = np.triu_indices(len(units), 1)
+    cosines = np.array([a @ b for a, b in zip(units[first], units[second], strict=True)])
+    return cosines, ((units[first] - units[second]) ** 2).sum(axis=1)
+
+
+def occurrences_of(rows, neighbours):
+    """N_k by sorting every row's cosines, itself left out."""
+    units = units_of(rows)
+    counts = np.zeros(len(units), dtype=int)
+    for i, unit in enumerate(units):
+        others = np.delete(np.arange(len(units)), i)
+        nearest = others[np.argsort(-(units[others] @ unit))][:neighbours]
+        counts[nearest] += 1
+    return counts
+
+
+def published_isoscore(rows):
+    """Steps 2 to 8 of Algorithm 1 of Rudman et al. (2022), on points (n, d)."""
+    centred = rows - rows.mean(axis=0)
+    _, _, directions = np.linalg.svd(centred, full_matrices=True)
+    d = rows.shape[1]
+    diagonal = np.cov((centred @ directions.T).T).diagonal()
+    scaled = np.sqrt(d) * diagonal / np.linalg.norm(diagonal)
+    defect = np.linalg.norm(scaled - np.ones(d)) / np.sqrt(2 * (d - np.sqrt(d)))
+    share = (d - defect**2 * (d - np.sqrt(d))) ** 2 / d**2
+    return (d * share - 1) / (d - 1)
+
+
+# Effective rank and IsoScore
+
+
+@pytest.mark.parametrize("r", [1, 2, 7, 64])
+def test_r_equal_eigenvalues_have_effective_rank_r(r):
+    assert effective_rank(np.r_[np.full(r, 0.3), np.zeros(10)]) == pytest.approx(r)
+    assert isoscore(np.r_[np.full(r, 0.3), np.zeros(10)]) == pytest.approx((r - 1) / (r + 9))
+
+
+def test_effective_rank_is_exp_of_the_entropy():
+    eigenvalues = np.random.default_rng(0).gamma(0.5, size=50)
+    assert effective_rank(eigenvalues) == pytest.approx(np.exp(stats.entropy(eigenvalues)))
+
+
+@quick
+@given(seed=seeds, d=st.integers(2, 24), n=st.integers(3, 60))
+def test_isotropy_follows_the_published_steps(seed, d, n):
+    rows = make_rows(seed, n, d)
+    assert isotropy(rows) == pytest.approx(published_isoscore(rows), abs=1e-9)
+
+
+@quick
+@given(seed=seeds, scale=st.sampled_from([1e-150, 1e-3, 1.0, 1e150]))
+def test_scale_order_and_rotation_do_not_matter(seed, scale):
+    rng = np.random.default_rng(seed)
+    rows = make_rows(seed)
+    rotation, _ = np.linalg.qr(rng.normal(size=(16, 16)))
+    assert isotropy(scale * rows @ rotation) == pytest.approx(isotropy(rows))
+    eigenvalues = rng.gamma(1.0, size=20)
+    assert isoscore(scale * rng.permutation(eigenvalues)) == pytest.approx(isoscore(eigenvalues))
+    assert effective_rank(scale * eigenvalues) == pytest.approx(effective_rank(eigenvalues))
+
+
+def test_isoscore_is_one_where_variance_is_even_and_zero_along_a_line():
+    rng = np.random.default_rng(0)
+    assert isotropy(rng.normal(size=(20_000, 16))) == pytest.approx(1, abs=2e-3)
+    line = rng.normal(size=(50, 1)) * rng.normal(size=16)
+    assert isotropy(line + 3) == pytest.approx(0, abs=1e-12)
+    assert Geometry.of(line + 3).effective_rank == pytest.approx(1)
+
+
+def test_a_sample_reads_lower_than_its_source_by_the_factor_documented():
+    rows = np.random.default_rng(0).normal(size=(300, 100))
+    assert isotropy(rows) == pytest.approx(300 / 400, abs=0.01)
+    assert Geometry.of(rows, eigenvalues=np.ones(100)).isoscore == 1
+
+
+def test_a_single_dimension_is_in_use_and_no_variance_uses_none():
+    assert isoscore([2.0]) == 1
+    assert (isoscore([0.0]), isoscore(np.zeros(5)), effective_rank(np.zeros(5))) == (0, 0, 0)
+    assert isoscore([1.0, -1e-20]) == 0
+    assert effective_rank([1.0, -1e-20]) == 1
+
+
+def test_whitened_rows_are_isotropic_with_full_effective_rank():
+    rows = make_rows(n=500)
+    whitening = Whitening.fit(Moments.of(rows), WhiteningConfig(k=10))
+    before, after = Geometry.of(rows), Geometry.of(whitening.apply(rows))
+    assert after.isoscore == pytest.approx(1)
+    assert after.effective_rank == pytest.approx(10)
+    assert abs(after.mean_cosine) < 0.01 < abs(before.mean_cosine)
+    assert after.uniformity < before.uniformity
+
+
+# Pairs
+
+
+@quick
+@given(seed=seeds, n=st.integers(2, 60), d=st.integers(1, 20), shift=st.sampled_from([0, 1, 30]))
+def test_mean_cosine_and_uniformity_equal_brute_force(seed, n, d, shift):
+    rows = make_rows(seed, n, d, shift=shift)
+    cosines, distances = pairs_of(rows)
+    assert mean_cosine(rows) == pytest.approx(cosines.mean(), abs=1e-12)
+    assert uniformity(rows) == pytest.approx(np.log(np.exp(-2 * distances).mean()), abs=1e-12)
+
+
+@pytest.mark.parametrize("d", [2, 8, 64])
+def test_uniformity_of_an_even_sphere_is_its_closed_form(d):
+    # E exp(4 cos) over the sphere is 0F1(; d/2; 4).
+    rows = np.random.default_rng(d).normal(size=(3000, d))
+    assert uniformity(rows) == pytest.approx(np.log(special.hyp0f1(d / 2, 4)) - 4, abs=0.01)
+
+
+# Hubs
+
+
+@quick
+@given(seed=seeds, n=st.integers(12, 90), d=st.integers(2, 20), neighbours=st.integers(1, 10))
+def test_hubness_equals_brute_force(seed, n, d, neighbours):
+    rows = make_rows(seed, n, d)
+    counts = occurrences_of(rows, neighbours)
+    expected = stats.skew(counts) if counts.std() else 0.0
+    assert hubness(rows, neighbours) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_row_near_all_others_is_a_hub():
+    rng = np.random.default_rng(0)
+    spokes = np.eye(40) + 0.01 * rng.normal(size=(40, 40))
+    assert hubness(np.vstack([spokes, np.ones(40)]), neighbours=1) > 5
+
+
+def test_equal_rows_share_the_places_they_tie_for():
+    rng = np.random.default_rng(0)
+    rows = np.vstack([rng.normal(size=(60, 8)), np.repeat(rng.normal(size=(1, 8)), 30, axis=0)])
+    found = hubness(rows, neighbours=5)
+    for _ in range(5):
+        assert hubness(rng.permutation(rows), neighbours=5) == pytest.approx(found, abs=1e-9)
+    assert hubness(np.ones((30, 4)), neighbours=5) == 0
+
+
+def test_neighbours_are_cut_to_the_other_rows():
+    rows = make_rows(n=6)
+    assert Geometry.of(rows, neighbours=10).neighbours == 5
+    # Every row is a neighbour of all others.
+    assert hubness(rows) == 0
+
+
+# The whole
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_all_at_once_equals_one_by_one(dtype):
+    rows = make_rows().astype(dtype)
+    found = Geometry.of(rows, neighbours=7)
+    assert found.rows == 120
+    assert found.mean_cosine == mean_cosine(rows)
+    assert found.isoscore == isotropy(rows)
+    assert found.uniformity == pytest.approx(uniformity(rows), abs=1e-14)
+    assert found.hubness == pytest.approx(hubness(rows, 7), abs=1e-12)
+
+
+@pytest.mark.parametrize("rows_a_block", [1, 7, 50, 120, 10_000])
+def test_the_size_of_the_blocks_does_not_matter(rows_a_block, monkeypatch):
+    rows = make_rows()
+    expected = Geometry.of(rows).to_json()
+    monkeypatch.setattr(geometry, "_BLOCK_BYTES", rows_a_block * 8 * 120)
+    assert Geometry.of(rows).to_json() == pytest.approx(expected, abs=1e-12)
+
+
+def test_zero_rows_are_left_out_and_counted():
+    rows = make_rows()
+    mixed = np.insert(rows, [0, 5, 5, 120], 0.0, axis=0)
+    found = Geometry.of(mixed)
+    assert (found.rows, found.zero_rows) == (120, 4)
+    assert found.to_json() == pytest.approx({**Geometry.of(rows).to_json(), "zero_rows": 4})
+
+
+def test_fewer_rows_than_dims_and_equal_rows_give_finite_figures():
+    few, equal = Geometry.of(make_rows(n=5, d=64)), Geometry.of(np.full((20, 6), 0.1))
+    assert np.isfinite(list(few.to_json().values())).all()
+    assert few.effective_rank <= 4
+    assert equal.mean_cosine == pytest.approx(1)
+    assert equal.uniformity == pytest.approx(0)
+    assert (equal.isoscore, equal.effective_rank, equal.hubness) == (0, 0, 0)
+
+
+def test_the_figures_are_plain_json():
+    found = Geometry.of(make_rows().astype(np.float32))
+    assert Geometry(**json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_memory_is_a_few_blocks_and_not_all_pairs():
+    rows = np.random.default_rng(0).normal(size=(4000, 8))
+    tracemalloc.start()
+    Geometry.of(rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 4000**2 / 3
+
+
+def test_the_input_is_not_written_to():
+    rows = make_rows()
+    kept = rows.copy()
+    Geometry.of(rows)
+    np.testing.assert_array_equal(rows, kept)
+
+
+@pytest.mark.parametrize("measure", [Geometry.of, isotropy, mean_cosine, uniformity, hubness])
+def test_what_cannot_be_measured_is_said(measure):
+    rows = make_rows()
+    for bad in (np.nan, np.inf):
+        with pytest.raises(ConfigError, match="hold NaN or infinity"):
+            measure(np.where(np.eye(120, 16), bad, rows))
+    with pytest.raises(ConfigError, match=r"\(n, d\) array; this one has shape \(16,\)"):
+        measure(rows[0])
+    with pytest.raises(ConfigError, match="rows that are not zero, and there are 1 of 4"):
+        measure(np.vstack([rows[:1], np.zeros((3, 16))]))
+    with pytest.raises(ConfigError, match="there are 0 of 0"):
+        measure(np.empty((0, 16)))
+
+
+def test_hubs_need_three_rows_and_a_neighbour():
+    with pytest.raises(ConfigError, match="needs 3 rows that are not zero, and there are 2 of 2"):
+        Geometry.of(make_rows(n=2))
+    with pytest.raises(ConfigError, match="neighbours 0 is below 1"):
+        hubness(make_rows(), 0)
+
+
+@pytest.mark.parametrize("values", [[], [[1.0]], [1.0, np.nan]])
+def test_a_spectrum_is_a_list_of_finite_numbers(values):
+    for measure in (isoscore, effective_rank):
+        with pytest.raises(ConfigError, match="finite eigenvalues"):
+            measure(values)

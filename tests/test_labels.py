@@ -1,0 +1,399 @@
+"""Labels: what is written is what is read; what cannot be used is named with its row."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from corpus_helpers import IN_TMP_PATH
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.labels import read_pairs, read_qrels, read_queries
+
+READERS = [read_qrels, read_queries, read_pairs]
+WORDS = st.text("abcXYZ019-_.:#é中", min_size=1, max_size=8)
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(str.strip)
+# What a line of tabs can hold as it stands; every other line break of Unicode is a letter here.
+FIELDS = TEXTS.filter(lambda text: not set(text) & set("\t\r\n\ufeff"))
+QRELS = st.dictionaries(
+    WORDS, st.dictionaries(WORDS, st.integers(-3, 5), min_size=1, max_size=5), min_size=1
+).filter(lambda qrels: any(g > 0 for grades in qrels.values() for g in grades.values()))
+
+Qrels = dict[str, dict[str, int]]
+
+
+def rows_of(qrels: Qrels) -> list[tuple[str, str, int]]:
+    return [(q, d, grade) for q, grades in qrels.items() for d, grade in grades.items()]
+
+
+def parquet(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def text(path: Path, content: str) -> Path:
+    path.write_bytes(content.encode())
+    return path
+
+
+def jsonl(path: Path, *records: Any) -> Path:
+    return text(path, "".join(f"{json.dumps(record)}\n" for record in records))
+
+
+def qrels_as(kind: str, folder: Path, qrels: Qrels) -> Path:
+    """Write qrels in one of the formats that can be read."""
+    rows = rows_of(qrels)
+    queries, documents, grades = (list(column) for column in zip(*rows, strict=True))
+    if kind == "parquet":
+        return parquet(folder / "q.parquet", query_id=queries, doc_id=documents, relevance=grades)
+    if kind == "beir.parquet":
+        names = {"query-id": queries, "corpus-id": documents, "score": grades}
+        return parquet(folder / "q.parquet", **names)
+    if kind == "beir.tsv":
+        lines = ["query-id\tcorpus-id\tscore", *(f"{q}\t{d}\t{g}" for q, d, g in rows)]
+        return text(folder / "q.tsv", "\n".join(lines) + "\n")
+    if kind == "trec.tsv":
+        return text(folder / "q.tsv", "".join(f"{q}\t0\t{d}\t{g}\n" for q, d, g in rows))
+    return text(folder / f"q{kind}", "".join(f"{q} 0  {d}\t{g}\r\n" for q, d, g in rows))
+
+
+QRELS_KINDS = ["parquet", "beir.parquet", "beir.tsv", "trec.tsv", ".qrels", ".txt", ".trec"]
+
+
+@pytest.mark.parametrize("kind", QRELS_KINDS)
+@IN_TMP_PATH
+@given(qrels=QRELS)
+def test_qrels_read_as_written(tmp_path: Path, kind: str, qrels: Qrels) -> None:
+    assert read_qrels(qrels_as(kind, tmp_path, qrels)) == qrels
+
+
+@IN_TMP_PATH
+@given(queries=st.dictionaries(WORDS, TEXTS, min_size=1))
+def test_queries_read_as_written(tmp_path: Path, queries: dict[str, str]) -> None:
+    ids, texts = list(queries), list(queries.values())
+    assert read_queries(parquet(tmp_path / "a.parquet", id=ids, text=texts)) == queries
+    records = [{"_id": name, "text": value, "metadata": {}} for name, value in queries.items()]
+    assert read_queries(jsonl(tmp_path / "a.jsonl", *records)) == queries
+
+
+@IN_TMP_PATH
+@given(st.lists(st.tuples(FIELDS, FIELDS, st.floats(-5, 5) | st.none()), min_size=4))
+def test_pairs_read_as_written(tmp_path: Path, rows: list[tuple[str, str, float | None]]) -> None:
+    rows += [("a", "b", 1.0), ("c", "d", 2.0)]
+    first, second, scores = (list(column) for column in zip(*rows, strict=True))
+    columns = {"sentence1": first, "sentence2": second, "score": scores}
+    lines = [f"{a}\t{b}\t{'' if s is None else s}\n" for a, b, s in rows]
+    paths = [
+        parquet(tmp_path / "p.parquet", **columns),
+        jsonl(tmp_path / "p.jsonl", *(dict(zip(columns, row, strict=True)) for row in rows)),
+        text(tmp_path / "p.tsv", "sentence1\tsentence2\tscore\n" + "".join(lines)),
+    ]
+    scored = [row for row in rows if row[2] is not None]
+    for path in paths:
+        pairs = read_pairs(path)
+        assert pairs.scores is not None
+        assert pairs.scores.dtype == np.float64
+        found = zip(pairs.first, pairs.second, pairs.scores.tolist(), strict=True)
+        assert list(found) == scored
+        assert len(pairs) == len(scored) == len(rows) - pairs.dropped
+
+
+def test_integer_ids_become_strings(tmp_path: Path) -> None:
+    ids = pa.array([7, 8], pa.uint16())
+    path = parquet(tmp_path / "q.parquet", query_id=ids, doc_id=[1, 2], relevance=[1, 0])
+    assert read_qrels(path) == {"7": {"1": 1}, "8": {"2": 0}}
+    assert read_queries(parquet(tmp_path / "a.parquet", _id=[3], query=["x"])) == {"3": "x"}
+    assert read_queries(jsonl(tmp_path / "a.jsonl", {"_id": 3, "text": "x"})) == {"3": "x"}
+
+
+def test_whole_grades_may_be_floats_or_small_or_dictionary_ids(tmp_path: Path) -> None:
+    ids = pa.array(["a", "b"]).dictionary_encode()
+    path = parquet(tmp_path / "q.parquet", query_id=ids, doc_id=ids, relevance=[1.0, 2.0])
+    assert read_qrels(path) == {"a": {"a": 1}, "b": {"b": 2}}
+    path = text(tmp_path / "q.tsv", "query-id\tcorpus-id\tscore\na\tb\t2.0\n")
+    assert read_qrels(path) == {"a": {"b": 2}}
+
+
+def test_a_split_is_taken_where_asked_for(tmp_path: Path) -> None:
+    columns = {"query_id": ["a", "b"], "doc_id": ["x", "y"], "relevance": [1, 2]}
+    path = parquet(tmp_path / "q.parquet", **columns, split=["train", "test"])
+    assert read_qrels(path) == {"a": {"x": 1}, "b": {"y": 2}}
+    assert read_qrels(path, split="test") == {"b": {"y": 2}}
+    with pytest.raises(ConfigError, match="has no split 'dev'; use one of train, test"):
+        read_qrels(path, split="dev")
+    path = parquet(tmp_path / "plain.parquet", **columns)
+    with pytest.raises(ConfigError, match="has no column split; do not ask for split 'test'"):
+        read_qrels(path, split="test")
+
+
+def test_a_pair_judged_twice_must_have_one_grade(tmp_path: Path) -> None:
+    path = text(tmp_path / "q.qrels", "a 0 x 1\nb 0 x 2\na 0 x 1\n")
+    assert read_qrels(path) == {"a": {"x": 1}, "b": {"x": 2}}
+    path = text(tmp_path / "q.qrels", "a 0 x 1\nb 0 x 2\n\na 0 x 2\n")
+    message = r"q\.qrels, line 4, gives query 'a' and document 'x' the grade 2, an earlier one 1"
+    with pytest.raises(CorpusError, match=message):
+        read_qrels(path)
+
+
+@pytest.mark.parametrize("grades", [[0, 0], [-1, 0]])
+def test_qrels_without_a_relevant_document_are_refused(tmp_path: Path, grades: list[int]) -> None:
+    ids = ["a", "b"]
+    path = parquet(tmp_path / "q.parquet", query_id=ids, doc_id=ids, relevance=grades)
+    with pytest.raises(CorpusError, match="has no grade above 0, so no document counts"):
+        read_qrels(path)
+
+
+@pytest.mark.parametrize("grade", ["one", "1.5", "", "nan", "1_0", "١", "1e3", "2000000", "9" * 99])
+def test_a_grade_that_is_no_whole_number_names_its_line(tmp_path: Path, grade: str) -> None:
+    path = text(tmp_path / "q.tsv", f"query-id\tcorpus-id\tscore\na\tx\t1\nb\tx\t{grade}\n")
+    with pytest.raises(CorpusError, match=r"q\.tsv, line 3, has .* as score, expected a grade: a"):
+        read_qrels(path)
+
+
+@pytest.mark.parametrize("grade", [1.5, math.nan, None, math.inf, 2.0**40])
+def test_a_grade_in_parquet_that_is_no_whole_number_names_its_row(
+    tmp_path: Path, grade: float | None
+) -> None:
+    ids = ["a", "b"]
+    path = parquet(tmp_path / "q.parquet", query_id=ids, doc_id=ids, relevance=[1.0, grade])
+    message = r"q\.parquet, row 1 \(from 0\), has .* as relevance, expected a grade"
+    with pytest.raises(CorpusError, match=message):
+        read_qrels(path)
+
+
+@pytest.mark.parametrize("value", [None, 1.5, True, "", " "])
+def test_an_id_that_is_none_names_its_row(tmp_path: Path, value: Any) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"id": "x", "text": "t"}, {"id": value, "text": "t"})
+    with pytest.raises(CorpusError, match=r"a\.jsonl, line 2, has .* as id, expected an id: text"):
+        read_queries(path)
+
+
+@pytest.mark.parametrize("value", [None, "", " \n\t", "\u3000", 3, "half \ud800"])
+def test_a_text_that_is_none_is_named(tmp_path: Path, value: Any) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"id": "x", "text": "t"}, {"id": "q7", "text": value})
+    with pytest.raises(CorpusError, match=r"line 2, has .* as text of query 'q7', expected a text"):
+        read_queries(path)
+    records = [{"query": "t", "document": "t"}, {"query": "t", "document": value}]
+    with pytest.raises(CorpusError, match=r"p\.jsonl, line 2, has .* as document, expected a text"):
+        read_pairs(jsonl(tmp_path / "p.jsonl", *records))
+
+
+def test_a_query_twice_names_both_places(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", id=["x", "y", "x"], text=["a", "b", "a"])
+    message = r"row 2 \(from 0\), has the id 'x' of row 0 \(from 0\) again; make the ids unique"
+    with pytest.raises(CorpusError, match=message):
+        read_queries(path)
+
+
+@pytest.mark.parametrize("names", [("sentence1", "sentence2"), ("query", "document")])
+def test_named_pairs_are_found_among_other_columns(tmp_path: Path, names: tuple[str, str]) -> None:
+    columns = {"genre": ["g", "g"], names[1]: ["c", "d"], names[0]: ["a", "b"]}
+    pairs = read_pairs(parquet(tmp_path / "p.parquet", **columns))
+    assert (pairs.first, pairs.second, pairs.scores, pairs.dropped) == (
+        ["a", "b"],
+        ["c", "d"],
+        None,
+        0,
+    )
+
+
+def test_the_only_two_columns_of_text_may_have_any_name(tmp_path: Path) -> None:
+    second = pa.array(["c", "d"], pa.large_string())
+    columns = {"year": [1, 2], "left": ["a", "b"], "right": second, "score": [1, 2]}
+    pairs = read_pairs(parquet(tmp_path / "p.parquet", **columns))
+    assert (pairs.first, pairs.second) == (["a", "b"], ["c", "d"])
+    assert pairs.scores is not None
+    assert pairs.scores.tolist() == [1, 2]
+    path = parquet(tmp_path / "p.parquet", left=["a"], right=["b"], third=["c"])
+    with pytest.raises(CorpusError, match=r"no two columns .* its columns are left, right, third"):
+        read_pairs(path)
+
+
+def test_pairs_without_a_score_are_dropped_and_counted(tmp_path: Path) -> None:
+    scores = [1.0, None, math.nan, 2.0]
+    columns = {"text1": list("abcd"), "text2": list("efgh")}
+    pairs = read_pairs(parquet(tmp_path / "p.parquet", **columns, score=scores))
+    assert (pairs.first, pairs.second, pairs.dropped) == (["a", "d"], ["e", "h"], 2)
+    path = parquet(tmp_path / "p.parquet", **columns, score=[1.0, None, None, None])
+    with pytest.raises(CorpusError, match=r"1 pairs \(3 without a score left out\); give at least"):
+        read_pairs(path)
+
+
+@pytest.mark.parametrize("score", ["high", "inf", "-inf", "1,5"])
+def test_a_score_that_is_no_number_names_its_line(tmp_path: Path, score: str) -> None:
+    path = text(tmp_path / "p.tsv", f"text1\ttext2\tscore\na\tb\t1\nc\td\t{score}\n")
+    with pytest.raises(CorpusError, match=r"p\.tsv, line 3, has .* as score, expected a finite"):
+        read_pairs(path)
+
+
+def test_fewer_than_two_pairs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"p\.tsv holds 1 pairs; give at least 2"):
+        read_pairs(text(tmp_path / "p.tsv", "text1\ttext2\na\tb\n"))
+
+
+def test_quotes_and_unicode_line_breaks_are_letters(tmp_path: Path) -> None:
+    path = text(tmp_path / "p.tsv", '\ufefftext1\ttext2\n"a" b\tc\u2028d\r\n\ne\x85f\t"g\n')
+    pairs = read_pairs(path)
+    assert (pairs.first, pairs.second) == (['"a" b', "e\x85f"], ["c\u2028d", '"g'])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "q.tsv",
+            "query-id\tcorpus-id\tscore\na\tx\t1\nb\tx\n",
+            "line 3, has 2 fields, expected 3",
+        ),
+        ("q.trec", "a 0 x 1\nb 0\n", "line 2, has 2 fields, expected 4 between blanks"),
+        (
+            "q.tsv",
+            "a\tx\t1\nb\tx\t1\n",
+            "no column query_id or query-id; its columns are a, x, 1: rename",
+        ),
+        ("q.tsv", "query-id\tscore\na\t1\n", "no column doc_id or corpus-id; its columns are que"),
+        ("q.tsv", "query-id\tscore\tscore\na\t1\t2\n", "names a column twice: query-id, score, sc"),
+    ],
+)
+def test_malformed_qrels_name_the_line(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    with pytest.raises(CorpusError, match=message):
+        read_qrels(text(tmp_path / name, content))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"_id": "b", "te', r"line 2, is not JSON \(.*\): .*; write one whole object a line"),
+        ("[" * 100_000, "line 2, is not JSON"),
+        ('["b", "text"]', "line 2, is no JSON object but .*; write one object a line"),
+    ],
+)
+def test_malformed_json_names_the_line(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        read_queries(text(tmp_path / "a.jsonl", f'{{"_id": "a", "text": "t"}}\n{line}\n'))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_missing_columns_list_the_columns_there_are(
+    tmp_path: Path, reader: Callable[[Path], object]
+) -> None:
+    path = parquet(tmp_path / "x.parquet", number=[1, 2], other=[3, 4])
+    with pytest.raises(CorpusError, match=r"its columns are number, other: rename or add one"):
+        reader(path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_files_that_are_none(tmp_path: Path, reader: Callable[[Path], object]) -> None:
+    with pytest.raises(CorpusError, match=r"no\.parquet does not exist; name a \.parquet file"):
+        reader(tmp_path / "no.parquet")
+    (tmp_path / "folder.parquet").mkdir()
+    with pytest.raises(CorpusError, match=r"folder\.parquet is a folder; name a \.parquet file"):
+        reader(tmp_path / "folder.parquet")
+    with pytest.raises(CorpusError, match=r"cut\.parquet is not a readable Parquet file .*restore"):
+        reader(text(tmp_path / "cut.parquet", "PAR1 and no more"))
+    with pytest.raises(ConfigError, match=r"the ending of x\.csv names no format .*use \.parquet"):
+        reader(tmp_path / "x.csv")
+    path = parquet(tmp_path / "none.parquet", id=pa.array([], pa.string()))
+    with pytest.raises(CorpusError, match=r"none\.parquet is empty: it holds no rows"):
+        reader(path)
+
+
+EMPTY = [(read_qrels, "x.tsv"), (read_qrels, "x.qrels"), (read_pairs, "x.tsv")]
+EMPTY += [(read_pairs, "x.jsonl"), (read_queries, "x.jsonl")]
+
+
+@pytest.mark.parametrize(("reader", "name"), EMPTY)
+def test_empty_and_badly_encoded_text(
+    tmp_path: Path, reader: Callable[[Path], object], name: str
+) -> None:
+    path = tmp_path / name
+    for content in ("", "\n\n"):
+        with pytest.raises(CorpusError, match="is empty: it holds no rows; name a file that does"):
+            reader(text(path, content))
+    path.write_bytes(b"\n" + "é".encode("latin-1"))
+    with pytest.raises(CorpusError, match="line 2, is not UTF-8; convert the file to it"):
+        reader(path)
+    path.write_bytes("text".encode("utf-16"))
+    with pytest.raises(CorpusError, match="line 1, is not UTF-8"):
+        reader(path)
+
+
+def test_a_header_alone_is_empty(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="is empty"):
+        read_qrels(text(tmp_path / "q.tsv", "query-id\tcorpus-id\tscore\n"))
+
+
+def test_damaged_texts_in_parquet_are_refused(tmp_path: Path) -> None:
+    broken = pa.array([b"fine", b"\xff\xfe"]).view(pa.string())
+    path = parquet(tmp_path / "a.parquet", id=["a", "b"], text=broken)
+    with pytest.raises(CorpusError, match=r"a\.parquet is not a readable Parquet file"):
+        read_queries(path)
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    path = text(tmp_path / "q.tsv", "a")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    with pytest.raises(CorpusError, match=r"q\.tsv cannot be read .*make it readable"):
+        read_qrels(path)
+
+
+@pytest.fixture(scope="module")
+def data() -> Path:
+    named = os.environ.get("WHITEN_INDEX_DATA")
+    if not named:
+        if os.environ.get("CI"):
+            pytest.fail("set WHITEN_INDEX_DATA: in CI no test is skipped for want of data")
+        pytest.skip("WHITEN_INDEX_DATA is not set: needs the public corpora")
+    return Path(named)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "queries", "judgements"),
+    [("scifact", 1109, 1258), ("cranfield", 225, 1837), ("cacm", 64, 796)],
+)
+def test_public_collections(data: Path, name: str, queries: int, judgements: int) -> None:
+    folder = data / "retrieval" / name
+    texts, qrels = read_queries(folder / "queries.parquet"), read_qrels(folder / "qrels.parquet")
+    assert len(texts) == queries
+    assert sum(map(len, qrels.values())) == judgements
+    assert qrels.keys() <= texts.keys()
+
+
+@pytest.mark.data
+def test_the_test_split_of_scifact_is_beirs(data: Path) -> None:
+    qrels = read_qrels(data / "retrieval/scifact/qrels.parquet", split="test")
+    assert len(qrels) == 300
+    assert sum(map(len, qrels.values())) == 339
+
+
+@pytest.mark.data
+def test_a_mix_of_collections_that_share_ids_is_refused(data: Path) -> None:
+    with pytest.raises(CorpusError, match="again; make the ids unique"):
+        read_queries(data / "retrieval/beir_mini/queries.parquet")
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["sts_raw", "sts_senteval"])
+def test_public_pairs(data: Path, name: str) -> None:
+    pairs = read_pairs(data / f"sts/{name}.parquet")
+    assert len(pairs) == 31_099
+    assert pairs.dropped == 0
+    assert pairs.scores is not None
+    assert pairs.scores.min() >= 0
+    assert pairs.scores.max() <= 5
+    assert read_pairs(data / "senteval/rte.parquet").scores is None

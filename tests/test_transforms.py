@@ -1,0 +1,625 @@
+"""Every kind of transform: against closed forms, and the properties that hold for all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from scipy.linalg import fractional_matrix_power
+
+from tests.whitening_helpers import cosines, covariance_of, few, fit, make_rows, quick, seeds
+from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
+from whiten_index.moments import Moments
+from whiten_index.whitening import (
+    Affine,
+    Kind,
+    Weighting,
+    Whitening,
+    WhiteningConfig,
+    inverse_frequency,
+    zipfian,
+)
+
+SLICED = [
+    *(Kind.PCA, Kind.WHITENING, Kind.ALL_BUT_THE_TOP),
+    *(Kind.RANDOM, Kind.TRUNCATE),
+]
+ROTATED_BACK = [Kind.ZCA, Kind.ZCA_COR, Kind.GROUP]
+WHITENS = [Kind.WHITENING, *ROTATED_BACK]
+EQUIVARIANT = [Kind.NONE, Kind.PCA, Kind.WHITENING, Kind.ZCA, Kind.ALL_BUT_THE_TOP]
+FITTED = [kind for kind in Kind if kind is not Kind.NONE]
+
+
+def centred(rows):
+    return rows - rows.mean(axis=0)
+
+
+# Closed forms
+
+
+@pytest.mark.parametrize("exponent", [None, 0, 0.5, 1, 2])
+def test_zca_is_the_power_of_the_covariance(exponent):
+    rows = make_rows(ratio=5)
+    gamma = 1 if exponent is None else exponent
+    truth = centred(rows) @ fractional_matrix_power(np.cov(rows.T), -gamma / 2)
+    np.testing.assert_allclose(fit(rows, kind=Kind.ZCA, exponent=exponent).apply(rows), truth)
+
+
+@pytest.mark.parametrize("exponent", [None, 0, 0.5])
+def test_zca_cor_is_the_power_of_the_correlation_on_rows_of_variance_one(exponent):
+    rows = make_rows(ratio=5) * np.geomspace(0.1, 10, 12)[::-1]
+    gamma = 1 if exponent is None else exponent
+    standard = centred(rows) / rows.std(axis=0, ddof=1)
+    truth = standard @ fractional_matrix_power(np.corrcoef(rows.T), -gamma / 2)
+    ours = fit(rows, kind=Kind.ZCA_COR, exponent=exponent).apply(rows)
+    np.testing.assert_allclose(ours, truth, atol=1e-8)
+
+
+@few
+@given(seed=seeds)
+def test_zca_cor_does_not_see_the_units_of_the_coordinates(seed):
+    rows = make_rows(seed, ratio=2)
+    units = 10 ** np.random.default_rng(seed).uniform(-1, 1, size=12)
+    ours, other = (fit(x, kind=Kind.ZCA_COR).apply(x) for x in (rows, rows * units))
+    np.testing.assert_allclose(ours, other, atol=1e-8)
+
+
+@few
+@given(seed=seeds)
+def test_zca_stays_nearer_to_the_rows_than_any_other_whitening(seed):
+    rows = make_rows(seed)
+    nearest = fit(rows, kind=Kind.ZCA).apply(rows)
+    turn, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(12, 12)))
+    other = fit(rows, k="full").apply(rows) @ turn
+    assert np.linalg.norm(nearest - centred(rows)) <= np.linalg.norm(other - centred(rows))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("exponent", [1, 0.5])
+@pytest.mark.parametrize("size", [1, 3, 4, 6, 12])
+def test_groups_are_permuted_whitened_each_and_permuted_back(size, exponent, shuffle):
+    rows = make_rows(ratio=5)
+    order = np.random.default_rng(7).permutation(12) if shuffle else np.arange(12)
+    turned = centred(rows)[:, order]
+    for start in range(0, 12, size):
+        block = turned[:, start : start + size]
+        power = fractional_matrix_power(covariance_of(block), -exponent / 2)
+        turned[:, start : start + size] = block @ power
+    truth = np.empty_like(turned)
+    truth[:, order] = turned
+    options = {"kind": Kind.GROUP, "exponent": exponent, "shuffle": shuffle, "seed": 7}
+    for reading in ({"group_size": size}, {"group_size": None, "groups": 12 // size}):
+        whitening = fit(rows, **options, **reading)
+        np.testing.assert_allclose(whitening.apply(rows), truth, atol=1e-9)
+        facts = whitening.describe()
+        assert (facts["groups"], facts["group_size"]) == (12 // size, size)
+        assert facts.get("seed") == (7 if shuffle else None)
+
+
+def test_one_group_is_zca_and_groups_of_one_are_standard_scores():
+    rows = make_rows()
+    whole = fit(rows, kind=Kind.GROUP, group_size=12, shuffle=True).apply(rows)
+    np.testing.assert_allclose(whole, fit(rows, kind=Kind.ZCA).apply(rows), atol=1e-9)
+    alone = fit(rows, kind=Kind.GROUP, group_size=1, shuffle=True).apply(rows)
+    np.testing.assert_allclose(alone, centred(rows) / rows.std(axis=0, ddof=1), atol=1e-9)
+
+
+def test_another_seed_shuffles_otherwise_and_the_same_one_alike():
+    rows = make_rows()
+    first, again, other = (
+        fit(rows, kind=Kind.GROUP, shuffle=True, seed=seed).matrix() for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", WHITENS)
+@pytest.mark.parametrize("ratio", [0, 100])
+def test_what_whitens_leaves_the_identity_as_covariance(kind, ratio):
+    rows = make_rows(3, ratio=ratio)
+    found = covariance_of(fit(rows, kind=kind, k="full").apply(rows))
+    if kind is Kind.GROUP:
+        found *= np.kron(np.eye(4), np.ones((3, 3)))  # within groups; between them it is free
+    np.testing.assert_allclose(found, np.eye(12), atol=1e-8)
+
+
+@pytest.mark.parametrize("remove_top", [None, 0, 1, 4])
+def test_all_but_the_top_has_the_cosines_of_the_rows_without_their_widest_directions(remove_top):
+    rows = make_rows(ratio=5)
+    removed = 1 if remove_top is None else remove_top
+    _, _, vt = np.linalg.svd(centred(rows), full_matrices=False)
+    top = vt[:removed]
+    truth = centred(rows) - centred(rows) @ top.T @ top
+    whitening = fit(rows, kind=Kind.ALL_BUT_THE_TOP, remove_top=remove_top)
+    assert whitening.k == 12 - removed
+    np.testing.assert_allclose(cosines(whitening.apply(rows)), cosines(truth), atol=1e-10)
+    np.testing.assert_allclose(centred(whitening.inverse(whitening.apply(rows))), truth, atol=1e-10)
+
+
+@pytest.mark.parametrize(("dim", "removed"), [(2, 1), (149, 1), (151, 2), (384, 4), (768, 8)])
+def test_about_a_hundredth_of_the_directions_is_the_top(dim, removed):
+    config = WhiteningConfig(kind=Kind.ALL_BUT_THE_TOP)
+    assert config.removed(dim) == removed
+    assert config.width(dim) == dim - removed
+
+
+@pytest.mark.parametrize("kind", [Kind.PCA, Kind.WHITENING])
+def test_without_its_top_a_fit_goes_on_with_the_next_directions(kind):
+    rows = make_rows()
+    full, rest = fit(rows, kind=kind, k="full"), fit(rows, kind=kind, k=5, remove_top=2)
+    np.testing.assert_array_equal(rest.matrix(), full.matrix()[:, 2:7])
+    assert fit(rows, kind=kind, k="full", remove_top=2).k == 10
+    shares = full.eigenvalues[2:7] / full.eigenvalues.sum()
+    assert rest.describe()["variance_kept"] == pytest.approx(shares.sum())
+    assert rest.describe()["remove_top"] == 2
+
+
+def test_a_share_of_variance_is_of_what_is_left_without_the_top():
+    moments = Moments(11.0, np.zeros(4), np.diag([90.0, 6.0, 3.0, 1.0]) * 10)
+    for share, k in ((0.6, 1), (0.61, 2), (0.9, 2), (0.91, 3)):
+        assert Whitening.fit(moments, WhiteningConfig(k=share, remove_top=1)).k == k
+
+
+def test_plain_truncation_cuts_coordinates_off_and_does_nothing_else():
+    rows = make_rows(ratio=5)
+    np.testing.assert_array_equal(fit(rows, kind=Kind.TRUNCATE, k=5).apply(rows), rows[:, :5])
+    centred_too = fit(rows, kind=Kind.TRUNCATE, k=5, center=True).apply(rows)
+    np.testing.assert_allclose(centred_too, centred(rows)[:, :5], atol=1e-12)
+
+
+def test_random_directions_are_orthonormal_and_no_one_of_them_is_preferred():
+    drawn = np.array([fit(make_rows(), kind=Kind.RANDOM, k=4, seed=s).basis for s in range(300)])
+    np.testing.assert_allclose(
+        np.swapaxes(drawn, 1, 2) @ drawn, np.tile(np.eye(4), (300, 1, 1)), atol=1e-12
+    )
+    # Under the Haar measure E[q] = 0 and E[q²] = 1/d for every entry, with these deviations.
+    deviation = np.sqrt(2 / 12**2 * 11 / 14 / 300)
+    assert np.abs((drawn**2).mean(axis=0) - 1 / 12).max() < 4.5 * deviation
+    assert np.abs(drawn.mean(axis=0)).max() < 4.5 / np.sqrt(12 * 300)
+
+
+def test_fewer_random_directions_are_the_first_of_more():
+    few, more = (fit(make_rows(), kind=Kind.RANDOM, k=k, seed=5).basis for k in (3, 9))
+    np.testing.assert_allclose(few, more[:, :3], atol=1e-13)
+
+
+def test_whitening_is_that_of_scikit_learn():
+    pca = pytest.importorskip("sklearn.decomposition").PCA(n_components=6, whiten=True)
+    rows = make_rows(ratio=10)
+    truth = pca.fit_transform(rows)
+    ours = fit(rows, k=6).apply(rows)
+    np.testing.assert_allclose(ours @ ours.T, truth @ truth.T, atol=1e-9)
+
+
+# What holds for every kind
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_centring_is_what_the_kind_says_unless_told(kind):
+    rows = make_rows(ratio=5)
+    blind = kind in (Kind.NONE, Kind.RANDOM, Kind.TRUNCATE)
+    assert fit(rows, kind=kind).center is not blind
+    assert fit(rows, kind=kind, center=True).center is (kind is not Kind.NONE)
+    if kind is not Kind.NONE:
+        kept = fit(rows, kind=kind, center=False)
+        assert not kept.center
+        np.testing.assert_allclose(kept.apply(rows), rows @ kept.matrix(), atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", SLICED)
+@few
+@given(seed=seeds, data=st.data())
+def test_truncating_is_slicing(kind, seed, data):
+    rows = make_rows(seed)
+    full = fit(rows, kind=kind, k="full", seed=seed)
+    k = data.draw(st.integers(1, full.k))
+    cut = full.truncate(k)
+    np.testing.assert_array_equal(cut.basis, full.basis[:, :k])
+    np.testing.assert_array_equal(cut.matrix(), full.matrix()[:, :k])
+    np.testing.assert_allclose(cut.apply(rows), full.apply(rows)[:, :k], rtol=0, atol=1e-12)
+    fitted = fit(rows, kind=kind, k=k, seed=seed)
+    np.testing.assert_allclose(cut.apply(rows), fitted.apply(rows), rtol=0, atol=1e-12)
+    assert cut.describe() == pytest.approx(fitted.describe())
+
+
+@pytest.mark.parametrize("kind", ROTATED_BACK)
+def test_what_keeps_all_coordinates_is_not_cut(kind):
+    whitening = fit(make_rows(), kind=kind)
+    assert whitening.k == whitening.truncate(12).k == 12
+    with pytest.raises(ConfigError, match=r"cannot be cut to 5: .*use --whiten whitening"):
+        whitening.truncate(5)
+
+
+@pytest.mark.parametrize("kind", FITTED)
+@pytest.mark.parametrize("n", [200, 7])
+@few
+@given(seed=seeds, ratio=st.sampled_from([0, 10]), center=st.sampled_from([None, True, False]))
+def test_the_inverse_undoes_within_the_kept_directions(kind, n, seed, ratio, center):
+    rows = make_rows(seed, n, condition=10, ratio=ratio)
+    whitening = fit(rows, kind=kind, center=center)
+    vectors = whitening.apply(rows)
+    found = whitening.inverse(vectors)
+    np.testing.assert_allclose(whitening.apply(found), vectors, atol=1e-8)
+    if whitening.coordinate_scale is None:
+        # The nearest point: what is missing is at a right angle to all that is kept.
+        np.testing.assert_allclose((rows - found) @ whitening.basis, 0, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [Kind.NONE, *FITTED])
+@pytest.mark.parametrize("n", [200, 7])
+def test_where_all_directions_are_kept_the_inverse_is_exact(kind, n):
+    rows = make_rows(0, n, ratio=10)
+    options = {"remove_top": 0} if kind is Kind.ALL_BUT_THE_TOP else {}
+    whitening = fit(rows, kind=kind, k="full", **options)
+    np.testing.assert_allclose(whitening.inverse(whitening.apply(rows)), rows, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"exponent": 0.5}, {"shrinkage": "oas"}, {"k": 5}])
+@pytest.mark.parametrize("kind", EQUIVARIANT)
+@few
+@given(seed=seeds)
+def test_cosines_do_not_see_a_rotation_of_the_rows(kind, options, seed):
+    rows = make_rows(seed, condition=10, ratio=3)
+    turn, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(12, 12)))
+    try:
+        ours, other = (fit(x, kind=kind, **options).apply(x) for x in (rows, rows @ turn))
+    except ConfigError:
+        return  # an option that is none of this kind's, which other tests are about
+    np.testing.assert_allclose(cosines(ours), cosines(other), atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", Kind)
+@few
+@given(seed=seeds, parts=st.integers(1, 9))
+def test_the_order_of_rows_and_batches_changes_nothing(kind, seed, parts):
+    rows = make_rows(seed, condition=10, ratio=3)
+    order = np.random.default_rng(seed).permutation(len(rows))
+    config = WhiteningConfig(kind=kind, group_size=4 if kind is Kind.GROUP else None)
+    first, other = (
+        Whitening.fit(Moments.total(Moments.of(part) for part in batches), config)
+        for batches in ([rows], np.array_split(rows[order], parts))
+    )
+    # Random fits have signs of their own; those of eigenvectors are fixed but where entries tie.
+    np.testing.assert_allclose(
+        cosines(first.apply(rows)), cosines(other.apply(rows)), rtol=0, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_weight_is_a_number_of_equal_rows(kind):
+    rows = make_rows(ratio=3)
+    times = np.random.default_rng(0).integers(0, 4, size=len(rows))
+    ours, truth = fit(rows, kind=kind, weights=times), fit(rows.repeat(times, axis=0), kind=kind)
+    np.testing.assert_allclose(ours.apply(rows), truth.apply(rows), atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", FITTED)
+def test_unit_input_is_mapped_alike_whatever_the_length(kind):
+    rows = make_rows(ratio=3)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    whitening = fit(unit, kind=kind, normalize_input=True)
+    np.testing.assert_allclose(whitening.apply(rows * 7), fit(unit, kind=kind).apply(unit))
+
+
+@pytest.mark.parametrize("kind", FITTED)
+@pytest.mark.parametrize(("condition", "ratio"), [(10, 0), (1e5, 0), (1e3, 3)])
+def test_what_float16_costs_is_foretold(kind, condition, ratio):
+    rows = make_rows(1, 2000, 24, condition=condition, ratio=ratio).astype(np.float32)
+    whitening = fit(rows, kind=kind, center=True)
+    ours, truth = whitening.apply(rows.astype(np.float16)), whitening.apply(rows)
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (ours, truth)]
+    measured = 1 - (unit[0] * unit[1]).sum(axis=1).mean()
+    foretold = 1 - whitening.rounding_cosine(relative_error=2e-4)
+    assert 1 / 2 < measured / foretold < 2
+
+
+def test_a_matrix_handed_out_is_the_callers_own():
+    whitening, rows = fit(make_rows(), kind=Kind.ZCA), make_rows(1)
+    before = whitening.apply(rows)
+    whitening.matrix()[:] = 0
+    np.testing.assert_array_equal(whitening.apply(rows), before)
+
+
+# Floor
+
+
+@pytest.mark.parametrize("kind", [Kind.PCA, Kind.WHITENING, Kind.ALL_BUT_THE_TOP, *ROTATED_BACK])
+def test_directions_below_the_floor_weigh_nothing(kind):
+    rows = (
+        make_rows(condition=1e6)
+        if kind is not Kind.GROUP
+        else make_rows() * np.geomspace(1, 1e-3, 12)
+    )
+    none, floored = (fit(rows, kind=kind, k="full", floor=floor) for floor in (0, 1e-3))
+    widest = none.variances.max() if kind is Kind.ZCA_COR else none.eigenvalues[0]
+    live = none.variances > 1e-3 * widest
+    assert 0 < live.sum() < len(live)
+    np.testing.assert_array_equal(floored.basis, none.basis[:, live])
+    np.testing.assert_array_equal(floored.scales(), none.scales()[live])
+    facts = floored.describe()
+    assert facts["floor"] == 1e-3
+    assert facts.get("directions", facts["k"]) == live.sum()
+    assert "floor" not in none.describe()
+
+
+def test_a_floor_is_named_where_it_leaves_too_few():
+    with pytest.raises(WhiteningError, match=r"k = 12 is above the rank \d .*--floor 0\.01"):
+        fit(make_rows(condition=1e4), k=12, floor=0.01)
+
+
+# What goes with what
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (Kind.PCA, {"shrinkage": "oas"}, r"scales nothing, so --shrinkage cannot.*use --whiten wh"),
+        (Kind.WHITENING, {"groups": 4}, r"so --groups cannot apply; .*use --whiten group$"),
+        (Kind.ZCA, {"remove_top": 2}, r"so --remove-top cannot.*pca or whitening or all-but-the-"),
+        (Kind.ZCA, {"shuffle": True}, r"so --shuffle cannot apply; .*use --whiten group$"),
+        (Kind.ZCA_COR, {"k": 0.9}, r"keeps all coordinates.*so --k cannot.*or use --whiten pca"),
+        (Kind.GROUP, {"group_size": 4, "remove_top": 1}, r"--remove-top cannot.*leave it out$"),
+        (Kind.ALL_BUT_THE_TOP, {"exponent": 1}, r"so --exponent cannot apply; .*whitening"),
+        (Kind.RANDOM, {"k": 0.9}, r"so --k as a share of variance cannot apply"),
+        (Kind.TRUNCATE, {"floor": 0.1}, r"so --floor cannot apply"),
+        (Kind.TRUNCATE, {"shrinkage": 0.1, "floor": 0.1}, r"so --shrinkage and --floor cannot"),
+        (Kind.GROUP, {}, r"needs one of --groups .* and --group-size .*neither is given"),
+        (Kind.GROUP, {"groups": 2, "group_size": 2}, r"both are given"),
+        (Kind.GROUP, {"groups": 0}, r"--groups 0 is outside the whole numbers from 1"),
+        (Kind.GROUP, {"group_size": -3}, r"--group-size -3 is outside"),
+        (Kind.GROUP, {"group_size": 2.5}, r"--group-size 2\.5 is outside"),
+        (Kind.WHITENING, {"floor": 1}, r"--floor 1 is outside 0 to 1"),
+        (Kind.WHITENING, {"floor": float("nan")}, r"--floor nan is outside"),
+        (Kind.WHITENING, {"remove_top": -1}, r"--remove-top -1 is outside"),
+        (Kind.RANDOM, {"seed": -1}, r"--seed -1 is outside"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_with_what_would(kind, options, said):
+    with pytest.raises(ConfigError, match=said):
+        WhiteningConfig(kind=kind, **options)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_defaults_told_aloud_are_no_wish(kind):
+    groups = 4 if kind is Kind.GROUP else None
+    WhiteningConfig(kind=kind, center=True, shrinkage="empirical", seed=3, k="full", groups=groups)
+    WhiteningConfig(kind=kind, shrinkage=0, groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (Kind.ZCA, {"k": 5}, r"zca keeps all 12 coordinates, so --k 5 cannot .*--whiten whitening"),
+        (Kind.GROUP, {"group_size": 5}, r"--group-size 5 does not divide.* 12 .*-size 4 or 6$"),
+        (Kind.GROUP, {"group_size": None, "groups": 7}, r"--groups 7 does not .*--groups 6 or 12$"),
+        (Kind.GROUP, {"group_size": 24}, r"use --group-size 12$"),
+        (Kind.RANDOM, {"k": 13}, r"--k 13 is more than the 12 dims .*use --k 12 or less"),
+        (Kind.TRUNCATE, {"k": 100}, r"--k 100 is more than the 12 dims"),
+    ],
+)
+def test_what_the_width_forbids_is_known_before_and_at_the_fit(kind, options, said):
+    for refused in (
+        lambda: fit(make_rows(), kind=kind, **options),
+        lambda: WhiteningConfig(kind=kind, **options).require_dim(12),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            refused()
+
+
+@pytest.mark.parametrize("options", [{"k": 11, "remove_top": 2}, {"remove_top": 12}])
+def test_the_top_taken_away_leaves_fewer(options):
+    with pytest.raises(ConfigError, match=r"--remove-top (2|12)"):
+        WhiteningConfig(**options).require_dim(12)
+    with pytest.raises(WhiteningError, match=r"--remove-top (2|12)"):
+        fit(make_rows(), **options)
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("k", [None, "full"])
+def test_the_width_foretold_is_the_one_that_comes(kind, k):
+    options = {"kind": kind, "k": k, **({"groups": 4} if kind is Kind.GROUP else {})}
+    assert WhiteningConfig(**options).width(12) == fit(make_rows(), **options).k
+    assert WhiteningConfig(k=0.9).width(12) is None
+
+
+@pytest.mark.parametrize("kind", [Kind.RANDOM, Kind.TRUNCATE, Kind.NONE])
+def test_what_does_not_look_at_the_data_takes_a_single_row(kind):
+    row = make_rows(0, 1)
+    assert np.isfinite(fit(row, kind=kind).apply(row)).all()
+
+
+@pytest.mark.parametrize("kind", [*SLICED[:3], *ROTATED_BACK])
+def test_what_does_needs_two_and_says_what_else_there_is(kind):
+    with pytest.raises(WhiteningError, match=r"there are 1; .*or use --whiten none"):
+        fit(make_rows(0, 1), kind=kind)
+    with pytest.raises(WhiteningError, match=r"embeddings are equal.*--whiten none"):
+        fit(np.ones((5, 12)), kind=kind)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_goes_into_faiss(kind):
+    faiss = pytest.importorskip("faiss")
+    from whiten_index.index.factory import wrap
+
+    rows = make_rows(ratio=3).astype(np.float32)
+    whitening = fit(rows, kind=kind)
+    index = wrap(faiss.IndexFlatIP(whitening.k), whitening)
+    index.add(rows)
+    scores, labels = index.search(rows[:20], 200)
+    truth = np.take_along_axis(cosines(whitening.apply(rows))[:20], labels, axis=1)
+    np.testing.assert_allclose(scores, truth, atol=1e-4)
+
+
+# As one matrix and one bias
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("normalize_input", [False, True])
+def test_an_export_maps_as_the_transform_does(kind, normalize_input, tmp_path):
+    rows = make_rows(ratio=1)
+    wish = {} if kind is Kind.NONE else {"normalize_input": normalize_input}
+    whitening = fit(rows, kind=kind, **wish)
+    path = tmp_path / "matrix.safetensors"
+    whitening.export().save(path)
+    affine = Affine.load(path)
+    assert affine.matrix.dtype == affine.bias.dtype == affine.apply(rows).dtype == np.float32
+    assert affine.matrix.shape == (12, whitening.k)
+    np.testing.assert_allclose(affine.apply(rows), whitening.apply(rows), atol=1e-3)
+    assert affine.error == whitening.export().error
+
+
+def test_an_export_of_none_is_the_identity():
+    affine = fit(make_rows(), kind=Kind.NONE).export()
+    np.testing.assert_array_equal(affine.matrix, np.eye(12))
+    np.testing.assert_array_equal(affine.bias, np.zeros(12))
+
+
+def relative_error(found, truth):
+    return np.linalg.norm(found - truth) / np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize("kind", WHITENS)
+@pytest.mark.parametrize("ratio", [0, 1, 100, 1e4])
+@pytest.mark.parametrize("dim", [12, 96])
+def test_what_folding_the_mean_costs_is_foretold_on_the_safe_side(kind, ratio, dim):
+    rows = make_rows(0, 300, dim, condition=1e3, ratio=ratio).astype(np.float32)
+    whitening = fit(rows, kind=kind, k="full")
+    affine, truth = whitening.export(), whitening.apply(rows)
+    folded = relative_error(affine.apply(rows), truth)
+    assert folded < affine.error < 30 * folded
+    if ratio == 100:
+        mean = whitening.mean.astype(np.float32)
+        first = relative_error((rows - mean) @ whitening.matrix().astype(np.float32), truth)
+        assert first < folded
+        assert 1e-5 < folded < 1e-3
+
+
+def test_a_matrix_beyond_float32_is_an_error():
+    with pytest.raises(WhiteningError, match="too large for float32"):
+        fit(make_rows() * 1e-60).export()
+
+
+def test_a_row_of_another_width_is_refused_and_a_damaged_export_too(tmp_path):
+    affine, path = fit(make_rows()).export(), tmp_path / "matrix.safetensors"
+    with pytest.raises(ConfigError, match=r"takes \(n, 12\) embeddings; these have shape"):
+        affine.apply(np.zeros((3, 11)))
+    affine.save(path)
+    save_file(load_file(path), path, {"kind": "affine", "format_version": "1"})
+    with pytest.raises(ArtifactError, match="cannot be read as an exported matrix"):
+        Affine.load(path)
+
+
+# On disk
+
+CHOICES = [
+    *({"kind": kind} for kind in Kind),
+    {"kind": Kind.GROUP, "shuffle": True, "seed": 2**63 - 1},
+    {"shrinkage": "oas"},
+    {"shrinkage": "ledoit-wolf", "kind": Kind.ZCA},
+    {"shrinkage": 0.25},
+    {"floor": 1e-3},
+    {"remove_top": 2},
+    {"kind": Kind.RANDOM, "center": True, "seed": 4},
+    {"kind": Kind.TRUNCATE, "k": 3},
+]
+
+
+def format_of(path):
+    with safe_open(path, framework="numpy") as file:
+        return int(file.metadata()["format_version"])
+
+
+@pytest.mark.parametrize("options", CHOICES)
+def test_save_and_load_keep_every_bit(tmp_path, options):
+    rows, path = make_rows(), tmp_path / "whitening.safetensors"
+    saved = fit(rows, **options)
+    saved.save(path)
+    found = Whitening.load(path)
+    np.testing.assert_array_equal(found.apply(rows), saved.apply(rows))
+    np.testing.assert_array_equal(found.variances, saved.variances)
+    assert found.describe() == saved.describe()
+    for name, value in vars(saved).items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+    # What an earlier release knows, it can read.
+    plain = set(options) <= {"kind"} and options.get("kind") in (
+        Kind.NONE,
+        Kind.PCA,
+        Kind.WHITENING,
+    )
+    assert format_of(path) == (1 if plain else 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({"kind": Kind.ZCA_COR}, ("coordinate_scale", "basis_variances", "floor", "remove_top")),
+        ({"kind": Kind.GROUP}, ("groups", "basis_variances", "shrinkage")),
+        ({"kind": Kind.RANDOM}, ("seed", "basis_variances")),
+    ],
+)
+def test_a_file_without_what_its_kind_needs_is_an_error(tmp_path, options, missing):
+    path = tmp_path / "whitening.safetensors"
+    fit(make_rows(), **options).save(path)
+    with safe_open(path, framework="numpy") as file:
+        facts = file.metadata()
+    whole = load_file(path)
+    for name in missing:
+        save_file({key: x for key, x in whole.items() if key != name}, path, facts)
+        with pytest.raises(ArtifactError, match=f"cannot be read as whitening .*{name}"):
+            Whitening.load(path)
+    for damage in ({"estimator": "magic"}, {"shuffle": "maybe"}, {"format_version": "1"}):
+        save_file(whole, path, facts | damage)
+        with pytest.raises(ArtifactError, match="cannot be read as a whitening"):
+            Whitening.load(path)
+
+
+# Weights by frequency
+
+
+@quick
+@given(counts=st.lists(st.integers(0, 10**6), min_size=1).filter(any))
+def test_weights_by_frequency_have_mean_one_and_order_rows_by_it(counts):
+    share = np.array(counts) / sum(counts)
+    rare, often = inverse_frequency(counts), zipfian(counts)
+    for name, weights in (("inverse-frequency", rare), ("zipfian", often)):
+        np.testing.assert_array_equal(Weighting(name).function(np.array(counts)), weights)
+    assert rare.mean() == pytest.approx(1)
+    assert often.mean() == pytest.approx(1)
+    np.testing.assert_allclose(rare / rare[0] * (1e-3 + share), 1e-3 + share[0], rtol=1e-9)
+    np.testing.assert_allclose(often, share * len(share), rtol=1e-9)
+
+
+def test_zipfian_whitening_is_that_of_the_text_itself():
+    """A row a word, weighted by occurrences, gives what a row an occurrence gives (Yokoi 2024)."""
+    words, counts = make_rows(ratio=2), np.random.default_rng(0).geometric(0.2, size=200)
+    ours = fit(words, weights=zipfian(counts), k=6).apply(words)
+    text = words.repeat(counts, axis=0)
+    truth = fit(text, k=6).apply(words)
+    np.testing.assert_allclose(cosines(ours), cosines(truth), atol=1e-9)
+
+
+@pytest.mark.parametrize("weigh", [inverse_frequency, zipfian])
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([1, -1], "not negative"),
+        ([1, np.nan], "finite"),
+        ([np.inf], "finite"),
+        ([0, 0], "all counts are zero"),
+        ([], "one number a row"),
+        ([[1, 2]], "one number a row"),
+    ],
+)
+def test_counts_that_weigh_nothing_are_refused(weigh, counts, said):
+    with pytest.raises(ConfigError, match=said):
+        weigh(counts)
+
+
+def test_the_smoothing_is_positive_and_large_counts_are_no_trouble():
+    for smoothing in (0, -1, np.nan, np.inf):
+        with pytest.raises(ConfigError, match=r"smoothing .* must be a positive number"):
+            inverse_frequency([1, 2], smoothing=smoothing)
+    np.testing.assert_allclose(zipfian([1e308, 1e308, 0]), [1.5, 1.5, 0])

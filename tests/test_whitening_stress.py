@@ -1,0 +1,190 @@
+"""Numerics under stress: finite, and right against 50 digits, or a clear error."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+
+from tests.whitening_helpers import covariance_of, fit, make_rows
+from whiten_index.errors import WhitenIndexError, WhiteningError
+from whiten_index.moments import Moments
+from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+
+WHITENS = [Kind.WHITENING, Kind.ZCA, Kind.ZCA_COR, Kind.GROUP]
+
+
+@pytest.fixture(autouse=True)
+def digits():
+    with mpmath.workdps(50):
+        yield
+
+
+def exact_covariance(rows, weights=None):
+    """The covariance of the rows as they are, float64 numbers taken as exact."""
+    x = mpmath.matrix(np.asarray(rows, np.float64).tolist())
+    w = [mpmath.mpf(1)] * x.rows if weights is None else [mpmath.mpf(float(v)) for v in weights]
+    count = sum(w)
+    mean = [sum(w[i] * x[i, j] for i in range(x.rows)) / count for j in range(x.cols)]
+    c = mpmath.matrix(x.rows, x.cols)
+    root = [mpmath.sqrt(v) for v in w]
+    for i in range(x.rows):
+        for j in range(x.cols):
+            c[i, j] = root[i] * (x[i, j] - mean[j])
+    return c.T * c / (count - 1), c, root
+
+
+def exact_vectors(rows, *, rank, kind=Kind.WHITENING):
+    """Inner products of the whitened rows (n, n), over the ``rank`` widest directions."""
+    covariance, c, _ = exact_covariance(rows)
+    if kind is Kind.ZCA_COR:
+        inverse = mpmath.diag([1 / mpmath.sqrt(covariance[j, j]) for j in range(covariance.rows)])
+        covariance, c = inverse * covariance * inverse, c * inverse
+    values, vectors = mpmath.eigsy(covariance)
+    kept = range(len(values) - rank, len(values))
+    z = c * mpmath.matrix([[vectors[i, j] for j in kept] for i in range(vectors.rows)])
+    for row in range(z.rows):
+        for column, j in enumerate(kept):
+            z[row, column] /= mpmath.sqrt(values[j])
+    spectrum = np.array([float(value) for value in values])[::-1]
+    return np.array((z * z.T).tolist(), dtype=float), spectrum
+
+
+@pytest.mark.parametrize("kind", [Kind.WHITENING, Kind.ZCA, Kind.ZCA_COR])
+@pytest.mark.parametrize("ratio", [0, 1e4])
+@pytest.mark.parametrize("condition", [1e2, 1e8, 1e11, 1e14])
+def test_what_is_kept_is_right_to_the_digits_there_are(condition, ratio, kind):
+    rows = make_rows(3, 14, 6, condition=condition, ratio=ratio)
+    whitening = fit(rows, kind=kind, k="full")
+    rank = whitening.basis.shape[1]
+    truth, spectrum = exact_vectors(rows, rank=rank, kind=kind)
+    # An eigenvalue λ in float64 is off by about ε·λ₁, so that λ₁/λ digits are lost.
+    lost = 1e-14 * spectrum[0] / spectrum[rank - 1]
+    # Centring rows far from zero costs digits of theirs as well: the mean's, against the spread.
+    lost += 1e-15 * ratio * np.sqrt(spectrum[0] / spectrum[rank - 1])
+    assert lost < 1e-3
+    np.testing.assert_allclose(whitening.variances, spectrum[:rank], rtol=max(lost, 1e-12))
+    vectors = whitening.apply(rows)
+    np.testing.assert_allclose(vectors @ vectors.T, truth, rtol=0, atol=max(lost, 1e-12) * 14)
+    # What is dropped is what float64 cannot tell from nothing.
+    assert (spectrum[rank:] < 2e-10 * spectrum[0]).all()
+    assert (rank == 6) == (spectrum[-1] > 1e-10 * spectrum[0])
+
+
+@pytest.mark.parametrize("condition", [1e12, 1e14])
+def test_a_width_beyond_the_digits_is_an_error(condition):
+    with pytest.raises(WhiteningError, match=r"k = 12 is above the rank \d+ .*--k full"):
+        fit(make_rows(condition=condition), k=12)
+
+
+@pytest.mark.parametrize("kind", WHITENS)
+@pytest.mark.parametrize("condition", [1e2, 1e9, 1e14])
+@pytest.mark.parametrize("ratio", [0, 1e4])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_no_number_is_ever_not_finite(kind, condition, ratio, dtype):
+    rows = make_rows(0, condition=condition, ratio=ratio).astype(dtype)
+    for some in (rows, rows[:5], np.tile(rows[:5], (9, 1)), rows * (np.arange(12) % 3 > 0)):
+        whitening = fit(some.astype(dtype), kind=kind, k="full")
+        vectors = whitening.apply(some)
+        for array in (vectors, whitening.matrix(), whitening.inverse(vectors)):
+            assert np.isfinite(array).all()
+        assert np.abs(vectors).max() < 100  # standard scores, not noise blown up
+        facts = whitening.describe()
+        assert all(np.isfinite(value) for value in facts.values() if isinstance(value, float))
+        assert np.isfinite(whitening.export().matrix).all()
+
+
+@pytest.mark.parametrize("ratio", [1, 100])
+def test_float16_rows_are_whitened_as_the_numbers_they_are(ratio):
+    rows = make_rows(2, 12, 5, ratio=ratio).astype(np.float16)
+    truth, _ = exact_vectors(rows, rank=5)
+    vectors = fit(rows, k="full").apply(rows)
+    np.testing.assert_allclose(vectors @ vectors.T, truth, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", WHITENS)
+def test_duplicated_rows_change_no_direction(kind):
+    rows = make_rows(0, 40, ratio=3)
+    once, twice = (fit(x, kind=kind, k="full") for x in (rows, np.repeat(rows, 2, axis=0)))
+    # Twice the rows are 80 of which 79 are free, instead of 40 and 39.
+    factor = np.sqrt((79 / 80) / (39 / 40))
+    np.testing.assert_allclose(twice.apply(rows), once.apply(rows) * factor, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", WHITENS)
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e4, -1e9])
+def test_constant_columns_weigh_nothing_and_come_back(kind, value):
+    rows = make_rows(0, ratio=2)
+    rows[:, 3:6] = value
+    whitening = fit(rows, kind=kind, k="full")
+    assert whitening.rank == whitening.basis.shape[1] == 9
+    moved = rows.copy()
+    moved[:, 3:6] += 5
+    np.testing.assert_allclose(whitening.apply(moved), whitening.apply(rows), atol=1e-7)
+    found = whitening.inverse(whitening.apply(moved))
+    np.testing.assert_allclose(found, rows, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", WHITENS)
+def test_fewer_rows_than_dims_are_white_in_the_directions_they_span(kind):
+    rows = make_rows(0, 7, ratio=100)
+    vectors = fit(rows, kind=kind, k="full").apply(rows)
+    gram = (vectors - vectors.mean(axis=0)) @ vectors.T / 6
+    if kind is not Kind.GROUP:  # groups of 3 span their 3 dims each
+        np.testing.assert_allclose(np.linalg.eigvalsh(gram), [0] + [1] * 6, atol=1e-9)
+    assert np.abs(vectors.mean(axis=0)).max() < 1e-9
+
+
+@pytest.mark.parametrize("kind", WHITENS)
+def test_rows_of_weight_zero_might_as_well_be_away(kind):
+    rows = make_rows(0, 30, ratio=10)
+    weights = np.ones(30)
+    weights[20:] = 0
+    rows[20:] *= 1e6
+    ours, truth = fit(rows, kind=kind, weights=weights), fit(rows[:20], kind=kind)
+    np.testing.assert_allclose(ours.apply(rows[:20]), truth.apply(rows[:20]), atol=1e-9)
+    with pytest.raises(WhiteningError, match="more than 1 rows, and there are 0"):
+        fit(rows, kind=kind, weights=np.zeros(30))
+    weights[20] = -1
+    with pytest.raises(WhitenIndexError, match="not negative"):
+        fit(rows, kind=kind, weights=weights)
+
+
+def test_uneven_weights_are_right_to_50_digits():
+    rows = make_rows(4, 12, 4, ratio=1e4)
+    weights = np.geomspace(1e-3, 20, 12)
+    covariance, _, _ = exact_covariance(rows, weights)
+    values = np.array([float(v) for v in mpmath.eigsy(covariance, eigvals_only=True)])[::-1]
+    found = Whitening.fit(Moments.of(rows, weights=weights), WhiteningConfig(k="full"))
+    np.testing.assert_allclose(found.eigenvalues, values, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.NONE])
+@pytest.mark.parametrize("scale", [1e-140, 1e-60, 1e60, 1e140])
+@pytest.mark.parametrize("exponent", [None, 2])
+def test_rows_of_any_size_are_mapped_or_refused(kind, scale, exponent):
+    wish = {"exponent": exponent} if kind in WHITENS else {}
+    rows = make_rows()
+    try:
+        vectors = fit(rows * scale, kind=kind, **wish).apply(rows * scale)
+    except WhiteningError as error:
+        assert "scale them up" in str(error)  # noqa: PT017
+        return
+    assert np.isfinite(vectors).all()
+    truth = fit(rows, kind=kind, **wish).apply(rows)
+    size = np.linalg.norm(vectors / np.abs(vectors).max()) / np.linalg.norm(
+        truth / np.abs(truth).max()
+    )
+    np.testing.assert_allclose(
+        vectors / np.abs(vectors).max(), truth / np.abs(truth).max(), atol=1e-7
+    )
+    assert size == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", WHITENS)
+def test_a_mean_far_away_leaves_white_what_was_white(kind):
+    rows = make_rows(1, 400, condition=1e3, ratio=1e4)
+    found = covariance_of(fit(rows, kind=kind, k="full").apply(rows))
+    if kind is Kind.GROUP:
+        found *= np.kron(np.eye(4), np.ones((3, 3)))
+    np.testing.assert_allclose(found, np.eye(12), atol=1e-6)

@@ -1,0 +1,193 @@
+"""Which transform: by pieces of the corpus, by labels, or else by the spectrum alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.choosing.labelled import Labels, labelled_trials
+from whiten_index.choosing.sample import LEAST_DOCUMENTS, Sample, sample_pieces
+from whiten_index.draw import embeddings_of
+from whiten_index.encode import EncodeReport
+from whiten_index.errors import ConfigError, OutputError, WhiteningError
+from whiten_index.moments import Moments
+from whiten_index.progress import Stages
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.whitening import Kind, Whitening, WhiteningConfig, WidthWish, unit_rows
+from whiten_index.whitening.choice import (
+    Choice,
+    Rule,
+    Setting,
+    Trial,
+    choose_by_scores,
+    choose_by_spectrum,
+    reciprocal_ranks,
+    score_settings,
+    settings,
+    widths,
+)
+
+# Changes whenever the same sample would give another choice.
+_RULES = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the user settled before anything is chosen.
+
+    Attributes:
+        k: kept width as given, None to have it chosen.
+        exponent: γ, None to have it chosen.
+        center: None to have it chosen.
+        normalize_input: whether the moments are those of unit vectors.
+        floor: share of λ₁ below which directions are dropped.
+        sample: documents to choose on at most.
+        seed: of the sample.
+        labels: queries with judgements or pairs, None to choose without.
+    """
+
+    k: str | int | float | None = None
+    exponent: float | None = None
+    center: bool | None = None
+    normalize_input: bool = False
+    floor: float | None = None
+    sample: int = 1_000
+    seed: int = 0
+    labels: Labels | None = None
+
+    def __post_init__(self) -> None:
+        if self.sample < LEAST_DOCUMENTS:
+            raise ConfigError(
+                f"a sample of {self.sample} documents is too small to choose from; use "
+                f"--choose-sample {LEAST_DOCUMENTS} or more, or name the transform with --whiten"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a choice depends on besides the corpus, as JSON values."""
+        labels = None if self.labels is None else self.labels.digest()
+        return {**asdict(self), "labels": labels}
+
+
+def choose_setting(
+    encoded: EncodeReport, moments: Moments, wishes: Wishes, stages: Stages
+) -> Choice:
+    """Choose k, γ and centring; a choice made before on the same corpus is found in its store.
+
+    Args:
+        encoded: the corpus in its store.
+        moments: of all its embeddings, of unit length where that is wished.
+        wishes: what is not up for choice, and what to choose by.
+        stages: where the time is shown.
+
+    Raises:
+        WhiteningError: the embeddings are constant, or k is above their rank.
+        ConfigError: the labels do not fit the corpus, or are too few.
+    """
+    key = {"corpus": encoded.record.fingerprint, "rules": _RULES, "wishes": wishes.to_json()}
+    # A damaged note is made again.
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if (kept := encoded.store.choice(key)) is not None:
+            return Choice.from_json(kept)
+    fit = _pca(moments, wishes)
+    choice = _Chooser(encoded, moments, fit, wishes, stages).choose()
+    if choice.rule is not Rule.SPECTRUM:
+        # A store that cannot be written still serves: the next build chooses the same again.
+        with contextlib.suppress(OutputError):
+            encoded.store.save_choice(key, choice.to_json())
+    return choice
+
+
+def piece_trials(encoded: EncodeReport, sample: Sample) -> list[Trial]:
+    """Return what pieces are to find: a sentence its others, some words their document."""
+    documents = embeddings_of(encoded.store, encoded.record, sample.candidates)
+    own = np.arange(len(sample))
+    return [
+        Trial(sample.sentences, sample.others, reciprocal_ranks(own)),
+        Trial(sample.windows, documents, reciprocal_ranks(own)),
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Chooser:
+    encoded: EncodeReport
+    moments: Moments
+    fit: Whitening
+    wishes: Wishes
+    stages: Stages
+
+    def choose(self) -> Choice:
+        if self.wishes.labels is not None:
+            return self._by_labels(self.wishes.labels)
+        found = sample_pieces(self.encoded, self.wishes.sample, self.wishes.seed, self.stages)
+        if isinstance(found, Sample):
+            return self._by_pieces(found)
+        setting = choose_by_spectrum(
+            self.fit, self._width(), exponent=self.wishes.exponent, center=self.wishes.center
+        )
+        why = f"{found.why}, so mean and spectrum alone decide"
+        return Choice(Rule.SPECTRUM, setting, "", 0, (), why)
+
+    def _by_pieces(self, sample: Sample) -> Choice:
+        with self.stages.stage("choose", len(sample)) as watcher:
+            trials = piece_trials(self.encoded, sample)
+            fit = self._held_out(embeddings_of(*self._stored(), sample.rows))
+            setting, scored = choose_by_scores(*self._scored(fit, trials))
+            watcher.advance(len(sample))
+        measure = (
+            "MRR of a sentence among what is left of the documents, and of 8 to 20 words among "
+            "whole documents"
+        )
+        why = (
+            f"the gentlest within one standard error of the best, by how well pieces of "
+            f"{len(sample)} documents find the rest"
+        )
+        return Choice(Rule.PIECES, setting, measure, len(sample), scored, why)
+
+    def _stored(self) -> tuple[EmbeddingStore, CorpusRecord]:
+        return self.encoded.store, self.encoded.record
+
+    def _by_labels(self, labels: Labels) -> Choice:
+        found = labelled_trials(self.encoded, labels, self.wishes.seed, self.stages)
+        with self.stages.stage("choose", found.count) as watcher:
+            grid, scores = self._scored(self.fit, found.trials)
+            setting, scored = choose_by_scores(grid, scores, errors=found.errors)
+            watcher.advance(found.count)
+        return Choice(Rule.LABELS, setting, found.measure, found.count, scored, found.why)
+
+    def _scored(
+        self, fit: Whitening, trials: Sequence[Trial]
+    ) -> tuple[list[Setting], NDArray[np.float64]]:
+        width = self._width()
+        ks = widths(fit.rank) if width is None else (width,)
+        grid = settings(ks, exponent=self.wishes.exponent, center=self.wishes.center)
+        return grid, score_settings(fit, trials, grid)
+
+    def _held_out(self, rows: NDArray[np.float64]) -> Whitening:
+        """Return the fit without the sampled rows (m, d), where enough of the corpus is left."""
+        if self.wishes.normalize_input:
+            rows = unit_rows(rows)
+        left = self.moments - Moments.of(rows)
+        try:
+            fit = _pca(left, self.wishes)
+        except WhiteningError:
+            return self.fit
+        return fit if fit.rank >= (self._width() or fit.rank) else self.fit
+
+    def _width(self) -> int | None:
+        """Return k where it is settled, None where it is up for choice."""
+        wish = WidthWish.parse(self.wishes.k)
+        if wish == WidthWish():
+            return None
+        return wish.resolve(self.fit.eigenvalues, count=self.moments.count)
+
+
+def _pca(moments: Moments, wishes: Wishes) -> Whitening:
+    config = WhiteningConfig(
+        kind=Kind.PCA, k="full", normalize_input=wishes.normalize_input, floor=wishes.floor
+    )
+    return Whitening.fit(moments, config)

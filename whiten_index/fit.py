@@ -1,0 +1,162 @@
+"""From a corpus in its store to the transform: moments, the choice where it is left, the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from whiten_index.assemble import blocks
+from whiten_index.batch import ID
+from whiten_index.choosing import Labels, Wishes, choose_setting
+from whiten_index.config import BuildConfig
+from whiten_index.encode import EncodeReport
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.moments import Moments
+from whiten_index.progress import Progress, Stages
+from whiten_index.store import total_moments
+from whiten_index.whitening import Estimator, Whitening, WhiteningConfig, parse_shrinkage, unit_rows
+from whiten_index.whitening.choice import Choice
+
+# Rounding to 11 significant bits, averaged over the mantissa.
+_FLOAT16_RMS_ERROR = 2.0e-4
+_EQUAL_COSINE = 0.99999
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A transform and where it comes from.
+
+    Attributes:
+        moments: what it was fitted on.
+        whitening: the transform.
+        choice: how it was chosen, None where it was named.
+    """
+
+    moments: Moments
+    whitening: Whitening
+    choice: Choice | None
+
+
+def read_labels(config: BuildConfig) -> Labels | None:
+    """Read the labels that a transform is to be chosen by, None where there are none.
+
+    Raises:
+        ConfigError: they do not go together.
+        CorpusError: a file cannot be used.
+    """
+    return Labels.read(config.queries, config.qrels, config.pairs, split=config.qrels_split)
+
+
+def fit_whitening(
+    config: BuildConfig, encoded: EncodeReport, labels: Labels | None, stages: Stages
+) -> Fitted:
+    """Fit the transform asked for, or choose one and fit it.
+
+    Raises:
+        WhiteningError: the embeddings do not allow it.
+        CorpusError: the weights cannot be used.
+        ConfigError: the labels do not fit the corpus.
+    """
+    wanted, choice = config.whitening_config(), None
+    with stages.stage("fit", encoded.record.rows) as watcher:
+        moments = _moments(config, wanted, encoded, watcher)
+    if config.chooses:
+        choice = choose_setting(encoded, moments, _wishes(config, labels), stages)
+        setting = choice.setting
+        wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
+    whitening = Whitening.fit(moments, wanted)
+    _note_rounding(encoded, whitening, stages)
+    return Fitted(moments, whitening, choice)
+
+
+def _wishes(config: BuildConfig, labels: Labels | None) -> Wishes:
+    return Wishes(
+        k=config.k,
+        exponent=config.exponent,
+        center=config.center,
+        normalize_input=config.normalize_input,
+        floor=config.floor,
+        sample=config.choose_sample,
+        seed=config.seed,
+        labels=labels,
+    )
+
+
+def _moments(
+    config: BuildConfig, wanted: WhiteningConfig, encoded: EncodeReport, watcher: Progress
+) -> Moments:
+    """Return the sum of the shards' moments, or those of another look at the store."""
+    store, record = encoded.store, encoded.record
+    shards = [part.shard for part in record.parts if part.rows]
+    if config.weight_column is None and not wanted.normalize_input:
+        moments = total_moments(store, shards, store.encoder["dim"])
+        needs_quartic = parse_shrinkage(wanted.shrinkage)[0] is Estimator.LEDOIT_WOLF
+        if moments.quartic is not None or not needs_quartic:
+            watcher.advance(record.rows)
+            return moments
+    weights = None if config.weight_column is None else _weights(config, encoded)
+    moments, start = Moments.empty(store.encoder["dim"]), 0
+    for block in blocks(store, record):
+        rows = unit_rows(block.astype(np.float64)) if wanted.normalize_input else block
+        weight = None if weights is None else weights[start : start + len(rows)]
+        moments = moments.update(rows, weights=weight)
+        start += len(rows)
+        watcher.advance(len(rows))
+    return moments
+
+
+def _weights(config: BuildConfig, encoded: EncodeReport) -> NDArray[np.float64]:
+    """Return the weight of each row (n,), of mean 1, by its frequency.
+
+    Raises:
+        CorpusError: the column is missing, is not of numbers, or holds what is no frequency.
+    """
+    name = str(config.weight_column)
+    frequencies = np.concatenate(list(_frequencies(encoded, name, config.id_column)))
+    try:
+        return config.weights_of()(frequencies)
+    except ConfigError as error:
+        raise CorpusError(f"column {name} cannot weigh the rows: {error}") from error
+
+
+def _frequencies(
+    encoded: EncodeReport, name: str, id_column: str | None
+) -> Iterator[NDArray[np.float64]]:
+    for part in encoded.record.parts:
+        if not part.rows:
+            continue
+        documents = encoded.store.documents(part)
+        column = ID if name == id_column else name
+        if column not in documents.column_names:
+            kept = ", ".join(documents.column_names)
+            raise CorpusError(
+                f"the store does not hold column {name} of the weights ({kept}); name the corpus "
+                "too, or another column"
+            )
+        values = documents[column]
+        numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+        if not numeric or values.null_count:
+            what = f"{values.null_count} nulls" if numeric else str(values.type)
+            raise CorpusError(
+                f"column {name} holds {what}, and weights are one number a row; mend the column, "
+                "or leave such rows out with --filter"
+            )
+        yield values.to_numpy().astype(np.float64)
+
+
+def _note_rounding(encoded: EncodeReport, whitening: Whitening, stages: Stages) -> None:
+    """Say so where the directions kept are so narrow that float16 shows in them."""
+    shards = (encoded.store.find(p.shard, verify=False) for p in encoded.record.parts if p.rows)
+    if not any(shard is not None and shard.dtype == "float16" for shard in shards):
+        return
+    cosine = whitening.rounding_cosine(relative_error=_FLOAT16_RMS_ERROR)
+    if cosine < _EQUAL_COSINE:
+        stages.watcher.note(
+            f"note: k = {whitening.k} keeps directions so narrow that float16 embeddings show in "
+            f"them (cosine with float32 about {cosine:.6f}, rank {whitening.rank} of "
+            f"{encoded.store.encoder['dim']}); for more, use --store-dtype float32 or a smaller k"
+        )

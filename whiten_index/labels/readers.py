@@ -1,0 +1,204 @@
+"""Judgements (qrels), their queries, pairs of texts: read, checked, every error with its row."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.labels.table import JSONL, PARQUET, TREC, TSV, LabelTable
+
+# The names a column may have, the preferred one first.
+_QUERY, _DOCUMENT = ("query_id", "query-id"), ("doc_id", "corpus-id")
+_GRADE, _SPLIT = ("relevance", "score"), "split"
+_ID, _TEXT = ("id", "query_id", "_id"), ("text", "query")
+_PAIRS, _SCORE = (("sentence1", "sentence2"), ("query", "document"), ("text1", "text2")), "score"
+_WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
+# trec_eval keeps one counter a grade: 2**31 takes 16 GB and a minute, 2**40 ends the process.
+_TOP_GRADE = 1_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs of texts, as in semantic textual similarity or as queries with their documents.
+
+    Attributes:
+        first: n texts, such as sentences or queries.
+        second: n texts, the partner of each.
+        scores: (n,) how alike each pair is, the higher the more; None where the file says nothing.
+        dropped: rows left out because they have no score.
+    """
+
+    first: list[str]
+    second: list[str]
+    scores: NDArray[np.float64] | None
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[str, int]]:
+    """Read judgements as query id -> document id -> grade; integer ids become strings.
+
+    Args:
+        path: ``.parquet`` with query_id, doc_id, relevance or BEIR's query-id, corpus-id, score;
+            ``.tsv`` with these as header, or TREC's four columns without one; ``.qrels``,
+            ``.txt`` or ``.trec``: TREC's ``query iteration document grade``.
+        split: keep only the rows whose column ``split`` says so; None keeps all rows.
+
+    Raises:
+        ConfigError: the ending names no format, or there is no such split.
+        CorpusError: the file or a row cannot be used, a pair has two grades, or no grade is
+            above 0.
+    """
+    known = {*_QUERY, *_DOCUMENT, *_GRADE, _SPLIT}
+    table = LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, headless=True)
+    query_name, document_name, grade_name = map(table.need, (_QUERY, _DOCUMENT, _GRADE))
+    qrels: dict[str, dict[str, int]] = {}
+    for row in _rows_of(table, split):
+        query = table.parse(query_name, row, _to_id)
+        document = table.parse(document_name, row, _to_id)
+        grade = table.parse(grade_name, row, _to_grade)
+        if qrels.setdefault(query, {}).setdefault(document, grade) != grade:
+            raise CorpusError(
+                f"{table.where(row)} gives query {query!r} and document {document!r} the grade "
+                f"{grade}, an earlier one {qrels[query][document]}; keep one of the two"
+            )
+    if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
+        within = "" if split is None else f" in split {split!r}"
+        raise CorpusError(
+            f"{path} has no grade above 0{within}, so no document counts as relevant; judge some "
+            "with 1 or more"
+        )
+    return qrels
+
+
+def read_queries(path: str | Path) -> dict[str, str]:
+    """Read queries as query id -> text; integer ids become strings.
+
+    Args:
+        path: ``.parquet`` or ``.jsonl`` (as BEIR's) with an id (id, query_id or _id) and a text
+            (text or query).
+
+    Raises:
+        ConfigError: the ending names no format.
+        CorpusError: the file or a row cannot be used, an id occurs twice, or a text is blank.
+    """
+    table = LabelTable.read(Path(path), (PARQUET, JSONL), {*_ID, *_TEXT})
+    id_name, text_name = table.need(_ID), table.need(_TEXT)
+    first_rows: dict[str, int] = {}
+    queries: dict[str, str] = {}
+    for row in range(len(table)):
+        query = table.parse(id_name, row, _to_id)
+        if (earlier := first_rows.setdefault(query, row)) != row:
+            raise CorpusError(
+                f"{table.where(row)} has the id {query!r} of {table.place(earlier)} again; make "
+                "the ids unique"
+            )
+        queries[query] = table.parse(text_name, row, _to_text, of=f" of query {query!r}")
+    return queries
+
+
+def read_pairs(path: str | Path) -> Pairs:
+    """Read pairs of texts, and how alike they are where a column ``score`` says it.
+
+    Args:
+        path: ``.parquet``, ``.jsonl`` or ``.tsv`` (header; fields as they stand, no quoting) with
+            sentence1 and sentence2, query and document, or text1 and text2; a Parquet file with
+            exactly two columns of text may call them anything. Rows whose score is null, empty
+            or NaN are dropped and counted.
+
+    Raises:
+        ConfigError: the ending names no format.
+        CorpusError: the file or a row cannot be used, a text is blank, or fewer than 2 pairs are
+            left.
+    """
+    known = {_SCORE, *(name for names in _PAIRS for name in names)}
+    table = LabelTable.read(Path(path), (PARQUET, JSONL, TSV), known)
+    first, second = (
+        [table.parse(name, row, _to_text) for row in range(len(table))]
+        for name in _pair_columns(table)
+    )
+    scores, dropped = None, 0
+    if _SCORE in table.columns:
+        every = np.array([table.parse(_SCORE, row, _to_score) for row in range(len(table))])
+        kept = np.flatnonzero(~np.isnan(every))
+        first, second = [first[i] for i in kept], [second[i] for i in kept]
+        scores, dropped = every[kept], len(every) - len(kept)
+    if len(first) < 2:
+        without = f" ({dropped} without a score left out)" if dropped else ""
+        raise CorpusError(f"{path} holds {len(first)} pairs{without}; give at least 2")
+    return Pairs(first, second, scores, dropped)
+
+
+def _rows_of(table: LabelTable, split: str | None) -> Iterator[int]:
+    """Yield the rows of a split, all rows where none is asked for."""
+    if split is None:
+        yield from range(len(table))
+        return
+    splits = table.columns.get(_SPLIT)
+    if splits is None:
+        raise ConfigError(f"{table.path} has no column split; do not ask for split {split!r}")
+    rows = [row for row, value in enumerate(splits) if value == split]
+    if not rows:
+        known = ", ".join(dict.fromkeys(map(str, splits)))
+        raise ConfigError(f"{table.path} has no split {split!r}; use one of {known}")
+    yield from rows
+
+
+def _pair_columns(table: LabelTable) -> tuple[str, str]:
+    for names in _PAIRS:
+        if all(name in table.columns for name in names):
+            return names
+    if len(table.texts) == 2:
+        return table.texts[0], table.texts[1]
+    expected = ", ".join(" and ".join(names) for names in _PAIRS)
+    raise table.lacks(f"no two columns of texts (such as {expected})")
+
+
+def _to_id(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str) and value.strip():
+        return value
+    raise ValueError("an id: text or a whole number")
+
+
+def _to_grade(value: Any) -> int:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if whole or (isinstance(value, str) and len(value) < 20 and _WHOLE.fullmatch(value)):
+        grade = int(float(value))
+        if abs(grade) <= _TOP_GRADE:
+            return grade
+    raise ValueError(f"a grade: a whole number such as 1, up to {_TOP_GRADE:,}")
+
+
+def _to_text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a text that is not blank")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("a text that UTF-8 can hold, without half surrogate pairs") from error
+    return value
+
+
+def _to_score(value: Any) -> float:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return math.nan
+    expected = "a finite number or nothing"
+    try:
+        score = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(expected) from error
+    if math.isinf(score):
+        raise ValueError(expected)
+    return score

@@ -1,0 +1,227 @@
+"""A file of labels as columns, whatever its format, with what errors call a row of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from whiten_index.errors import ConfigError, CorpusError
+
+PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
+TREC_COLUMNS = ("query_id", "iteration", "doc_id", "relevance")
+_LINE, _ROW = "line {}", "row {} (from 0)"
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """The columns of a file that have a known name; missing values are None.
+
+    Attributes:
+        path: the file.
+        columns: name -> one value a row.
+        names: of all columns of the file, read or not.
+        texts: of all columns of text, where the format has types.
+        call: what errors call a row, such as ``line {}``.
+        numbers: number of each row in the file.
+    """
+
+    path: Path
+    columns: dict[str, list[Any]]
+    names: Sequence[str]
+    texts: Sequence[str]
+    call: str
+    numbers: Sequence[int]
+
+    @classmethod
+    def read(
+        cls, path: Path, endings: Collection[str], known: Collection[str], *, headless: bool = False
+    ) -> LabelTable:
+        """Read the columns that have a ``known`` name, and two of text that are the only ones.
+
+        Args:
+            path: the file.
+            endings: formats to take.
+            known: names of columns.
+            headless: a ``.tsv`` whose first line has four fields, none of them known, is TREC's.
+
+        Raises:
+            ConfigError: the ending is none of these.
+            CorpusError: the file is missing, empty, damaged or not of the format it is called.
+        """
+        if path.suffix not in endings:
+            raise ConfigError(
+                f"the ending of {path.name} names no format of labels; use {', '.join(endings)}"
+            )
+        _check_readable(path)
+        if path.suffix == PARQUET:
+            table = _read_parquet(path, known)
+        elif path.suffix == JSONL:
+            table = _read_jsonl(path, known)
+        else:
+            table = _read_fields(path, known, headless=headless)
+        if not len(table):
+            raise CorpusError(f"{path} is empty: it holds no rows; name a file that does")
+        if len(set(table.names)) < len(table.names):
+            raise CorpusError(f"{path} names a column twice: {', '.join(table.names)}; rename one")
+        return table
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def place(self, row: int) -> str:
+        """Return what errors call a row of the file."""
+        return self.call.format(self.numbers[row])
+
+    def where(self, row: int) -> str:
+        """Return what errors call a row, and its file."""
+        return f"{self.path}, {self.place(row)},"
+
+    def need(self, choices: Sequence[str]) -> str:
+        """Return the first of these names that a column has.
+
+        Raises:
+            CorpusError: none has; the message lists the columns.
+        """
+        for name in choices:
+            if name in self.columns:
+                return name
+        raise self.lacks(f"no column {' or '.join(choices)}")
+
+    def lacks(self, what: str) -> CorpusError:
+        """Return the error of a missing column: it lists the columns there are."""
+        return CorpusError(
+            f"{self.path} has {what}; its columns are {', '.join(self.names)}: rename or add one"
+        )
+
+    def parse(
+        self, name: str, row: int, parser: Callable[[Any], _Value], *, of: str = ""
+    ) -> _Value:
+        """Return a value as ``parser`` makes it; ``of`` is what an error says after its column.
+
+        Raises:
+            CorpusError: the parser raised ValueError, whose message says what was expected.
+        """
+        value = self.columns[name][row]
+        try:
+            return parser(value)
+        except ValueError as error:
+            raise CorpusError(
+                f"{self.where(row)} has {_shown(value)} as {name}{of}, expected {error}; mend "
+                "the row or take it out"
+            ) from error
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except FileNotFoundError as error:
+        raise CorpusError(f"{path} does not exist; name a {path.suffix} file") from error
+    except IsADirectoryError as error:
+        raise CorpusError(f"{path} is a folder; name a {path.suffix} file") from error
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be read ({error.strerror}); make it readable") from error
+
+
+def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            schema = file.schema_arrow
+            texts = [field.name for field in schema if _is_text(field.type)]
+            wanted = {*known, *(texts if len(texts) == 2 else ())}
+            table = file.read([name for name in schema.names if name in wanted])
+            rows = file.metadata.num_rows
+        # Damage that decodes all the same shows as text that is not UTF-8.
+        table.validate(full=True)
+        columns = dict(zip(table.column_names, (c.to_pylist() for c in table.columns), strict=True))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise CorpusError(
+            f"{path} is not a readable Parquet file ({_first_line(error)}); restore it or name "
+            "another"
+        ) from error
+    return LabelTable(path, columns, schema.names, texts, _ROW, range(rows))
+
+
+def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
+    records, numbers = [], []
+    names: dict[str, None] = {}
+    for number, line in _lines(path):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(
+                f"{path}, line {number}, is not JSON ({_first_line(error)}): {_shown(line)}; write "
+                "one whole object a line"
+            ) from error
+        if not isinstance(record, dict):
+            raise CorpusError(
+                f"{path}, line {number}, is no JSON object but {_shown(line)}; write one object a "
+                "line, with a key for every column"
+            )
+        names.update(dict.fromkeys(record))
+        records.append({name: record[name] for name in known if name in record})
+        numbers.append(number)
+    found = [name for name in names if name in known]
+    columns = {name: [record.get(name) for record in records] for name in found}
+    return LabelTable(path, columns, list(names), (), _LINE, numbers)
+
+
+def _read_fields(path: Path, known: Collection[str], *, headless: bool) -> LabelTable:
+    """Read fields between tabs under a header, or TREC's four between blanks without one."""
+    lines = list(_lines(path))
+    header = lines[0][1].split("\t") if lines else []
+    trec = path.suffix != TSV or (headless and len(header) == 4 and not {*header} & {*known})
+    names: Sequence[str] = TREC_COLUMNS if trec else header
+    separator = "\t" if path.suffix == TSV else None
+    records, numbers = [], []
+    for number, line in lines if trec else lines[1:]:
+        fields = line.split(separator)
+        if len(fields) != len(names):
+            between = "blanks" if separator is None else "tabs"
+            raise CorpusError(
+                f"{path}, line {number}, has {len(fields)} fields, expected {len(names)} between "
+                f"{between} ({', '.join(names)}): {_shown(line)}; mend the line or take it out"
+            )
+        records.append(fields)
+        numbers.append(number)
+    places = {name: place for place, name in enumerate(names) if name in known}
+    columns = {name: [fields[place] for fields in records] for name, place in places.items()}
+    return LabelTable(path, columns, names, (), _LINE, numbers)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield number and text of every line that is not blank."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                # Only a newline ends a line: texts may hold what Unicode also calls one.
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                if text.strip(" "):
+                    yield number, text
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path}, line {number}, is not UTF-8; convert the file to it") from error
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be read ({error.strerror}); make it readable") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:160]
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:60]}…"

@@ -1,0 +1,296 @@
+"""One page on the transform of an index: spectrum, variance kept, geometry, choice of γ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from whiten_index.errors import ConfigError
+from whiten_index.manifest import replacing, writing
+
+ENDINGS = (".png", ".svg", ".pdf")
+_BLUE, _RED, _INK, _GREY, _PALE = "#0072B2", "#D55E00", "#222222", "#6E6E6E", "#E4E4E4"
+_SMALL, _TEXT, _HEAD, _TITLE = 9.5, 10.5, 12, 14
+_DOTS_PER_INCH = 160
+_ROOM = 1.6  # factor between the eigenvalues drawn and the edge of the axis
+
+# Field of the geometry, its name on paper, its format, and how to read it.
+_FIGURES = (
+    ("mean_cosine", "mean cosine of pairs", "{:.3f}", "0: even directions"),
+    ("isoscore", "IsoScore", "{:.3f}", "1: even variance"),
+    ("effective_rank", "effective rank", "{:,.1f}", "directions in use"),
+    ("uniformity", "uniformity", "{:.3f}", "lower: more even"),
+    ("hubness", "hubness", "{:.2f}", "0: no hubs"),
+)
+
+Panel = Callable[[Any], None]
+
+
+def check_plot_path(path: Path) -> None:
+    """Make sure that a plot can be drawn and that its ending names a format, before the work.
+
+    Raises:
+        ConfigError: the ending is another, or matplotlib is not installed.
+    """
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(
+            f"the ending of {path.name} names no picture format; use {', '.join(ENDINGS)}"
+        )
+    if find_spec("matplotlib") is None:
+        raise _missing()
+
+
+def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues: ArrayLike) -> None:
+    """Draw the diagnostics of an index into a picture at ``path``, whole or not at all.
+
+    Args:
+        path: ends in .png, .svg or .pdf.
+        description: what ``describe_index`` returns; panels on ``geometry`` and ``choice`` are
+            drawn where it has them.
+        eigenvalues: (d,) of the covariance, in falling order; zeros are named, not drawn.
+
+    Raises:
+        ConfigError: the ending is another, or matplotlib is not installed.
+        OutputError: the folder is missing or cannot be written.
+    """
+    path = Path(path)
+    check_plot_path(path)
+    values = np.maximum(np.asarray(eigenvalues, dtype=np.float64), 0.0)
+    figure = _compose(_title(description), _panels(description, values))
+    with writing(path), replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=_DOTS_PER_INCH)
+
+
+def _missing() -> ConfigError:
+    return ConfigError("a plot needs matplotlib; pip install 'whiten-index[plot]'")
+
+
+def _compose(title: tuple[str, str], panels: list[Panel]) -> Any:
+    """Return a figure of up to four panels: side by side, or two by two."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise _missing() from error
+    rows, columns = (2, 2) if len(panels) == 4 else (1, len(panels))
+    height = 4.2 * rows + 1
+    size = (5.9 * columns, height)
+    figure: Any = Figure(figsize=size, layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(
+        rect=(0.008, 0.01, 0.984, 1 - 0.92 / height), wspace=0.06, hspace=0.06
+    )
+    for line, points, colour, below in zip(
+        title, (_TITLE, _TEXT), (_INK, _GREY), (0.36, 0.66), strict=True
+    ):
+        figure.text(0.5, 1 - below / height, line, size=points, color=colour, ha="center")
+    for axes, draw in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
+        draw(axes)
+    return figure
+
+
+def _title(description: Mapping[str, Any]) -> tuple[str, str]:
+    whitening, encoder = description["whitening"], description.get("encoder", {})
+    kind = {"none": "no transform", "pca": "PCA"}.get(whitening["kind"], whitening["kind"])
+    dim, k = whitening["dim"], whitening["k"]
+    facts = [f"{kind}, k = {k} of {dim}", f"γ = {whitening['exponent']:g}"]
+    if whitening["kind"] != "none":
+        facts.append("centred" if whitening["center"] else "not centred")
+    facts.append(f"{description['rows']:,} rows")
+    version = description.get("version")
+    model = encoder.get("model") or encoder.get("column")
+    condition = whitening.get("condition_number")
+    below = [
+        f"version {version}" if version else "",
+        f"encoder {model}" if model else "",
+        f"condition number {condition:,.4g}" if condition else "",
+    ]
+    return " · ".join(facts), " · ".join(filter(None, below))
+
+
+def _panels(description: Mapping[str, Any], values: NDArray[np.float64]) -> list[Panel]:
+    whitening = description["whitening"]
+    panels: list[Panel] = [
+        lambda axes: _draw_eigenvalues(axes, values, whitening),
+        lambda axes: _draw_variance(axes, values, whitening),
+    ]
+    if geometry := description.get("geometry"):
+        panels.append(lambda axes: _draw_geometry(axes, geometry, whitening))
+    choice = description.get("choice")
+    if choice and choice.get("candidates"):
+        panels.append(lambda axes: _draw_choice(axes, choice))
+    return panels
+
+
+def _draw_eigenvalues(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:
+    rank, k = _rank(values, whitening), whitening["k"]
+    _dress(axes, "Spectrum of the covariance", "direction", "eigenvalue (log)")
+    if rank == 0:
+        axes.text(0.5, 0.5, "no variance: all embeddings are equal", ha="center", va="center",
+                  transform=axes.transAxes, size=_TEXT, color=_GREY)  # fmt: skip
+        return
+    shown = values[:rank]
+    place = np.arange(1, rank + 1)
+    axes.set_yscale("log")
+    axes.plot(place, shown, color=_BLUE, lw=2, label="embeddings", **_dots(len(values)))
+    after = _after(shown, whitening)
+    if len(after):
+        axes.plot(place[: len(after)], after, color=_RED, lw=2, ls=(0, (5, 2)),
+                  label="vectors, scaled to the same start", **_dots(len(values)))  # fmt: skip
+        shown = np.concatenate([shown, after])
+    # The labels of k and the rank stand in the upper fifth, clear of every line.
+    least, most = np.log10(shown.min() / _ROOM), np.log10(shown.max() * _ROOM)
+    axes.set_ylim(10**least, 10 ** (least + (most - least) / 0.82))
+    _mark(axes, k, rank, len(values), text=f"k = {k}", heights=(0.98, 0.90))
+    if len(after):
+        _explain(axes, "lower left")
+
+
+def _rank(values: NDArray[np.float64], whitening: Mapping[str, Any]) -> int:
+    return min(int(whitening["rank"]), int((values > 0).sum()))
+
+
+def _after(shown: NDArray[np.float64], whitening: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Return λ^(1 − γ) from λ₁ on, or nothing where the vectors keep λ or do not follow it."""
+    follows = whitening["kind"] in ("whitening", "zca")
+    # A floor drops directions within the rank, and shrunk eigenvalues are not the data's.
+    if (
+        not follows
+        or whitening.get("floor")
+        or whitening.get("estimator")
+        or whitening["exponent"] == 0
+    ):
+        return shown[:0]
+    used = shown[: whitening["k"]]
+    return np.asarray(used[0] * (used / used[0]) ** (1 - whitening["exponent"]))
+
+
+def _draw_variance(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:
+    rank, k, total = _rank(values, whitening), whitening["k"], float(values.sum())
+    _dress(axes, "Variance kept by k", "k", "share of the variance")
+    if total == 0:
+        return
+    most = np.concatenate([[0.0], np.cumsum(values) / total])
+    axes.plot(np.arange(len(most)), most, color=_BLUE, lw=2, **_dots(len(values)))
+    axes.set_ylim(0, 1.04)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    # Directions that are not the leading ones lie below the curve.
+    kept = whitening["variance_kept"]
+    axes.plot([k], [kept], "o", color=_RED, ms=7, zorder=4)
+    # The curve is concave, so that the lower right is free of it.
+    text = f"k = {k} keeps {kept:.1%}"
+    _mark(axes, k, rank, len(values), text=text, heights=(0.17, 0.09))
+
+
+def _mark(
+    axes: Any, k: int, rank: int, dim: int, *, text: str, heights: tuple[float, float]
+) -> None:
+    """Draw k and the rank as upright lines, and shade the directions without variance."""
+    axes.set_xlim(0, dim * 1.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if rank < dim:
+        axes.axvspan(rank, dim * 1.02, color=_PALE, lw=0, zorder=0)
+    lines = ((k, text, _RED, "bold"), (rank, f"rank {rank} of {dim}", _GREY, "normal"))
+    for height, (place, label, colour, weight) in zip(heights, lines, strict=True):
+        left = place > 0.5 * dim
+        axes.axvline(place, color=colour, lw=1.2, ls=(0, (1, 1.5)), zorder=2 if place == k else 1)
+        axes.annotate(label, (min(place, rank), height),
+                      (-6 if left else 6, 0), va="top", xycoords=axes.get_xaxis_transform(),
+                      textcoords="offset points", ha="right" if left else "left",
+                      size=_TEXT, color=colour, weight=weight)  # fmt: skip
+
+
+def _draw_geometry(axes: Any, geometry: Mapping[str, Any], whitening: Mapping[str, Any]) -> None:
+    before, after = geometry.get("raw") or {}, geometry.get("vectors") or {}
+    rows = after.get("rows", before.get("rows"))
+    sample = f" ({rows:,} rows)" if rows else ""
+    axes.set_title(f"Geometry before and after{sample}", size=_HEAD, loc="left", color=_INK, pad=10)
+    axes.set_axis_off()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    places = ((0.0, "left"), (0.51, "right"), (0.69, "right"), (0.73, "left"))
+    heads = (
+        "",
+        f"embeddings\nd = {whitening['dim']}",
+        f"vectors\nk = {whitening['k']}",
+        "how to read it",
+    )
+    for (x, side), head in zip(places, heads, strict=True):
+        axes.text(x, 0.97, head, ha=side, va="top", size=_SMALL, color=_GREY, linespacing=1.3)
+    axes.plot([0, 1], [0.83, 0.83], color=_INK, lw=1)
+    for number, (name, label, form, meaning) in enumerate(_FIGURES):
+        y = 0.75 - number * 0.145
+        cells = (label, _figure(before, name, form), _figure(after, name, form), meaning)
+        colours = (_INK, _BLUE, _RED, _GREY)
+        for (x, side), cell, colour in zip(places, cells, colours, strict=True):
+            weight = "bold" if colour in (_BLUE, _RED) else "normal"
+            size = _SMALL if colour == _GREY else _TEXT
+            axes.text(x, y, cell, ha=side, va="center", size=size, color=colour, weight=weight)
+        axes.plot([0, 1], [y - 0.0725] * 2, color=_PALE, lw=1)
+
+
+def _figure(side: Mapping[str, Any], name: str, form: str) -> str:
+    if (value := side.get(name)) is None:
+        return "–"
+    text = form.format(value)
+    if not text.strip("-0."):
+        text = text.lstrip("-")
+    return text.replace("-", "−")
+
+
+def _draw_choice(axes: Any, choice: Mapping[str, Any]) -> None:
+    chosen = choice.get("chosen") or {}
+    widths = {candidate["k"] for candidate in choice["candidates"]}
+    k = chosen.get("k") if chosen.get("k") in widths else max(widths)
+    at_k = sorted(
+        (candidate for candidate in choice["candidates"] if candidate["k"] == k),
+        key=lambda candidate: candidate["exponent"],
+    )
+    _dress(axes, f"Choice of the exponent at k = {k}", "exponent γ (0 is PCA, 1 is whitening)",
+           "score")  # fmt: skip
+    # A small step aside keeps the error bars of the two apart.
+    aside = 0.004 * (at_k[-1]["exponent"] - at_k[0]["exponent"])
+    sides = ((True, "centred", _BLUE, "o", -aside), (False, "not centred", _GREY, "s", aside))
+    for center, label, colour, marker, step in sides:
+        side = [candidate for candidate in at_k if bool(candidate["center"]) is center]
+        if side:
+            axes.errorbar(
+                [candidate["exponent"] + step for candidate in side],
+                [candidate["score"] for candidate in side],
+                yerr=[candidate.get("error") or 0.0 for candidate in side],
+                color=colour, marker=marker, ms=5, lw=1.8, elinewidth=1, capsize=3, label=label,
+            )  # fmt: skip
+    for candidate in at_k:
+        if all(candidate[name] == chosen.get(name) for name in ("exponent", "center", "k")):
+            point = (
+                candidate["exponent"] + (-aside if candidate["center"] else aside),
+                candidate["score"],
+            )
+            axes.plot(*point, "o", ms=14, mfc="none", mec=_RED, mew=2, zorder=4, ls="none",
+                      label=f"chosen: γ = {candidate['exponent']:g}")  # fmt: skip
+    axes.margins(x=0.06, y=0.12)
+    _explain(axes, "best")
+
+
+def _explain(axes: Any, place: str) -> None:
+    axes.legend(loc=place, fontsize=_SMALL, framealpha=0.9, edgecolor="none", labelcolor=_INK)
+
+
+def _dots(points: int) -> dict[str, Any]:
+    """Return how to mark each point where there are few, and nothing where a line says more."""
+    return {"marker": "o", "ms": 4} if points <= 24 else {}
+
+
+def _dress(axes: Any, title: str, x: str, y: str) -> None:
+    axes.set_title(title, size=_HEAD, loc="left", color=_INK, pad=10)
+    axes.set_xlabel(x, size=_TEXT, color=_INK)
+    axes.set_ylabel(y, size=_TEXT, color=_INK)
+    axes.tick_params(labelsize=_SMALL, color=_GREY, labelcolor=_INK)
+    axes.grid(visible=True, color=_PALE, lw=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(_GREY)

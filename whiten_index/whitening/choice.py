@@ -1,0 +1,267 @@
+"""Rules of choice: which k, γ and centring, from scores or from the spectrum alone. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.whitening.arrays import unit_rows
+from whiten_index.whitening.spectrum import default_width
+from whiten_index.whitening.transform import Whitening
+
+EXPONENTS = tuple(step / 8 for step in range(9))
+_WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
+# What a narrower width may lose of the best score, as a share of it.
+_WIDTH_LOSS = 0.03
+_STANDARD_ERRORS = 1.0
+_LARGE_MEAN = 0.4
+
+Vectors = NDArray[np.float32]
+Scores = NDArray[np.float64]
+
+
+class Rule(Enum):
+    """What a choice was made by."""
+
+    PIECES = "pieces"
+    SPECTRUM = "spectrum"
+    LABELS = "labels"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One transform that may be chosen: W = U[:, :k] Λ[:k]^(−γ/2).
+
+    Attributes:
+        k: kept width.
+        exponent: γ.
+        center: whether μ is subtracted.
+    """
+
+    k: int
+    exponent: float
+    center: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A setting and how well it did.
+
+    Attributes:
+        setting: the transform.
+        score: mean over the sample, 0 … 1.
+        error: standard error of its paired difference to the best of the same width.
+        leads: whether the rule takes it among those of its width.
+    """
+
+    setting: Setting
+    score: float
+    error: float
+    leads: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the candidate as JSON values."""
+        return {
+            **asdict(self.setting),
+            **{k: getattr(self, k) for k in ("score", "error", "leads")},
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A chosen transform, what it was chosen by, and what it was chosen from.
+
+    Attributes:
+        rule: pieces, spectrum or labels.
+        setting: the transform.
+        measure: what the scores are, in words.
+        sample: how many documents, queries or pairs the scores are of.
+        candidates: the alternatives; none where the spectrum alone decided.
+        why: one sentence for the user.
+    """
+
+    rule: Rule
+    setting: Setting
+    measure: str
+    sample: int
+    candidates: tuple[Candidate, ...]
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as JSON values."""
+        return {
+            "rule": self.rule.value,
+            "chosen": asdict(self.setting),
+            "measure": self.measure,
+            "sample": self.sample,
+            "why": self.why,
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Choice:
+        """Return the choice that ``to_json`` gave."""
+        candidates = tuple(
+            Candidate(
+                Setting(row["k"], row["exponent"], row["center"]),
+                row["score"],
+                row["error"],
+                row["leads"],
+            )
+            for row in value["candidates"]
+        )
+        return cls(
+            Rule(value["rule"]),
+            Setting(**value["chosen"]),
+            value["measure"],
+            value["sample"],
+            candidates,
+            value["why"],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Rows that are to find others, and how well they did once both are transformed.
+
+    Attributes:
+        queries: (q, d) raw embeddings.
+        candidates: (n, d) raw embeddings, among which they search.
+        score: gives (q,) scores from unit vectors (q, k) and (n, k).
+    """
+
+    queries: NDArray[np.floating]
+    candidates: NDArray[np.floating]
+    score: Callable[[Vectors, Vectors], Scores]
+
+
+def reciprocal_ranks(answers: NDArray[np.int64]) -> Callable[[Vectors, Vectors], Scores]:
+    """Return what scores queries by 1/rank of their answer, ties counted half.
+
+    Args:
+        answers: (q,) row of each query's answer among the candidates.
+    """
+
+    def score(queries: Vectors, candidates: Vectors) -> Scores:
+        cosines = queries @ candidates.T
+        own = np.take_along_axis(cosines, answers[:, None], axis=1)
+        above = np.count_nonzero(cosines > own, axis=1)
+        equal = np.count_nonzero(cosines == own, axis=1) - 1
+        ranks: Scores = 1.0 + above + equal / 2
+        return 1.0 / ranks
+
+    return score
+
+
+def widths(rank: int) -> tuple[int, ...]:
+    """Return the widths among which k is chosen: round ones, as codes of vectors want them."""
+    return tuple(k for k in _WIDTHS if k <= rank) or (rank,)
+
+
+def settings(
+    ks: Iterable[int], *, exponent: float | None = None, center: bool | None = None
+) -> list[Setting]:
+    """Return the grid of settings; what is given is not up for choice."""
+    exponents = EXPONENTS if exponent is None else (exponent,)
+    centers = (True, False) if center is None else (center,)
+    return [Setting(k, g, c) for k in ks for c in centers for g in exponents]
+
+
+def score_settings(
+    fit: Whitening, trials: Sequence[Trial], grid: Sequence[Setting]
+) -> NDArray[np.float64]:
+    """Return the scores (len(grid), q), the mean over the trials, which are of the same q items.
+
+    Args:
+        fit: PCA of the corpus, of every direction in the grid.
+        trials: each as many queries.
+        grid: what to try.
+    """
+    total = np.zeros((len(grid), len(trials[0].queries)))
+    for trial in trials:
+        for center in {setting.center for setting in grid}:
+            queries, candidates = (
+                _turned(fit, rows, center) for rows in (trial.queries, trial.candidates)
+            )
+            for row, setting in enumerate(grid):
+                if setting.center is center:
+                    scale = fit.eigenvalues[: setting.k] ** (-setting.exponent / 2)
+                    pair = (_unit(rows[:, : setting.k], scale) for rows in (queries, candidates))
+                    total[row] += trial.score(*pair)
+    return total / len(trials)
+
+
+def choose_by_scores(
+    grid: Sequence[Setting], scores: NDArray[np.float64], *, errors: float = _STANDARD_ERRORS
+) -> tuple[Setting, tuple[Candidate, ...]]:
+    """Return the gentlest setting that cannot be told from the best, and what it was chosen from.
+
+    Within a width it is the least γ whose score is no more than ``errors`` standard errors of the
+    paired differences below the best, since a corpus's own pieces can overrate strong whitening.
+    Among the widths it is the narrowest that keeps 97 % of the best score.
+
+    Args:
+        grid: n settings.
+        scores: (n, q), of the same q items.
+        errors: how many standard errors; 0 takes the best.
+    """
+    candidates: list[Candidate] = []
+    leaders: list[tuple[Setting, float]] = []
+    for k in sorted({setting.k for setting in grid}):
+        rows = [row for row, setting in enumerate(grid) if setting.k == k]
+        means = scores[rows].mean(axis=1)
+        missing = scores[rows[int(means.argmax())]] - scores[rows]
+        count = scores.shape[1]
+        error = missing.std(axis=1, ddof=1) / np.sqrt(count) if count > 1 else np.zeros(len(rows))
+        close = np.flatnonzero(missing.mean(axis=1) <= errors * error + 1e-12)
+        leader = min(close, key=lambda i: (grid[rows[i]].exponent, -means[i]))
+        leaders.append((grid[rows[leader]], float(means[leader])))
+        candidates += [
+            Candidate(grid[row], float(means[i]), float(error[i]), bool(i == leader))
+            for i, row in enumerate(rows)
+        ]
+    best = max(score for _, score in leaders)
+    # Correlations may lie below 0.
+    least = best - _WIDTH_LOSS * abs(best)
+    chosen = next(setting for setting, score in leaders if score >= least)
+    return chosen, tuple(candidates)
+
+
+def choose_by_spectrum(
+    fit: Whitening, k: int | None, *, exponent: float | None = None, center: bool | None = None
+) -> Setting:
+    """Return a setting from mean and spectrum alone, where no scores can be had.
+
+    γ = √s·ρ, where s = ‖μ‖²/(‖μ‖² + tr Λ) is the share of the mean in the embeddings' mean square
+    length, near 1 for raw language models and small for contrastively trained ones, and
+    ρ = SNR/(1 + SNR) sets the mean eigenvalue kept against the noise floor, the median one within
+    the rank. The mean is subtracted where s is above 0.4. This is our own rule, in the spirit of
+    Spectral Tempering (arXiv 2603.19339), whose formula was not at hand.
+    """
+    rank = fit.rank
+    width = min(default_width(fit.dim), rank) if k is None else k
+    mean = float(fit.mean @ fit.mean)
+    share = mean / (mean + float(fit.eigenvalues.sum()))
+    if exponent is None:
+        values = fit.eigenvalues[:rank]
+        ratio = float(values[:width].mean() / np.median(values))
+        exponent = round(8 * np.sqrt(share) * ratio / (1 + ratio)) / 8
+    return Setting(width, exponent, share > _LARGE_MEAN if center is None else center)
+
+
+def _turned(fit: Whitening, rows: NDArray[np.floating], center: bool) -> NDArray[np.float64]:
+    """Return rows (n, d) along the eigenvectors, (n, r)."""
+    x = rows.astype(np.float64)
+    if fit.normalize_input:
+        x = unit_rows(x)
+    turned: NDArray[np.float64] = (x - fit.mean if center else x) @ fit.basis
+    return turned
+
+
+def _unit(rows: NDArray[np.float64], scale: NDArray[np.float64]) -> Vectors:
+    return unit_rows(rows * scale).astype(np.float32)

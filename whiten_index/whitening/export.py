@@ -1,0 +1,133 @@
+"""A transform as one matrix and one bias in float32, for programs that know nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
+from whiten_index.tensors import read_tensors, write_tensors
+
+FILE_KIND, FORMAT_VERSION = "affine", 1
+_HALF_ULP = float(np.finfo(np.float32).eps) / 2
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Affine:
+    """x̃ ≈ x·matrix + bias in float32.
+
+    Attributes:
+        matrix: (d, k) float32.
+        bias: (k,) float32, −μW.
+        normalize_input: whether rows are scaled to unit length first.
+        error: what float32 costs, estimated on the safe side (2 to 20 times what is measured):
+            the root mean square of the errors of vectors over that of the vectors, with products
+            summed in float32, not in TF32. It grows with ‖μW‖ against the spread; where it is too
+            much, subtract the mean from the embeddings before the product.
+    """
+
+    matrix: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    normalize_input: bool
+    error: float
+
+    @classmethod
+    def fold(
+        cls,
+        matrix: NDArray[np.float64],
+        mean: NDArray[np.float64] | None,
+        *,
+        variances: NDArray[np.float64],
+        signal: float,
+        normalize_input: bool,
+    ) -> Affine:
+        """Fold the mean into a bias, and estimate what that costs.
+
+        Each of n additions in float32 rounds a partial sum by up to u = 2⁻²⁴ of it, and such errors
+        add up as independent ones do, to √n·u times a partial sum (Higham and Mary 2019, "A new
+        approach to probabilistic rounding error analysis"). That sum is taken to be as large as
+        the root of its squared terms, xᵢWᵢⱼ and the bias, of an average row.
+
+        Args:
+            matrix: (d, k) W.
+            mean: (d,) what the transform subtracts, or None.
+            variances: (d,) mean squares of the coordinates about ``mean``, or about 0.
+            signal: mean square length of the vectors.
+            normalize_input: kept as it is.
+
+        Raises:
+            WhiteningError: W does not fit into float32.
+        """
+        with np.errstate(over="ignore"):
+            single = matrix.astype(np.float32)
+        if not np.isfinite(single).all():
+            raise WhiteningError(
+                "the matrix is too large for float32, since the embeddings are nearly 0; scale "
+                "them up before the fit"
+            )
+        center = np.zeros(len(matrix)) if mean is None else mean
+        # By the rounded matrix: then the rounding of W acts on x − μ only, not on μ.
+        bias = -(center @ single.astype(np.float64))
+        squares = (variances + center**2) @ np.square(matrix) + np.square(bias)
+        additions = np.count_nonzero(matrix, axis=0) + 1
+        rounding = _HALF_ULP * math.sqrt(float(additions @ squares))
+        error = rounding / math.sqrt(signal) if signal > 0 else 0.0
+        return cls(
+            matrix=single,
+            bias=bias.astype(np.float32),
+            normalize_input=normalize_input,
+            error=error,
+        )
+
+    def apply(self, embeddings: ArrayLike) -> NDArray[np.float32]:
+        """Return vectors (n, k) float32 of rows (n, d), computed in float32 throughout.
+
+        Raises:
+            ConfigError: rows of another width.
+        """
+        x = np.asarray(embeddings, dtype=np.float32)
+        if x.ndim != 2 or x.shape[1] != len(self.matrix):
+            raise ConfigError(
+                f"this matrix takes (n, {len(self.matrix)}) embeddings; these have shape {x.shape}"
+            )
+        if self.normalize_input:
+            norms = np.linalg.norm(x, axis=1, keepdims=True)
+            x = np.divide(x, norms, out=np.zeros_like(x), where=norms > 0)
+        vectors: NDArray[np.float32] = x @ self.matrix + self.bias
+        return vectors
+
+    def save(self, path: Path | str) -> None:
+        """Write a safetensors file: ``matrix``, ``bias``, ``error``; the rest as metadata."""
+        write_tensors(
+            path,
+            {"matrix": self.matrix, "bias": self.bias, "error": np.array([self.error])},
+            kind=FILE_KIND,
+            version=FORMAT_VERSION,
+            facts={"normalize_input": str(self.normalize_input).lower()},
+        )
+
+    @classmethod
+    def load(cls, path: Path | str) -> Affine:
+        """Read what ``save`` wrote.
+
+        Raises:
+            ArtifactError: the file is missing, damaged or not an exported matrix.
+        """
+        shapes = {"matrix": "dk", "bias": "k", "error": "1"}
+        tensors, facts = read_tensors(path, kind=FILE_KIND, version=FORMAT_VERSION, shapes=shapes)
+        normalize = facts.get("normalize_input")
+        if normalize not in ("true", "false"):
+            raise ArtifactError(
+                f"{path} cannot be read as an exported matrix (normalize_input is {normalize}); "
+                "export it again"
+            )
+        return cls(
+            matrix=tensors["matrix"],
+            bias=tensors["bias"],
+            normalize_input=normalize == "true",
+            error=float(tensors["error"][0]),
+        )
