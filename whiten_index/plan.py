@@ -40,7 +40,8 @@ class BuildPlan:
         vector_bytes: of the reduced vectors in float32.
         factory: FAISS factory string.
         dim: width d of the embeddings.
-        k: kept width expected.
+        k: kept width expected, at most d.
+        k_settled: whether k is known before the embeddings are.
         store: folder of the raw embeddings.
     """
 
@@ -55,6 +56,7 @@ class BuildPlan:
     factory: str
     dim: int
     k: int
+    k_settled: bool
     store: str
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +95,8 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
         several = len(devices) if devices[0].startswith("cuda") else 1
         rate = several * _calibrate(work, missing, stages)
     rows, dim = reused + to_encode, int(work.store.encoder["dim"])
-    k = _width(config, dim)
+    width = _width(config, dim)
+    k = width or dim
     return BuildPlan(
         shards=len(corpus.shards),
         read=corpus.rows,
@@ -106,6 +109,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
         factory=choose_factory(config.factory, rows=rows),
         dim=dim,
         k=k,
+        k_settled=width is not None,
         store=str(Path(config.store_path)),
     )
 
@@ -138,6 +142,8 @@ def _calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float:
     return len(sample) / elapsed
 
 
-def _width(config: BuildConfig, dim: int) -> int:
-    """Return the k expected; what is known only after the fit counts as d."""
-    return config.whitening_config().width(dim) or dim
+def _width(config: BuildConfig, dim: int) -> int | None:
+    """Return the k to expect, None where only the embeddings will tell."""
+    if config.chooses and config.k is None:
+        return None
+    return config.whitening_config().width(dim)

@@ -47,7 +47,13 @@ def cli() -> None:
     """Build and search whitened FAISS indexes of Parquet corpora."""
 
 
-for command in (commands.build, commands.encode, commands.search, commands.inspect):
+for command in (
+    commands.build,
+    commands.encode,
+    commands.search,
+    commands.inspect,
+    commands.export,
+):
     cli.add_command(command)
 
 

@@ -1,0 +1,250 @@
+"""The geometry in the manifest, and the rows it is measured on: against numpy, on all rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.whitening_helpers import make_rows, quick, seeds
+from whiten_index import BuildConfig, build_index
+from whiten_index import diagnose as diagnosing
+from whiten_index.build import BuildReport
+from whiten_index.cli import cli
+from whiten_index.diagnose import geometry
+from whiten_index.draw import drawn_parts, drawn_rows, embeddings_of, row_starts
+from whiten_index.evaluation import Geometry
+from whiten_index.store import CorpusPart, CorpusRecord
+from whiten_index.whitening import Kind, Whitening
+
+Array = NDArray[np.float64]
+ROWS, DIM = 150, 12
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+def build(root: Path, embeddings: list[Any] | NDArray[Any], **options: Any) -> BuildReport:
+    root.mkdir(parents=True, exist_ok=True)
+    listed = [None if row is None else np.asarray(row, np.float32) for row in embeddings]
+    pq.write_table(pa.table({"id": range(len(listed)), "e": listed}), root / "c.parquet")
+    given_ = {"embedding_column": "e", "id_column": "id", "shard_rows": 40, **options}
+    return build_index(
+        BuildConfig(corpus=(str(root / "c.parquet"),), out=str(root / "out"), **given_)
+    )
+
+
+def transform(report: BuildReport) -> Whitening:
+    return Whitening.load(report.out / "versions" / report.version / "whitening.safetensors")
+
+
+def shape(report: BuildReport) -> dict[str, Any]:
+    found = report.manifest["geometry"]
+    assert isinstance(found, dict)
+    return found
+
+
+def mean_cosine(rows: Array) -> float:
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    return float(cosines[~np.eye(len(rows), dtype=bool)].mean())
+
+
+def dims_in_use(rows: Array) -> tuple[float, float]:
+    """Return IsoScore and effective rank of rows, from their covariance."""
+    values = np.maximum(np.linalg.eigvalsh(np.cov(rows.T)), 0)
+    shares = values / values.sum()
+    shares = shares[shares > 1e-15]
+    participation = values.sum() ** 2 / (values @ values)
+    return (participation - 1) / (len(values) - 1), float(np.exp(-shares @ np.log(shares)))
+
+
+# --------------------------------------------------------------------------- geometry
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"whiten": "pca", "k": 5},
+        {"whiten": "pca", "k": 5, "remove_top": 2},
+        {"whiten": "whitening", "k": 7},
+        {"whiten": "whitening", "k": "full", "exponent": 0.3},
+        {"whiten": "whitening", "k": 7, "center": False},
+        {"whiten": "all-but-the-top"},
+        {"whiten": "auto"},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_the_geometry_is_that_of_embeddings_and_of_the_vectors_made_of_them(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    rows = make_rows(0, ROWS, DIM, ratio=0.3).astype(np.float32).astype(np.float64)
+    report = build(tmp_path, rows, **options)
+    vectors = transform(report).apply(rows)
+    for name, truth in (("raw", rows), ("vectors", vectors)):
+        found = shape(report)[name]
+        assert found["rows"] == ROWS
+        assert found["mean_cosine"] == pytest.approx(mean_cosine(truth), abs=1e-6)
+        isoscore, effective_rank = dims_in_use(truth)
+        assert found["isoscore"] == pytest.approx(isoscore, rel=1e-6)
+        assert found["effective_rank"] == pytest.approx(effective_rank, rel=1e-6)
+
+
+def test_full_whitening_is_isotropic_and_all_but_the_mean_is_gone(tmp_path: Path) -> None:
+    report = build(tmp_path, make_rows(0, ROWS, DIM, ratio=5.0), whiten="whitening", k="full")
+    found = shape(report)
+    assert found["vectors"]["isoscore"] == pytest.approx(1)
+    assert found["vectors"]["effective_rank"] == pytest.approx(DIM)
+    assert abs(found["vectors"]["mean_cosine"]) < 0.02
+    assert found["raw"]["mean_cosine"] > 0.5
+    assert found["vectors"]["uniformity"] < found["raw"]["uniformity"]
+
+
+NEEDS = {Kind.GROUP: {"group_size": 3}, Kind.WHITENING: {"shrinkage": "ledoit-wolf"}}
+
+
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
+def test_every_kind_has_a_geometry_of_finite_numbers(tmp_path: Path, kind: Kind) -> None:
+    rows = make_rows(0, ROWS, DIM, ratio=1.0)
+    report = build(tmp_path, rows, whiten=kind.value, **NEEDS.get(kind, {}))
+    for name, width in (("raw", DIM), ("vectors", report.manifest["whitening"]["k"])):
+        found = shape(report)[name]
+        assert all(np.isfinite(value) for value in found.values())
+        assert 0 <= found["isoscore"] <= 1
+        assert 1 <= found["effective_rank"] <= width + 1e-9
+    if kind is Kind.NONE:
+        raw, vectors = shape(report)["raw"], shape(report)["vectors"]
+        for name in ("mean_cosine", "uniformity", "hubness"):
+            assert raw[name] == pytest.approx(vectors[name], abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"normalize_input": True}, {"shrinkage": 0.5}], ids=str)
+def test_the_raw_geometry_does_not_hang_on_how_they_are_whitened(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    rows = make_rows(0, ROWS, DIM, ratio=1.0).astype(np.float32).astype(np.float64)
+    found = shape(build(tmp_path, rows, whiten="whitening", **options))["raw"]
+    isoscore, effective_rank = dims_in_use(rows)
+    assert found["isoscore"] == pytest.approx(isoscore, rel=1e-6)
+    assert found["effective_rank"] == pytest.approx(effective_rank, rel=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_too_few_rows_have_no_geometry_and_the_index_is_built(tmp_path: Path, rows: int) -> None:
+    report = build(tmp_path, make_rows(0, rows, DIM), whiten="none")
+    assert report.manifest["geometry"] is None
+    result = CliRunner().invoke(cli, ["inspect", str(report.out)])
+    assert result.exit_code == 0, result.stderr
+    assert "geometry" not in result.stdout
+
+
+def test_rows_all_alike_have_one_that_json_can_hold(tmp_path: Path) -> None:
+    report = build(tmp_path, np.ones((20, DIM)), whiten="none")
+    found = shape(report)
+    assert found["raw"]["mean_cosine"] == pytest.approx(1)
+    assert found["raw"]["isoscore"] == 0
+    json.dumps(report.manifest, allow_nan=False)
+
+
+def test_a_large_corpus_is_measured_on_a_sample_and_its_whole_spectrum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = make_rows(0, ROWS, DIM, ratio=0.3).astype(np.float32).astype(np.float64)
+    monkeypatch.setattr(diagnosing, "_ROWS", 50)
+    report = build(tmp_path, rows, whiten="whitening", k=4)
+    found = shape(report)
+    assert found["raw"]["rows"] == found["vectors"]["rows"] == 50
+    isoscore, effective_rank = dims_in_use(rows)
+    assert found["raw"]["isoscore"] == pytest.approx(isoscore, rel=1e-6)
+    assert found["raw"]["effective_rank"] == pytest.approx(effective_rank, rel=1e-6)
+    assert found["vectors"]["isoscore"] == pytest.approx(1)
+    store, record, whitening = report.encoded.store, report.encoded.record, transform(report)
+    assert geometry(store, record, whitening, seed=0) == found
+    other = geometry(store, record, whitening, seed=1)
+    assert other is not None
+    assert other["raw"]["mean_cosine"] != found["raw"]["mean_cosine"]
+    # Raw and whitened are of the same rows.
+    sample = np.sort(drawn_rows(record, 50, np.random.default_rng(0)))
+    measured = Geometry.of(whitening.apply(rows[sample]))
+    assert found["vectors"]["hubness"] == pytest.approx(measured.hubness, abs=1e-6)
+
+
+def test_a_corpus_built_a_second_time_has_the_same_geometry(tmp_path: Path) -> None:
+    rows = make_rows(0, ROWS, DIM)
+    assert shape(build(tmp_path / "a", rows, k=4)) == shape(build(tmp_path / "b", rows, k=4))
+
+
+# --------------------------------------------------------------------------- the draw
+
+
+def record_of(rows: list[int]) -> CorpusRecord:
+    parts = tuple(CorpusPart("s" if n else "", "", n, n, 0) for n in rows)
+    return CorpusRecord({}, parts, {})
+
+
+some_parts = st.lists(st.integers(0, 9), min_size=1, max_size=30).filter(any)
+
+
+@quick
+@given(some_parts, st.integers(0, 100), seeds)
+def test_rows_are_drawn_once_each_from_at_most_eight_parts(parts, size, seed):
+    record = record_of(parts)
+    rows = drawn_rows(record, size, np.random.default_rng(seed))
+    assert len(set(rows.tolist())) == len(rows)
+    starts = np.cumsum([0, *parts])
+    assert row_starts(record).tolist() == starts.tolist()
+    assert all(0 <= row < sum(parts) for row in rows)
+    drawn = {int(np.searchsorted(starts, row, side="right")) - 1 for row in rows}
+    assert len(drawn) <= 8
+    assert all(parts[part] for part in drawn)
+    filled = sum(map(bool, parts))
+    if filled <= 8:
+        assert len(rows) == min(size, sum(parts))
+    again = drawn_rows(record, size, np.random.default_rng(seed))
+    assert again.tolist() == rows.tolist()
+
+
+@quick
+@given(some_parts, seeds)
+def test_parts_are_drawn_in_order_and_none_without_rows(parts, seed):
+    found = drawn_parts(record_of(parts), np.random.default_rng(seed)).tolist()
+    assert found == sorted(set(found))
+    assert len(found) == min(8, sum(map(bool, parts)))
+    assert all(parts[part] for part in found)
+
+
+def test_every_row_of_a_small_corpus_is_as_likely_as_another():
+    record = record_of([30, 0, 10, 60])
+    counts = np.zeros(100)
+    for seed in range(400):
+        counts[drawn_rows(record, 20, np.random.default_rng(seed))] += 1
+    # 80 each, with a standard deviation of 8.
+    assert abs(counts - 80).max() < 40
+    assert counts[:30].mean() == pytest.approx(80, abs=6)
+
+
+def test_rows_are_found_in_the_order_asked_past_shards_without_any(tmp_path: Path) -> None:
+    rows = make_rows(0, 60, DIM).astype(np.float32)
+    # The second and third of six shards hold nothing that can be used.
+    embeddings = [None if 10 <= i < 30 else row for i, row in enumerate(rows)]
+    report = build(tmp_path, embeddings, whiten="none", shard_rows=10)
+    store, record = report.encoded.store, report.encoded.record
+    assert [part.rows for part in record.parts] == [10, 0, 0, 10, 10, 10]
+    kept = np.delete(rows, np.s_[10:30], axis=0)
+    asked = np.random.default_rng(0).permutation(40)
+    found = embeddings_of(store, record, asked)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, kept[asked])
+    assert embeddings_of(store, record, asked[:0]).shape == (0, DIM)

@@ -1,0 +1,326 @@
+"""From a store to a transform: weights, unit input and shrinkage are those of the rows themselves.
+
+Truth is numpy's own mean, covariance (``aweights``) and eigh, rows written out as often as they
+count, and scikit-learn's shrinkage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from numpy.typing import NDArray
+
+from whiten_index import BuildConfig, build_index, encode_corpus, open_index
+from whiten_index.build import BuildReport
+from whiten_index.cli import cli
+from whiten_index.moments import Moments
+from whiten_index.store import EmbeddingStore
+from whiten_index.whitening import Whitening
+
+Array = NDArray[np.float64]
+ROWS, DIM, K = 90, 8, 5
+OPTIONS, CORPUS = 2, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+def made(rows: int = ROWS, seed: int = 0) -> Array:
+    """Rows of float32 values around a mean, with spreads that no two directions share."""
+    rng = np.random.default_rng(seed)
+    turn = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0]
+    cloud = rng.normal(size=(rows, DIM)) * np.linspace(0.3, 2, DIM) @ turn + rng.normal(size=DIM)
+    return cloud.astype(np.float32).astype(np.float64)
+
+
+def frequencies(seed: int = 1) -> NDArray[np.int64]:
+    """Few rows that are frequent, many that are rare, and some that never occur."""
+    return np.random.default_rng(seed).zipf(1.6, ROWS).clip(max=40) - 1
+
+
+def write(path: Path, rows: Array, **columns: Any) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns.setdefault("id", [f"d{i}" for i in range(len(rows))])
+    columns.setdefault("e", list(rows.astype(np.float32)))
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def build(out: Path, *corpus: str, **options: Any) -> BuildReport:
+    given = {"embedding_column": "e", "id_column": "id", "whiten": "whitening", "k": K, **options}
+    return build_index(BuildConfig(corpus=corpus, out=str(out), shard_rows=37, **given))
+
+
+def fitted(report: BuildReport) -> Whitening:
+    return Whitening.load(report.out / "versions" / report.version / "whitening.safetensors")
+
+
+def assert_same_but_for_scale(found: Array, expected: Array) -> None:
+    """Columns may be turned round, and all of them be longer by one factor."""
+    signs = np.sign(np.sum(found * expected, axis=0))
+    factor = np.linalg.norm(found) / np.linalg.norm(expected)
+    np.testing.assert_allclose(found, factor * expected * signs, rtol=1e-6, atol=1e-9)
+
+
+def closed_form(rows: Array, weights: Array | None = None) -> tuple[Array, Array]:
+    """Return mean and whitening matrix (d, k) of weighted rows."""
+    mean = np.average(rows, axis=0, weights=weights)
+    values, vectors = np.linalg.eigh(np.cov(rows.T, aweights=weights))
+    return mean, vectors[:, ::-1][:, :K] * values[::-1][:K] ** -0.5
+
+
+def run(*arguments: Any) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stderr
+
+
+# --------------------------------------------------------------------------- weights
+
+
+def test_rows_weigh_as_if_they_were_repeated(tmp_path: Path) -> None:
+    rows, counts = made(), frequencies()
+    weighted = build(
+        tmp_path / "w",
+        write(tmp_path / "w.parquet", rows, f=counts),
+        weight_column="f",
+    )
+    repeated = build(
+        tmp_path / "r",
+        write(tmp_path / "r.parquet", np.repeat(rows, counts, axis=0)),
+    )
+    found, expected = fitted(weighted), fitted(repeated)
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-9, atol=1e-12)
+    assert_same_but_for_scale(found.matrix(), expected.matrix())
+    # Cosines do not see the scale, so that the two indexes rank alike.
+    queries = made(20, seed=5)
+    occurs = {f"d{i}" for i in np.flatnonzero(counts)}
+    names = np.repeat(np.arange(ROWS), counts)
+    ours = open_index(weighted.out).search_embeddings(queries, top_k=ROWS)
+    theirs = open_index(repeated.out).search_embeddings(queries, top_k=len(names))
+    for hits, others in zip(ours, theirs, strict=True):
+        scores = {f"d{names[hit.row]}": hit.score for hit in others}
+        ranked = [hit for hit in hits if hit.id in occurs]
+        assert len(ranked) == len(scores)
+        np.testing.assert_allclose(
+            [h.score for h in ranked], [scores[h.id] for h in ranked], atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("weighting", ["zipfian", "inverse-frequency"])
+def test_the_whitening_is_the_closed_form_of_the_weighted_rows(
+    tmp_path: Path, weighting: str
+) -> None:
+    rows, counts = made(), frequencies()
+    corpus = write(tmp_path / "c.parquet", rows, f=counts)
+    report = build(tmp_path / "out", corpus, weight_column="f", weighting=weighting)
+    share = counts / counts.sum()
+    # Arora, Liang and Ma 2017: a / (a + p), with a = 1e-3.
+    weights = counts.astype(float) if weighting == "zipfian" else 1e-3 / (1e-3 + share)
+    mean, matrix = closed_form(rows, weights)
+    found = fitted(report)
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-9, atol=1e-12)
+    assert_same_but_for_scale(found.matrix(), matrix)
+    assert found.count == pytest.approx(ROWS)
+
+
+def test_equal_weights_are_no_weights(tmp_path: Path) -> None:
+    rows = made()
+    corpus = write(tmp_path / "c.parquet", rows, f=[7.0] * ROWS)
+    weighted = fitted(build(tmp_path / "w", corpus, weight_column="f"))
+    plain = fitted(build(tmp_path / "p", corpus))
+    np.testing.assert_allclose(weighted.matrix(), plain.matrix(), rtol=1e-9, atol=1e-12)
+
+
+def test_weights_stay_beside_their_rows_where_some_are_skipped(tmp_path: Path) -> None:
+    rows, counts = made(), frequencies()
+    gone = np.r_[0, 3, 36:60, 89]
+    embeddings = [None if i in gone else row for i, row in enumerate(rows.astype(np.float32))]
+    corpus = write(tmp_path / "c.parquet", rows, e=embeddings, f=counts)
+    report = build(tmp_path / "out", corpus, weight_column="f")
+    assert report.encoded.record.rows == ROWS - len(gone)
+    kept = np.delete(np.arange(ROWS), gone)
+    mean, matrix = closed_form(rows[kept], counts[kept].astype(float))
+    np.testing.assert_allclose(fitted(report).mean, mean, rtol=1e-9, atol=1e-12)
+    assert_same_but_for_scale(fitted(report).matrix(), matrix)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_unit_input_is_fitted_on_rows_of_length_one(tmp_path: Path, weighted: bool) -> None:
+    rows, counts = made(), frequencies()
+    corpus = write(tmp_path / "c.parquet", rows, f=counts)
+    options = {"weight_column": "f"} if weighted else {}
+    report = build(tmp_path / "out", corpus, normalize_input=True, **options)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    mean, matrix = closed_form(unit, counts.astype(float) if weighted else None)
+    np.testing.assert_allclose(fitted(report).mean, mean, rtol=1e-9, atol=1e-12)
+    assert_same_but_for_scale(fitted(report).matrix(), matrix)
+
+
+def test_the_column_of_the_weights_is_kept_and_a_store_alone_weighs_by_it(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "c.parquet", made(), f=frequencies())
+    store = str(tmp_path / "store")
+    first = build(tmp_path / "a", corpus, store=store, weight_column="f")
+    (hit,) = open_index(first.out).search_like("d3", top_k=1)
+    assert hit.columns["f"] == frequencies()[hit.row]
+    alone = build_index(
+        BuildConfig(
+            out=str(tmp_path / "b"), store=store, whiten="whitening", k=K, weight_column="f"
+        )
+    )
+    np.testing.assert_array_equal(fitted(alone).matrix(), fitted(first).matrix())
+
+
+def test_other_weights_make_another_version_and_the_same_ones_none(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "c.parquet", made(), f=frequencies(), g=frequencies(2))
+    options: dict[str, Any] = {"keep": ("f", "g"), "store": str(tmp_path / "store")}
+    seen = []
+    for weights in (
+        {},
+        {"weight_column": "f"},
+        {"weight_column": "g"},
+        {"weight_column": "f", "weighting": "inverse-frequency"},
+    ):
+        report = build(tmp_path / "out", corpus, **options, **weights)
+        assert build(tmp_path / "out", corpus, **options, **weights).up_to_date
+        seen.append(report.version)
+    assert len(set(seen)) == len(seen)
+
+
+# --------------------------------------------------------------------------- refused weights
+
+BAD = {
+    "negative": ([1.0, -2.0] + [1.0] * 88, "not negative"),
+    "a little negative": ([-1e-300] + [1.0] * 89, "not negative"),
+    "NaN": ([float("nan")] + [1.0] * 89, "finite"),
+    "infinite": ([float("inf")] + [1.0] * 89, "finite"),
+    "all zero": ([0] * 90, "all counts are zero"),
+    "null": ([None, 3] + [1] * 88, "1 nulls"),
+    "texts": (["3"] * 90, "string"),
+    "booleans": ([True] * 90, "bool"),
+    "lists": ([[1.0]] * 90, "list"),
+    "dates": (pa.array(range(90), pa.timestamp("s")), "timestamp"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("whiten", ["whitening", "auto"])
+def test_what_is_no_frequency_is_refused(tmp_path: Path, name: str, whiten: str) -> None:
+    values, told = BAD[name]
+    corpus = write(tmp_path / "c.parquet", made(), f=values)
+    columns = ("--embedding-column", "e", "--id-column", "id", "--weight-column", "f")
+    status, stderr = run("build", corpus, *columns, "--out", tmp_path / "out", "--whiten", whiten)
+    assert status == CORPUS, stderr
+    last = stderr.splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert re.search(f"column f .*{told}", last), last
+    assert not (tmp_path / "out" / "CURRENT").exists()
+
+
+def test_rows_without_a_frequency_may_be_left_out(tmp_path: Path) -> None:
+    """As the message says."""
+    values = [None if i % 9 == 0 else i for i in range(ROWS)]
+    corpus = write(tmp_path / "c.parquet", made(), f=values)
+    report = build(tmp_path / "out", corpus, weight_column="f", row_filter="f >= 0")
+    assert report.encoded.record.rows == ROWS - 10
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "c.parquet", made())
+    columns = ("--embedding-column", "e", "--id-column", "id", "--weight-column", "f")
+    status, stderr = run("build", corpus, *columns, "--out", tmp_path / "out")
+    assert status == CORPUS
+    assert "no column 'f'" in stderr
+
+
+def test_a_store_without_the_column_says_so(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "c.parquet", made(), f=frequencies())
+    store = str(tmp_path / "store")
+    encode_corpus(BuildConfig(corpus=(corpus,), store=store, embedding_column="e"))
+    status, stderr = run(
+        "build", "--store", store, "--out", tmp_path / "out", "--weight-column", "f"
+    )
+    assert status == CORPUS
+    assert "does not hold column f" in stderr
+    assert "name the corpus" in stderr
+
+
+def test_a_weighting_needs_weights(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "c.parquet", made())
+    columns = ("--embedding-column", "e", "--weighting", "inverse-frequency")
+    status, stderr = run("build", corpus, *columns, "--out", tmp_path / "out")
+    assert status == OPTIONS
+    assert "--weight-column" in stderr
+
+
+# --------------------------------------------------------------------------- shrinkage
+
+
+@pytest.mark.parametrize("name", ["ledoit-wolf", "oas"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_shrinkage_of_a_build_is_that_of_scikit_learn(
+    tmp_path: Path, name: str, normalize: bool
+) -> None:
+    covariance = pytest.importorskip("sklearn.covariance")
+    rows = made()
+    corpus = write(tmp_path / "c.parquet", rows)
+    report = build(tmp_path / "out", corpus, shrinkage=name, normalize_input=normalize)
+    if normalize:
+        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    expected, rho = {"ledoit-wolf": covariance.ledoit_wolf, "oas": covariance.oas}[name](rows)
+    found = fitted(report)
+    assert found.shrinkage == pytest.approx(rho, rel=1e-6)
+    values = np.linalg.eigvalsh(expected)[::-1]
+    # scikit-learn divides by n, we by n − 1.
+    np.testing.assert_allclose(found.eigenvalues, values * ROWS / (ROWS - 1), rtol=1e-6)
+
+
+def test_a_store_of_an_earlier_release_is_looked_at_again_for_ledoit_and_wolf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its moments lack the sums of fourth powers, which another look at the rows gives."""
+    corpus = write(tmp_path / "c.parquet", made())
+    options: dict[str, Any] = {"store": str(tmp_path / "store"), "shrinkage": "ledoit-wolf"}
+    today = build(tmp_path / "a", corpus, **options)
+    load = EmbeddingStore.moments
+
+    def earlier(store: EmbeddingStore, shard: str) -> Moments:
+        return dataclasses.replace(load(store, shard), cubic=None, quartic=None)
+
+    monkeypatch.setattr(EmbeddingStore, "moments", earlier)
+    alone = {"embedding_column": None, "id_column": None}
+    for out, sources, more in (("b", (corpus,), {}), ("c", (), alone)):
+        found = build(tmp_path / out, *sources, **options, **more)
+        assert fitted(found).shrinkage == pytest.approx(fitted(today).shrinkage)
+        np.testing.assert_allclose(fitted(found).matrix(), fitted(today).matrix(), rtol=1e-9)
+
+
+def test_weights_and_shrinkage_go_together(tmp_path: Path) -> None:
+    """Equal weights must shrink as none do."""
+    corpus = write(tmp_path / "c.parquet", made(), f=[3] * ROWS)
+    weighted = build(tmp_path / "w", corpus, weight_column="f", shrinkage="ledoit-wolf")
+    plain = build(tmp_path / "p", corpus, shrinkage="ledoit-wolf")
+    assert fitted(weighted).shrinkage == pytest.approx(fitted(plain).shrinkage)
+
+
+def test_the_published_moments_are_those_the_transform_is_fitted_on(tmp_path: Path) -> None:
+    rows, counts = made(), frequencies()
+    corpus = write(tmp_path / "c.parquet", rows, f=counts)
+    report = build(tmp_path / "out", corpus, weight_column="f", normalize_input=True)
+    moments = Moments.load(report.out / "versions" / report.version / "moments.safetensors")
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    assert moments.count == pytest.approx(ROWS)
+    mean = np.average(unit, axis=0, weights=counts)
+    np.testing.assert_allclose(moments.mean, mean, rtol=1e-9, atol=1e-12)
