@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import whitening_tables
 from benchmarks.results_file import RESULTS, read
 
 README = Path(__file__).parents[1] / "README.md"
@@ -138,6 +139,11 @@ def _percent(share: float | None) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "exponents": whitening_tables.exponents,
+    "choice": whitening_tables.choice,
+    "choice_by_set": whitening_tables.choice_by_set,
+    "choice_left_out": whitening_tables.choice_left_out,
+    "choice_cost": whitening_tables.choice_cost,
     "scifact": scifact,
     "store_dtype": store_dtype,
     "memory": memory,

@@ -19,7 +19,8 @@ _LAYERS: tuple[tuple[int | None, str], ...] = ((None, "last layer"), (1, "layer 
 def exponents() -> str:
     """Return the table of nDCG@10 by exponent."""
     lines = [
-        "| corpus, mean of | raw | k | truncated | γ = 0 (PCA) | .25 | .5 | .75 | 1 | PCA, not centred |",
+        "| corpus, mean of | raw | k | truncated | γ = 0 (PCA) | .25 | .5 | .75 | 1 "
+        "| PCA, not centred |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in read("exponents"):
@@ -46,10 +47,7 @@ def choice() -> str:
         ("five BEIR extracts", [row for row in rows if row["set"] not in _MAIN]),
     )
     header = [f"{sets}, {layer}" for sets, found in groups if found for _, layer in _LAYERS]
-    lines = [
-        f"| nDCG@10 lost, mean (worst) | {' | '.join(header)} |",
-        "|---" * (len(header) + 1) + "|",
-    ]
+    lines = [f"| nDCG@10 lost, mean (worst) | {' | '.join(header)} |", _rule(len(header) + 1)]
     for name, figure in _RULES:
         cells = [
             _lost([row for row in found if row["layer"] == layer], figure)
@@ -66,7 +64,7 @@ def choice_by_set() -> str:
     widths = sorted({row["k"] for row in read("choice")})
     lines = [
         f"| PCA → auto (best of the grid) | {' | '.join(f'k = {k}' for k in widths)} |",
-        "|---" * (len(widths) + 1) + "|",
+        _rule(len(widths) + 1),
     ]
     cases: dict[tuple[str, str], list[str]] = {}
     for row in read("choice"):
@@ -86,14 +84,13 @@ def choice_left_out() -> str:
     lines = [
         "| shown on | tuned on the two others | last layer: lost, mean (worst) | layer 1 "
         "| as built, last layer | as built, layer 1 | γ = .25 | γ = .5 |",
-        "|---" * 8 + "|",
+        _rule(8),
     ]
     for name in _MAIN:
         others = [row for row in rows if row["set"] != name]
         tuned = min(rows[0]["variants"], key=lambda v, seen=others: _mean_lost(seen, _variant(v)))
-        shown = [
-            [row for row in rows if row["set"] == name and row["layer"] == n] for n, _ in _LAYERS
-        ]
+        own = [row for row in rows if row["set"] == name]
+        shown = [[row for row in own if row["layer"] == layer] for layer, _ in _LAYERS]
         last = shown[0]
         cells = [
             f"{tuned} errors",
@@ -122,6 +119,10 @@ def choice_cost() -> str:
     return "\n".join(lines)
 
 
+def _rule(columns: int) -> str:
+    return "|---" * columns + "|"
+
+
 def _constant(name: str) -> Callable[[Row], float]:
     return lambda row: float(row["constant"][name])
 
@@ -142,7 +143,7 @@ _RULES: tuple[tuple[str, Callable[[Row], float]], ...] = (
 
 
 def _mean_lost(rows: Sequence[Row], figure: Callable[[Row], float]) -> float:
-    return statistics.mean(row["best"] - figure(row) for row in rows)
+    return statistics.mean(float(row["best"]) - figure(row) for row in rows)
 
 
 def _lost(rows: Iterable[Row], figure: Callable[[Row], float]) -> str:

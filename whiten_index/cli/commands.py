@@ -255,6 +255,7 @@ def _print_plan(options: dict[str, Any], *, as_json: bool) -> None:
         terminal.print_json(plan)
         return
     rate = plan["rows_per_second"]
+    settled = "=" if plan["k_settled"] else "≤"
     click.echo("plan (nothing was written)")
     rows = [
         ("shards", f"{plan['shards']:,}"),
@@ -264,10 +265,7 @@ def _print_plan(options: dict[str, Any], *, as_json: bool) -> None:
         ("encoding", "-" if rate is None else f"{terminal.duration(plan['seconds'])}"),
         ("  measured on a sample", "-" if rate is None else f"{rate:,.0f} rows/s"),
         ("raw embeddings", terminal.in_words(plan["raw_bytes"])),
-        (
-            f"reduced vectors, k {'=' if plan['k_settled'] else '≤'} {plan['k']}",
-            terminal.in_words(plan["vector_bytes"]),
-        ),
+        (f"reduced vectors, k {settled} {plan['k']}", terminal.in_words(plan["vector_bytes"])),
         ("FAISS", plan["factory"]),
         ("store", plan["store"]),
     ]
