@@ -88,7 +88,8 @@ def choice_left_out() -> str:
     ]
     for name in _MAIN:
         others = [row for row in rows if row["set"] != name]
-        tuned = min(rows[0]["variants"], key=lambda v, seen=others: _mean_lost(seen, _variant(v)))
+        losses = {each: _mean_lost(others, _variant(each)) for each in rows[0]["variants"]}
+        tuned = min(losses, key=losses.__getitem__)
         own = [row for row in rows if row["set"] == name]
         shown = [[row for row in own if row["layer"] == layer] for layer, _ in _LAYERS]
         last = shown[0]

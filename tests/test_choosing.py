@@ -191,8 +191,8 @@ def vectors_of(fitted_on: Moments, row: dict[str, Any], *matrices: Array, **opti
 
 def reciprocal_ranks(queries: Array, candidates: Array) -> Array:
     """1/rank of row i for query i."""
-    rows = queries @ candidates.T
-    return np.array([1 / rankdata(-row, method="average")[i] for i, row in enumerate(rows)])
+    ranks = rankdata(-(queries @ candidates.T), axis=1, method="average")
+    return 1 / ranks[np.arange(len(queries)), np.arange(len(queries))]
 
 
 def kept_sample(place: Place) -> dict[str, Array]:
@@ -679,20 +679,24 @@ def assert_scored_by_labels(report: BuildReport, model: Path, labels: Judged) ->
 
 
 def test_judged_queries_choose_the_best_by_ndcg(place: Place) -> None:
-    labels = judged(place.root, place.texts)
+    labels = judged(place.root, place.texts, count=60)
     report = place.build("out", **labels.options())
     found = choice(report)
     assert found["rule"] == "labels"
-    assert found["sample"] == 40
+    assert found["sample"] == 60
     assert found["measure"].startswith("nDCG@10")
     assert "encode pieces" not in stages(report)
     assert_scored_by_labels(report, place.model, labels)
     assert_applied(report)
     # The best of each width, not the gentlest near it; and then the narrowest near the best.
     leaders = [row for row in found["candidates"] if row["leads"]]
+    gentler_near = 0
     for leader in leaders:
         same = [row for row in found["candidates"] if row["k"] == leader["k"]]
         assert leader["score"] == max(row["score"] for row in same)
+        near = (row for row in same if row["score"] >= leader["score"] - row["error"])
+        gentler_near += any(row["exponent"] < leader["exponent"] for row in near)
+    assert gentler_near  # else this would not tell one rule from the other
     top = max(row["score"] for row in leaders)
     near = min(row["k"] for row in leaders if row["score"] >= 0.97 * top)
     assert found["chosen"]["k"] == near
@@ -793,10 +797,12 @@ def test_scored_pairs_choose_the_transform_that_ranks_them_so(
     assert choice(report)["chosen"] == wanted
     rows = {setting_of(row): row["score"] for row in choice(report)["candidates"]}
     assert rows[setting_of(wanted)] == pytest.approx(1, abs=1e-3)
+    if count < 400:
+        return
     for row in choice(report)["candidates"]:
-        # Folds of ten pairs or more are noisier than all of them together, not other.
+        # The mean over folds is near the correlation of all of many pairs.
         whole = spearmanr(scores, cosines_under(raw, embedded, row)).statistic
-        assert row["score"] == pytest.approx(whole, abs=0.15)
+        assert row["score"] == pytest.approx(whole, abs=0.1)
 
 
 def test_scores_that_grow_with_the_distance_still_choose(place: Place) -> None:

@@ -29,7 +29,7 @@ from whiten_index.encode import (
 )
 from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.fit import Fitted, fit_whitening, read_labels
+from whiten_index.fit import Fitted, fit_whitening, possible_widths, read_labels
 from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
 from whiten_index.progress import Progress, Silent, Stages
@@ -153,9 +153,10 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
     dim = corpus.dim or resolve_encoder(config.encoder_config())[0].dim
     wanted = config.whitening_config()
     wanted.require_dim(dim)
-    if config.factory != faiss_index.AUTO:
-        settled = not config.chooses or config.k is not None
-        faiss_index.inner_index(config.factory, (wanted.width(dim) if settled else None) or dim)
+    if config.chooses and config.k is None:
+        possible_widths(config.factory, dim)
+    elif config.factory != faiss_index.AUTO:
+        faiss_index.inner_index(config.factory, wanted.width(dim) or dim)
 
 
 def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:

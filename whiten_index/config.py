@@ -17,6 +17,7 @@ from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
 from whiten_index.store import StoreDtype, require_dtype
 from whiten_index.whitening import Kind, Weighting, WhiteningConfig
+from whiten_index.whitening.choice import require_sample
 
 Choice = TypeVar("Choice", bound=Enum)
 AUTO = "auto"
@@ -194,7 +195,7 @@ class BuildConfig:
         return _member(Weighting, self.weighting, "--weighting").function
 
     def _require_consistent_whitening(self) -> None:
-        self.whitening_config()
+        require_sample(self.choose_sample)
         self.weights_of()
         if self.weight_column is None and self.weighting != Weighting.ZIPFIAN.value:
             raise ConfigError(
@@ -207,6 +208,7 @@ class BuildConfig:
                 f"{' and '.join(given)} belongs to a transform that is named, and --whiten auto "
                 "chooses one; name it with --whiten, or leave the option out"
             )
+        self.whitening_config()
         given = [_option(name) for name in _OF_AUTO if getattr(self, name) is not None]
         if not self.chooses and given:
             raise ConfigError(

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.batch import ID
+from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
 
-_PARTS = 8
+_PARTS, _ENOUGH_ROWS = 8, 8_192
 
 
 def drawn_parts(record: CorpusRecord, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return the positions of up to eight parts of a corpus, drawn by their rows, in its order."""
+    """Return the positions of parts of a corpus, drawn by their rows, in its order.
+
+    They are eight, or more where these hold fewer than 8,192 rows together.
+    """
     rows = np.array([part.rows for part in record.parts], dtype=np.float64)
-    count = min(_PARTS, int(np.count_nonzero(rows)))
-    return np.sort(rng.choice(len(rows), count, replace=False, p=rows / rows.sum()))
+    drawn = rng.choice(len(rows), np.count_nonzero(rows), replace=False, p=rows / rows.sum())
+    enough = int(np.searchsorted(np.cumsum(rows[drawn]), _ENOUGH_ROWS)) + 1
+    return np.sort(drawn[: max(_PARTS, enough)])
 
 
 def drawn_rows(record: CorpusRecord, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return up to ``size`` row numbers, without repeats, from up to eight parts of a corpus."""
+    """Return up to ``size`` row numbers, without repeats, from ``drawn_parts`` of a corpus."""
     starts = row_starts(record)
     parts = drawn_parts(record, rng)
     rows = np.concatenate([np.arange(starts[part], starts[part + 1]) for part in parts])
@@ -39,9 +47,32 @@ def embeddings_of(
         ArtifactError: a shard cannot be read.
     """
     found = np.empty((len(rows), int(store.encoder["dim"])))
+    for part, inside, places in _by_part(record, rows):
+        found[inside] = store.embeddings(part.shard)[places]
+    return found
+
+
+def ids_of(store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]) -> list[str]:
+    """Return the ids of rows of a corpus, in the order given, numbers as texts.
+
+    Raises:
+        ArtifactError: the documents of a shard cannot be read.
+    """
+    found = [""] * len(rows)
+    for part, inside, places in _by_part(record, rows):
+        ids = store.documents(part)[ID].take(pa.array(places)).to_pylist()
+        for place, name in zip(np.flatnonzero(inside), ids, strict=True):
+            found[place] = str(name)
+    return found
+
+
+def _by_part(
+    record: CorpusRecord, rows: NDArray[np.int64]
+) -> Iterator[tuple[CorpusPart, NDArray[np.bool_], NDArray[np.int64]]]:
+    """Yield each part that has some of the rows, which of them it has, and their places in it."""
     starts = row_starts(record)
+    if len(rows) and not 0 <= rows.min() <= rows.max() < starts[-1]:
+        raise ValueError(f"rows {rows.min()} to {rows.max()} are not all among {starts[-1]}")
     for position in np.unique(np.searchsorted(starts, rows, side="right") - 1):
         inside = (rows >= starts[position]) & (rows < starts[position + 1])
-        embeddings = store.embeddings(record.parts[position].shard)
-        found[inside] = embeddings[rows[inside] - starts[position]]
-    return found
+        yield record.parts[position], inside, rows[inside] - starts[position]

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index import index as faiss_index
 from whiten_index.assemble import blocks
 from whiten_index.batch import ID
 from whiten_index.choosing import Labels, Wishes, choose_setting
@@ -19,7 +20,7 @@ from whiten_index.moments import Moments
 from whiten_index.progress import Progress, Stages
 from whiten_index.store import total_moments
 from whiten_index.whitening import Estimator, Whitening, WhiteningConfig, parse_shrinkage, unit_rows
-from whiten_index.whitening.choice import Choice
+from whiten_index.whitening.choice import Choice, widths
 
 # Rounding to 11 significant bits, averaged over the mantissa.
 _FLOAT16_RMS_ERROR = 2.0e-4
@@ -63,9 +64,11 @@ def fit_whitening(
     """
     wanted, choice = config.whitening_config(), None
     with stages.stage("fit", encoded.record.rows) as watcher:
-        moments = _moments(config, wanted, encoded, watcher)
+        weights = None if config.weight_column is None else _weights(config, encoded)
+        moments = _moments(wanted, encoded, weights, watcher)
     if config.chooses:
-        choice = choose_setting(encoded, moments, _wishes(config, labels), stages)
+        wishes = _wishes(config, labels, moments.dim)
+        choice = choose_setting(encoded, moments, wishes, stages, weights=weights)
         setting = choice.setting
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
@@ -73,8 +76,9 @@ def fit_whitening(
     return Fitted(moments, whitening, choice)
 
 
-def _wishes(config: BuildConfig, labels: Labels | None) -> Wishes:
+def _wishes(config: BuildConfig, labels: Labels | None, dim: int) -> Wishes:
     return Wishes(
+        widths=possible_widths(config.factory, dim) if config.k is None else None,
         k=config.k,
         exponent=config.exponent,
         center=config.center,
@@ -86,19 +90,48 @@ def _wishes(config: BuildConfig, labels: Labels | None) -> Wishes:
     )
 
 
+def possible_widths(factory: str, dim: int) -> tuple[int, ...] | None:
+    """Return the round widths that FAISS can build the factory for, None where it takes any.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if factory == faiss_index.AUTO:
+        return None
+    found = tuple(k for k in widths(dim) if _builds(factory, k))
+    if not found:
+        # What FAISS itself refuses at any width is said first.
+        faiss_index.inner_index(factory, dim)
+        raise ConfigError(
+            f"--factory {factory} fits none of the round widths that auto chooses among; name one "
+            "with --k"
+        )
+    return found
+
+
+def _builds(factory: str, k: int) -> bool:
+    try:
+        faiss_index.inner_index(factory, k)
+    except ConfigError:
+        return False
+    return True
+
+
 def _moments(
-    config: BuildConfig, wanted: WhiteningConfig, encoded: EncodeReport, watcher: Progress
+    wanted: WhiteningConfig,
+    encoded: EncodeReport,
+    weights: NDArray[np.float64] | None,
+    watcher: Progress,
 ) -> Moments:
     """Return the sum of the shards' moments, or those of another look at the store."""
     store, record = encoded.store, encoded.record
     shards = [part.shard for part in record.parts if part.rows]
-    if config.weight_column is None and not wanted.normalize_input:
+    if weights is None and not wanted.normalize_input:
         moments = total_moments(store, shards, store.encoder["dim"])
         needs_quartic = parse_shrinkage(wanted.shrinkage)[0] is Estimator.LEDOIT_WOLF
         if moments.quartic is not None or not needs_quartic:
             watcher.advance(record.rows)
             return moments
-    weights = None if config.weight_column is None else _weights(config, encoded)
     moments, start = Moments.empty(store.encoder["dim"]), 0
     for block in blocks(store, record):
         rows = unit_rows(block.astype(np.float64)) if wanted.normalize_input else block

@@ -184,7 +184,7 @@ class EmbeddingStore:
     def tidy(self) -> None:
         """Remove what a writer that died left; only for whoever is the one writer."""
         with manifest.writing(self.folder):
-            for folder in (self.folder, self._shards, self._rows, self._corpora):
+            for folder in (self.folder, *filter(Path.is_dir, self.folder.iterdir())):
                 manifest.remove_leftovers(folder)
 
     def shard_fingerprint(self, digests: NDArray[np.uint8], dtype: StoreDtype) -> str:
@@ -354,11 +354,15 @@ class EmbeddingStore:
 
     def save_choice(self, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Remember which transform was chosen, by what the choice depends on."""
-        self._save_note("choices", key, value)
+        digest = manifest.fingerprint(dict(value))
+        self._save_note("choices", key, {"choice": value, "digest": digest})
 
     def choice(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the choice that was remembered for ``key``, None where there is none."""
-        return self._note("choices", key)
+        """Return the choice remembered for ``key``, None where there is none or it is damaged."""
+        note = self._note("choices", key) or {}
+        choice = note.get("choice")
+        sound = isinstance(choice, dict) and manifest.fingerprint(choice) == note.get("digest")
+        return choice if sound else None
 
     def save_sample(self, key: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         """Keep the arrays of a sample, whole or not at all."""
@@ -366,12 +370,13 @@ class EmbeddingStore:
         with manifest.writing(path):
             path.parent.mkdir(exist_ok=True)
             with manifest.replacing(path) as temporary:
-                write_tensors(temporary, tensors, kind=_SAMPLE, version=FORMAT_VERSION)
+                facts = {"digest": _digest_of(tensors)}
+                write_tensors(temporary, tensors, kind=_SAMPLE, version=FORMAT_VERSION, facts=facts)
 
     def sample(
         self, key: Mapping[str, Any], shapes: Mapping[str, str]
     ) -> dict[str, NDArray[Any]] | None:
-        """Return the sample that was kept for ``key``, None where there is none that can be read.
+        """Return the sample kept for ``key``, None where there is none or it is damaged.
 
         Args:
             key: what the sample depends on.
@@ -379,10 +384,10 @@ class EmbeddingStore:
         """
         path = self._sample_path(key)
         try:
-            found = read_tensors(path, kind=_SAMPLE, version=FORMAT_VERSION, shapes=shapes)
+            found, facts = read_tensors(path, kind=_SAMPLE, version=FORMAT_VERSION, shapes=shapes)
         except ArtifactError:
             return None
-        return {name: found[0][name] for name in shapes}
+        return found if facts.get("digest") == _digest_of(found) else None
 
     def _sample_path(self, key: Mapping[str, Any]) -> Path:
         return self.folder / "samples" / f"{manifest.fingerprint(dict(key))}.safetensors"
@@ -514,6 +519,10 @@ def _compressed(data: bytes) -> bytes:
         stream.write(data)
     packed: bytes = sink.getvalue().to_pybytes()
     return packed
+
+
+def _digest_of(tensors: Mapping[str, NDArray[Any]]) -> str:
+    return _digest(b"".join(tensors[name].tobytes() for name in sorted(tensors)))
 
 
 def _digest(data: bytes) -> str:

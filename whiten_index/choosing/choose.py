@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,14 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.choosing.labelled import Labels, labelled_trials
-from whiten_index.choosing.sample import LEAST_DOCUMENTS, Sample, sample_pieces
+from whiten_index.choosing.sample import Sample, sample_pieces
 from whiten_index.draw import embeddings_of
 from whiten_index.encode import EncodeReport
-from whiten_index.errors import ConfigError, OutputError, WhiteningError
+from whiten_index.errors import OutputError, WhiteningError
 from whiten_index.moments import Moments
 from whiten_index.progress import Stages
-from whiten_index.store import CorpusRecord, EmbeddingStore
-from whiten_index.whitening import Kind, Whitening, WhiteningConfig, WidthWish, unit_rows
+from whiten_index.whitening import (
+    Kind,
+    Whitening,
+    WhiteningConfig,
+    WidthWish,
+    default_width,
+    unit_rows,
+)
 from whiten_index.whitening.choice import (
     Choice,
     Rule,
@@ -27,6 +34,7 @@ from whiten_index.whitening.choice import (
     choose_by_scores,
     choose_by_spectrum,
     reciprocal_ranks,
+    require_sample,
     score_settings,
     settings,
     widths,
@@ -46,6 +54,7 @@ class Wishes:
         center: None to have it chosen.
         normalize_input: whether the moments are those of unit vectors.
         floor: share of λ₁ below which directions are dropped.
+        widths: among which k is chosen, None for round ones.
         sample: documents to choose on at most.
         seed: of the sample.
         labels: queries with judgements or pairs, None to choose without.
@@ -56,16 +65,13 @@ class Wishes:
     center: bool | None = None
     normalize_input: bool = False
     floor: float | None = None
+    widths: tuple[int, ...] | None = None
     sample: int = 1_000
     seed: int = 0
     labels: Labels | None = None
 
     def __post_init__(self) -> None:
-        if self.sample < LEAST_DOCUMENTS:
-            raise ConfigError(
-                f"a sample of {self.sample} documents is too small to choose from; use "
-                f"--choose-sample {LEAST_DOCUMENTS} or more, or name the transform with --whiten"
-            )
+        require_sample(self.sample)
 
     def to_json(self) -> dict[str, Any]:
         """Return what a choice depends on besides the corpus, as JSON values."""
@@ -74,7 +80,12 @@ class Wishes:
 
 
 def choose_setting(
-    encoded: EncodeReport, moments: Moments, wishes: Wishes, stages: Stages
+    encoded: EncodeReport,
+    moments: Moments,
+    wishes: Wishes,
+    stages: Stages,
+    *,
+    weights: NDArray[np.float64] | None = None,
 ) -> Choice:
     """Choose k, γ and centring; a choice made before on the same corpus is found in its store.
 
@@ -83,18 +94,25 @@ def choose_setting(
         moments: of all its embeddings, of unit length where that is wished.
         wishes: what is not up for choice, and what to choose by.
         stages: where the time is shown.
+        weights: (n,) of the rows, by which the moments were taken, or None.
 
     Raises:
         WhiteningError: the embeddings are constant, or k is above their rank.
         ConfigError: the labels do not fit the corpus, or are too few.
     """
-    key = {"corpus": encoded.record.fingerprint, "rules": _RULES, "wishes": wishes.to_json()}
+    key = {
+        "corpus": encoded.record.fingerprint,
+        "rules": _RULES,
+        "moments": _digest(moments),
+        "query_prompt": encoded.store.encoder.get("query_prompt"),
+        "wishes": wishes.to_json(),
+    }
     # A damaged note is made again.
     with contextlib.suppress(KeyError, TypeError, ValueError):
         if (kept := encoded.store.choice(key)) is not None:
             return Choice.from_json(kept)
     fit = _pca(moments, wishes)
-    choice = _Chooser(encoded, moments, fit, wishes, stages).choose()
+    choice = _Chooser(encoded, moments, fit, wishes, stages, weights).choose()
     if choice.rule is not Rule.SPECTRUM:
         # A store that cannot be written still serves: the next build chooses the same again.
         with contextlib.suppress(OutputError):
@@ -119,6 +137,7 @@ class _Chooser:
     fit: Whitening
     wishes: Wishes
     stages: Stages
+    weights: NDArray[np.float64] | None
 
     def choose(self) -> Choice:
         if self.wishes.labels is not None:
@@ -126,8 +145,12 @@ class _Chooser:
         found = sample_pieces(self.encoded, self.wishes.sample, self.wishes.seed, self.stages)
         if isinstance(found, Sample):
             return self._by_pieces(found)
+        width = self._width()
+        if width is None and self.wishes.widths is not None:
+            default = min(default_width(self.fit.dim), self.fit.k)
+            width = max((k for k in self._widths(self.fit.k) if k <= default), default=None)
         setting = choose_by_spectrum(
-            self.fit, self._width(), exponent=self.wishes.exponent, center=self.wishes.center
+            self.fit, width, exponent=self.wishes.exponent, center=self.wishes.center
         )
         why = f"{found.why}, so mean and spectrum alone decide"
         return Choice(Rule.SPECTRUM, setting, "", 0, (), why)
@@ -135,7 +158,7 @@ class _Chooser:
     def _by_pieces(self, sample: Sample) -> Choice:
         with self.stages.stage("choose", len(sample)) as watcher:
             trials = piece_trials(self.encoded, sample)
-            fit = self._held_out(embeddings_of(*self._stored(), sample.rows))
+            fit = self._held_out(sample.rows)
             setting, scored = choose_by_scores(*self._scored(fit, trials))
             watcher.advance(len(sample))
         measure = (
@@ -147,9 +170,6 @@ class _Chooser:
             f"{len(sample)} documents find the rest"
         )
         return Choice(Rule.PIECES, setting, measure, len(sample), scored, why)
-
-    def _stored(self) -> tuple[EmbeddingStore, CorpusRecord]:
-        return self.encoded.store, self.encoded.record
 
     def _by_labels(self, labels: Labels) -> Choice:
         found = labelled_trials(self.encoded, labels, self.wishes.seed, self.stages)
@@ -163,27 +183,43 @@ class _Chooser:
         self, fit: Whitening, trials: Sequence[Trial]
     ) -> tuple[list[Setting], NDArray[np.float64]]:
         width = self._width()
-        ks = widths(fit.rank) if width is None else (width,)
+        ks = self._widths(fit.k) if width is None else (width,)
         grid = settings(ks, exponent=self.wishes.exponent, center=self.wishes.center)
         return grid, score_settings(fit, trials, grid)
 
-    def _held_out(self, rows: NDArray[np.float64]) -> Whitening:
-        """Return the fit without the sampled rows (m, d), where enough of the corpus is left."""
+    def _held_out(self, rows: NDArray[np.int64]) -> Whitening:
+        """Return the fit without rows of the corpus (m,), where enough of it is left."""
+        embeddings = embeddings_of(self.encoded.store, self.encoded.record, rows)
         if self.wishes.normalize_input:
-            rows = unit_rows(rows)
-        left = self.moments - Moments.of(rows)
+            embeddings = unit_rows(embeddings)
+        weights = None if self.weights is None else self.weights[rows]
         try:
-            fit = _pca(left, self.wishes)
+            fit = _pca(self.moments - Moments.of(embeddings, weights=weights), self.wishes)
         except WhiteningError:
             return self.fit
-        return fit if fit.rank >= (self._width() or fit.rank) else self.fit
+        return fit if fit.k >= (self._width() or fit.k) else self.fit
+
+    def _widths(self, rank: int) -> tuple[int, ...]:
+        """Return the widths among which k is chosen."""
+        given = self.wishes.widths
+        if given is None:
+            return widths(rank)
+        return tuple(k for k in given if k <= rank) or given[:1]
 
     def _width(self) -> int | None:
         """Return k where it is settled, None where it is up for choice."""
         wish = WidthWish.parse(self.wishes.k)
         if wish == WidthWish():
             return None
-        return wish.resolve(self.fit.eigenvalues, count=self.moments.count)
+        floor = self.wishes.floor or 0.0
+        return wish.resolve(self.fit.eigenvalues, count=self.moments.count, floor=floor)
+
+
+def _digest(moments: Moments) -> str:
+    """Return what tells moments from those of other rows, weights or scales."""
+    arrays = (moments.mean, moments.scatter)
+    data = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _pca(moments: Moments, wishes: Wishes) -> Whitening:

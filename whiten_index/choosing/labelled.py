@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.batch import ID
-from whiten_index.draw import drawn_rows, embeddings_of
+from whiten_index.draw import drawn_rows, embeddings_of, ids_of
 from whiten_index.encode import EncodeReport
 from whiten_index.errors import ConfigError
 from whiten_index.labels import Pairs, read_pairs, read_qrels, read_queries
@@ -61,8 +61,11 @@ class Labels:
             CorpusError: a file cannot be read.
         """
         if pairs is not None:
-            if queries is not None or qrels is not None:
-                raise ConfigError("--pairs and --qrels are two kinds of labels; give one of them")
+            if queries is not None or qrels is not None or split is not None:
+                raise ConfigError(
+                    "--pairs and --qrels are two kinds of labels; give one of them, and --queries "
+                    "and --qrels-split with --qrels only"
+                )
             return cls(pairs, {}, {}, read_pairs(Path(pairs)))
         if queries is None and qrels is None:
             if split is not None:
@@ -183,12 +186,7 @@ class _Judged:
             queries = self.encoded.work.encoder().encode_queries(texts)
             watcher.advance(len(usable))
         embeddings = embeddings_of(self.encoded.store, record, candidates)
-        # Passages of one judged document share its id; any other row is a document of its own.
-        names = [f"#{row}" for row in candidates]
-        places = {int(row): place for place, row in enumerate(candidates)}
-        for document, its_rows in found.items():
-            for row in its_rows:
-                names[places[int(row)]] = document
+        names = ids_of(self.encoded.store, record, candidates)
         score = _ndcg(usable, names, self.labels.qrels)
         measure = f"nDCG@{_DEPTH} among {len(candidates):,} documents"
         why = f"the best on {len(usable)} judged queries of {self.labels.source}"

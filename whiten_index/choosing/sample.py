@@ -19,8 +19,8 @@ from whiten_index.pieces import RECIPE, Pieces, cut_pieces
 from whiten_index.progress import Stages
 from whiten_index.shard import ShardWork
 from whiten_index.store import CorpusRecord, EmbeddingStore, StoreDtype, as_kept
+from whiten_index.whitening.choice import LEAST_SAMPLE
 
-LEAST_DOCUMENTS = 50
 _MOST_CANDIDATES = 5_000
 # Texts looked at for one that is long enough.
 _TRIES = 20
@@ -77,13 +77,13 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
         CorpusError: the corpus can no longer be read.
     """
     store, record = encoded.store, encoded.record
-    key = _key(record, size, seed)
+    key = _key(encoded, size, seed)
     if (kept := _kept(store, key)) is not None:
         return kept
     work = encoded.work
     if work is None or work.corpus.dim is not None:
         return TooShort("there are no texts to cut into pieces, only embeddings")
-    if record.rows < 2 * LEAST_DOCUMENTS:
+    if record.rows < 2 * LEAST_SAMPLE:
         return TooShort(f"{record.rows} documents are too few to choose from")
     drawn = _Draw(record, work, np.random.default_rng(seed))
     cut = drawn.pieces(min(size, record.rows // 2))
@@ -93,7 +93,7 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
         limit = max(_SECONDS, _SHARE_OF_BUILD * sum(_whole(stages.seconds)))
         parts, started = list[list[NDArray[np.float32]]](), time.perf_counter()
         for start in range(0, len(cut), _CHUNK):
-            if time.perf_counter() - started > limit and start >= 2 * LEAST_DOCUMENTS:
+            if time.perf_counter() - started > limit and start >= 2 * LEAST_SAMPLE:
                 break
             chunk = [pieces for _, pieces in cut[start : start + _CHUNK]]
             parts.append(_encode(work, chunk))
@@ -128,8 +128,10 @@ class _Draw:
             tried += 1
             if (pieces := cut_pieces(text, self.rng, most_words=most_words)) is not None:
                 found.append((row, pieces))
-        if len(found) < max(LEAST_DOCUMENTS, _LEAST_SHARE * tried):
+        if len(found) < _LEAST_SHARE * tried:
             return TooShort(f"{tried - len(found)} of {tried} texts are too short to cut in pieces")
+        if len(found) < LEAST_SAMPLE:
+            return TooShort(f"{len(found)} documents are too few to choose from")
         return found
 
     def around(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -158,8 +160,15 @@ def _encode(work: ShardWork, pieces: list[Pieces]) -> list[NDArray[np.float32]]:
     return [queries[: len(pieces)], others, queries[len(pieces) :]]
 
 
-def _key(record: CorpusRecord, size: int, seed: int) -> dict[str, Any]:
-    return {"corpus": record.fingerprint, "recipe": RECIPE, "size": size, "seed": seed}
+def _key(encoded: EncodeReport, size: int, seed: int) -> dict[str, Any]:
+    return {
+        "corpus": encoded.record.fingerprint,
+        "recipe": RECIPE,
+        "size": size,
+        "seed": seed,
+        # Sentences and windows are encoded as queries, and the store's name is of documents.
+        "query_prompt": encoded.store.encoder.get("query_prompt"),
+    }
 
 
 def _kept(store: EmbeddingStore, key: Mapping[str, Any]) -> Sample | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.errors import ConfigError
 from whiten_index.whitening.arrays import unit_rows
 from whiten_index.whitening.spectrum import default_width
 from whiten_index.whitening.transform import Whitening
@@ -21,8 +22,23 @@ _WIDTH_LOSS = 0.03
 _STANDARD_ERRORS = 1.0
 _LARGE_MEAN = 0.4
 
+LEAST_SAMPLE = 50
+
 Vectors = NDArray[np.float32]
 Scores = NDArray[np.float64]
+
+
+def require_sample(size: int) -> None:
+    """Refuse a sample that would leave the choice to chance.
+
+    Raises:
+        ConfigError: it is of fewer than 50 documents.
+    """
+    if size < LEAST_SAMPLE:
+        raise ConfigError(
+            f"a sample of {size} documents is too small to choose from; use --choose-sample "
+            f"{LEAST_SAMPLE} or more, or name the transform with --whiten"
+        )
 
 
 class Rule(Enum):
@@ -159,7 +175,11 @@ def reciprocal_ranks(answers: NDArray[np.int64]) -> Callable[[Vectors, Vectors],
 
 
 def widths(rank: int) -> tuple[int, ...]:
-    """Return the widths among which k is chosen: round ones, as codes of vectors want them."""
+    """Return the widths among which k is chosen: round ones, as codes of vectors want them.
+
+    Args:
+        rank: directions that there are, 1 or more.
+    """
     return tuple(k for k in _WIDTHS if k <= rank) or (rank,)
 
 
@@ -175,14 +195,14 @@ def settings(
 def score_settings(
     fit: Whitening, trials: Sequence[Trial], grid: Sequence[Setting]
 ) -> NDArray[np.float64]:
-    """Return the scores (len(grid), q), the mean over the trials, which are of the same q items.
+    """Return the scores (len(grid), q), the mean over the trials, which score the same q items.
 
     Args:
         fit: PCA of the corpus, of every direction in the grid.
-        trials: each as many queries.
+        trials: what is scored.
         grid: what to try.
     """
-    total = np.zeros((len(grid), len(trials[0].queries)))
+    total: list[Scores | float] = [0.0] * len(grid)
     for trial in trials:
         for center in {setting.center for setting in grid}:
             queries, candidates = (
@@ -192,8 +212,8 @@ def score_settings(
                 if setting.center is center:
                     scale = fit.eigenvalues[: setting.k] ** (-setting.exponent / 2)
                     pair = (_unit(rows[:, : setting.k], scale) for rows in (queries, candidates))
-                    total[row] += trial.score(*pair)
-    return total / len(trials)
+                    total[row] = total[row] + trial.score(*pair)
+    return np.array(total) / len(trials)
 
 
 def choose_by_scores(
@@ -243,7 +263,7 @@ def choose_by_spectrum(
     the rank. The mean is subtracted where s is above 0.4. This is our own rule, in the spirit of
     Spectral Tempering (arXiv 2603.19339), whose formula was not at hand.
     """
-    rank = fit.rank
+    rank = fit.k
     width = min(default_width(fit.dim), rank) if k is None else k
     mean = float(fit.mean @ fit.mean)
     share = mean / (mean + float(fit.eigenvalues.sum()))
