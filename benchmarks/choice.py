@@ -2,8 +2,8 @@
 
 Run ``WHITEN_INDEX_DATA=… python -m benchmarks.choice WORK_FOLDER [SET …]``. Every set is encoded
 into a store in the work folder, from the last layer and from layer 1, and its transform chosen for
-four widths by the product's own code. The rule has two knobs, the task that pieces are given and
-how many standard errors a gentler transform may stay behind; the results say for each of their
+four widths by the product's own code. The rule has two knobs, how much each kind of piece counts
+and how many standard errors a gentler transform may stay behind; the results say for each of their
 values what was lost, so that they can be tuned on two sets and shown on the third.
 """
 
@@ -44,7 +44,8 @@ from whiten_index.whitening.choice import (
 SETS = ("scifact", "cranfield", "cacm")
 LAYERS, WIDTHS = (None, 1), (32, 64, 128, 256)
 GRID_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-TASKS = ("sentence", "window", "both")
+# How much the sentences count, the windows having the rest.
+TASKS = {"sentences": 1.0, "2 to 1": 2 / 3, "1 to 1": 1 / 2, "windows": 0.0}
 ERRORS = (0.0, 0.5, 1.0, 2.0)
 
 
@@ -144,8 +145,9 @@ def _row(
     seconds = time.perf_counter() - started
     variants = {}
     trials = piece_trials(case.encoded, sample)
-    scores = [score_settings(held_out, [trial], list(true)) for trial in trials]
-    for task, scored in zip(TASKS, [*scores, np.mean(scores, axis=0)], strict=True):
+    sentences, windows = (score_settings(held_out, [trial], list(true)) for trial in trials)
+    for task, share in TASKS.items():
+        scored = share * sentences + (1 - share) * windows
         for errors in ERRORS:
             chosen, _ = choose_by_scores(list(true), scored, errors=errors)
             variants[f"{task}, {errors:g}"] = true[chosen]

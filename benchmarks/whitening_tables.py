@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 _NAMES = {"scifact": "SciFact", "cranfield": "Cranfield", "cacm": "CACM"}
 _MAIN = tuple(_NAMES)
-_ASKED = "both, 1"
+_ASKED = "2 to 1, 1"
 _LAYERS: tuple[tuple[int | None, str], ...] = ((None, "last layer"), (1, "layer 1"))
 
 

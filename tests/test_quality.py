@@ -45,7 +45,7 @@ def work(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ndcg_is_the_published_one(
     data: Path, work: Path, setting: scifact.Setting, ndcg: float, tolerance: float
 ) -> None:
-    report = scifact.build(work, setting)
+    report = scifact.build(data, work, setting)
     assert report["counts"]["reused"] == report["counts"]["read"] == 5183
     found = scifact.quality(data, open_index(work / setting.name))
     assert found["ndcg@10"] == pytest.approx(ndcg, abs=tolerance)

@@ -40,6 +40,8 @@ from whiten_index.whitening.choice import (
     widths,
 )
 
+# Whole documents hold the words looked for, and so overrate strong whitening.
+_SENTENCE_WEIGHT = 2.0
 # Changes whenever the same sample would give another choice.
 _RULES = 1
 
@@ -125,7 +127,7 @@ def piece_trials(encoded: EncodeReport, sample: Sample) -> list[Trial]:
     documents = embeddings_of(encoded.store, encoded.record, sample.candidates)
     own = np.arange(len(sample))
     return [
-        Trial(sample.sentences, sample.others, reciprocal_ranks(own)),
+        Trial(sample.sentences, sample.others, reciprocal_ranks(own), _SENTENCE_WEIGHT),
         Trial(sample.windows, documents, reciprocal_ranks(own)),
     ]
 
@@ -162,8 +164,8 @@ class _Chooser:
             setting, scored = choose_by_scores(*self._scored(fit, trials))
             watcher.advance(len(sample))
         measure = (
-            "MRR of a sentence among what is left of the documents, and of 8 to 20 words among "
-            "whole documents"
+            "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "
+            "among whole documents, weight 1"
         )
         why = (
             f"the gentlest within one standard error of the best, by how well pieces of "

@@ -149,11 +149,13 @@ class Trial:
         queries: (q, d) raw embeddings.
         candidates: (n, d) raw embeddings, among which they search.
         score: gives (q,) scores from unit vectors (q, k) and (n, k).
+        weight: how much it counts beside other trials.
     """
 
     queries: NDArray[np.floating]
     candidates: NDArray[np.floating]
     score: Callable[[Vectors, Vectors], Scores]
+    weight: float = 1.0
 
 
 def reciprocal_ranks(answers: NDArray[np.int64]) -> Callable[[Vectors, Vectors], Scores]:
@@ -195,7 +197,7 @@ def settings(
 def score_settings(
     fit: Whitening, trials: Sequence[Trial], grid: Sequence[Setting]
 ) -> NDArray[np.float64]:
-    """Return the scores (len(grid), q), the mean over the trials, which score the same q items.
+    """Return the scores (len(grid), q), the weighted mean over trials that score the same q items.
 
     Args:
         fit: PCA of the corpus, of every direction in the grid.
@@ -212,8 +214,8 @@ def score_settings(
                 if setting.center is center:
                     scale = fit.eigenvalues[: setting.k] ** (-setting.exponent / 2)
                     pair = (_unit(rows[:, : setting.k], scale) for rows in (queries, candidates))
-                    total[row] = total[row] + trial.score(*pair)
-    return np.array(total) / len(trials)
+                    total[row] = total[row] + trial.weight * trial.score(*pair)
+    return np.array(total) / sum(trial.weight for trial in trials)
 
 
 def choose_by_scores(
