@@ -56,6 +56,7 @@ class Case:
     judged: JudgedSet
     layer: int | None
     encoded: EncodeReport
+    seconds: float
 
     @classmethod
     def of(cls, name: str, layer: int | None, work: Path) -> Case:
@@ -72,7 +73,11 @@ class Case:
             max_length=256,
             store=str(work / name),
         )
-        return cls(judged, layer, encode_corpus(config))
+        encoded = encode_corpus(config)
+        kept = work / f"{name}-{layer or 'last'}.seconds"
+        if encoded.counts.encoded:
+            kept.write_text(str(encoded.stages.seconds["encode"]), encoding="utf-8")
+        return cls(judged, layer, encoded, float(kept.read_text(encoding="utf-8")))
 
     @cached_property
     def moments(self) -> Moments:
@@ -116,8 +121,10 @@ def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         stages = Stages(Silent())
         started = time.perf_counter()
         sample = sample_pieces(case.encoded, 1_000, 0, stages)
-        encoding = time.perf_counter() - started
         assert isinstance(sample, Sample)
+        kept = work / f"{name}-{layer or 'last'}.pieces-seconds"
+        if "encode pieces" in stages.seconds:
+            kept.write_text(str(time.perf_counter() - started), encoding="utf-8")
         pca = WhiteningConfig(kind=Kind.PCA, k="full")
         whole = Whitening.fit(case.moments, pca)
         held_out = Whitening.fit(case.moments - Moments.of(case.documents[sample.rows]), pca)
@@ -127,11 +134,27 @@ def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             "rows": len(case.ids),
             "sample": len(sample),
             "raw": ndcg(case.judged, case.ids, case.documents, case.queries),
-            "encode_pieces_seconds": encoding,
-            "build_seconds": case.encoded.stages.seconds["encode"],
+            "encode_pieces_seconds": float(kept.read_text(encoding="utf-8")),
+            "build_seconds": case.seconds,
         }
         for k in WIDTHS:
             yield {**facts, "k": k, **_row(case, sample, (whole, held_out), k, stages)}
+        yield {**facts, "k": None, **_free_width(case, stages)}
+
+
+def _free_width(case: Case, stages: Stages) -> dict[str, Any]:
+    """Return what is chosen where the width is left open too."""
+    started = time.perf_counter()
+    setting = choose_setting(case.encoded, case.moments, Wishes(), stages).setting
+    seconds = time.perf_counter() - started
+    widest = max(WIDTHS)
+    return {
+        "chosen": {"k": setting.k, "exponent": setting.exponent, "center": setting.center},
+        "auto": case.quality(setting),
+        "best_at_widest": max(case.quality(each) for each in settings([widest])),
+        "widest": widest,
+        "choose_seconds": seconds,
+    }
 
 
 def _row(

@@ -141,8 +141,10 @@ def _percent(share: float | None) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "exponents": whitening_tables.exponents,
     "choice": whitening_tables.choice,
+    "choice_of_width": whitening_tables.choice_of_width,
     "choice_by_set": whitening_tables.choice_by_set,
     "choice_left_out": whitening_tables.choice_left_out,
+    "short_texts": whitening_tables.short_texts,
     "choice_cost": whitening_tables.choice_cost,
     "scifact": scifact,
     "store_dtype": store_dtype,

@@ -41,7 +41,7 @@ def exponents() -> str:
 
 def choice() -> str:
     """Return what each rule loses against the best of the grid, on average and at worst."""
-    rows = read("choice")
+    rows = _given_widths()
     groups = (
         ("SciFact, Cranfield, CACM", [row for row in rows if row["set"] in _MAIN]),
         ("five BEIR extracts", [row for row in rows if row["set"] not in _MAIN]),
@@ -56,18 +56,43 @@ def choice() -> str:
             for layer, _ in _LAYERS
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    cells = [
+        _above_pca([row for row in found if row["layer"] == layer])
+        for _, found in groups
+        if found
+        for layer, _ in _LAYERS
+    ]
+    lines.append(f"| auto above PCA, mean (least) | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def choice_of_width() -> str:
+    """Return what is chosen where the width is left open as well."""
+    lines = [
+        "| | all 384, as they are | best of the grid at k = 256 | auto | chosen |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for row in read("choice"):
+        if row["k"] is None:
+            chosen, layer = row["chosen"], dict(_LAYERS)[row["layer"]]
+            mean = "" if chosen["center"] else ", μ kept"
+            lines.append(
+                f"| {_NAMES.get(row['set'], row['set'])}, {layer} | {row['raw']:.1f} "
+                f"| {row['best_at_widest']:.1f} | {row['auto']:.1f} "
+                f"| k = {chosen['k']}, γ = {chosen['exponent']:g}{mean} |"
+            )
     return "\n".join(lines)
 
 
 def choice_by_set() -> str:
     """Return, for every set, layer and width, PCA, the choice and the best of the grid."""
-    widths = sorted({row["k"] for row in read("choice")})
+    widths = sorted({row["k"] for row in _given_widths()})
     lines = [
         f"| PCA → auto (best of the grid) | {' | '.join(f'k = {k}' for k in widths)} |",
         _rule(len(widths) + 1),
     ]
     cases: dict[tuple[str, str], list[str]] = {}
-    for row in read("choice"):
+    for row in _given_widths():
         layer = dict(_LAYERS)[row["layer"]]
         chosen = f"γ {row['chosen']['exponent']:g}{'' if row['chosen']['center'] else ', μ kept'}"
         cases.setdefault((row["set"], layer), []).append(
@@ -80,11 +105,12 @@ def choice_by_set() -> str:
 
 def choice_left_out() -> str:
     """Return what is lost on each set by a rule tuned on the two others."""
-    rows = [row for row in read("choice") if row["set"] in _MAIN]
+    rows = [row for row in _given_widths() if row["set"] in _MAIN]
     lines = [
         "| shown on | tuned on the two others | last layer: lost, mean (worst) | layer 1 "
-        "| as built, last layer | as built, layer 1 | γ = .25 | γ = .5 |",
-        _rule(8),
+        "| as built: last layer | layer 1 | γ = .25: last layer | layer 1 "
+        "| γ = .5: last layer | layer 1 |",
+        _rule(10),
     ]
     for name in _MAIN:
         others = [row for row in rows if row["set"] != name]
@@ -92,25 +118,44 @@ def choice_left_out() -> str:
         tuned = min(losses, key=losses.__getitem__)
         own = [row for row in rows if row["set"] == name]
         shown = [[row for row in own if row["layer"] == layer] for layer, _ in _LAYERS]
-        last = shown[0]
         cells = [
             f"{tuned} errors",
             *(_lost(part, _variant(tuned)) for part in shown),
             *(_lost(part, _variant(_ASKED)) for part in shown),
-            *(_lost(last, _constant(f"{exponent}, centred")) for exponent in (0.25, 0.5)),
+            *(
+                _lost(part, _constant(f"{exponent}, centred"))
+                for exponent in (0.25, 0.5)
+                for part in shown
+            ),
         ]
         lines.append(f"| {_NAMES[name]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def short_texts() -> str:
+    """Return what is lost on single sentences by mean and spectrum, and by constants."""
+    rows = read("short_texts")
+    lines = [
+        "| Spearman × 100 lost, mean (worst) | last layer | layer 1 |",
+        _rule(3),
+    ]
+    rules = (("**mean and spectrum**", _spectrum), *_CONSTANTS)
+    for name, figure in rules:
+        cells = [
+            _lost([row for row in rows if row["layer"] == layer], figure) for layer, _ in _LAYERS
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def choice_cost() -> str:
     """Return how long choosing took beside the build."""
     lines = [
-        "| | documents | encoding them | encoding the pieces | choosing among 18 |",
+        "| | documents | encoding them | encoding the pieces | choosing k, γ, centring |",
         "|---|---:|---:|---:|---:|",
     ]
     for row in read("choice"):
-        if row["k"] == 256:
+        if row["k"] is None:
             layer = dict(_LAYERS)[row["layer"]]
             lines.append(
                 f"| {_NAMES.get(row['set'], row['set'])}, {layer} | {row['rows']:,} "
@@ -118,6 +163,16 @@ def choice_cost() -> str:
                 f"({row['sample']:,}) | {row['choose_seconds']:.1f} s |"
             )
     return "\n".join(lines)
+
+
+def _given_widths() -> list[Row]:
+    """Return the results where k was given."""
+    return [row for row in read("choice") if row["k"] is not None]
+
+
+def _above_pca(rows: Sequence[Row]) -> str:
+    gained = [row["auto"] - row["pca"] for row in rows]
+    return f"{statistics.mean(gained):+.2f} ({min(gained):+.2f})"
 
 
 def _rule(columns: int) -> str:
@@ -132,14 +187,22 @@ def _variant(name: str) -> Callable[[Row], float]:
     return lambda row: float(row["variants"][name])
 
 
-_RULES: tuple[tuple[str, Callable[[Row], float]], ...] = (
-    ("**auto**", lambda row: float(row["auto"])),
-    ("mean and spectrum alone", lambda row: float(row["spectrum"])),
+def _spectrum(row: Row) -> float:
+    return float(row["spectrum"])
+
+
+_CONSTANTS: tuple[tuple[str, Callable[[Row], float]], ...] = (
     ("γ = .25 always, centred", _constant("0.25, centred")),
     ("γ = .25 always, not centred", _constant("0.25, not centred")),
     ("γ = .5 always, centred", _constant("0.5, centred")),
+    ("γ = .5 always, not centred", _constant("0.5, not centred")),
     ("PCA always", lambda row: float(row["pca"])),
     ("whitening always", _constant("1.0, centred")),
+)
+_RULES: tuple[tuple[str, Callable[[Row], float]], ...] = (
+    ("**auto**", lambda row: float(row["auto"])),
+    ("mean and spectrum alone", _spectrum),
+    *_CONSTANTS,
 )
 
 

@@ -18,7 +18,7 @@ from scipy.stats import rankdata, sem
 from tests.whitening_helpers import few, make_rows, quick, seeds
 from tests.whitening_helpers import fit as fit_rows
 from whiten_index.moments import Moments
-from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.whitening import Kind, Whitening, WhiteningConfig, default_width
 from whiten_index.whitening.choice import (
     EXPONENTS,
     Candidate,
@@ -301,7 +301,8 @@ def test_a_mean_is_subtracted_where_lengths_from_it_say_nothing():
 
 
 def spectral(rows, **options) -> Setting:
-    return choose_by_spectrum(pca(rows), options.pop("k", None), **options)
+    fit = pca(rows)
+    return choose_by_spectrum(fit, options.pop("k", min(default_width(fit.dim), fit.k)), **options)
 
 
 @quick

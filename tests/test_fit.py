@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
 from whiten_index.build import BuildReport
 from whiten_index.cli import cli
+from whiten_index.errors import ConfigError
 from whiten_index.moments import Moments
 from whiten_index.store import EmbeddingStore
 from whiten_index.whitening import Whitening
@@ -126,9 +127,8 @@ def test_the_whitening_is_the_closed_form_of_the_weighted_rows(
     rows, counts = made(), frequencies()
     corpus = write(tmp_path / "c.parquet", rows, f=counts)
     report = build(tmp_path / "out", corpus, weight_column="f", weighting=weighting)
-    share = counts / counts.sum()
-    # Arora, Liang and Ma 2017: a / (a + p), with a = 1e-3.
-    weights = counts.astype(float) if weighting == "zipfian" else 1e-3 / (1e-3 + share)
+    # Arora, Liang and Ma 2017, a / (a + p), with an a of the mean p.
+    weights = counts.astype(float) if weighting == "zipfian" else 1 / (1 + counts / counts.mean())
     mean, matrix = closed_form(rows, weights)
     found = fitted(report)
     np.testing.assert_allclose(found.mean, mean, rtol=1e-9, atol=1e-12)
@@ -307,12 +307,15 @@ def test_a_store_of_an_earlier_release_is_looked_at_again_for_ledoit_and_wolf(
         np.testing.assert_allclose(fitted(found).matrix(), fitted(today).matrix(), rtol=1e-9)
 
 
-def test_weights_and_shrinkage_go_together(tmp_path: Path) -> None:
-    """Equal weights must shrink as none do."""
-    corpus = write(tmp_path / "c.parquet", made(), f=[3] * ROWS)
-    weighted = build(tmp_path / "w", corpus, weight_column="f", shrinkage="ledoit-wolf")
-    plain = build(tmp_path / "p", corpus, shrinkage="ledoit-wolf")
-    assert fitted(weighted).shrinkage == pytest.approx(fitted(plain).shrinkage)
+@pytest.mark.parametrize("estimator", ["ledoit-wolf", "oas", " OAS"])
+def test_estimators_that_count_rows_are_refused_with_weights(
+    tmp_path: Path, estimator: str
+) -> None:
+    corpus = write(tmp_path / "c.parquet", made(), f=frequencies())
+    with pytest.raises(ConfigError, match=r"counts rows, which weights are not; .*coefficient"):
+        build(tmp_path / "w", corpus, weight_column="f", shrinkage=estimator)
+    report = build(tmp_path / "w", corpus, weight_column="f", shrinkage=0.25)
+    assert fitted(report).shrinkage == 0.25
 
 
 def test_the_published_moments_are_those_the_transform_is_fitted_on(tmp_path: Path) -> None:

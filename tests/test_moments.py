@@ -320,6 +320,68 @@ def test_moments_of_other_dims_do_not_combine(combine, other):
         combine(Moments.of(make_rows(0, 9, 3)), other)
 
 
+weights_apart = st.one_of(
+    st.floats(0.01, 10), st.floats(1e-8, 1e-6), st.floats(1e6, 1e8), st.integers(1, 9).map(float)
+)
+
+
+@quick
+@given(
+    seed=seeds,
+    weights=st.lists(weights_apart, min_size=2, max_size=40),
+    kept=st.booleans(),
+    data=st.data(),
+)
+def test_fractional_weights_are_taken_away_to_nothing_in_any_grouping(
+    tmp_path_factory, seed, weights, kept, data
+):
+    rows, weight = make_rows(seed, len(weights), 3, ratio=1), np.array(weights)
+
+    def drawn():
+        order = np.array(data.draw(st.permutations(range(len(rows)))))
+        cuts = data.draw(st.sets(st.integers(1, len(rows) - 1)))
+        parts = np.split(order, sorted(cuts))
+        return [Moments.of(rows[part], weights=weight[part]) for part in parts]
+
+    left = Moments.total(drawn())
+    if kept:
+        path = tmp_path_factory.mktemp("moments") / "m.safetensors"
+        left.save(path)
+        left = Moments.load(path)
+    for part in drawn():
+        left = left - part
+    assert_identical(left, Moments.empty(3))
+    # Nothing is the zero of plus, and no rows can be taken from it.
+    more = Moments.of(rows, weights=weight)
+    assert_identical(left + more, more)
+    with pytest.raises(WhiteningError, match="cannot take"):
+        _ = left - more
+
+
+@pytest.mark.parametrize("left", [1e-9, 1e-3, 0.5])
+def test_a_row_of_little_weight_is_not_taken_for_rounding(left):
+    rows, weights = make_rows(0, 50, 3), np.r_[np.linspace(0.1, 3.1, 49), left]
+    found = Moments.of(rows, weights=weights) - Moments.of(rows[:49], weights=weights[:49])
+    assert found.count == pytest.approx(left, rel=1e-4)
+    assert np.abs(found.mean - rows[49]).max() < 1e-4
+
+
+def test_whole_numbers_are_counted_to_the_row():
+    many = Moments(2.0**50, np.zeros(2), np.eye(2))
+    assert (many - Moments(2.0**50 - 1, np.zeros(2), np.eye(2))).count == 1
+    with pytest.raises(
+        WhiteningError, match="cannot take 1125899906842624 rows away from 11258999"
+    ):
+        _ = Moments(2.0**50 - 1, np.zeros(2), np.eye(2)) - many
+
+
+def test_taking_away_a_little_more_weight_than_there_is_is_an_error():
+    rows = make_rows(0, 9, 3)
+    less, more = (Moments.of(rows, weights=np.full(9, w)) for w in (0.3, 0.3 * (1 + 1e-9)))
+    with pytest.raises(WhiteningError, match=r"cannot take 2\.70000000\d+ rows away from 2\."):
+        _ = less - more
+
+
 # Weights
 
 

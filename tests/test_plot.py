@@ -165,6 +165,20 @@ def test_the_spectrum_after_is_drawn_where_it_is_known(change, drawn, tmp_path, 
         np.testing.assert_allclose(line.get_ydata(), expected)
 
 
+@pytest.mark.parametrize(("top", "drawn"), [(5, 16), (40, 5), (RANK, 0), (DIM, 0)])
+def test_the_spectrum_after_is_that_of_the_directions_kept(top, drawn, tmp_path, monkeypatch):
+    description = describe(exponent=0.5, geometry=False, choice=False)
+    description["whitening"].update(remove_top=top)
+    texts, _, figure = texts_of(tmp_path / "a.png", monkeypatch, description, EIGENVALUES)
+    after = [x for x in figure.axes[0].lines if x.get_label().startswith("vectors, scaled")]
+    kept = EIGENVALUES[top : top + drawn]
+    assert len(after) == bool(drawn)
+    for line in after:
+        np.testing.assert_array_equal(line.get_xdata(), np.arange(top + 1, top + drawn + 1))
+        np.testing.assert_allclose(line.get_ydata(), np.sqrt(kept[0] * kept))
+    assert f"k = 16, the first {top} left out" in texts
+
+
 def test_the_variance_kept_is_what_the_transform_says(tmp_path, monkeypatch):
     description = describe(geometry=False, choice=False)
     description["whitening"].update(kind="random", variance_kept=0.123)

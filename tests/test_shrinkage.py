@@ -102,6 +102,18 @@ def test_the_facts_tell_what_was_shrunk_how():
         assert (plain.estimator, plain.shrinkage) == ("empirical", 0)
 
 
+def test_a_coefficient_is_a_choice_only_where_it_was_asked_for():
+    for name in NAMED:
+        first, other = (fit(make_rows(seed), shrinkage=name) for seed in (0, 1))
+        assert first.shrinkage != other.shrinkage
+        assert first.choices() == other.choices()
+        assert first.choices()["estimator"] == name
+        assert first.describe()["shrinkage"] == first.shrinkage
+    quarter, half = (fit(make_rows(), shrinkage=rho) for rho in (0.25, 0.5))
+    assert quarter.choices() != half.choices()
+    assert quarter.choices()["shrinkage"] == quarter.describe()["shrinkage"] == 0.25
+
+
 def test_without_fourth_powers_ledoit_wolf_says_what_to_do():
     moments = dataclasses.replace(Moments.of(make_rows()), quartic=None)
     wanted = WhiteningConfig(shrinkage="ledoit-wolf")

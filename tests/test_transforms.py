@@ -576,20 +576,72 @@ def test_a_file_without_what_its_kind_needs_is_an_error(tmp_path, options, missi
             Whitening.load(path)
 
 
+@pytest.mark.parametrize(
+    ("options", "damage", "said"),
+    [
+        ({"remove_top": 2, "k": 5}, {"remove_top": 8}, "remove_top 8 and 5 directions, of 12"),
+        ({"remove_top": 2, "k": 5}, {"remove_top": -1}, "remove_top -1 and 5"),
+        ({"kind": Kind.ALL_BUT_THE_TOP}, {"remove_top": 2}, "remove_top 2 and 11"),
+        ({"kind": Kind.GROUP}, {"groups": 0}, "0 groups of 12 channels"),
+        ({"kind": Kind.GROUP}, {"groups": 5}, "5 groups of 12 channels"),
+        ({"k": 12}, {"basis": np.ones((12, 13))}, "remove_top 0 and 13 directions, of 12"),
+    ],
+)
+def test_counts_that_the_width_has_no_room_for_are_an_error(tmp_path, options, damage, said):
+    path = tmp_path / "whitening.safetensors"
+    fit(make_rows(), **options).save(path)
+    with safe_open(path, framework="numpy") as file:
+        facts = file.metadata()
+    changed = {name: np.atleast_1d(value) for name, value in damage.items()}
+    save_file(load_file(path) | changed, path, facts)
+    with pytest.raises(ArtifactError, match=rf"cannot be read as a whitening \({said}.*restore"):
+        Whitening.load(path)
+
+
 # Weights by frequency
 
 
 @quick
 @given(counts=st.lists(st.integers(0, 10**6), min_size=1).filter(any))
 def test_weights_by_frequency_have_mean_one_and_order_rows_by_it(counts):
-    share = np.array(counts) / sum(counts)
+    relative = np.array(counts) / np.mean(counts)
     rare, often = inverse_frequency(counts), zipfian(counts)
     for name, weights in (("inverse-frequency", rare), ("zipfian", often)):
         np.testing.assert_array_equal(Weighting(name).function(np.array(counts)), weights)
     assert rare.mean() == pytest.approx(1)
     assert often.mean() == pytest.approx(1)
-    np.testing.assert_allclose(rare / rare[0] * (1e-3 + share), 1e-3 + share[0], rtol=1e-9)
-    np.testing.assert_allclose(often, share * len(share), rtol=1e-9)
+    np.testing.assert_allclose(rare / rare[0] * (1 + relative), 1 + relative[0], rtol=1e-9)
+    np.testing.assert_allclose(often, relative, rtol=1e-9)
+
+
+@quick
+@given(
+    counts=st.lists(st.integers(0, 10**6), min_size=1).filter(any), times=st.sampled_from([2, 1000])
+)
+def test_the_number_of_rows_does_not_matter_to_weights_by_frequency(counts, times):
+    for weigh in (inverse_frequency, zipfian):
+        many = weigh(np.repeat(counts, times))
+        np.testing.assert_allclose(many[::times], weigh(counts), rtol=1e-9)
+
+
+def test_a_million_rows_are_weighed_by_their_frequency():
+    counts = np.random.default_rng(0).zipf(1.5, size=1_000_000).clip(max=10**6)
+    weights = inverse_frequency(counts)
+    assert weights[counts.argmin()] > 100 * weights[counts.argmax()]
+
+
+def test_a_row_of_mean_frequency_weighs_half_of_one_that_never_occurs():
+    never, mean, _ = inverse_frequency([0, 5, 10])
+    assert never == pytest.approx(2 * mean)
+
+
+@quick
+@given(counts=st.lists(st.integers(1, 10**6), min_size=1))
+def test_smoothing_relative_to_a_vocabulary_is_that_of_arora(counts):
+    share = np.array(counts) / sum(counts)
+    sif = 1e-3 / (1e-3 + share)
+    found = inverse_frequency(counts, smoothing=1e-3 * len(counts))
+    np.testing.assert_allclose(found, sif / sif.mean(), rtol=1e-9)
 
 
 def test_zipfian_whitening_is_that_of_the_text_itself():

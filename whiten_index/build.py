@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.store import EmbeddingStore
-from whiten_index.whitening import Whitening
 
 __all__ = ["BuildConfig", "BuildReport", "build_index", "encode_corpus"]
 
@@ -112,8 +111,10 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         faiss_index.set_threads(config.threads)
     with only_writer(out, what="index"):
         faiss_index.tidy(out)
-        encoded = _embeddings(config, stages)
+        encoded = _embeddings(config, labels, stages)
         settled = _settle(config, encoded, labels, stages)
+        # What is left to do needs no model in memory.
+        encoded = replace(encoded, work=None)
         version = faiss_index.find_version(out, settled.identity)
         up_to_date = version is not None and version == _current(out)
         if version is None:
@@ -134,8 +135,10 @@ def _current(out: Path) -> str | None:
     return str(fields["version"])
 
 
-def _embeddings(config: BuildConfig, stages: Stages) -> EncodeReport:
+def _embeddings(config: BuildConfig, labels: Labels | None, stages: Stages) -> EncodeReport:
     """Return the store filled with the corpus, or as it is where no corpus is named."""
+    if labels is not None:
+        check_labels(config, labels)
     if not config.corpus:
         return _from_store_alone(config, stages)
     corpus = open_corpus(config, stages)
@@ -157,6 +160,24 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
         possible_widths(config.factory, dim)
     elif config.factory != faiss_index.AUTO:
         faiss_index.inner_index(config.factory, wanted.width(dim) or dim)
+
+
+def check_labels(config: BuildConfig, labels: Labels) -> None:
+    """Refuse before hours of encoding labels that would be refused after them.
+
+    Raises:
+        ConfigError: there is nothing to encode their texts with.
+        CorpusError: they are too few, or say nothing.
+    """
+    labels.require_usable()
+    if not config.corpus or (config.embedding_column is not None and config.model is None):
+        what = (
+            "the model of the embedding column with --model" if config.corpus else "the corpus too"
+        )
+        raise ConfigError(
+            f"{labels.source} holds texts, which are to be encoded; name {what}, or leave the "
+            "labels out"
+        )
 
 
 def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
@@ -202,18 +223,19 @@ def _settle(
     fitted = fit_whitening(config, encoded, labels, stages)
     factory = faiss_index.choose_factory(config.factory, rows=encoded.record.rows)
     plan = IndexPlan(config.factory, factory, config.seed)
-    return _Settled(fitted, plan, _identity(config, encoded, fitted.whitening, plan))
+    return _Settled(fitted, plan, _identity(config, encoded, fitted, plan))
 
 
-def _identity(
-    config: BuildConfig, encoded: EncodeReport, whitening: Whitening, plan: IndexPlan
-) -> str:
+def _identity(config: BuildConfig, encoded: EncodeReport, fitted: Fitted, plan: IndexPlan) -> str:
     """Return what tells this version from one made of other inputs or choices."""
-    choices = whitening.choices()
+    choices = fitted.whitening.choices()
     named = [choices.pop(name) for name in ("kind", "k", "exponent", "center", "normalize_input")]
     del choices["dim"]
     if config.weight_column is not None:
         choices |= {"weight_column": config.weight_column, "weighting": config.weighting}
+    if fitted.choice is not None:
+        # The manifest tells how it was chosen.
+        choices["chosen"] = fingerprint(fitted.choice.to_json())
     return fingerprint(
         {
             "format_version": faiss_index.FORMAT_VERSION,

@@ -16,13 +16,14 @@ from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
 from whiten_index.store import StoreDtype, require_dtype
-from whiten_index.whitening import Kind, Weighting, WhiteningConfig
+from whiten_index.whitening import Estimator, Kind, Weighting, WhiteningConfig, parse_shrinkage
 from whiten_index.whitening.choice import require_sample
 
 Choice = TypeVar("Choice", bound=Enum)
 AUTO = "auto"
 # What ``auto`` does not take: these belong to a kind that is named.
 _OF_A_KIND = ("groups", "group_size", "shuffle", "shrinkage", "remove_top")
+_COUNTING_ESTIMATORS = (Estimator.LEDOIT_WOLF, Estimator.OAS)
 _OF_AUTO = ("queries", "qrels", "qrels_split", "pairs")
 _LISTS = ("corpus", "text_columns", "keep", "layers")
 _OPTIONS = {"text_column": "text_columns", "filter": "row_filter"}
@@ -195,7 +196,6 @@ class BuildConfig:
         return _member(Weighting, self.weighting, "--weighting").function
 
     def _require_consistent_whitening(self) -> None:
-        require_sample(self.choose_sample)
         self.weights_of()
         if self.weight_column is None and self.weighting != Weighting.ZIPFIAN.value:
             raise ConfigError(
@@ -209,6 +209,19 @@ class BuildConfig:
                 "chooses one; name it with --whiten, or leave the option out"
             )
         self.whitening_config()
+        if self.chooses:
+            require_sample(self.choose_sample)
+        elif self.choose_sample != BuildConfig.choose_sample:
+            raise ConfigError(
+                f"--choose-sample {self.choose_sample} says how to choose, and --whiten "
+                f"{self.whiten} leaves nothing to choose; leave it out"
+            )
+        estimator = parse_shrinkage(self.shrinkage)[0]
+        if self.weight_column is not None and estimator in _COUNTING_ESTIMATORS:
+            raise ConfigError(
+                f"--shrinkage {self.shrinkage} counts rows, which weights are not; give a "
+                "coefficient from 0 to 1, or leave --weight-column out"
+            )
         given = [_option(name) for name in _OF_AUTO if getattr(self, name) is not None]
         if not self.chooses and given:
             raise ConfigError(

@@ -21,7 +21,7 @@ from whiten_index.encoding import (
     resolve_encoder,
     window_factor,
 )
-from whiten_index.errors import CorpusError
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
 from whiten_index.progress import Progress, Silent, Stages
@@ -258,7 +258,8 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
         encoder_json = column_encoder(config, corpus)
         identity = {key: encoder_json[key] for key in ("kind", "dim")}
         store = make(config.store_path, encoder_json, fingerprint(identity))
-        return ShardWork(corpus, store, _no_encoder, config.dtype_kept())
+        queries = EncoderSource(config.encoder_config()) if config.model else _no_encoder
+        return ShardWork(corpus, store, queries, config.dtype_kept())
     encoder_config = config.encoder_config()
     spec, folder = resolve_encoder(encoder_config)
     passages = config.passage_config()
@@ -300,7 +301,10 @@ def raw_bytes(store: EmbeddingStore, record: CorpusRecord) -> int:
 
 
 def _no_encoder() -> Encoder:
-    raise AssertionError("a corpus of embeddings is never encoded")
+    raise ConfigError(
+        "texts are to be encoded beside a column of embeddings; name the model they were made with "
+        "by --model"
+    )
 
 
 def _count(counts: Counts, result: ShardResult, *, wanted: str) -> None:

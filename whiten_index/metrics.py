@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,12 +41,7 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
     Raises:
         ConfigError: the metric is unknown, or pytrec_eval is not installed.
     """
-    try:
-        import pytrec_eval
-    except ImportError as error:
-        raise ConfigError(
-            "evaluation needs pytrec_eval; pip install 'whiten-index[eval]'"
-        ) from error
+    pytrec_eval = require_evaluator()
     name, cut = _parse(metric)
     judged = {
         query: {document: int(grade) for document, grade in grades.items()}
@@ -62,6 +58,21 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
     evaluator = pytrec_eval.RelevanceEvaluator(judged, {measure})
     found = evaluator.evaluate(ranked) if ranked else {}
     return {query: float(found[query][key]) if query in found else 0.0 for query in judged}
+
+
+def require_evaluator() -> Any:
+    """Return the module pytrec_eval.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import pytrec_eval
+    except ImportError as error:
+        raise ConfigError(
+            "evaluation needs pytrec_eval; pip install 'whiten-index[eval]'"
+        ) from error
+    return pytrec_eval
 
 
 def spearman(gold: ArrayLike, predicted: ArrayLike) -> float:

@@ -26,8 +26,14 @@ KIND, FORMAT_VERSION = "moments", 1
 # Sums are taken of rows that stay in the cache of one core, products of as many as BLAS needs to be
 # at its best; of a multiple of the former.
 _STRIP_ROWS, _BLOCK_ROWS = 256, 4096
+# Rows are shifted by the mean of every m-th of them. That is at most √m spreads away from the mean
+# of all, whatever their order (Jensen's inequality), which multiplies the rounding errors by m + 1
+# at most: nothing to float64, too much for float32.
+MEAN_OF_EVERY = 16
 # Mean squares that float32 holds with room for coordinates that vary far more or less.
 _FLOAT32_RANGE = (1e-24, 1e24)
+# Share of a count that adding up as many weights as there are may cost, pairwise as numpy does it.
+_COUNT_ROUNDING = 64 * float(np.finfo(np.float64).eps)
 
 
 class Products(Enum):
@@ -35,12 +41,6 @@ class Products(Enum):
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
-
-
-# Rows are shifted by the mean of every m-th of them. That is at most √m spreads away from the mean
-# of all, whatever their order (Jensen's inequality), which multiplies the rounding errors by m + 1
-# at most: nothing to float64, too much for float32.
-_MEAN_OF_EVERY = {Products.FLOAT64: 16, Products.FLOAT32: 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +55,7 @@ class Moments:
         quartic: Σᵢ wᵢ ‖cᵢ‖⁴, what Ledoit and Wolf's shrinkage needs; ``cubic`` is what ``quartic``
             needs to be combined. Both are None where a part did not hold them, or where they are
             beyond float64.
+        count_error: by how much rounding may have moved ``count``; 0 where it is of whole numbers.
     """
 
     count: float
@@ -62,6 +63,7 @@ class Moments:
     scatter: NDArray[np.float64]
     cubic: NDArray[np.float64] | None = None
     quartic: float | None = None
+    count_error: float = 0.0
 
     @classmethod
     def empty(cls, dim: int) -> Moments:
@@ -131,7 +133,8 @@ class Moments:
             # Rows of no weight leave zeros; what is not finite stays, for the caller to see.
             return replace(cls.empty(len(point)), scatter=second)
         away = first / count
-        moments = cls(count, point + away, second - _square(away, count))
+        scatter = second - _square(away, count)
+        moments = cls(count, point + away, scatter, count_error=_rounding(count))
         return moments._with_higher(away, third, fourth)
 
     @classmethod
@@ -165,30 +168,38 @@ class Moments:
         away = delta * (other.count / count)
         scatter = self.scatter + other.scatter
         scatter += _square(delta, self.count * other.count / count)
-        both = Moments(count, self.mean + away, scatter)
+        error = self._count_error_with(other)
+        both = Moments(count, self.mean + away, scatter, count_error=error)
         ours, theirs = self._higher_moved(-away), other._higher_moved(delta - away)
         if ours is None or theirs is None:
             return both
         return replace(both, **_held(ours[0] + theirs[0], ours[1] + theirs[1]))
 
     def __sub__(self, other: Moments) -> Moments:
-        """Return the moments of what is left when the rows of ``other`` leave."""
+        """Return the moments of what is left when the rows of ``other`` leave.
+
+        What is left of fractional weights and may be their rounding alone is nothing.
+
+        Raises:
+            WhiteningError: there are fewer rows than leave.
+        """
         self._require_same_dim(other)
         if other.count == 0:
             return self
-        count = self.count - other.count
-        if count < 0:
+        count, error = self.count - other.count, self._count_error_with(other)
+        if count < -error:
             raise WhiteningError(
-                f"cannot take {other.count:g} rows away from {self.count:g}; "
+                f"cannot take {other.count:.16g} rows away from {self.count:.16g}; "
                 "subtract moments only from a sum that holds them"
             )
-        if count == 0:
-            return Moments.empty(self.dim)
+        if count <= error:
+            return replace(Moments.empty(self.dim), count_error=error)
         delta = other.mean - self.mean
         away = -delta * (other.count / count)
         scatter = self.scatter - other.scatter
         scatter -= _square(delta - away, count * other.count / self.count)
-        left, gone = Moments(count, self.mean + away, scatter), other._higher_moved(delta)
+        left = Moments(count, self.mean + away, scatter, count_error=error)
+        gone = other._higher_moved(delta)
         if self.cubic is None or self.quartic is None or gone is None:
             return left
         return left._with_higher(away, self.cubic - gone[0], self.quartic - gone[1])
@@ -234,7 +245,8 @@ class Moments:
             )
         scatter = np.zeros((len(mean), len(mean)))
         scatter[np.triu_indices(len(mean))] = upper
-        moments = cls(float(tensors["count"][0]), mean, scatter + np.triu(scatter, 1).T)
+        count, scatter = float(tensors["count"][0]), scatter + np.triu(scatter, 1).T
+        moments = cls(count, mean, scatter, count_error=_rounding(count))
         if not tensors.keys() & {"cubic", "quartic"}:
             return moments
         cubic, quartic = (tensors.get(name, np.empty(0)) for name in ("cubic", "quartic"))
@@ -270,6 +282,10 @@ class Moments:
         quartic -= square * (self.count * square + 2 * trace)
         return replace(self, **_held(cubic, float(quartic)))
 
+    def _count_error_with(self, other: Moments) -> float:
+        """Return by how much rounding may have moved the sum or the difference of the counts."""
+        return self.count_error + other.count_error + _rounding(self.count, other.count)
+
     def _require_same_dim(self, other: Moments) -> None:
         if self.dim != other.dim:
             raise ConfigError(
@@ -302,7 +318,8 @@ def _two_pass(
     """Return the moments of rows (n, d); what is not finite in them shows in the scatter."""
     n, d = rows.shape
     dtype = np.dtype(products.value)
-    point = _point_near_mean(rows, weight, _MEAN_OF_EVERY[products]).astype(dtype)
+    every = MEAN_OF_EVERY if products is Products.FLOAT64 else 1
+    point = _point_near_mean(rows, weight, every).astype(dtype)
     space, product = np.empty((min(n, _BLOCK_ROWS), d), dtype), np.empty((d, d), dtype)
     first, second, third, fourth = np.zeros(d), np.zeros((d, d)), np.zeros(d), 0.0
     for i in range(0, n, _STRIP_ROWS):
@@ -362,6 +379,11 @@ def _fits_float32(moments: Moments, n: int) -> bool:
     least, most = _FLOAT32_RANGE
     known = moments.cubic is not None
     return known and bool(least < np.trace(moments.scatter) / max(n, 1) < most)
+
+
+def _rounding(*counts: float) -> float:
+    """Return by how much rounding may move a sum of weights: whole numbers add up exactly."""
+    return _COUNT_ROUNDING * max(counts) if any(count % 1 for count in counts) else 0.0
 
 
 def _square(e: NDArray[np.float64], factor: float) -> NDArray[np.float64]:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from whiten_index.batch import EmbeddingBatch, TextBatch
-from whiten_index.build import check_early
+from whiten_index.build import check_early, check_labels
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import Shard
 from whiten_index.encode import open_corpus, shard_work
 from whiten_index.encoding import chosen_devices
 from whiten_index.errors import ConfigError
+from whiten_index.fit import read_labels
 from whiten_index.index import choose_factory
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.shard import ShardWork
@@ -76,6 +77,8 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
     stages = Stages(progress or Silent())
     corpus = open_corpus(config, stages)
     check_early(config, corpus)
+    if (labels := read_labels(config)) is not None:
+        check_labels(config, labels)
     # What compiling gains is found by the build itself.
     work = shard_work(replace(config, compile=False), corpus, write=False)
     missing: list[Shard] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from whiten_index.whitening.choice import (
     Trial,
     choose_by_scores,
     choose_by_spectrum,
+    keeps,
     reciprocal_ranks,
     require_sample,
     score_settings,
@@ -43,7 +44,7 @@ from whiten_index.whitening.choice import (
 # Whole documents hold the words looked for, and so overrate strong whitening.
 _SENTENCE_WEIGHT = 2.0
 # Changes whenever the same sample would give another choice.
-_RULES = 1
+_RULES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class Wishes:
     def to_json(self) -> dict[str, Any]:
         """Return what a choice depends on besides the corpus, as JSON values."""
         labels = None if self.labels is None else self.labels.digest()
-        return {**asdict(self), "labels": labels}
+        return {**asdict(replace(self, labels=None)), "labels": labels}
 
 
 def choose_setting(
@@ -100,13 +101,14 @@ def choose_setting(
 
     Raises:
         WhiteningError: the embeddings are constant, or k is above their rank.
-        ConfigError: the labels do not fit the corpus, or are too few.
+        CorpusError: the labels do not fit the corpus or are too few, or the corpus has changed.
+        ConfigError: there is no encoder for the labels.
     """
     key = {
         "corpus": encoded.record.fingerprint,
         "rules": _RULES,
         "moments": _digest(moments),
-        "query_prompt": encoded.store.encoder.get("query_prompt"),
+        "encoder": encoded.store.encoder,
         "wishes": wishes.to_json(),
     }
     # A damaged note is made again.
@@ -147,12 +149,11 @@ class _Chooser:
         found = sample_pieces(self.encoded, self.wishes.sample, self.wishes.seed, self.stages)
         if isinstance(found, Sample):
             return self._by_pieces(found)
-        width = self._width()
-        if width is None and self.wishes.widths is not None:
-            default = min(default_width(self.fit.dim), self.fit.k)
-            width = max((k for k in self._widths(self.fit.k) if k <= default), default=None)
         setting = choose_by_spectrum(
-            self.fit, width, exponent=self.wishes.exponent, center=self.wishes.center
+            self.fit,
+            self._width() or self._default_width(),
+            exponent=self.wishes.exponent,
+            center=self.wishes.center,
         )
         why = f"{found.why}, so mean and spectrum alone decide"
         return Choice(Rule.SPECTRUM, setting, "", 0, (), why)
@@ -160,16 +161,17 @@ class _Chooser:
     def _by_pieces(self, sample: Sample) -> Choice:
         with self.stages.stage("choose", len(sample)) as watcher:
             trials = piece_trials(self.encoded, sample)
-            fit = self._held_out(sample.rows)
+            fit = self._held_out(sample.rows) or self.fit
             setting, scored = choose_by_scores(*self._scored(fit, trials))
             watcher.advance(len(sample))
+        within = ", which the fit holds too: the others span too little" if fit is self.fit else ""
         measure = (
             "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "
             "among whole documents, weight 1"
         )
         why = (
             f"the gentlest within one standard error of the best, by how well pieces of "
-            f"{len(sample)} documents find the rest"
+            f"{len(sample)} documents{within} find the rest"
         )
         return Choice(Rule.PIECES, setting, measure, len(sample), scored, why)
 
@@ -184,13 +186,23 @@ class _Chooser:
     def _scored(
         self, fit: Whitening, trials: Sequence[Trial]
     ) -> tuple[list[Setting], NDArray[np.float64]]:
+        """Return settings and their scores, from the widest k down to one that loses too much."""
         width = self._width()
         ks = self._widths(fit.k) if width is None else (width,)
-        grid = settings(ks, exponent=self.wishes.exponent, center=self.wishes.center)
-        return grid, score_settings(fit, trials, grid)
+        grid, scores, best = list[Setting](), list[NDArray[np.float64]](), -np.inf
+        for k in sorted(ks, reverse=True):
+            tried = settings([k], exponent=self.wishes.exponent, center=self.wishes.center)
+            scored = score_settings(fit, trials, tried)
+            grid += tried
+            scores.append(scored)
+            here = float(scored.mean(axis=1).max())
+            best = max(best, here)
+            if not keeps(here, best):
+                break
+        return grid, np.concatenate(scores)
 
-    def _held_out(self, rows: NDArray[np.int64]) -> Whitening:
-        """Return the fit without rows of the corpus (m,), where enough of it is left."""
+    def _held_out(self, rows: NDArray[np.int64]) -> Whitening | None:
+        """Return the fit without rows of the corpus (m,), None where too little of it is left."""
         embeddings = embeddings_of(self.encoded.store, self.encoded.record, rows)
         if self.wishes.normalize_input:
             embeddings = unit_rows(embeddings)
@@ -198,15 +210,28 @@ class _Chooser:
         try:
             fit = _pca(self.moments - Moments.of(embeddings, weights=weights), self.wishes)
         except WhiteningError:
-            return self.fit
-        return fit if fit.k >= (self._width() or fit.k) else self.fit
+            return None
+        return fit if fit.k >= (self._width() or min(self._widths(self.fit.k))) else None
 
     def _widths(self, rank: int) -> tuple[int, ...]:
         """Return the widths among which k is chosen."""
         given = self.wishes.widths
         if given is None:
             return widths(rank)
-        return tuple(k for k in given if k <= rank) or given[:1]
+        if found := tuple(k for k in given if k <= rank):
+            return found
+        raise WhiteningError(
+            f"the factory can be built over {given[0]} dims at least, and the embeddings span "
+            f"{rank}; use another --factory, or more rows"
+        )
+
+    def _default_width(self) -> int:
+        """Return the k that is kept where nothing tells: a third of d, or what is near to it."""
+        default = min(default_width(self.fit.dim), self.fit.k)
+        if self.wishes.widths is None:
+            return default
+        allowed = self._widths(self.fit.k)
+        return max((k for k in allowed if k <= default), default=min(allowed))
 
     def _width(self) -> int | None:
         """Return k where it is settled, None where it is up for choice."""

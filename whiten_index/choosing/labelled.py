@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,19 @@ from numpy.typing import NDArray
 from whiten_index.batch import ID
 from whiten_index.draw import drawn_rows, embeddings_of, ids_of
 from whiten_index.encode import EncodeReport
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels import Pairs, read_pairs, read_qrels, read_queries
 from whiten_index.manifest import fingerprint
-from whiten_index.metrics import evaluate_each, spearman
+from whiten_index.metrics import evaluate_each, require_evaluator, spearman
 from whiten_index.progress import Stages
 from whiten_index.whitening.choice import Scores, Trial, Vectors, reciprocal_ranks
 
+if TYPE_CHECKING:
+    from whiten_index.encoding import Encoder
+
 _LEAST_QUERIES, _LEAST_PAIRS = 10, 30
-_MOST_QUERIES = 2_000
+_MOST_QUERIES = _MOST_PAIRS = 2_000
+_QUERY_BLOCK = 256
 _MOST_DISTRACTORS = 10_000
 _DEPTH = 10
 _METRIC = f"ndcg@{_DEPTH}"
@@ -87,6 +91,40 @@ class Labels:
         qrels = {query: dict(grades) for query, grades in self.qrels.items()}
         return fingerprint({"queries": dict(self.queries), "qrels": qrels, "pairs": sides})
 
+    def require_usable(self) -> None:
+        """Refuse, before anything is encoded, labels that cannot choose.
+
+        Raises:
+            CorpusError: they are too few, or all scores are equal.
+            ConfigError: what evaluates them is not installed.
+        """
+        if self.pairs is None:
+            answered = sum(query in self.queries for query in self.qrels)
+            self.require_queries(answered, f"{answered} of {len(self.qrels)} have a text")
+            require_evaluator()
+        elif len(self.pairs.first) < _LEAST_PAIRS:
+            raise CorpusError(
+                f"{self.source} holds {len(self.pairs.first)} pairs, too few to choose from; give "
+                f"{_LEAST_PAIRS} or more"
+            )
+        elif self.pairs.scores is not None and np.ptp(self.pairs.scores) == 0:
+            raise CorpusError(
+                f"all scores in {self.source} are equal, so nothing can be chosen by them; leave "
+                "the scores out if the pairs belong together"
+            )
+
+    def require_queries(self, count: int, why: str) -> None:
+        """Refuse to choose by fewer than ten queries.
+
+        Raises:
+            CorpusError: there are fewer.
+        """
+        if count < _LEAST_QUERIES:
+            raise CorpusError(
+                f"{self.source} leaves {count} queries to choose by ({why}); {_LEAST_QUERIES} are "
+                "needed, so judge more or leave the labels out"
+            )
+
 
 @dataclass(frozen=True)
 class Labelled:
@@ -111,26 +149,31 @@ def labelled_trials(encoded: EncodeReport, labels: Labels, seed: int, stages: St
     """Encode the labels' texts and lay out what they are to find.
 
     Raises:
-        ConfigError: the labels do not fit the corpus, are too few, or there is no encoder.
+        CorpusError: the labels do not fit the corpus, or are too few.
+        ConfigError: there is no encoder.
     """
-    if encoded.work is None or encoded.work.corpus.dim is not None:
-        raise ConfigError(
-            f"{labels.source} holds texts, and an encoder is needed to choose by them; name the "
-            "corpus and its model, or leave the labels out"
-        )
+    assert encoded.work is not None, "labels without a corpus are refused before"
+    encoder, rng = encoded.work.encoder(), np.random.default_rng(seed)
     if labels.pairs is not None:
-        return _pairs(encoded, labels.pairs, labels.source, stages)
-    return _Judged(encoded, labels, np.random.default_rng(seed)).trials(stages)
+        return _pairs(encoder, _drawn(labels.pairs, rng), labels.source, stages)
+    return _Judged(encoded, labels, rng).trials(encoder, stages)
 
 
-def _pairs(encoded: EncodeReport, pairs: Pairs, source: str, stages: Stages) -> Labelled:
-    count = len(pairs.first)
-    if count < _LEAST_PAIRS:
-        raise ConfigError(
-            f"{source} holds {count} pairs, too few to choose from; give {_LEAST_PAIRS} or more"
-        )
-    assert encoded.work is not None
-    encoder = encoded.work.encoder()
+def _drawn(pairs: Pairs, rng: np.random.Generator) -> Pairs:
+    """Return up to 2,000 of the pairs, drawn at random, in their order."""
+    if len(pairs) <= _MOST_PAIRS:
+        return pairs
+    rows = np.sort(rng.choice(len(pairs), _MOST_PAIRS, replace=False))
+    return replace(
+        pairs,
+        first=[pairs.first[row] for row in rows],
+        second=[pairs.second[row] for row in rows],
+        scores=None if pairs.scores is None else pairs.scores[rows],
+    )
+
+
+def _pairs(encoder: Encoder, pairs: Pairs, source: str, stages: Stages) -> Labelled:
+    count = len(pairs)
     with stages.stage("encode labels", count) as watcher:
         first, second = encoder.encode_queries(pairs.first), encoder.encode(pairs.second)
         watcher.advance(count)
@@ -150,8 +193,6 @@ def _spearman_by_fold(gold: NDArray[np.float64]) -> Callable[[Vectors, Vectors],
     # Neighbours often come from one source; every fold has its share of each.
     members = [np.arange(fold, len(gold), folds) for fold in range(folds)]
     members = [rows for rows in members if np.ptp(gold[rows]) > 0]
-    if not members:
-        raise ConfigError("all scores of the pairs are equal, so nothing can be chosen by them")
 
     def score(first: Vectors, second: Vectors) -> Scores:
         cosines = np.einsum("nk,nk->n", first, second).astype(np.float64)
@@ -173,24 +214,22 @@ class _Judged:
     labels: Labels
     rng: np.random.Generator
 
-    def trials(self, stages: Stages) -> Labelled:
+    def trials(self, encoder: Encoder, stages: Stages) -> Labelled:
         found = self._rows_of_judged()
         usable = self._usable(found)
-        rows = np.unique(np.concatenate(list(found.values())))
-        record = self.encoded.record
-        more = drawn_rows(record, _MOST_DISTRACTORS, self.rng)
-        candidates = np.union1d(rows, more)
-        assert self.encoded.work is not None
+        judged = {document for query in usable for document in self.labels.qrels[query]}
+        rows = np.concatenate([found[document] for document in sorted(judged & found.keys())])
+        store, record = self.encoded.store, self.encoded.record
+        candidates = np.union1d(rows, drawn_rows(record, _MOST_DISTRACTORS, self.rng))
         with stages.stage("encode labels", len(usable)) as watcher:
-            texts = [self.labels.queries[query] for query in usable]
-            queries = self.encoded.work.encoder().encode_queries(texts)
+            queries = encoder.encode_queries([self.labels.queries[query] for query in usable])
             watcher.advance(len(usable))
-        embeddings = embeddings_of(self.encoded.store, record, candidates)
-        names = ids_of(self.encoded.store, record, candidates)
+        names = ids_of(store, record, candidates)
         score = _ndcg(usable, names, self.labels.qrels)
-        measure = f"nDCG@{_DEPTH} among {len(candidates):,} documents"
+        measure = f"nDCG@{_DEPTH} among {len(set(names)):,} documents"
         why = f"the best on {len(usable)} judged queries of {self.labels.source}"
-        return Labelled([Trial(queries, embeddings, score)], len(usable), measure, why)
+        trial = Trial(queries, embeddings_of(store, record, candidates), score)
+        return Labelled([trial], len(usable), measure, why)
 
     def _rows_of_judged(self) -> dict[str, NDArray[np.int64]]:
         """Return document id -> its rows, of the judged documents that the corpus has."""
@@ -205,7 +244,7 @@ class _Judged:
                         rows.setdefault(str(name), []).append(start + row)
             start += part.rows
         if not rows:
-            raise ConfigError(
+            raise CorpusError(
                 f"{self.labels.source} names no document of the corpus: it judges "
                 f"{min(judged)!r} and others, and the corpus has ids such as {some!r}; check "
                 "--id-column"
@@ -213,48 +252,56 @@ class _Judged:
         return {name: np.array(found, dtype=np.int64) for name, found in rows.items()}
 
     def _usable(self, found: Mapping[str, object]) -> list[str]:
-        """Return the queries that have a text and a relevant document in the corpus."""
+        """Return queries that have a text and a relevant document in the corpus.
+
+        They are drawn at random until there are 2,000 of them, or 10,000 documents judged.
+        """
+        qrels, usable, documents = self.labels.qrels, list[str](), 0
         relevant = [
             query
-            for query, grades in self.labels.qrels.items()
+            for query, grades in qrels.items()
             if any(grade > 0 and document in found for document, grade in grades.items())
         ]
-        usable = sorted(query for query in relevant if query in self.labels.queries)
-        if len(usable) < _LEAST_QUERIES:
-            raise ConfigError(
-                f"{self.labels.source} leaves {len(usable)} queries to choose by "
-                f"({len(relevant)} have a relevant document in the corpus, {len(usable)} of them a "
-                f"text); {_LEAST_QUERIES} are needed, so judge more or leave the labels out"
-            )
-        if len(usable) > _MOST_QUERIES:
-            usable = sorted(self.rng.choice(usable, _MOST_QUERIES, replace=False).tolist())
-        return usable
+        answered = sorted(query for query in relevant if query in self.labels.queries)
+        why = f"{len(relevant)} have a relevant document in the corpus"
+        self.labels.require_queries(len(answered), why)
+        for place in self.rng.permutation(len(answered)):
+            documents += len(qrels[answered[place]])
+            if len(usable) >= _LEAST_QUERIES and documents > _MOST_DISTRACTORS:
+                break
+            usable.append(answered[place])
+        return sorted(usable[:_MOST_QUERIES])
 
 
 def _ndcg(
     queries: Sequence[str], names: Sequence[str], qrels: Mapping[str, Mapping[str, int]]
 ) -> Callable[[Vectors, Vectors], Scores]:
+    """Return what scores queries by nDCG@10, a document by the best of its rows.
+
+    Args:
+        queries: ids of the queries.
+        names: ids of the candidates' documents, several rows of which may be of one.
+        qrels: their judgements.
+    """
     judged = {query: dict(qrels[query]) for query in queries}
-    # Rows of the same document are among the nearest together, at most as many as it has.
-    depth = _DEPTH * max(Counter(names).values())
+    documents, of_row = np.unique(np.array(names, dtype=object), return_inverse=True)
+    order = np.argsort(of_row, kind="stable")
+    starts = np.flatnonzero(np.diff(of_row[order], prepend=-1))
+
+    def run_of(vectors: Vectors, candidates: Vectors) -> Iterator[dict[str, float]]:
+        best = np.maximum.reduceat((vectors @ candidates.T)[:, order], starts, axis=1)
+        cut = min(_DEPTH, len(documents))
+        nearest = np.argpartition(best, -cut, axis=1)[:, -cut:]
+        for row, cosines in zip(nearest, np.take_along_axis(best, nearest, axis=1), strict=True):
+            yield dict(zip(documents[row].tolist(), cosines.tolist(), strict=True))
 
     def score(vectors: Vectors, candidates: Vectors) -> Scores:
-        cosines = vectors @ candidates.T
-        cut = min(depth, cosines.shape[1])
-        nearest = np.argpartition(-cosines, cut - 1, axis=1)[:, :cut]
-        run = {
-            query: _best(names, row.tolist(), cosines[place, row].tolist())
-            for place, (query, row) in enumerate(zip(queries, nearest, strict=True))
-        }
-        each = evaluate_each(judged, run, _METRIC)
+        runs = [
+            run
+            for start in range(0, len(queries), _QUERY_BLOCK)
+            for run in run_of(vectors[start : start + _QUERY_BLOCK], candidates)
+        ]
+        each = evaluate_each(judged, dict(zip(queries, runs, strict=True)), _METRIC)
         return np.array([each[query] for query in queries])
 
     return score
-
-
-def _best(names: Sequence[str], rows: list[int], cosines: list[float]) -> dict[str, float]:
-    """Return each document's best cosine."""
-    best: dict[str, float] = {}
-    for row, cosine in zip(rows, cosines, strict=True):
-        best[names[row]] = max(best.get(names[row], -2.0), cosine)
-    return best

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.batch import TextBatch
-from whiten_index.draw import drawn_parts, drawn_rows, row_starts
+from whiten_index.batch import ID, TextBatch
+from whiten_index.draw import drawn_parts, drawn_rows, ids_of, row_starts
 from whiten_index.encode import EncodeReport
-from whiten_index.errors import OutputError
+from whiten_index.errors import CorpusError, OutputError
 from whiten_index.pieces import RECIPE, Pieces, cut_pieces
-from whiten_index.progress import Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.shard import ShardWork
 from whiten_index.store import CorpusRecord, EmbeddingStore, StoreDtype, as_kept
 from whiten_index.whitening.choice import LEAST_SAMPLE
@@ -26,8 +26,8 @@ _MOST_CANDIDATES = 5_000
 _TRIES = 20
 # Below this share of texts long enough, the corpus is one of short texts.
 _LEAST_SHARE = 0.2
-_CHUNK = 125
-_SECONDS, _SHARE_OF_BUILD = 40.0, 0.04
+_CHUNK_CHARACTERS = 100_000
+_SECONDS, _SHARE_OF_BUILD = 48.0, 0.04
 _KINDS = ("sentences", "others", "windows")
 
 
@@ -85,23 +85,22 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
         return TooShort("there are no texts to cut into pieces, only embeddings")
     if record.rows < 2 * LEAST_SAMPLE:
         return TooShort(f"{record.rows} documents are too few to choose from")
-    drawn = _Draw(record, work, np.random.default_rng(seed))
-    cut = drawn.pieces(min(size, record.rows // 2))
+    limit = max(_SECONDS, _SHARE_OF_BUILD * sum(_whole(stages.seconds)))
+    ends = time.perf_counter() + limit
+    drawn = _Draw(encoded, work, np.random.default_rng(seed))
+    size = min(size, record.rows // 2)
+    with stages.stage("draw pieces", size):
+        cut = drawn.pieces(size)
     if isinstance(cut, TooShort):
         return cut
     with stages.stage("encode pieces", len(cut)) as watcher:
-        limit = max(_SECONDS, _SHARE_OF_BUILD * sum(_whole(stages.seconds)))
-        parts, started = list[list[NDArray[np.float32]]](), time.perf_counter()
-        for start in range(0, len(cut), _CHUNK):
-            if time.perf_counter() - started > limit and start >= 2 * LEAST_SAMPLE:
-                break
-            chunk = [pieces for _, pieces in cut[start : start + _CHUNK]]
-            parts.append(_encode(work, chunk))
-            watcher.advance(len(chunk))
+        parts = list(_encoded(work, [pieces for _, pieces in cut], ends, watcher))
     # As the store keeps them, so that a sample found again chooses the same.
     embeddings = [
         as_kept(np.concatenate(part), StoreDtype.FLOAT16) for part in zip(*parts, strict=True)
     ]
+    if len(embeddings[0]) < LEAST_SAMPLE:
+        return TooShort(f"only {len(embeddings[0])} documents' pieces are encoded in {limit:.0f} s")
     rows = np.array([row for row, _ in cut[: len(embeddings[0])]], dtype=np.int64)
     sample = Sample(rows, drawn.around(rows), *embeddings)
     # A store that cannot be written still serves: the next build draws the same sample again.
@@ -114,20 +113,28 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
 class _Draw:
     """Rows drawn from a few shards, so that a huge corpus is not read again."""
 
-    record: CorpusRecord
+    encoded: EncodeReport
     work: ShardWork
     rng: np.random.Generator
+
+    @property
+    def record(self) -> CorpusRecord:
+        return self.encoded.record
 
     def pieces(self, size: int) -> list[tuple[int, Pieces]] | TooShort:
         """Return up to ``size`` documents long enough, by row number, with their pieces."""
         most_words = int(self.work.store.encoder["max_length"])
-        found, tried = list[tuple[int, Pieces]](), 0
-        for row, text in self._texts():
+        found, seen, tried = list[tuple[int, Pieces]](), set[object](), 0
+        for row, document, text in self._texts():
             if len(found) >= size or tried >= _TRIES * size:
                 break
+            if document in seen:
+                # Passages of one document are no wrong answers to each other.
+                continue
             tried += 1
             if (pieces := cut_pieces(text, self.rng, most_words=most_words)) is not None:
                 found.append((row, pieces))
+                seen.add(document)
         if len(found) < _LEAST_SHARE * tried:
             return TooShort(f"{tried - len(found)} of {tried} texts are too short to cut in pieces")
         if len(found) < LEAST_SAMPLE:
@@ -138,17 +145,49 @@ class _Draw:
         """Return ``rows`` and after them others of the corpus, without repeats."""
         more = drawn_rows(self.record, _MOST_CANDIDATES, self.rng)
         more = more[~np.isin(more, rows)]
+        if self.work.splitter is not None:
+            own = set(ids_of(self.encoded.store, self.record, rows))
+            names = ids_of(self.encoded.store, self.record, more)
+            more = more[[name not in own for name in names]]
         return np.concatenate([rows, more[: max(_MOST_CANDIDATES - len(rows), 0)]])
 
-    def _texts(self) -> Iterator[tuple[int, str]]:
-        """Yield texts with their row numbers, in an order drawn at random."""
+    def _texts(self) -> Iterator[tuple[int, object, str]]:
+        """Yield row numbers, ids and texts, in an order drawn at random.
+
+        Raises:
+            CorpusError: a shard is not what was encoded.
+        """
         starts = row_starts(self.record)
-        texts: list[tuple[int, str]] = []
+        texts: list[tuple[int, object, str]] = []
         for position in drawn_parts(self.record, self.rng):
             batch = self.work.batch_of(self.work.corpus.shards[position])
+            fingerprint = self.work.store.shard_fingerprint(batch.digests(), self.work.dtype)
+            if fingerprint != self.record.parts[position].shard:
+                raise CorpusError(
+                    "the corpus changed after it was encoded; run the same command again"
+                )
             assert isinstance(batch, TextBatch)
-            texts += zip(range(starts[position], starts[position + 1]), batch.texts, strict=True)
+            rows = range(starts[position], starts[position + 1])
+            ids = batch.documents[ID].to_pylist()
+            texts += zip(rows, ids, batch.texts, strict=True)
         return (texts[place] for place in self.rng.permutation(len(texts)))
+
+
+def _encoded(
+    work: ShardWork, pieces: list[Pieces], ends: float, watcher: Progress
+) -> Iterator[list[NDArray[np.float32]]]:
+    """Yield the pieces' embeddings chunk by chunk, as many as will be done by ``ends``."""
+    longest, start = 0.0, 0
+    while start < len(pieces):
+        began = time.perf_counter()
+        if start and began + longest > ends:
+            return
+        sizes = np.cumsum([len(each.others) for each in pieces[start:]])
+        stop = start + 1 + int(np.searchsorted(sizes, _CHUNK_CHARACTERS))
+        chunk = pieces[start:stop]
+        yield _encode(work, chunk)
+        watcher.advance(len(chunk))
+        longest, start = max(longest, time.perf_counter() - began), stop
 
 
 def _encode(work: ShardWork, pieces: list[Pieces]) -> list[NDArray[np.float32]]:

@@ -7,10 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whiten_index.moments import Moments
+from whiten_index.moments import MEAN_OF_EVERY, Moments
 
 _BLOCK_ROWS = 8192
-_MEAN_OF_EVERY = 16
 
 
 @torch.inference_mode()
@@ -23,7 +22,7 @@ def moments_on_device(rows: Tensor) -> Moments:
     n, d = rows.shape
     if n == 0:
         return Moments.empty(d)
-    point = rows[::_MEAN_OF_EVERY].mean(dim=0, dtype=torch.float64)
+    point = rows[::MEAN_OF_EVERY].mean(dim=0, dtype=torch.float64)
     first, third = (torch.zeros_like(point) for _ in range(2))
     second, fourth = point.new_zeros(d, d), point.new_zeros(())
     for i in range(0, n, _BLOCK_ROWS):

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from whiten_index.errors import ConfigError
 from whiten_index.moments import Moments
 from whiten_index.whitening import unit_rows
+from whiten_index.whitening.covariance import empirical_covariance
 
 _LEAST_ROWS = 3
 _NEIGHBOURS = 10
@@ -206,12 +207,9 @@ def _directed(vectors: ArrayLike, *, least: int) -> tuple[NDArray[np.float64], i
 
 def _spectrum(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the eigenvalues (d,) of the covariance; what is left by rounding is 0."""
-    moments = Moments.of(rows)
-    rounding = moments.dim * float(np.finfo(np.float64).eps)
-    if np.trace(moments.covariance(ddof=0)) <= rounding**2 * float(moments.mean @ moments.mean):
-        # Equal rows: the rounding of the mean is no variance.
-        return np.zeros(moments.dim)
-    values = np.asarray(np.linalg.eigvalsh(moments.covariance(ddof=0)), dtype=np.float64)
+    covariance = empirical_covariance(Moments.of(rows), ddof=0)
+    values = np.asarray(np.linalg.eigvalsh(covariance), dtype=np.float64)
+    rounding = len(values) * float(np.finfo(np.float64).eps)
     return np.where(values > rounding * values[-1], values, 0.0)
 
 

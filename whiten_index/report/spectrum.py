@@ -136,15 +136,16 @@ def _draw_eigenvalues(axes: Any, values: NDArray[np.float64], whitening: Mapping
     place = np.arange(1, rank + 1)
     axes.set_yscale("log")
     axes.plot(place, shown, color=_BLUE, lw=2, label="embeddings", **_dots(len(values)))
-    after = _after(shown, whitening)
+    after, top = _after(shown, whitening), whitening.get("remove_top", 0)
     if len(after):
-        axes.plot(place[: len(after)], after, color=_RED, lw=2, ls=(0, (5, 2)),
+        axes.plot(place[top : top + len(after)], after, color=_RED, lw=2, ls=(0, (5, 2)),
                   label="vectors, scaled to the same start", **_dots(len(values)))  # fmt: skip
         shown = np.concatenate([shown, after])
     # The labels of k and the rank stand in the upper fifth, clear of every line.
     least, most = np.log10(shown.min() / _ROOM), np.log10(shown.max() * _ROOM)
     axes.set_ylim(10**least, 10 ** (least + (most - least) / 0.82))
-    _mark(axes, k, rank, len(values), text=f"k = {k}", heights=(0.98, 0.90))
+    text = f"k = {k}, the first {top} left out" if top else f"k = {k}"
+    _mark(axes, top + k, rank, len(values), text=text, heights=(0.98, 0.90))
     if len(after):
         _explain(axes, "lower left")
 
@@ -154,7 +155,10 @@ def _rank(values: NDArray[np.float64], whitening: Mapping[str, Any]) -> int:
 
 
 def _after(shown: NDArray[np.float64], whitening: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Return λ^(1 − γ) from λ₁ on, or nothing where the vectors keep λ or do not follow it."""
+    """Return λ^(1 − γ) of the directions kept, scaled to start at the first one's λ.
+
+    Nothing where the vectors keep λ or do not follow it.
+    """
     follows = whitening["kind"] in ("whitening", "zca")
     # A floor drops directions within the rank, and shrunk eigenvalues are not the data's.
     if (
@@ -164,8 +168,9 @@ def _after(shown: NDArray[np.float64], whitening: Mapping[str, Any]) -> NDArray[
         or whitening["exponent"] == 0
     ):
         return shown[:0]
-    used = shown[: whitening["k"]]
-    return np.asarray(used[0] * (used / used[0]) ** (1 - whitening["exponent"]))
+    top = whitening.get("remove_top", 0)
+    used = shown[top : top + whitening["k"]]
+    return np.asarray(used[:1] * (used / used[:1]) ** (1 - whitening["exponent"]))
 
 
 def _draw_variance(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:
@@ -186,17 +191,17 @@ def _draw_variance(axes: Any, values: NDArray[np.float64], whitening: Mapping[st
 
 
 def _mark(
-    axes: Any, k: int, rank: int, dim: int, *, text: str, heights: tuple[float, float]
+    axes: Any, cut: int, rank: int, dim: int, *, text: str, heights: tuple[float, float]
 ) -> None:
-    """Draw k and the rank as upright lines, and shade the directions without variance."""
+    """Draw the cut and the rank as upright lines, and shade the directions without variance."""
     axes.set_xlim(0, dim * 1.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if rank < dim:
         axes.axvspan(rank, dim * 1.02, color=_PALE, lw=0, zorder=0)
-    lines = ((k, text, _RED, "bold"), (rank, f"rank {rank} of {dim}", _GREY, "normal"))
+    lines = ((cut, text, _RED, "bold"), (rank, f"rank {rank} of {dim}", _GREY, "normal"))
     for height, (place, label, colour, weight) in zip(heights, lines, strict=True):
         left = place > 0.5 * dim
-        axes.axvline(place, color=colour, lw=1.2, ls=(0, (1, 1.5)), zorder=2 if place == k else 1)
+        axes.axvline(place, color=colour, lw=1.2, ls=(0, (1, 1.5)), zorder=2 if place == cut else 1)
         axes.annotate(label, (min(place, rank), height),
                       (-6 if left else 6, 0), va="top", xycoords=axes.get_xaxis_transform(),
                       textcoords="offset points", ha="right" if left else "left",

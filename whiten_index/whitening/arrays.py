@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
+_Float = TypeVar("_Float", np.float32, np.float64)
 
-def unit_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scale rows (n, d) to unit length; rows of zeros stay as they are."""
+
+def unit_rows(rows: NDArray[_Float]) -> NDArray[_Float]:
+    """Scale rows (n, d) to unit length, in their own precision; rows of zeros stay as they are."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    scaled: NDArray[np.float64] = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    scaled: NDArray[_Float] = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
     return scaled
 
 

@@ -12,32 +12,32 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
 from whiten_index.whitening.arrays import unit_rows
-from whiten_index.whitening.spectrum import default_width
 from whiten_index.whitening.transform import Whitening
 
 EXPONENTS = tuple(step / 8 for step in range(9))
-_WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
+_WIDTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 # What a narrower width may lose of the best score, as a share of it.
 _WIDTH_LOSS = 0.03
 _STANDARD_ERRORS = 1.0
 _LARGE_MEAN = 0.4
 
-LEAST_SAMPLE = 50
+LEAST_SAMPLE, _MOST_SAMPLE = 50, 10_000
 
 Vectors = NDArray[np.float32]
 Scores = NDArray[np.float64]
 
 
 def require_sample(size: int) -> None:
-    """Refuse a sample that would leave the choice to chance.
+    """Refuse a sample that would leave the choice to chance, or be compared with itself for hours.
 
     Raises:
-        ConfigError: it is of fewer than 50 documents.
+        ConfigError: it is of fewer than 50 or more than 10,000 documents.
     """
-    if size < LEAST_SAMPLE:
+    if not LEAST_SAMPLE <= size <= _MOST_SAMPLE:
+        how = "small to choose from" if size < LEAST_SAMPLE else "large to compare with itself"
         raise ConfigError(
-            f"a sample of {size} documents is too small to choose from; use --choose-sample "
-            f"{LEAST_SAMPLE} or more, or name the transform with --whiten"
+            f"a sample of {size} documents is too {how}; use --choose-sample {LEAST_SAMPLE} to "
+            f"{_MOST_SAMPLE}, or name the transform with --whiten"
         )
 
 
@@ -218,6 +218,12 @@ def score_settings(
     return np.array(total) / sum(trial.weight for trial in trials)
 
 
+def keeps(score: float, best: float) -> bool:
+    """Tell whether a width's score is enough beside the best of all widths: 97 % of it."""
+    # Correlations may lie below 0.
+    return score >= best - _WIDTH_LOSS * abs(best)
+
+
 def choose_by_scores(
     grid: Sequence[Setting], scores: NDArray[np.float64], *, errors: float = _STANDARD_ERRORS
 ) -> tuple[Setting, tuple[Candidate, ...]]:
@@ -248,14 +254,12 @@ def choose_by_scores(
             for i, row in enumerate(rows)
         ]
     best = max(score for _, score in leaders)
-    # Correlations may lie below 0.
-    least = best - _WIDTH_LOSS * abs(best)
-    chosen = next(setting for setting, score in leaders if score >= least)
+    chosen = next(setting for setting, score in leaders if keeps(score, best))
     return chosen, tuple(candidates)
 
 
 def choose_by_spectrum(
-    fit: Whitening, k: int | None, *, exponent: float | None = None, center: bool | None = None
+    fit: Whitening, k: int, *, exponent: float | None = None, center: bool | None = None
 ) -> Setting:
     """Return a setting from mean and spectrum alone, where no scores can be had.
 
@@ -265,15 +269,13 @@ def choose_by_spectrum(
     the rank. The mean is subtracted where s is above 0.4. This is our own rule, in the spirit of
     Spectral Tempering (arXiv 2603.19339), whose formula was not at hand.
     """
-    rank = fit.k
-    width = min(default_width(fit.dim), rank) if k is None else k
     mean = float(fit.mean @ fit.mean)
     share = mean / (mean + float(fit.eigenvalues.sum()))
     if exponent is None:
-        values = fit.eigenvalues[:rank]
-        ratio = float(values[:width].mean() / np.median(values))
+        values = fit.eigenvalues[: fit.k]
+        ratio = float(values[:k].mean() / np.median(values))
         exponent = round(8 * np.sqrt(share) * ratio / (1 + ratio)) / 8
-    return Setting(width, exponent, share > _LARGE_MEAN if center is None else center)
+    return Setting(k, exponent, share > _LARGE_MEAN if center is None else center)
 
 
 def _turned(fit: Whitening, rows: NDArray[np.floating], center: bool) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
 from whiten_index.tensors import read_tensors, write_tensors
+from whiten_index.whitening.arrays import unit_rows
 
 FILE_KIND, FORMAT_VERSION = "affine", 1
 _HALF_ULP = float(np.finfo(np.float32).eps) / 2
@@ -95,8 +96,7 @@ class Affine:
                 f"this matrix takes (n, {len(self.matrix)}) embeddings; these have shape {x.shape}"
             )
         if self.normalize_input:
-            norms = np.linalg.norm(x, axis=1, keepdims=True)
-            x = np.divide(x, norms, out=np.zeros_like(x), where=norms > 0)
+            x = unit_rows(x)
         vectors: NDArray[np.float32] = x @ self.matrix + self.bias
         return vectors
 

@@ -75,10 +75,25 @@ def read(path: Path | str) -> dict[str, Any]:
                 "shuffle": _FLAGS[facts["shuffle"]],
             }
     except (KeyError, ValueError) as error:
-        raise ArtifactError(
-            f"{path} cannot be read as a whitening ({error}); restore it or build again"
-        ) from error
-    return fields if plain else fields | _added(path, kind, set(tensors))
+        raise _unreadable(path, error) from error
+    if not plain:
+        fields |= _added(path, kind, set(tensors))
+    _check_counts(path, fields)
+    return fields
+
+
+def _check_counts(path: Path | str, fields: Mapping[str, Any]) -> None:
+    """Refuse numbers of directions and groups that the width has no room for."""
+    dim, kept = fields["basis"].shape
+    top, groups = fields.get("remove_top", 0), fields.get("groups")
+    if not 0 <= top <= dim - kept:
+        raise _unreadable(path, f"remove_top {top} and {kept} directions, of {dim}")
+    if groups is not None and not (0 < groups <= dim and dim % groups == 0):
+        raise _unreadable(path, f"{groups} groups of {dim} channels")
+
+
+def _unreadable(path: Path | str, why: object) -> ArtifactError:
+    return ArtifactError(f"{path} cannot be read as a whitening ({why}); restore it or build again")
 
 
 def _added(path: Path | str, kind: Kind, held: set[str]) -> dict[str, Any]:

@@ -253,7 +253,9 @@ class Whitening:
         if self.seed is not None:
             options["seed"] = self.seed
         if self.estimator != Estimator.EMPIRICAL.value:
-            options |= {"estimator": self.estimator, "shrinkage": self.shrinkage}
+            options["estimator"] = self.estimator
+        if self.estimator == Estimator.FIXED.value:
+            options["shrinkage"] = self.shrinkage
         if self.floor:
             options["floor"] = self.floor
         if self.remove_top:
@@ -277,8 +279,10 @@ class Whitening:
         if self.coordinate_scale is not None:
             total = np.count_nonzero(self.coordinate_scale)
         kept = min(float(self.variances.sum()) / float(total), 1.0) if total > 0 else 0.0
+        shrunk = self.estimator != Estimator.EMPIRICAL.value
         return {
             **self.choices(),
+            **({"shrinkage": self.shrinkage} if shrunk else {}),
             **({"directions": int(self.basis.shape[1])} if self.kind.rotates_back else {}),
             "rank": self.rank,
             "condition_number": condition_number(self.eigenvalues) if self.rank else None,

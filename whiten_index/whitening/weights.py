@@ -11,22 +11,27 @@ from numpy.typing import ArrayLike, NDArray
 from whiten_index.errors import ConfigError
 
 
-def inverse_frequency(counts: ArrayLike, *, smoothing: float = 1e-3) -> NDArray[np.float64]:
-    """Return weights (n,) in proportion to a/(a + p), p = counts/Σcounts: rare rows weigh more.
+def inverse_frequency(counts: ArrayLike, *, smoothing: float = 1.0) -> NDArray[np.float64]:
+    """Return weights (n,) in proportion to a/(a + r), r = counts/mean: rare rows weigh more.
 
-    Arora, Liang and Ma 2017, "A simple but tough-to-beat baseline for sentence embeddings". The
-    weights have mean 1, so that the count of the moments stays the number of rows.
+    With a = 1 a row of mean frequency weighs half as much as one that never occurs, however many
+    rows there are. Arora, Liang and Ma 2017, "A simple but tough-to-beat baseline for sentence
+    embeddings", take α/(α + p) with p = counts/Σcounts = r/n of the n words of a vocabulary, and
+    α = 1e-3: that is a = α·n. The weights have mean 1, so that the count of the moments stays the
+    number of rows.
 
     Args:
         counts: (n,) occurrences of each row, non-negative, not all zero.
-        smoothing: a > 0.
+        smoothing: a > 0, the r of a row that weighs half as much as one that never occurs.
 
     Raises:
         ConfigError: counts or smoothing outside these bounds.
     """
     if not 0 < smoothing < np.inf:
-        raise ConfigError(f"smoothing {smoothing:g} must be a positive number, such as 1e-3")
-    return _mean_one(smoothing / (smoothing + _shares(counts)))
+        raise ConfigError(f"smoothing {smoothing:g} must be a positive number, such as 1")
+    weights = smoothing / (smoothing + _relative(counts))
+    scaled: NDArray[np.float64] = weights / weights.mean()
+    return scaled
 
 
 def zipfian(counts: ArrayLike) -> NDArray[np.float64]:
@@ -41,7 +46,7 @@ def zipfian(counts: ArrayLike) -> NDArray[np.float64]:
     Raises:
         ConfigError: counts outside these bounds.
     """
-    return _mean_one(_shares(counts))
+    return _relative(counts)
 
 
 class Weighting(Enum):
@@ -56,7 +61,8 @@ class Weighting(Enum):
         return zipfian if self is Weighting.ZIPFIAN else inverse_frequency
 
 
-def _shares(counts: ArrayLike) -> NDArray[np.float64]:
+def _relative(counts: ArrayLike) -> NDArray[np.float64]:
+    """Return counts/mean(counts), checked."""
     count = np.asarray(counts, dtype=np.float64)
     if count.ndim != 1 or not len(count):
         raise ConfigError(f"counts are one number a row, (n,); these have shape {count.shape}")
@@ -65,10 +71,5 @@ def _shares(counts: ArrayLike) -> NDArray[np.float64]:
     if not count.any():
         raise ConfigError("all counts are zero, so there is nothing to weigh by; leave them out")
     count = count / count.max()  # counts near the limit of float64 have a sum beyond it
-    shares: NDArray[np.float64] = count / count.sum()
-    return shares
-
-
-def _mean_one(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    scaled: NDArray[np.float64] = weights / weights.mean()
-    return scaled
+    relative: NDArray[np.float64] = count / count.mean()
+    return relative

@@ -1,0 +1,76 @@
+"""What mean and spectrum alone choose for single sentences, on semantic textual similarity.
+
+Run ``WHITEN_INDEX_DATA=… python -m benchmarks.short_texts``. Every set is fitted on its own
+sentences, both sides, and scored by Spearman's correlation × 100 over all of its pairs at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from benchmarks.results_file import data_folder, write
+from whiten_index import Encoder, Moments, Whitening
+from whiten_index.metrics import spearman
+from whiten_index.whitening import Kind, WhiteningConfig, unit_rows
+from whiten_index.whitening.choice import Setting, choose_by_spectrum, settings
+
+SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICKR")
+LAYERS, WIDTHS = (None, 1), (32, 64, 128, 256)
+GRID_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+Pair = tuple[NDArray[np.floating], NDArray[np.floating]]
+
+
+def measure() -> Iterator[dict[str, Any]]:
+    """Yield a row for each layer, set and width."""
+    table = pq.read_table(data_folder() / "sts" / "sts_raw.parquet")
+    table = table.filter(pc.and_(pc.equal(table["split"], "test"), pc.is_valid(table["score"])))
+    for layer in LAYERS:
+        options = {} if layer is None else {"layers": (layer,)}
+        encoder = Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=256, **options)
+        for name in SETS:
+            rows = table.filter(pc.equal(table["dataset"], name))
+            first, second = (encoder.encode(rows[f"sentence{side}"].to_pylist()) for side in (1, 2))
+            gold = rows["score"].to_numpy()
+            distinct = np.unique(np.concatenate([first, second]), axis=0)
+            raw = _quality((first, second), gold)
+            facts = {"set": name, "layer": layer, "pairs": len(gold), "raw": raw}
+            for k in WIDTHS:
+                yield {**facts, "k": k, **_row((first, second), gold, Moments.of(distinct), k)}
+
+
+def _row(pair: Pair, gold: NDArray[np.float64], moments: Moments, k: int) -> dict[str, Any]:
+    def quality(setting: Setting) -> float:
+        config = WhiteningConfig(k=k, exponent=setting.exponent, center=setting.center)
+        fitted = Whitening.fit(moments, config)
+        first, second = map(fitted.apply, pair)
+        return _quality((first, second), gold)
+
+    grid = [each for each in settings([k]) if each.exponent in GRID_EXPONENTS]
+    figures = {each: quality(each) for each in grid}
+    chosen = choose_by_spectrum(Whitening.fit(moments, WhiteningConfig(kind=Kind.PCA, k="full")), k)
+    return {
+        "best": max(figures.values()),
+        "pca": figures[Setting(k, 0.0, True)],
+        "chosen": {"exponent": chosen.exponent, "center": chosen.center},
+        "spectrum": quality(chosen),
+        "constant": {
+            f"{each.exponent}, {'' if each.center else 'not '}centred": figure
+            for each, figure in figures.items()
+        },
+    }
+
+
+def _quality(pair: Pair, gold: NDArray[np.float64]) -> float:
+    first, second = (unit_rows(rows.astype(np.float64)) for rows in pair)
+    return 100 * spearman(gold, np.einsum("nk,nk->n", first, second))
+
+
+if __name__ == "__main__":
+    print(write("short_texts", measure()))
