@@ -42,6 +42,7 @@ from whiten_index.errors import (
     WhitenIndexError,
     WhiteningError,
 )
+from whiten_index.fit import possible_widths
 from whiten_index.moments import Moments
 from whiten_index.pieces import cut_pieces
 from whiten_index.progress import Silent, Stages
@@ -169,6 +170,15 @@ def assert_applied(report: BuildReport) -> None:
     assert (whitening.k, whitening.exponent, whitening.center) == setting_of(
         choice(report)["chosen"]
     )
+
+
+def assert_same_choice(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Pieces encoded again may differ by float16's last bit, and ranks of near ties with it."""
+    assert {**found, "candidates": []} == {**expected, "candidates": []}
+    ours, theirs = found["candidates"], expected["candidates"]
+    assert [setting_of(row) for row in ours] == [setting_of(row) for row in theirs]
+    for name in ("score", "error"):
+        assert [r[name] for r in ours] == pytest.approx([r[name] for r in theirs], abs=1e-3)
 
 
 def run(*arguments: Any) -> tuple[int, str, str]:
@@ -335,7 +345,9 @@ def test_the_sample_is_drawn_by_the_seed(place: Place) -> None:
 
     first = sampled(seed=1)
     assert len(set(first[0])) == 50
-    assert sampled(seed=1) == first
+    again = sampled(seed=1)
+    assert again[0] == first[0]
+    assert_same_choice(again[1], first[1])
     assert sampled(seed=2)[0] != first[0]
 
 
@@ -467,7 +479,7 @@ def test_where_time_is_too_short_for_50_documents_the_spectrum_decides(
     assert "only 49 documents' pieces are encoded in 98 s" in found["why"]
     assert found["candidates"] == []
     # Another day there is more time.
-    assert choice(place.build("out")) == choice(chosen[1])
+    assert_same_choice(choice(place.build("out")), choice(chosen[1]))
 
 
 # --------------------------------------------------------------------------- named or chosen
@@ -577,8 +589,11 @@ def test_a_choice_is_the_same_whatever_was_chosen_before(
     """Weights change the moments, and so every score: an older choice is not theirs."""
     place.build("first", **first)
     warm = choice(place.build("second", **second))
-    shutil.rmtree(place.store)
-    cold = choice(place.build("cold", **second))
+    for folder in place.store.glob("*/choices"):
+        shutil.rmtree(folder)
+    report = place.build("cold", **second)
+    assert "choose" in stages(report)
+    cold = choice(report)
     scores = [[row["score"] for row in each["candidates"]] for each in (warm, cold)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
     assert warm["chosen"] == cold["chosen"]
@@ -609,7 +624,7 @@ def test_a_damaged_note_is_made_anew(
         for note in place.store.glob("*/choices/*"):
             note.unlink()
     report = place.build("out")
-    assert choice(report) == choice(chosen[1])
+    assert_same_choice(choice(report), choice(chosen[1]))
     assert ("encode pieces" in stages(report)) is (kind == "samples")
     assert "choose" in stages(report)
     assert not {"encode pieces", "choose"} & stages(place.build("again"))
@@ -627,7 +642,7 @@ def test_a_sample_of_rows_that_are_not_there_is_made_anew(
     at = bytes(data).index(value) + 7  # the sign of the first number
     data[at] ^= 0x80
     path.write_bytes(data)
-    assert choice(place.build("out")) == choice(chosen[1])
+    assert_same_choice(choice(place.build("out")), choice(chosen[1]))
 
 
 def test_a_store_that_cannot_be_written_still_serves(
@@ -640,7 +655,7 @@ def test_a_store_that_cannot_be_written_still_serves(
 
     monkeypatch.setattr(EmbeddingStore, "save_choice", refuse)
     monkeypatch.setattr(EmbeddingStore, "save_sample", refuse)
-    assert choice(place.build("out")) == choice(chosen[1])
+    assert_same_choice(choice(place.build("out")), choice(chosen[1]))
 
 
 @pytest.mark.parametrize("kind", ["choices", "samples"])
@@ -759,11 +774,11 @@ def test_passages_of_one_document_are_no_wrong_answers(tmp_path: Path, model: Pa
     texts = documents(120, sentences=8)
     corpus = parquet(tmp_path / "c.parquet", id=[f"d{i}" for i in range(120)], text=texts)
     place = Place(tmp_path, model, texts)
-    report = place.build("out", corpus=(corpus,), passage_tokens=40)
+    report = place.build("out", corpus=(corpus,), passage_tokens=40, choose_sample=60)
     sample, names = kept_sample(place), np.array(names_of(report))
     rows, candidates = sample["rows"], sample["candidates"]
     own = names[rows]
-    assert len(set(own)) == len(rows) >= 50
+    assert len(set(own)) == len(rows) == 60
     assert candidates[: len(rows)].tolist() == rows.tolist()
     assert not set(names[candidates[len(rows) :]]) & set(own)
     # All but the other passages of these documents are there.
@@ -786,7 +801,17 @@ def column(path: Path, dim: int, *, rank: int | None = None, rows: int = 300) ->
 
 
 @pytest.mark.parametrize(
-    ("factory", "k"), [("Flat", 32), ("PQ48", 96), ("IVF4,PQ48", 96), ("PQ64x4", 64)]
+    ("factory", "expected"),
+    [("PQ48", (96,)), ("PQ32", (32, 64, 96)), ("IVF64,PQ64", (64,)), ("auto", None)],
+)
+def test_widths_are_those_that_the_factory_can_be_built_over(
+    factory: str, expected: tuple[int, ...] | None
+) -> None:
+    assert possible_widths(factory, 96) == expected
+
+
+@pytest.mark.parametrize(
+    ("factory", "k"), [("Flat", 32), ("PQ3x4", 96), ("IVF4,PQ6x4", 96), ("PQ4x4", 32)]
 )
 def test_the_spectrum_keeps_a_width_that_the_factory_can_be_built_over(
     tmp_path: Path, factory: str, k: int
@@ -829,7 +854,7 @@ def test_a_factory_that_fits_no_width_is_refused_before_anything_is_encoded(
 
 def test_a_width_that_is_named_needs_not_be_round(tmp_path: Path) -> None:
     options = column(tmp_path / "c.parquet", 98)
-    report = build_index(BuildConfig(out=str(tmp_path / "out"), factory="PQ7", k=49, **options))
+    report = build_index(BuildConfig(out=str(tmp_path / "out"), factory="PQ7x4", k=49, **options))
     assert choice(report)["chosen"]["k"] == 49
     assert shards(tmp_path)
 
@@ -839,7 +864,7 @@ def test_embeddings_that_span_less_than_the_factory_needs_are_refused(tmp_path: 
     with pytest.raises(WhiteningError, match=r"factory .*over 96 dims .*span 50.*--factory"):
         build_index(BuildConfig(out=str(tmp_path / "out"), factory="PQ48", **options))
     assert not (tmp_path / "out" / "CURRENT").exists()
-    report = build_index(BuildConfig(out=str(tmp_path / "out"), factory="PQ16x4", **options))
+    report = build_index(BuildConfig(out=str(tmp_path / "out"), factory="PQ4x4", **options))
     assert choice(report)["chosen"]["k"] == 32
 
 
@@ -1038,8 +1063,9 @@ def test_scored_pairs_choose_the_transform_that_ranks_them_so(
     assert choice(report)["chosen"] == wanted
     rows = {setting_of(row): row["score"] for row in choice(report)["candidates"]}
     assert rows[setting_of(wanted)] == pytest.approx(1, abs=1e-3)
-    # Pair i is of fold i mod n, n of them for ten pairs each, 20 at most.
-    fold = np.arange(count) % {30: 3, 60: 6, 437: 20}[count]
+    # The pair of i-th least score is of fold i mod n, n of them for ten pairs each, 20 at most.
+    places = np.argsort(np.argsort(scores, kind="stable"), kind="stable")
+    fold = places % {30: 3, 60: 6, 437: 20}[count]
     for row in choice(report)["candidates"]:
         found = cosines_under(raw, embedded, row)
         each = [spearmanr(scores[fold == i], found[fold == i]).statistic for i in set(fold)]
@@ -1087,14 +1113,18 @@ def test_pairs_that_are_too_many_are_drawn_by_the_seed(
     assert found["sample"] == 40
     assert "on 40 pairs" in found["why"]
     assert sorted(set(rows)) == rows
-    assert drawn(1) == (rows, found)
+    again = drawn(1)
+    assert again[0] == rows
+    assert_same_choice(again[1], found)
     assert drawn(2)[0] != rows
     # Each pair's score stays beside it.
     raw = Moments.of(raw_embeddings(place.build("raw", whiten="none")))
     first, second = (side[rows] for side in embedded_pairs(path, place.model))
     for row in found["candidates"]:
         cosines = cosines_under(raw, (first, second), row)
-        each = [spearmanr(scores[rows][i::4], cosines[i::4]).statistic for i in range(4)]
+        order = np.argsort(scores[rows], kind="stable")
+        folds = [order[i::4] for i in range(4)]
+        each = [spearmanr(scores[rows][part], cosines[part]).statistic for part in folds]
         assert row["score"] == pytest.approx(np.mean(each), abs=2e-3), row
 
 
@@ -1233,7 +1263,7 @@ BAD_LABELS = {
     "29 scored pairs": "holds 29 pairs, too few",
     "pairs scored alike": "all scores in .* are equal",
     "9 judged queries": "leaves 9 queries to choose by",
-    "9 queries with a text": "leaves 9 queries .9 of 20 have a text",
+    "9 queries with a text": r"leaves 9 queries to choose by \(9 of 20 have a text\)",
     "no pytrec_eval": r"whiten-index\[eval\]",
     "a column without its model": "name the model of the embedding column with --model",
 }

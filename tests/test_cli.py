@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file
 
 import whiten_index
 from whiten_index import open_index
 from whiten_index.cli import cli
+from whiten_index.whitening import Whitening
 
 ROWS, DIM = 120, 8
 PROJECT = Path(__file__).parents[1]
@@ -167,6 +169,63 @@ def test_inspect_prints_what_the_build_said(index: Path) -> None:
     text = succeed("inspect", index)
     for fact in (fields["version"], "rank 8", "8 -> 4 dims", "Flat", "variance kept"):
         assert fact in text
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_export_writes_the_transform_as_one_matrix_and_bias(
+    tmp_path: Path, corpus: Path, unit: bool
+) -> None:
+    out, file = tmp_path / "out", tmp_path / "w.safetensors"
+    normalize = ("--normalize-input",) if unit else ()
+    whiten = ("--whiten", "whitening", "--k", 4)
+    succeed("build", corpus, *EMBEDDED, *whiten, *normalize, "--out", out)
+    facts = one_object(succeed("export", out, file, "--json"))
+    assert facts.keys() == {"file", "dim", "k", "normalize_input", "error"}
+    assert facts["file"] == str(file)
+    assert (facts["dim"], facts["k"], facts["normalize_input"]) == (DIM, 4, unit)
+    exported = load_file(file)
+    matrix, bias = exported["matrix"], exported["bias"]
+    assert matrix.dtype == bias.dtype == np.float32
+    assert (matrix.shape, bias.shape) == ((DIM, 4), (4,))
+    rows = np.stack(pq.read_table(corpus)["e"].to_pylist())
+    (path,) = out.glob("versions/*/whitening.safetensors")
+    expected = Whitening.load(path).apply(rows)
+    x = rows / np.linalg.norm(rows, axis=1, keepdims=True) if unit else rows
+    found = x.astype(np.float32) @ matrix + bias
+    missed = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+    assert 0 < missed <= facts["error"] < 1e-5
+    assert exported["error"] == pytest.approx(facts["error"])
+    text = succeed("export", out, file)
+    embeddings = "embeddings of unit length" if unit else "raw embeddings"
+    assert text.startswith(f"{file}: matrix {DIM} x 4 and bias, for {embeddings}\n")
+    assert f"{facts['error']:.1e}" in text
+
+
+@pytest.mark.parametrize("name", ["w.npz", "w", "w.safetensors.bak", "w.SAFETENSORS"])
+def test_export_to_another_ending_is_refused(tmp_path: Path, index: Path, name: str) -> None:
+    status, stdout, stderr = run("export", index, tmp_path / name)
+    assert (status, stdout) == (2, "")
+    assert stderr.splitlines()[-1].startswith("Error: ")
+    assert ".safetensors" in stderr
+    assert name in stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_into_a_folder_that_is_missing_is_an_output_error(
+    tmp_path: Path, index: Path
+) -> None:
+    path = tmp_path / "none" / "w.safetensors"
+    status, stdout, stderr = run("export", index, path)
+    assert (status, stdout) == (7, "")
+    assert f"Error: cannot write {path}" in stderr
+    assert not path.parent.exists()
+
+
+def test_export_of_what_is_no_index_writes_nothing(tmp_path: Path) -> None:
+    status, _, stderr = run("export", tmp_path / "none", tmp_path / "w.safetensors")
+    assert status == 5
+    assert "Error: " in stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_encode_prints_one_object_and_build_takes_its_store(tmp_path: Path, corpus: Path) -> None:

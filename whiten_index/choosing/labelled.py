@@ -190,8 +190,9 @@ def _pairs(encoder: Encoder, pairs: Pairs, source: str, stages: Stages) -> Label
 def _spearman_by_fold(gold: NDArray[np.float64]) -> Callable[[Vectors, Vectors], Scores]:
     """Return what scores pairs by folds of them: a correlation of one pair there is not."""
     folds = min(_FOLDS, len(gold) // _PAIRS_A_FOLD)
-    # Neighbours often come from one source; every fold has its share of each.
-    members = [np.arange(fold, len(gold), folds) for fold in range(folds)]
+    # Every fold has its share of high and of low scores.
+    order = np.argsort(gold, kind="stable")
+    members = [order[fold::folds] for fold in range(folds)]
     members = [rows for rows in members if np.ptp(gold[rows]) > 0]
 
     def score(first: Vectors, second: Vectors) -> Scores:
