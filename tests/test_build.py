@@ -651,3 +651,11 @@ def test_the_names_of_the_package_are_there_and_documented() -> None:
         assert getattr(whiten_index, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = whiten_index.nothing
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_vectors_whose_squares_leave_float32_are_refused(tmp_path: Path, factor: float) -> None:
+    corpus = write_rows(tmp_path / "c.parquet", random_rows(31).astype(np.float64) * factor)
+    with pytest.raises(ConfigError, match=r"too long or too short for float32.*scale"):
+        build(tmp_path / "out", corpus, whiten="none", k=None)
+    assert not (tmp_path / "out" / "CURRENT").exists()

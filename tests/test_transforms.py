@@ -371,7 +371,7 @@ def test_a_floor_is_named_where_it_leaves_too_few():
         (Kind.GROUP, {"groups": 0}, r"--groups 0 is outside the whole numbers from 1"),
         (Kind.GROUP, {"group_size": -3}, r"--group-size -3 is outside"),
         (Kind.GROUP, {"group_size": 2.5}, r"--group-size 2\.5 is outside"),
-        (Kind.WHITENING, {"floor": 1}, r"--floor 1 is outside 0 to 1"),
+        (Kind.WHITENING, {"floor": 1}, r"--floor 1 is outside 0 to below 1"),
         (Kind.WHITENING, {"floor": float("nan")}, r"--floor nan is outside"),
         (Kind.WHITENING, {"remove_top": -1}, r"--remove-top -1 is outside"),
         (Kind.RANDOM, {"seed": -1}, r"--seed -1 is outside"),

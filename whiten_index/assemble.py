@@ -15,7 +15,7 @@ from whiten_index.progress import Stages
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.whitening import Whitening, unit_rows
 
-_ADD_ROWS = 8192
+_ADD_ROWS, _LOOKED_AT = 8192, 256
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ def assemble_index(
     index = faiss_index.wrap(inner, whitening)
     with stages.stage("project and add", record.rows) as watcher:
         for block in blocks(store, record):
-            index.add(_as_float32(block))
+            narrow = _as_float32(block)
+            _require_lengths_in_float32(whitening, block)
+            index.add(narrow)
             watcher.advance(len(block))
     return index
 
@@ -85,6 +87,24 @@ def _sample(
             sample[filled:end] = unit_rows(whitening.apply(rows))
         start, filled = start + part.rows, end
     return sample
+
+
+def _require_lengths_in_float32(whitening: Whitening, rows: NDArray[np.floating]) -> None:
+    """Refuse rows whose vectors FAISS would scale to length 1 wrongly, by a look at some of them.
+
+    Raises:
+        ConfigError: the square of a length is beyond float32, or below it.
+    """
+    some = rows[:: max(len(rows) // _LOOKED_AT, 1)]
+    lengths = [np.linalg.norm(whitening.apply(some), axis=1)]
+    if whitening.normalize_input:
+        lengths.append(np.linalg.norm(some.astype(np.float64), axis=1))
+    least, most = np.finfo(np.float32).tiny ** 0.5, np.finfo(np.float32).max ** 0.5
+    if any(((each > 0) & ((each < least) | (each > most))).any() for each in lengths):
+        raise ConfigError(
+            "some vectors are too long or too short for float32, which FAISS computes in; scale "
+            "the embeddings to a length near 1"
+        )
 
 
 def _as_float32(rows: NDArray[np.floating]) -> NDArray[np.float32]:

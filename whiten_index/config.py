@@ -225,8 +225,8 @@ class BuildConfig:
         given = [_option(name) for name in _OF_AUTO if getattr(self, name) is not None]
         if not self.chooses and given:
             raise ConfigError(
-                f"{' and '.join(given)} says how to choose, and --whiten {self.whiten} leaves "
-                "nothing to choose; use --whiten auto, or leave the option out"
+                f"{' and '.join(given)} can only tell how to choose, and --whiten {self.whiten} "
+                "leaves nothing to choose; use --whiten auto, or leave the option out"
             )
 
     def dtype_kept(self) -> StoreDtype:

@@ -72,6 +72,8 @@ def fit_whitening(
         setting = choice.setting
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
+    if whitening.k == 1:
+        stages.watcher.note("note: one direction is kept, so that every score will be 1 or -1")
     _note_rounding(encoded, whitening, stages)
     return Fitted(moments, whitening, choice)
 
@@ -150,6 +152,10 @@ def _weights(config: BuildConfig, encoded: EncodeReport) -> NDArray[np.float64]:
     """
     name = str(config.weight_column)
     frequencies = np.concatenate(list(_frequencies(encoded, name, config.id_column)))
+    if np.count_nonzero(frequencies) == 1:
+        raise CorpusError(
+            f"column {name} gives weight to a single row, which has no spread; mend the column"
+        )
     try:
         return config.weights_of()(frequencies)
     except ConfigError as error:
@@ -188,8 +194,9 @@ def _note_rounding(encoded: EncodeReport, whitening: Whitening, stages: Stages) 
         return
     cosine = whitening.rounding_cosine(relative_error=_FLOAT16_RMS_ERROR)
     if cosine < _EQUAL_COSINE:
+        less = "--floor 1e-5" if whitening.kind.rotates_back else "a smaller k"
         stages.watcher.note(
             f"note: k = {whitening.k} keeps directions so narrow that float16 embeddings show in "
             f"them (cosine with float32 about {cosine:.6f}, rank {whitening.rank} of "
-            f"{encoded.store.encoder['dim']}); for more, use --store-dtype float32 or a smaller k"
+            f"{encoded.store.encoder['dim']}); for more, use --store-dtype float32 or {less}"
         )

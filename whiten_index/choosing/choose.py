@@ -164,7 +164,7 @@ class _Chooser:
             fit = self._held_out(sample.rows) or self.fit
             setting, scored = choose_by_scores(*self._scored(fit, trials))
             watcher.advance(len(sample))
-        within = ", which the fit holds too: the others span too little" if fit is self.fit else ""
+        within = " (in the fit as well, for want of others)" if fit is self.fit else ""
         measure = (
             "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "
             "among whole documents, weight 1"

@@ -164,7 +164,7 @@ def choice_lines(choice: Mapping[str, Any] | None) -> list[str]:
     ]
     if not shown:
         return lines
-    header = ("", "k", "exponent", "centred", "score", "± behind the best")
+    header = ("", "k", "exponent", "centred", "score", "±")
     rows = [
         (
             "  *" if row["leads"] and _is_chosen(row, choice) else "",
@@ -176,7 +176,12 @@ def choice_lines(choice: Mapping[str, Any] | None) -> list[str]:
         )
         for row in shown
     ]
-    return [*lines, f"  scores: {choice['measure']}", table([header, *rows])]
+    return [
+        *lines,
+        f"  scores: {choice['measure']}",
+        "  ±: standard error of the difference to the best of that width; * chosen; all: --json",
+        table([header, *rows]),
+    ]
 
 
 def geometry_rows(geometry: Mapping[str, Any]) -> list[tuple[str, str, str]]:

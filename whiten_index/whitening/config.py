@@ -244,7 +244,12 @@ class WhiteningConfig:
         whole = "the whole numbers from"
         bounds: tuple[tuple[str, float | None, Callable[[float], bool], str], ...] = (
             (_EXPONENT, self.exponent, lambda x: 0 <= x <= 2, "0 (PCA) to 2; 1 is whitening"),
-            (_FLOOR, self.floor, lambda x: 0 <= x < 1, "0 to 1, a share of the first eigenvalue"),
+            (
+                _FLOOR,
+                self.floor,
+                lambda x: 0 <= x < 1,
+                "0 to below 1, a share of λ₁",
+            ),
             (_GROUPS, self.groups, lambda x: x >= 1 and x % 1 == 0, f"{whole} 1"),
             (_GROUP_SIZE, self.group_size, lambda x: x >= 1 and x % 1 == 0, f"{whole} 1"),
             (_REMOVE_TOP, self.remove_top, lambda x: x >= 0 and x % 1 == 0, f"{whole} 0"),
