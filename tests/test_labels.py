@@ -351,16 +351,6 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
         read_qrels(path)
 
 
-@pytest.fixture(scope="module")
-def data() -> Path:
-    named = os.environ.get("WHITEN_INDEX_DATA")
-    if not named:
-        if os.environ.get("CI"):
-            pytest.fail("set WHITEN_INDEX_DATA: in CI no test is skipped for want of data")
-        pytest.skip("WHITEN_INDEX_DATA is not set: needs the public corpora")
-    return Path(named)
-
-
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("name", "queries", "judgements"),

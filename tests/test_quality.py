@@ -15,16 +15,6 @@ pytestmark = [pytest.mark.data, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def data() -> Path:
-    named = os.environ.get("WHITEN_INDEX_DATA")
-    if not named:
-        if os.environ.get("CI"):
-            pytest.fail("set WHITEN_INDEX_DATA: in CI no test is skipped for want of data")
-        pytest.skip("WHITEN_INDEX_DATA is not set: needs SciFact")
-    return Path(named)
-
-
-@pytest.fixture(scope="module")
 def work(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the raw embeddings in a store and their exact, unwhitened index."""
     folder = tmp_path_factory.mktemp("scifact")

@@ -51,27 +51,20 @@ class Geometry:
     neighbours: int
 
     @classmethod
-    def of(
-        cls,
-        vectors: ArrayLike,
-        *,
-        neighbours: int = _NEIGHBOURS,
-        eigenvalues: ArrayLike | None = None,
-    ) -> Geometry:
+    def of(cls, vectors: ArrayLike, *, neighbours: int = _NEIGHBOURS) -> Geometry:
         """Measure vectors (n, d) of any float type, in O(n²d) time and a few blocks of memory.
 
         Args:
-            vectors: the rows; their lengths count in IsoScore and effective rank alone.
+            vectors: the rows; their lengths count in IsoScore and effective rank alone. A sample
+                is uneven by chance: isotropic rows have IsoScore n / (n + d).
             neighbours: neighbours of the k-occurrence.
-            eigenvalues: (d,) spectrum of the covariance where more rows than these gave it.
-                A sample's own is uneven by chance: isotropic rows have IsoScore n / (n + d).
 
         Raises:
             ConfigError: NaN or infinity, not a matrix, or fewer than three rows with a direction.
         """
         rows, zero_rows = _directed(vectors, least=_LEAST_ROWS)
         n = len(rows)
-        spectrum = _spectrum(rows) if eigenvalues is None else _checked(eigenvalues)
+        spectrum = _spectrum(rows)
         units = unit_rows(rows)
         near = _cut(neighbours, n)
         closeness, occurrences = 0.0, np.zeros(n)
