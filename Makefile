@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test slow lint types imports tables clean
+.PHONY: demo test slow browser lint types imports tables clean
 
 .venv/runtime: $(SETTINGS)
 	$(PYTHON) -m venv .venv
@@ -32,6 +32,19 @@ test: .venv/tools
 
 slow: .venv/tools
 	$(BIN)/python -m pytest -m slow
+
+# Debian's package; elsewhere name a browser in WHITEN_INDEX_CHROMIUM.
+CHROMIUM := $(or $(WHITEN_INDEX_CHROMIUM),/usr/bin/chromium)
+$(CHROMIUM):
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium
+
+.venv/browser: .venv/tools
+	$(PIP) --group browser
+	touch $@
+
+browser: .venv/browser $(CHROMIUM)
+	WHITEN_INDEX_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser
 
 lint: .venv/tools
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ scores are those of the definition, does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -43,6 +44,7 @@ from whiten_index.errors import (
     WhiteningError,
 )
 from whiten_index.fit import possible_widths
+from whiten_index.index import choose_factory
 from whiten_index.moments import Moments
 from whiten_index.pieces import cut_pieces
 from whiten_index.progress import Silent, Stages
@@ -807,7 +809,50 @@ def column(path: Path, dim: int, *, rank: int | None = None, rows: int = 300) ->
 def test_widths_are_those_that_the_factory_can_be_built_over(
     factory: str, expected: tuple[int, ...] | None
 ) -> None:
-    assert possible_widths(factory, 96) == expected
+    assert possible_widths(wishing(factory), 96) == expected
+
+
+def wishing(factory: str, **options: Any) -> BuildConfig:
+    return BuildConfig(out="o", corpus=("c",), embedding_column="e", factory=factory, **options)
+
+
+@pytest.mark.parametrize(
+    ("factory", "budget", "expected"),
+    [
+        ("auto", "1GB", None),
+        ("auto", "200KB", (16, 32, 64)),
+        ("PQ32x4fs", "4MB", (32, 64, 96, 128)),
+        ("HNSW32", "10MB", (16, 32)),
+    ],
+)
+def test_widths_over_which_nothing_fits_the_budget_are_left_out(
+    factory: str, budget: str, expected: tuple[int, ...] | None
+) -> None:
+    config = wishing(factory, memory_budget=budget)
+    found = possible_widths(config, 128, rows=10_000)
+    assert found == expected
+    for k in (16, 32, 64, 96, 128) if factory == "auto" else ():
+        fits = contextlib.nullcontext() if k in (found or [k]) else pytest.raises(ConfigError)
+        with fits:
+            choose_factory(factory, rows=10_000, dim=128, k=k, budget=config.budget)
+    # Without a number of rows the budget says nothing.
+    assert possible_widths(config, 128) == possible_widths(wishing(factory), 128)
+
+
+def test_where_no_width_fits_the_budget_the_narrowest_is_told() -> None:
+    told = "holds no index of 10,000 vectors of 16 dims: the least takes"
+    with pytest.raises(ConfigError, match=told):
+        possible_widths(wishing("auto", memory_budget="1KB"), 128, rows=10_000)
+
+
+def test_a_width_is_chosen_that_fits_the_budget(tmp_path: Path) -> None:
+    options = column(tmp_path / "c.parquet", 96, rows=2_000) | {"store": str(tmp_path / "store")}
+    free = build_index(BuildConfig(out=str(tmp_path / "free"), **options))
+    assert choice(free)["chosen"]["k"] == 32
+    # 2,000 rows of 32 dims take 16,640 bytes of binary codes and transforms, or more.
+    kept = build_index(BuildConfig(out=str(tmp_path / "out"), memory_budget="30KB", **options))
+    assert choice(kept)["chosen"]["k"] == 16
+    assert kept.manifest["bytes"]["index"]["total"] <= 30_000
 
 
 @pytest.mark.parametrize(

@@ -589,3 +589,11 @@ def test_a_build_that_hangs_stops_at_once_when_asked_twice(
     )
     # No lock stays that would keep the next one out.
     succeed("build", corpus, *EMBEDDED, "--k", 4, "--out", out)
+
+
+def test_json_holds_null_for_what_json_lacks(capsys) -> None:
+    from whiten_index.cli.terminal import print_json
+
+    print_json({"a": float("nan"), "b": [1.5, float("inf"), {"c": -float("inf")}], "d": "NaN"})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"a": None, "b": [1.5, None, {"c": None}], "d": "NaN"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from itertools import pairwise
 
 import pyarrow as pa
@@ -161,3 +162,41 @@ def test_a_row_filter_keeps_the_order_of_many_rows(tmp_path, write_parquet):
         ids = read_all(corpus)[0]
         assert len(ids) == n - 2
         assert all(a < b for a, b in pairwise(ids))
+
+
+def dated() -> pa.Table:
+    days = [datetime.date(2024, 1, day) for day in (1, 15, 31)]
+    times = [datetime.datetime(2024, 1, day, 12) for day in (1, 15, 31)]
+    return pa.table({"day": days, "at": times, "my column": [1, 2, 3], "class": ["a", "b", None]})
+
+
+@pytest.mark.parametrize(
+    ("condition", "kept", "columns"),
+    [
+        ("day >= date('2024-01-15')", [1, 2], ("day",)),
+        ("day in [date('2024-01-01'), date('2024-01-31')]", [0, 2], ("day",)),
+        ("date('2024-01-10') < day < date('2024-01-20')", [1], ("day",)),
+        ("at == datetime('2024-01-31T12:00:00')", [2], ("at",)),
+        ("column('my column') > 1 and day < date('2024-01-20')", [1], ("day", "my column")),
+        ("column('class') is None", [2], ("class",)),
+        ("column('class') in ['a']", [0], ("class",)),
+    ],
+)
+def test_dates_and_columns_of_any_name(condition: str, kept: list, columns: tuple) -> None:
+    parsed = RowFilter.parse(condition)
+    assert parsed.columns == columns
+    assert parsed.apply(dated())["my column"].to_pylist() == [1 + row for row in kept]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "day == date('31.1.2024')", "day == date(2024)", "day == date()", "day == os.system('x')",
+        "day == now()", "year == 9223372036854775808 * 9", "x in [99999999999999999999999]",
+        "x == 99999999999999999999999", "x in [y]", "x in y", "column(1) == 2", "a.b == 1",
+    ],
+)  # fmt: skip
+def test_what_is_no_value_is_refused_without_a_trace_of_the_parser(condition: str) -> None:
+    with pytest.raises(ConfigError, match="is not understood") as error:
+        RowFilter.parse(condition).apply(pa.table({"x": [1], "year": [1]}))
+    assert "object at" not in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 from tests.whitening_helpers import make_rows, quick, seeds
 from whiten_index import BuildConfig, build_index
 from whiten_index import diagnose as diagnosing
+from whiten_index.assemble import blocks
 from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.diagnose import geometry
 from whiten_index.draw import drawn_parts, drawn_rows, embeddings_of, row_starts
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation import Geometry
 from whiten_index.store import CorpusPart, CorpusRecord
 from whiten_index.whitening import Kind, Whitening
@@ -284,3 +286,58 @@ def test_rows_are_found_in_the_order_asked_past_shards_without_any(tmp_path: Pat
     for row in asked:
         # Alone, so that no neighbour brings in the shard it is in.
         np.testing.assert_array_equal(embeddings_of(store, record, row[None])[0], kept[row])
+
+
+def test_rows_are_read_from_their_places_and_no_shard_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = make_rows(0, 40_000, DIM).astype(np.float32)
+    report = build(tmp_path, list(rows), whiten="none", store_dtype="own", shard_rows=40_000)
+    store, record = report.encoded.store, report.encoded.record
+    assert len(record.parts) == 1
+    asked = np.arange(0, 40_000, 1_000)
+    (found, some), peak = held(lambda: (embeddings_of(store, record, asked), record))
+    assert some is record
+    np.testing.assert_array_equal(found, rows[asked])
+    assert peak < rows.nbytes / 10
+
+    def read() -> int:
+        count = 0
+        for block in blocks(store, record, rows=300):
+            np.testing.assert_array_equal(block, rows[count : count + 300])
+            assert type(block) is np.ndarray
+            count += len(block)
+        return count
+
+    count, peak = held(read)
+    assert count == 40_000
+    assert peak < rows.nbytes / 10
+
+
+def held(work: Any) -> tuple[Any, int]:
+    """Return the result of some work, and the most bytes allocated meanwhile."""
+    tracemalloc.start()
+    try:
+        return work(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("damage", ["delete", "truncate", "exchange"])
+def test_a_shard_that_is_gone_when_it_is_read_is_told(tmp_path: Path, damage: str) -> None:
+    rows = list(make_rows(0, 50, DIM).astype(np.float32))
+    report = build(tmp_path, rows, whiten="none", shard_rows=30)
+    store, record = report.encoded.store, report.encoded.record
+    folders = [store.folder / "shards" / part.shard for part in record.parts]
+    first, second = (folder / "embeddings.safetensors" for folder in folders)
+    if damage == "delete":
+        first.unlink()
+    elif damage == "truncate":
+        first.write_bytes(first.read_bytes()[:-700])
+    else:
+        first.write_bytes(second.read_bytes())
+    told = "are needed; encode the corpus" if damage == "exchange" else "cannot be read .*run the"
+    row = np.array([3])
+    for read in (lambda: list(blocks(store, record)), lambda: embeddings_of(store, record, row)):
+        with pytest.raises(ArtifactError, match=told):
+            read()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from whiten_index import BuildConfig, Encoder, Moments, build_index
+from whiten_index import BuildConfig, Encoder, Moments, build_index, open_index
 from whiten_index.encoding.budget import LADDERS, TokenBudget
 
 pytestmark = pytest.mark.gpu
@@ -109,3 +111,56 @@ def test_every_gpu_takes_part(tiny_model, texts, tmp_path: Path, write_parquet):
         )
     )  # fmt: skip
     assert report.encoded.counts.encoded == len(texts)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "IVF16,SQ8", "IVF16,PQ8"])
+def test_an_index_made_on_a_gpu_is_searched_on_a_cpu(factory: str, tmp_path: Path):
+    faiss = pytest.importorskip("faiss")
+    if not hasattr(faiss, "StandardGpuResources"):
+        pytest.skip("this FAISS is built for CPUs alone")
+    rows = np.random.default_rng(0).standard_normal((4000, 48)).astype(np.float32)
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"id": np.arange(len(rows)), "embedding": list(rows)}), path)
+    found = {}
+    for device in ("cpu", "gpu"):
+        config = BuildConfig(
+            corpus=(str(path),), embedding_column="embedding", id_column="id", whiten="pca", k=32,
+            factory=factory, index_device=device, out=str(tmp_path / device),
+        )  # fmt: skip
+        fields = build_index(config).manifest
+        assert fields["factory"]["device"] == device
+        assert device == "cpu" or fields["factory"]["tuned"]["parameters"].keys() <= {"nprobe"}
+        index = faiss.read_index(
+            str(tmp_path / device / "versions" / fields["version"] / "index.faiss")
+        )
+        assert index.ntotal == len(rows)
+        found[device] = index.search(rows[:100], 10)[1]
+    shared = [len({*a} & {*b}) / 10 for a, b in zip(found["cpu"], found["gpu"], strict=True)]
+    # Clusters differ, so that lists do; exact search agrees.
+    assert np.mean(shared) > (0.999 if factory == "Flat" else 0.8)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "IVF16,SQ8", "IVF16,PQ8"])
+def test_an_index_is_searched_on_a_gpu_as_on_a_cpu(factory: str, tmp_path: Path):
+    faiss = pytest.importorskip("faiss")
+    if not hasattr(faiss, "StandardGpuResources"):
+        pytest.skip("this FAISS is built for CPUs alone")
+    rows = np.random.default_rng(0).standard_normal((4000, 48)).astype(np.float32)
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"id": np.arange(len(rows)), "embedding": list(rows)}), path)
+    config = BuildConfig(
+        corpus=(str(path),), embedding_column="embedding", id_column="id", whiten="pca", k=32,
+        factory=factory, index_device="cpu", out=str(tmp_path / "o"),
+    )  # fmt: skip
+    build_index(config)
+    on_cpu, on_gpu = (open_index(tmp_path / "o", index_device=name) for name in ("cpu", "gpu"))
+    assert on_gpu.bundle.placed is not None
+    queries = np.random.default_rng(1).standard_normal((50, 48)).astype(np.float32)
+    for top_k in (10, 2_000, 4_000):
+        pairs = (index.bundle.search(queries, top_k) for index in (on_cpu, on_gpu))
+        (scores, found), (scores_too, found_too) = pairs
+        assert (found_too >= 0).all()
+        np.testing.assert_allclose(scores_too[:, :10], scores[:, :10], atol=1e-3)
+        shared = [len({*a} & {*b}) / top_k for a, b in zip(found, found_too, strict=True)]
+        assert np.mean(shared) > 0.98
+    assert on_gpu.search_like(3) == on_cpu.search_like(3)

@@ -61,6 +61,16 @@ def passage_about_wine(out: Path) -> str:
     return next(text for text in texts if "wine bread." in text)
 
 
+def test_lists_are_counted_against_passages_not_documents(
+    tmp_path: Path, corpus: str, tiny_model: Path
+) -> None:
+    more = {"passage_tokens": 16, "factory": "IVF40,Flat"}
+    report = build(tmp_path / "out", corpus, tiny_model, **more)
+    assert report.encoded.counts.encoded < 40 < report.manifest["rows"]
+    with pytest.raises(ConfigError, match="on 32 rows: it learns 40 centroids"):
+        build(tmp_path / "whole", corpus, tiny_model, factory="IVF40,Flat")
+
+
 def test_search_finds_the_passage_and_counts_add_up(
     tmp_path: Path, corpus: str, tiny_model: Path
 ) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from whiten_index.errors import ConfigError, OutputError
-from whiten_index.report import check_plot_path, draw_spectrum, spectrum
+from whiten_index.report import check_plot_path, draw_spectrum, spectrum, style
 
 pytest.importorskip("matplotlib")
 DIM, RANK = 48, 45
@@ -55,7 +55,7 @@ SMALL = describe(geometry=False, choice=False)
 def texts_of(path, monkeypatch, *arguments):
     """Every text drawn, as a reader sees it, and the panels' titles."""
     drawn = []
-    monkeypatch.setattr(spectrum, "_DOTS_PER_INCH", 20)
+    monkeypatch.setattr(spectrum, "DOTS_PER_INCH", 20)
     compose = spectrum._compose
     monkeypatch.setattr(spectrum, "_compose", lambda *a: drawn.append(compose(*a)) or drawn[0])
     draw_spectrum(path, *arguments)
@@ -235,7 +235,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
     message = r"a plot needs matplotlib; pip install 'whiten-index\[plot\]'"
     with monkeypatch.context() as patch:
         find = importlib.util.find_spec
-        patch.setattr(spectrum, "find_spec", lambda name: None if "matpl" in name else find(name))
+        patch.setattr(style, "find_spec", lambda name: None if "matpl" in name else find(name))
         with pytest.raises(ConfigError, match=message):
             check_plot_path(tmp_path / "a.png")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -213,3 +213,46 @@ def test_the_command_line_shows_the_passage_with_its_place(index: Path) -> None:
     done = CliRunner().invoke(cli, ["search", str(index), "--like", "200", "--json"])
     found = json.loads(done.output)["results"][0]["hits"]
     assert set(PASSAGE_COLUMNS) < set(found[0]["columns"])
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "PQ8x4fs"])
+@pytest.mark.parametrize("top_k", [1, 7, 10_000])
+def test_a_filter_leaves_documents_once_by_their_best_passage_that_passes(
+    tmp_path: Path, queries: Array, factory: str, top_k: int
+) -> None:
+    opened = open_index(build(tmp_path, factory=factory))
+    counts = passage_counts()
+    document = np.repeat(np.arange(DOCUMENTS), counts)
+    number = np.concatenate([np.arange(count) for count in counts])
+    cosines = unit(queries) @ unit(embeddings(counts)).T
+    for text, passes in (
+        ("passage == 0", number == 0),
+        ("id in [70, 200, 30]", np.isin(document, [7, 20, 3])),
+        ("id == 70 and passage >= 88", (document == 7) & (number >= 88)),
+        ("name == 'none'", np.zeros(len(number), bool)),
+    ):
+        expected = min(len(np.unique(document[passes])), top_k)
+        for hits, row in zip(
+            opened.search_embeddings(queries, top_k=top_k, row_filter=text), cosines, strict=True
+        ):
+            assert len({hit.id for hit in hits}) == len(hits) == expected
+            assert all(passes[hit.row] for hit in hits)
+            if factory == "Flat":
+                for hit in hits:
+                    own = np.flatnonzero(passes & (document * 10 == hit.id))
+                    assert hit.row == own[np.argmax(row[own])]
+
+
+@pytest.mark.parametrize("top_k", [1, 7, 10_000])
+def test_passages_ranked_again_give_each_document_once_with_its_best(
+    tmp_path: Path, queries: Array, top_k: int
+) -> None:
+    opened = open_index(build(tmp_path, factory="SQ4"), rerank=300, store=tmp_path / "store")
+    cosines = unit(queries) @ unit(embeddings(passage_counts())).T
+    for hits, row in zip(opened.search_embeddings(queries, top_k=top_k), cosines, strict=True):
+        expected = best_passages(row)[:top_k]
+        assert [hit.row for hit in hits] == [row for _, row, _ in expected]
+        np.testing.assert_allclose([h.score for h in hits], [c for *_, c in expected], atol=1e-6)
+    near = opened.search_like(70, top_k=5)
+    assert len({hit.id for hit in near}) == 5
+    assert 70 not in [hit.id for hit in near]

@@ -4,33 +4,153 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
+from whiten_index.draw import embeddings_of, mapped_part
 from whiten_index.errors import ConfigError
+from whiten_index.index import FactoryChoice, IndexBytes, OperatingPoint
 from whiten_index.progress import Stages
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.whitening import Whitening, unit_rows
 
-_ADD_ROWS, _LOOKED_AT = 8192, 256
+_ADD_ROWS, _LEAST_ROWS, _LOOKED_AT = 8192, 256, 256
+_HELD_OUT, _HELD_OUT_SHARE, _TOP_K = 1_000, 10, 10
 
 
 @dataclass(frozen=True)
 class IndexPlan:
-    """Which FAISS index to build.
+    """Which FAISS index to build, and how.
 
     Attributes:
-        asked: factory string of the user, or ``auto``.
-        built: factory string it comes to.
-        seed: of the training sample.
+        choice: factory asked for and built.
+        seed: of the training sample and of the vectors held out.
+        target_recall: index recall that searching is set to.
+        budget: bytes held in memory, None for as many as it takes.
+        device: auto, cpu or gpu.
     """
 
-    asked: str
-    built: str
+    choice: FactoryChoice
     seed: int
+    target_recall: float = faiss_index.TARGET_RECALL
+    budget: int | None = None
+    device: str = "auto"
+
+    @property
+    def built(self) -> str:
+        """Factory string of the index proper."""
+        return self.choice.built
+
+    @property
+    def work_bytes(self) -> int | None:
+        """What blocks, sample and lists may take; never less than work takes at all."""
+        return None if self.budget is None else max(self.budget, faiss_index.LEAST_WORK)
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What was found out about an index that is written, and no longer held in memory.
+
+    Attributes:
+        nprobe: lists a query looks into, None for an index without lists.
+        sizes: bytes by what they hold.
+        vector_bytes: of the reduced vectors, ids and the like left out.
+        file_bytes: of its files together.
+        tuned: what it is set to, and its index recall.
+        rerank: candidates a query to score again from the store, None for its own scores.
+        device: gpu or cpu, where it was made.
+        mapped: whether its lists are a file of their own, which is read as it is searched.
+        rotated: whether its transforms end in a random rotation.
+    """
+
+    nprobe: int | None
+    sizes: IndexBytes
+    vector_bytes: int
+    file_bytes: int
+    tuned: OperatingPoint
+    rerank: int | None
+    device: str
+    mapped: bool
+    rotated: bool
+
+    @classmethod
+    def of(
+        cls, index: Any, folder: Path, tuned: OperatingPoint, rerank: int | None, device: str
+    ) -> Assembled:
+        """Look at an index and its files."""
+        names = (faiss_index.INDEX, faiss_index.IVF_DATA)
+        files = [path for path in (folder / name for name in names) if path.exists()]
+        file_bytes = sum(path.stat().st_size for path in files)
+        return cls(
+            nprobe=faiss_index.nprobe(index),
+            sizes=faiss_index.measured_bytes(index),
+            vector_bytes=faiss_index.vector_bytes(index, file_bytes=file_bytes),
+            file_bytes=file_bytes,
+            tuned=tuned,
+            rerank=rerank,
+            device=device,
+            mapped=len(files) > 1,
+            rotated=faiss_index.gains_by_rotation(faiss_index.inner_of(index)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Examination:
+    """Vectors (q, k) held out of the training, their exact neighbours (q, 10) and own rows (q,)."""
+
+    queries: NDArray[np.float32]
+    truth: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What every step looks at; ``rotation`` (k, k) is None where codes gain nothing by one."""
+
+    store: EmbeddingStore
+    record: CorpusRecord
+    whitening: Whitening
+    plan: IndexPlan
+    stages: Stages
+    rotation: NDArray[np.float64] | None
+
+    def vectors_at(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the unit vectors (n, k) of some rows, a few thousand at a time in float64."""
+        found = np.empty((len(rows), self.whitening.k), dtype=np.float32)
+        for start in range(0, len(rows), _LEAST_ROWS * 4):
+            part = slice(start, start + _LEAST_ROWS * 4)
+            raw = embeddings_of(self.store, self.record, rows[part])
+            vectors = unit_rows(self.whitening.apply(raw))
+            found[part] = vectors if self.rotation is None else vectors @ self.rotation
+        return found
+
+    def wrapped(self, inner: Any) -> Any:
+        """Return an index behind the transforms."""
+        return faiss_index.wrap(inner, self.whitening, rotation=self.rotation)
+
+    def transforms(self) -> Any:
+        """Return an empty index that has the transforms."""
+        return self.wrapped(faiss_index.inner_index("Flat", self.whitening.k))
+
+    def vectors(self, index: Any, *, stage: str) -> Iterator[NDArray[np.float32]]:
+        """Yield the vectors of all rows as FAISS's transforms make them, under a stage."""
+        with self.stages.stage(stage, self.record.rows) as watcher:
+            for block in blocks(self.store, self.record, rows=self._block_rows()):
+                narrow = _as_float32(block)
+                _require_lengths_in_float32(self.whitening, block)
+                yield faiss_index.transformed(index, narrow)
+                watcher.advance(len(block))
+
+    def _block_rows(self) -> int:
+        if self.plan.work_bytes is None:
+            return _ADD_ROWS
+        # In the worst case raw, in float32 and centred, projected and scaled.
+        a_row = 4 * (3 * self.whitening.dim + 3 * self.whitening.k)
+        return min(max(self.plan.work_bytes // 8 // a_row, _LEAST_ROWS), _ADD_ROWS)
 
 
 def assemble_index(
@@ -39,54 +159,201 @@ def assemble_index(
     whitening: Whitening,
     plan: IndexPlan,
     stages: Stages,
-) -> Any:
-    """Return the FAISS index with every row in it, in the order of the corpus.
+    folder: Path,
+) -> Assembled:
+    """Write the FAISS index with every row in it, in the order of the corpus, into a folder.
 
     Raises:
         ConfigError: FAISS cannot build or train the factory asked for.
+        OSError: the disk is full or cannot be written.
     """
     inner = faiss_index.inner_index(plan.built, whitening.k)
-    if sample_rows := faiss_index.training_rows(inner, rows=record.rows, k=whitening.k):
-        warning = faiss_index.too_few_rows(inner, sample_rows)
-        with stages.stage("train", sample_rows) as watcher:
-            sample = _sample(store, record, whitening, size=sample_rows, seed=plan.seed)
-            faiss_index.train(inner, sample, plan.built)
-            watcher.advance(sample_rows)
-        if warning:
-            stages.watcher.note(warning)
-    index = faiss_index.wrap(inner, whitening)
-    with stages.stage("project and add", record.rows) as watcher:
-        for block in blocks(store, record):
-            narrow = _as_float32(block)
-            _require_lengths_in_float32(whitening, block)
-            index.add(narrow)
-            watcher.advance(len(block))
-    return index
+    rotation = faiss_index.rotation_for(inner, whitening.k, seed=plan.seed)
+    job = _Job(store, record, whitening, plan, stages, rotation)
+    faiss_index.require_training_rows(inner, plan.built, rows=record.rows)
+    sample, held_out = _drawn(inner, job)
+    # This also settles how it is trained, before it is copied to a GPU.
+    warning = faiss_index.too_few_rows(inner, len(sample)) if len(sample) else None
+    placed = faiss_index.place(inner, plan.device, note=stages.watcher.note)
+    placed = _train(placed, sample, job, instead=inner)
+    if warning:
+        stages.watcher.note(warning)
+    return _fill(placed, _examined(held_out, job), job, folder)
 
 
-def blocks(store: EmbeddingStore, record: CorpusRecord) -> Iterator[NDArray[np.floating]]:
-    """Yield the raw embeddings of a corpus in order, a few thousand rows at a time."""
+def blocks(
+    store: EmbeddingStore, record: CorpusRecord, *, rows: int = _ADD_ROWS
+) -> Iterator[NDArray[np.floating]]:
+    """Yield the raw embeddings of a corpus in order, so many rows at a time, and hold no more.
+
+    Raises:
+        ArtifactError: a shard cannot be read.
+    """
     for part in record.parts:
         if part.rows:
-            rows = store.embeddings(part.shard)
-            for start in range(0, len(rows), _ADD_ROWS):
-                yield rows[start : start + _ADD_ROWS]
+            shard = mapped_part(store, part)
+            for start in range(0, len(shard), rows):
+                yield np.array(shard[start : start + rows])
 
 
-def _sample(
-    store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, *, size: int, seed: int
-) -> NDArray[np.float32]:
-    """Return unit vectors (size, k) of rows drawn at random from the whole corpus, in its order."""
-    chosen = np.sort(np.random.default_rng(seed).choice(record.rows, size, replace=False))
-    sample = np.empty((size, whitening.k), dtype=np.float32)
-    start = filled = 0
-    for part in record.parts:
-        end = int(np.searchsorted(chosen, start + part.rows))
-        if end > filled:
-            rows = store.embeddings(part.shard)[chosen[filled:end] - start]
-            sample[filled:end] = unit_rows(whitening.apply(rows))
-        start, filled = start + part.rows, end
-    return sample
+def _drawn(inner: Any, job: _Job) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return row numbers, in order, to train with and to tune with: no row is in both."""
+    rows, work = job.record.rows, job.plan.work_bytes
+    # Its clustering copies a sample once.
+    most = {} if work is None else {"most_bytes": work // 4}
+    size = faiss_index.training_rows(inner, rows=rows, k=job.whitening.k, **most)
+    held = min(_HELD_OUT, rows // _HELD_OUT_SHARE, rows - faiss_index.least_training_rows(inner))
+    if faiss_index.is_exact(inner):
+        held = 0
+    size = min(size, rows - held)
+    drawn = np.random.default_rng(job.plan.seed).choice(rows, size + held, replace=False)
+    return np.sort(drawn[:size]), np.sort(drawn[size:])
+
+
+def _train(
+    placed: faiss_index.Placed, sample: NDArray[np.int64], job: _Job, *, instead: Any
+) -> faiss_index.Placed:
+    """Train an index on the rows drawn, and return where that was done."""
+    if not len(sample):
+        return placed
+    with job.stages.stage("train", len(sample)) as watcher:
+        vectors = job.vectors_at(sample)
+
+        def train(index: Any) -> None:
+            faiss_index.train(index, vectors, job.plan.built)
+
+        device = job.plan.device
+        placed = placed.attempt(train, instead=instead, device=device, note=watcher.note)
+        watcher.advance(len(sample))
+    return placed
+
+
+def _examined(held_out: NDArray[np.int64], job: _Job) -> _Examination | None:
+    """Return vectors held out with their exact neighbours, None where none were.
+
+    This comes before the index is filled, so that memory holds one or the other.
+    """
+    if not len(held_out):
+        return None
+    queries = job.vectors_at(held_out)
+    vectors = job.vectors(job.transforms(), stage="exact neighbours")
+    found = faiss_index.exact_neighbours(vectors, queries, _TOP_K + 2)
+    truth, counted = faiss_index.truth_of_rows(*found, held_out, top_k=_TOP_K)
+    return _Examination(queries[counted], truth, held_out[counted])
+
+
+def _fill(
+    placed: faiss_index.Placed, examination: _Examination | None, job: _Job, folder: Path
+) -> Assembled:
+    """Add every row, tune, and write, in memory or on disk as the budget has it."""
+    made = _made_on_disk(placed, job.plan)
+    if made == "codes":
+        return _streamed(placed, examination, job, folder)
+    if made == "lists":
+        return _spilled(placed, examination, job, folder)
+
+    def add(index: Any) -> None:
+        for vectors in job.vectors(job.transforms(), stage="project and add"):
+            index.add(vectors)
+
+    # Taken before rows are added, this is trained and empty.
+    device, note = job.plan.device, job.stages.watcher.note
+    placed = placed.attempt(add, instead=placed.on_cpu(), device=device, note=note)
+    tuned, rerank = _tuned(placed.index, examination, job)
+    index = job.wrapped(placed.on_cpu())
+    faiss_index.write_index(index, folder / faiss_index.INDEX)
+    return Assembled.of(index, folder, tuned, rerank, placed.device)
+
+
+def _made_on_disk(placed: faiss_index.Placed, plan: IndexPlan) -> str | None:
+    """Return ``codes`` or ``lists`` where an index is made on disk, None where in memory."""
+    if plan.budget is None:
+        return None
+    kind = faiss_index.kind_on_disk(placed.on_cpu())
+    expected = plan.choice.expected
+    # Lists grow by doubling.
+    if kind == "lists" and expected.fixed + 2 * expected.per_row_total <= plan.budget:
+        return None
+    return kind
+
+
+def _streamed(
+    placed: faiss_index.Placed, examination: _Examination | None, job: _Job, folder: Path
+) -> Assembled:
+    """Write codes into the index's file as they come."""
+    index = job.wrapped(placed.on_cpu())
+    with faiss_index.StreamedCodes(index, folder / faiss_index.INDEX) as writer:
+        for vectors in job.vectors(index, stage="project and add"):
+            writer.add(vectors)
+    opened = writer.opened()
+    tuned, rerank = _tuned(faiss_index.inner_of(opened), examination, job)
+    return Assembled.of(opened, folder, tuned, rerank, placed.device)
+
+
+def _spilled(
+    placed: faiss_index.Placed, examination: _Examination | None, job: _Job, folder: Path
+) -> Assembled:
+    """Write lists in parts, and join them on disk; in memory where they fit after all."""
+    expected, budget, work = job.plan.choice.expected, job.plan.budget, job.plan.work_bytes
+    assert budget is not None
+    assert work is not None
+    inner = placed.on_cpu()
+    # Half is for blocks of rows on their way and for what FAISS makes of them.
+    most = max(work // 2 - expected.fixed, work // 4)
+    with faiss_index.SpilledLists(inner, folder, most=most) as writer:
+        for vectors in job.vectors(job.transforms(), stage="project and add"):
+            writer.add(vectors)
+        writer.join()
+    if expected.total <= budget:
+        faiss_index.gather(inner)
+        (folder / faiss_index.IVF_DATA).unlink()
+    tuned, rerank = _tuned(inner, examination, job)
+    index = job.wrapped(inner)
+    faiss_index.write_index(index, folder / faiss_index.INDEX)
+    return Assembled.of(index, folder, tuned, rerank, placed.device)
+
+
+def _tuned(
+    inner: Any, examination: _Examination | None, job: _Job
+) -> tuple[OperatingPoint, int | None]:
+    """Set an index to the recall asked for, by vectors held out of its training.
+
+    Returns:
+        What it is set to, and how many candidates are scored again, where any are.
+    """
+    target, rerank = job.plan.target_recall, job.plan.choice.rerank
+    if examination is None:
+        exact = faiss_index.is_exact(faiss_index.inner_index(job.plan.built, job.whitening.k))
+        return OperatingPoint(target=target, reached=exact), rerank
+    asked: dict[str, Any] = {
+        "queries": examination.queries,
+        "truth": examination.truth,
+        "exclude_self": examination.rows,
+        "target": target,
+        "top_k": _TOP_K,
+    }
+    with job.stages.stage("tune", len(examination.rows)) as watcher:
+        if rerank is None:
+            point = faiss_index.tune(inner, **asked)
+        else:
+            point, rerank = faiss_index.tune_candidates(inner, **asked)
+        watcher.advance(len(examination.rows))
+    if not point.reached:
+        job.stages.watcher.note(_below_target(job.plan, point))
+    return point, rerank
+
+
+def _below_target(plan: IndexPlan, point: OperatingPoint) -> str:
+    # What is scored again already takes as many candidates as were tried.
+    again = (
+        "" if plan.choice.rerank is not None else "scoring candidates again (search --rerank 100), "
+    )
+    larger = "" if plan.budget is None else ", or a larger --memory-budget"
+    return (
+        f"note: {plan.built} finds {point.recall:.1%} of the exact neighbours at best, below "
+        f"--target-recall {plan.target_recall:g} ({point.queries} vectors held out); {again}"
+        f"a codec of more bits such as SQ8{larger} finds more"
+    )
 
 
 def _require_lengths_in_float32(whitening: Whitening, rows: NDArray[np.floating]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import platform
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 import whiten_index
 from whiten_index import index as faiss_index
-from whiten_index.assemble import IndexPlan, assemble_index
+from whiten_index.assemble import Assembled, IndexPlan, assemble_index
 from whiten_index.choosing import Labels
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import ParquetCorpus
@@ -29,7 +30,13 @@ from whiten_index.encode import (
 )
 from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.fit import Fitted, fit_whitening, possible_widths, read_labels
+from whiten_index.fit import (
+    Fitted,
+    choose_index,
+    fit_whitening,
+    possible_widths,
+    read_labels,
+)
 from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
 from whiten_index.progress import Progress, Silent, Stages
@@ -111,7 +118,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         faiss_index.set_threads(config.threads)
     with only_writer(out, what="index"):
         faiss_index.tidy(out)
-        encoded = _embeddings(config, labels, stages)
+        encoded = embeddings(config, labels, stages)
         settled = _settle(config, encoded, labels, stages)
         # What is left to do needs no model in memory.
         encoded = replace(encoded, work=None)
@@ -135,7 +142,7 @@ def _current(out: Path) -> str | None:
     return str(fields["version"])
 
 
-def _embeddings(config: BuildConfig, labels: Labels | None, stages: Stages) -> EncodeReport:
+def embeddings(config: BuildConfig, labels: Labels | None, stages: Stages) -> EncodeReport:
     """Return the store filled with the corpus, or as it is where no corpus is named."""
     if labels is not None:
         check_labels(config, labels)
@@ -150,16 +157,25 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
     """Refuse before hours of encoding what would be refused after them.
 
     Raises:
-        ConfigError: k or the groups do not fit the embeddings' width, or the factory string cannot
-            be used.
+        ConfigError: k or the groups do not fit the embeddings' width, the factory string cannot be
+            used, or no index of so many rows fits the memory budget.
     """
     dim = corpus.dim or resolve_encoder(config.encoder_config())[0].dim
     wanted = config.whitening_config()
     wanted.require_dim(dim)
+    # How many rows pass a filter, and how many passages a document has, is not known yet.
+    counted = config.passage_tokens is None and config.row_filter is None
     if config.chooses and config.k is None:
-        possible_widths(config.factory, dim)
-    elif config.factory != faiss_index.AUTO:
-        faiss_index.inner_index(config.factory, wanted.width(dim) or dim)
+        possible_widths(config, dim, rows=corpus.rows if counted else None)
+        return
+    width = wanted.width(dim)
+    if config.factory != faiss_index.AUTO:
+        inner = faiss_index.inner_index(config.factory, width or dim)
+        if config.passage_tokens is None:
+            # More than the corpus has cannot be left of it; but a document has many passages.
+            faiss_index.require_training_rows(inner, config.factory, rows=corpus.rows)
+    if counted and width is not None and config.budget is not None:
+        choose_index(config, rows=corpus.rows, dim=dim, k=width)
 
 
 def check_labels(config: BuildConfig, labels: Labels) -> None:
@@ -221,8 +237,11 @@ def _settle(
     config: BuildConfig, encoded: EncodeReport, labels: Labels | None, stages: Stages
 ) -> _Settled:
     fitted = fit_whitening(config, encoded, labels, stages)
-    factory = faiss_index.choose_factory(config.factory, rows=encoded.record.rows)
-    plan = IndexPlan(config.factory, factory, config.seed)
+    whitening = fitted.whitening
+    choice = choose_index(config, rows=encoded.record.rows, dim=whitening.dim, k=whitening.k)
+    plan = IndexPlan(
+        choice, config.seed, config.target_recall, budget=config.budget, device=config.index_device
+    )
     return _Settled(fitted, plan, _identity(config, encoded, fitted, plan))
 
 
@@ -245,10 +264,27 @@ def _identity(config: BuildConfig, encoded: EncodeReport, fitted: Fitted, plan: 
             # What most transforms lack is left out, so that versions made before it was known
             # are found again.
             "whitening": [*named, choices] if choices else named,
-            "factory": [plan.asked, plan.built],
+            "factory": _factory_identity(plan, fitted.whitening.k),
             "seed": plan.seed,
         }
     )
+
+
+def _factory_identity(plan: IndexPlan, k: int) -> list[Any]:
+    """Return what tells an index from one of other settings.
+
+    What cannot show is left out, so that versions made before it was known are found again.
+    """
+    settings: dict[str, Any] = {}
+    inner = faiss_index.inner_index(plan.built, k)
+    if faiss_index.has_parameters(inner) or plan.choice.rerank is not None:
+        settings["target_recall"] = plan.target_recall
+    if plan.budget is not None:
+        settings["memory_budget"] = plan.budget
+    if faiss_index.gains_by_rotation(inner):
+        settings["rotated"] = True
+    named: list[Any] = [plan.choice.asked, plan.built]
+    return [*named, settings] if settings else named
 
 
 def _publish(
@@ -256,33 +292,55 @@ def _publish(
 ) -> None:
     """Assemble the index and write the version's folder, whole or not at all."""
     store, record, fitted = encoded.store, encoded.record, settled.fitted
-    index = assemble_index(store, record, fitted.whitening, settled.plan, stages)
-    with stages.stage("diagnose", record.rows) as watcher:
-        shape = geometry(store, record, fitted.whitening, seed=config.seed)
-        watcher.advance(record.rows)
+    stages.watcher.note(index_note(settled.plan.choice))
+    with contextlib.ExitStack() as ending:
 
-    def fill(folder: Path) -> dict[str, Any]:
-        fitted.whitening.save(folder / faiss_index.WHITENING)
-        fitted.moments.save(folder / faiss_index.MOMENTS)
-        faiss_index.write_index(index, folder / faiss_index.INDEX)
-        faiss_index.write_documents(folder / faiss_index.DOCUMENTS, _documents(encoded))
-        return {
-            **_facts(config, encoded, settled),
-            "geometry": shape,
-            "version": version,
-            "factory": {
-                "asked": settled.plan.asked,
-                "built": settled.plan.built,
-                "nprobe": faiss_index.nprobe(index),
-            },
-            "bytes": _bytes(encoded, index, folder),
-            "seconds": dict(stages.seconds),
-            "stage_rows": dict(stages.rows),
-        }
+        def fill(folder: Path) -> dict[str, Any]:
+            made = assemble_index(store, record, fitted.whitening, settled.plan, stages, folder)
+            with stages.stage("diagnose", record.rows) as watcher:
+                shape = geometry(store, record, fitted.whitening, seed=config.seed)
+                watcher.advance(record.rows)
+            # It ends when the folder is published.
+            ending.enter_context(stages.stage("publish", record.rows)).advance(record.rows)
+            fitted.whitening.save(folder / faiss_index.WHITENING)
+            fitted.moments.save(folder / faiss_index.MOMENTS)
+            faiss_index.write_documents(folder / faiss_index.DOCUMENTS, _documents(encoded))
+            return {
+                **_facts(config, encoded, settled),
+                "geometry": shape,
+                "version": version,
+                "factory": _factory_facts(settled.plan, made),
+                "bytes": _bytes(encoded, made, folder),
+                "seconds": dict(stages.seconds),
+                "stage_rows": dict(stages.rows),
+            }
 
-    with stages.stage("publish", record.rows) as watcher:
         faiss_index.publish(Path(str(config.out)), version, fill)
-        watcher.advance(record.rows)
+
+
+def index_note(choice: faiss_index.FactoryChoice) -> str:
+    """Return what is said of an index before work on it starts."""
+    parts = {name: size for name, size in vars(choice.expected).items() if size}
+    split = ", ".join(f"{name} {size:,}" for name, size in parts.items())
+    return f"index {choice.built}: {choice.why}; {choice.expected.total:,} bytes expected ({split})"
+
+
+def _factory_facts(plan: IndexPlan, made: Assembled) -> dict[str, Any]:
+    choice = plan.choice
+    return {
+        "asked": choice.asked,
+        "built": choice.built,
+        "why": choice.why,
+        "expected_bytes": choice.expected.to_json(),
+        "expected_recall": choice.expected_recall,
+        "nprobe": made.nprobe,
+        "tuned": made.tuned.to_json(),
+        "rerank": made.rerank,
+        "memory_budget": plan.budget,
+        "device": made.device,
+        "mapped": made.mapped,
+        "rotated": made.rotated,
+    }
 
 
 def _facts(config: BuildConfig, encoded: EncodeReport, settled: _Settled) -> dict[str, Any]:
@@ -294,6 +352,7 @@ def _facts(config: BuildConfig, encoded: EncodeReport, settled: _Settled) -> dic
         "identity": settled.identity,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": config.to_json(),
+        "store": str(config.store_path.resolve()),
         "corpus": {
             "fingerprint": encoded.record.fingerprint,
             "source": dict(encoded.record.source),
@@ -310,14 +369,14 @@ def _facts(config: BuildConfig, encoded: EncodeReport, settled: _Settled) -> dic
     }
 
 
-def _bytes(encoded: EncodeReport, index: Any, folder: Path) -> dict[str, int]:
+def _bytes(encoded: EncodeReport, made: Assembled, folder: Path) -> dict[str, Any]:
     """Return bytes of the raw and of the reduced vectors, and of the files beside them."""
-    index_file = (folder / faiss_index.INDEX).stat().st_size
     return {
         "raw": raw_bytes(encoded.store, encoded.record),
-        "vectors": faiss_index.vector_bytes(index, file_bytes=index_file),
-        "index_file": index_file,
+        "vectors": made.vector_bytes,
+        "index_file": made.file_bytes,
         "documents_file": (folder / faiss_index.DOCUMENTS).stat().st_size,
+        "index": made.sizes.to_json(),
     }
 
 

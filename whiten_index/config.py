@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
+from whiten_index.index import DEVICES, TARGET_RECALL, parse_bytes
 from whiten_index.store import StoreDtype, require_dtype
 from whiten_index.whitening import Estimator, Kind, Weighting, WhiteningConfig, parse_shrinkage
 from whiten_index.whitening.choice import require_sample
@@ -62,6 +63,11 @@ class BuildConfig:
         weight_column: numeric column of frequencies by which rows count in the fit.
         weighting: ``zipfian``, in proportion to the frequencies, or ``inverse-frequency``.
         factory: FAISS factory string of the index proper, or ``auto``.
+        target_recall: index recall that searching is set to, on vectors held out, and that ``auto``
+            chooses the index by.
+        memory_budget: bytes that the index may hold in memory, such as ``4GiB``; None for as many
+            as it takes.
+        index_device: where the index is made: ``auto``, ``cpu`` or ``gpu``.
         seed: of every sample drawn, and of random directions and groups.
     """
 
@@ -112,6 +118,9 @@ class BuildConfig:
     weight_column: str | None = None
     weighting: str = Weighting.ZIPFIAN.value
     factory: str = "auto"
+    target_recall: float = TARGET_RECALL
+    memory_budget: str | int | None = None
+    index_device: str = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -130,6 +139,7 @@ class BuildConfig:
         if not self.corpus and self.store is None:
             raise ConfigError("name a corpus to read, or with --store a folder of embeddings")
         self._require_consistent_whitening()
+        self._require_sound_index()
         _member(OnBadRow, self.on_bad_row, "--on-bad-row")
         require_dtype(self.store_dtype, own=False)
         self.passage_config()
@@ -194,6 +204,23 @@ class BuildConfig:
     def weights_of(self) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
         """Return what turns frequencies (n,) into weights (n,) of mean 1."""
         return _member(Weighting, self.weighting, "--weighting").function
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that the index may hold in memory, None for as many as it takes."""
+        return None if self.memory_budget is None else parse_bytes(self.memory_budget)
+
+    def _require_sound_index(self) -> None:
+        if not 0 < self.target_recall <= 1:
+            raise ConfigError(
+                f"--target-recall takes a share above 0, at most 1, such as 0.95; "
+                f"{self.target_recall} was given"
+            )
+        if self.index_device not in DEVICES:
+            raise ConfigError(
+                f"--index-device {self.index_device!r} is unknown; use {', '.join(DEVICES)}"
+            )
+        parse_bytes(1 if self.memory_budget is None else self.memory_budget)
 
     def _require_consistent_whitening(self) -> None:
         self.weights_of()

@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.batch import ID
+from whiten_index.errors import ArtifactError
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
 
 _PARTS, _ENOUGH_ROWS = 8, 8_192
@@ -43,13 +44,30 @@ def embeddings_of(
 ) -> NDArray[np.float64]:
     """Return the raw embeddings (n, d) of rows of a corpus, in the order given, in float64.
 
+    Of a shard only those rows are read.
+
     Raises:
         ArtifactError: a shard cannot be read.
     """
     found = np.empty((len(rows), int(store.encoder["dim"])))
     for part, inside, places in _by_part(record, rows):
-        found[inside] = store.embeddings(part.shard)[places]
+        found[inside] = mapped_part(store, part)[places]
     return found
+
+
+def mapped_part(store: EmbeddingStore, part: CorpusPart) -> NDArray[np.floating]:
+    """Return the embeddings (n, d) of a part, of which only rows that are touched are read.
+
+    Raises:
+        ArtifactError: its shard is missing or damaged, or holds other rows.
+    """
+    rows, shape = store.mapped_embeddings(part.shard), (part.rows, int(store.encoder["dim"]))
+    if rows.shape != shape:
+        raise ArtifactError(
+            f"shard {part.shard} of {store.root} holds {rows.shape} numbers and {shape} are "
+            "needed; encode the corpus again"
+        )
+    return rows
 
 
 def ids_of(store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]) -> list[str]:

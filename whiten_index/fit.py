@@ -67,7 +67,7 @@ def fit_whitening(
         weights = None if config.weight_column is None else _weights(config, encoded)
         moments = _moments(wanted, encoded, weights, watcher)
     if config.chooses:
-        wishes = _wishes(config, labels, moments.dim)
+        wishes = _wishes(config, labels, rows=encoded.record.rows, dim=moments.dim)
         choice = choose_setting(encoded, moments, wishes, stages, weights=weights)
         setting = choice.setting
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
@@ -78,9 +78,9 @@ def fit_whitening(
     return Fitted(moments, whitening, choice)
 
 
-def _wishes(config: BuildConfig, labels: Labels | None, dim: int) -> Wishes:
+def _wishes(config: BuildConfig, labels: Labels | None, *, rows: int, dim: int) -> Wishes:
     return Wishes(
-        widths=possible_widths(config.factory, dim) if config.k is None else None,
+        widths=possible_widths(config, dim, rows=rows) if config.k is None else None,
         k=config.k,
         exponent=config.exponent,
         center=config.center,
@@ -92,15 +92,21 @@ def _wishes(config: BuildConfig, labels: Labels | None, dim: int) -> Wishes:
     )
 
 
-def possible_widths(factory: str, dim: int) -> tuple[int, ...] | None:
-    """Return the round widths that FAISS can build the factory for, None where it takes any.
+def possible_widths(
+    config: BuildConfig, dim: int, *, rows: int | None = None
+) -> tuple[int, ...] | None:
+    """Return the round widths over which the index can be built, None where all of them will do.
+
+    Args:
+        config: names the factory, the memory budget and the recall.
+        dim: width d of the embeddings.
+        rows: of the corpus, None where they are not known; then the budget leaves out no width.
 
     Raises:
         ConfigError: there is none.
     """
-    if factory == faiss_index.AUTO:
-        return None
-    found = tuple(k for k in widths(dim) if _builds(factory, k))
+    factory, every = config.factory, widths(dim)
+    found = tuple(k for k in every if factory == faiss_index.AUTO or _builds(factory, k))
     if not found:
         # What FAISS itself refuses at any width is said first.
         faiss_index.inner_index(factory, dim)
@@ -108,7 +114,36 @@ def possible_widths(factory: str, dim: int) -> tuple[int, ...] | None:
             f"--factory {factory} fits none of the round widths that auto chooses among; name one "
             "with --k"
         )
-    return found
+    if rows is not None and config.budget is not None:
+        narrowest = found[0]
+        found = tuple(k for k in found if _has_room(config, rows=rows, dim=dim, k=k))
+        if not found:
+            choose_index(config, rows=rows, dim=dim, k=narrowest)
+    return None if factory == faiss_index.AUTO and found == every else found
+
+
+def choose_index(config: BuildConfig, *, rows: int, dim: int, k: int) -> faiss_index.FactoryChoice:
+    """Choose the index that a configuration asks for; see ``choose_factory``.
+
+    Raises:
+        ConfigError: FAISS does not know the factory, or nothing fits the budget.
+    """
+    return faiss_index.choose_factory(
+        config.factory,
+        rows=rows,
+        dim=dim,
+        k=k,
+        budget=config.budget,
+        target_recall=config.target_recall,
+    )
+
+
+def _has_room(config: BuildConfig, *, rows: int, dim: int, k: int) -> bool:
+    try:
+        choose_index(config, rows=rows, dim=dim, k=k)
+    except ConfigError:
+        return False
+    return True
 
 
 def _builds(factory: str, k: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +17,12 @@ from whiten_index.corpus import Shard
 from whiten_index.encode import open_corpus, shard_work
 from whiten_index.encoding import chosen_devices
 from whiten_index.errors import ConfigError
-from whiten_index.fit import read_labels
-from whiten_index.index import choose_factory
+from whiten_index.fit import choose_index, possible_widths, read_labels
+from whiten_index.index import FactoryChoice
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.shard import ShardWork
 from whiten_index.store import StoreDtype
+from whiten_index.whitening.choice import widths
 
 _CALIBRATION_ROWS = 256
 _FLOAT32_BYTES = 4
@@ -40,8 +42,12 @@ class BuildPlan:
         raw_bytes: of the embeddings kept in the store, the whole corpus.
         vector_bytes: of the reduced vectors in float32.
         factory: FAISS factory string.
+        why: what it was chosen by.
+        rerank: candidates a query that would be scored again from the store, None for none.
+        index_bytes: of the index, by what they hold, as expected.
+        memory_budget: bytes that the index may hold in memory, None for as many as it takes.
         dim: width d of the embeddings.
-        k: kept width expected, at most d.
+        k: kept width expected, or the widest that can be built where it is not settled.
         k_settled: whether k is known before the embeddings are.
         store: folder of the raw embeddings.
     """
@@ -55,6 +61,10 @@ class BuildPlan:
     raw_bytes: int
     vector_bytes: int
     factory: str
+    why: str
+    rerank: int | None
+    index_bytes: dict[str, int]
+    memory_budget: int | None
     dim: int
     k: int
     k_settled: bool
@@ -99,7 +109,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
         rate = several * _calibrate(work, missing, stages)
     rows, dim = reused + to_encode, int(work.store.encoder["dim"])
     width = _width(config, dim)
-    k = width or dim
+    k, choice = _widest(config, rows=rows, dim=dim, k=width)
     return BuildPlan(
         shards=len(corpus.shards),
         read=corpus.rows,
@@ -109,7 +119,11 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
         seconds=None if rate is None else to_encode / rate,
         raw_bytes=raw_bytes,
         vector_bytes=rows * k * _FLOAT32_BYTES,
-        factory=choose_factory(config.factory, rows=rows),
+        factory=choice.built,
+        why=choice.why,
+        rerank=choice.rerank,
+        index_bytes=choice.expected.to_json(),
+        memory_budget=config.budget,
         dim=dim,
         k=k,
         k_settled=width is not None,
@@ -150,3 +164,23 @@ def _width(config: BuildConfig, dim: int) -> int | None:
     if config.chooses and config.k is None:
         return None
     return config.whitening_config().width(dim)
+
+
+def _widest(
+    config: BuildConfig, *, rows: int, dim: int, k: int | None
+) -> tuple[int, FactoryChoice]:
+    """Return k and its index; where only the embeddings will tell k, the widest there can be.
+
+    Raises:
+        ConfigError: nothing fits the budget.
+    """
+    if k is not None:
+        return k, choose_index(config, rows=rows, dim=dim, k=k)
+    if not config.chooses:
+        # A share of the variance may come to any width.
+        with contextlib.suppress(ConfigError):
+            return dim, choose_index(config, rows=rows, dim=dim, k=dim)
+    possible = possible_widths(config, dim, rows=rows)
+    if possible is None:
+        possible = (dim,) if config.budget is None else widths(dim)
+    return max(possible), choose_index(config, rows=rows, dim=dim, k=max(possible))

@@ -17,6 +17,9 @@ from whiten_index.manifest import replacing, writing
 TREC, PARQUET, JSONL = (".trec", ".run", ".txt"), ".parquet", ".jsonl"
 _TAG = "whiten-index"
 _CHUNK = 256
+_EMPTY = pa.schema(
+    {"query_id": pa.string(), "doc_id": pa.string(), "rank": pa.int64(), "score": pa.float64()}
+)
 
 
 class Ranked(Protocol):
@@ -96,11 +99,15 @@ def _write_parquet(path: Path, rankings: Iterator[Ranked]) -> None:
                     "score": [score for r in chunk for score in r.scores],
                 }
             )
-            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
-            writer.write_table(table)
+            # Of queries without hits the types are not known, and nothing is to be written.
+            if table.num_rows:
+                writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
+                writer.write_table(table)
     finally:
         if writer is not None:
             writer.close()
+    if writer is None:
+        pq.write_table(_EMPTY.empty_table(), path)
 
 
 def _pairs(ranking: Ranked) -> Iterator[tuple[str | int, float]]:

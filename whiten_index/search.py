@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.batch import TextBatch
-from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus
+from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus, RowFilter
 from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder
 from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.index import Bundle, open_bundle, set_threads
+from whiten_index.index import Bundle, maps_by_default, open_bundle, set_threads
+from whiten_index.rerank import Reranker, open_reranker
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
@@ -28,8 +29,8 @@ class Hit:
 
     Attributes:
         id: the document's id.
-        score: cosine of query and document after the transform; of its best passage, where the
-            index holds passages.
+        score: cosine of query and document after the transform, or of their raw embeddings where
+            hits are re-ranked by these; of its best passage, where the index holds passages.
         row: row number in the index.
         columns: the kept metadata, and where the index holds passages ``PASSAGE_COLUMNS`` too.
     """
@@ -62,10 +63,12 @@ class SearchIndex:
     Attributes:
         bundle: the opened version.
         encoder_config: the encoder of queries, loaded on the first query by text.
+        reranker: ranks what the index finds again, None where it does not.
     """
 
     bundle: Bundle
     encoder_config: EncoderConfig | None
+    reranker: Reranker | None = None
     _encoder: Encoder | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -81,32 +84,58 @@ class SearchIndex:
         """Whether the index holds passages; a hit is then a document with its best one."""
         return self.bundle.grouped
 
-    def search(self, texts: Sequence[str], *, top_k: int = 10) -> list[list[Hit]]:
+    def search(
+        self, texts: Sequence[str], *, top_k: int = 10, row_filter: str | None = None
+    ) -> list[list[Hit]]:
         """Return the hits of each text, best first, a document once.
 
+        Args:
+            texts: the queries.
+            top_k: hits a query at most.
+            row_filter: condition on kept columns that hits must pass, such as ``lang == 'en'``.
+
         Raises:
-            ConfigError: a text is blank, top_k is below 1, or the index was built from an
-                embedding column and no model is known for queries.
+            ConfigError: a text is blank, top_k is below 1, the filter is not understood or reads a
+                column that is not kept, or the index was built from an embedding column and no
+                model is known for queries.
+            CorpusError: the filter compares a column with a value of another type.
             EncoderError: the model is not the one the index was built with.
         """
-        return self.search_embeddings(self.encode(texts), top_k=top_k)
+        chosen = self._filter(row_filter)
+        return self._search(self.encode(texts), top_k, chosen)
 
     def search_embeddings(
-        self, embeddings: NDArray[np.floating], *, top_k: int = 10
+        self,
+        embeddings: NDArray[np.floating],
+        *,
+        top_k: int = 10,
+        row_filter: str | None = None,
     ) -> list[list[Hit]]:
-        """Return the hits of each raw, unwhitened embedding (n, d), best first."""
-        scores, rows = self.bundle.search(embeddings, top_k)
-        return [self._hits(*pair) for pair in zip(scores, rows, strict=True)]
+        """Return the hits of each raw, unwhitened embedding (n, d), best first; see ``search``."""
+        return self._search(embeddings, top_k, self._filter(row_filter))
 
-    def search_like(self, document_id: str | int, *, top_k: int = 10) -> list[Hit]:
-        """Return the documents nearest to a document, itself left out.
+    def search_like(
+        self, document_id: str | int, *, top_k: int = 10, row_filter: str | None = None
+    ) -> list[Hit]:
+        """Return the documents nearest to a document, itself left out; see ``search``.
 
         Raises:
             CorpusError: no document has this id.
         """
         row = self.bundle.documents.find(document_id)
-        scores, rows = self.bundle.search_like(row, top_k)
+        scores, rows = self.bundle.search_like(
+            row, top_k, row_filter=self._filter(row_filter), rescorer=self.reranker
+        )
         return self._hits(scores[0], rows[0])
+
+    def matches(self, row_filter: str) -> int:
+        """Return how many rows pass a filter; rows are passages where the index holds these.
+
+        Raises:
+            ConfigError: it is not understood, or reads a column that is not kept.
+            CorpusError: it compares a column with a value of another type.
+        """
+        return self.bundle.documents.matching(RowFilter.parse(row_filter)).count
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the raw embeddings of queries, (n, d)."""
@@ -123,12 +152,15 @@ class SearchIndex:
             self._encoder = self._load()
         return self._encoder
 
-    def rank(self, queries: CorpusConfig, *, top_k: int) -> Iterator[Ranking]:
-        """Yield the ranking of every query of a Parquet file, in its order.
+    def rank(
+        self, queries: CorpusConfig, *, top_k: int, row_filter: str | None = None
+    ) -> Iterator[Ranking]:
+        """Yield the ranking of every query of a Parquet file, in its order; see ``search``.
 
         Raises:
             CorpusError: the file cannot be read, or a query is blank.
         """
+        chosen = self._filter(row_filter)
         corpus = ParquetCorpus.open(
             replace(queries, on_bad_row=OnBadRow.ERROR, shard_rows=_QUERY_ROWS)
         )
@@ -138,12 +170,31 @@ class SearchIndex:
             embeddings = (
                 self.encode(batch.texts) if isinstance(batch, TextBatch) else batch.embeddings
             )
-            scores, rows = self.bundle.search(embeddings, top_k)
+            scores, rows = self._nearest(embeddings, top_k, chosen)
             for query_id, row_scores, row_numbers in zip(ids, scores, rows, strict=True):
                 found = row_numbers[row_numbers >= 0].tolist()
                 yield Ranking(
                     query_id, self.bundle.documents.ids(found), row_scores[: len(found)].tolist()
                 )
+
+    def _filter(self, text: str | None) -> RowFilter | None:
+        """Return a filter, checked before any query is encoded."""
+        if text is None:
+            return None
+        chosen = RowFilter.parse(text)
+        self.bundle.documents.matching(chosen)
+        return chosen
+
+    def _search(
+        self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
+    ) -> list[list[Hit]]:
+        scores, rows = self._nearest(embeddings, top_k, chosen)
+        return [self._hits(*pair) for pair in zip(scores, rows, strict=True)]
+
+    def _nearest(
+        self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        return self.bundle.search(embeddings, top_k, row_filter=chosen, rescorer=self.reranker)
 
     def _hits(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> list[Hit]:
         hits = []
@@ -190,7 +241,12 @@ def open_index(
     model: str | None = None,
     device: str = "auto",
     threads: int | None = None,
-    verify: str = "full",
+    verify: str | None = None,
+    mapped: bool | None = None,
+    rerank: int | None = None,
+    rerank_by: str | None = None,
+    store: Path | str | None = None,
+    index_device: str = "cpu",
 ) -> SearchIndex:
     """Open the published version of an index for search.
 
@@ -199,18 +255,38 @@ def open_index(
         model: where the encoder is now, if no longer where it was; it must be the same one.
         device: of the encoder.
         threads: CPU threads of the encoder and of FAISS.
-        verify: ``full`` checks every file's checksum, ``manifest`` sizes and the manifest only.
+        verify: ``full`` checks every file's checksum, ``manifest`` sizes and the manifest only;
+            by default full, but manifest for what is mapped, which is not to be read as a whole.
+        mapped: read the index file as it is searched, not as a whole; by default where its lists
+            are in a file of their own, or it is larger than the memory budget of its build.
+        rerank: candidates a query, top_k at least, whose order the raw embeddings in the store
+            settle; 0 for none; by default as the index was built for, which is mostly none.
+        rerank_by: ``vectors``, the index's transform of the embeddings in full precision, or
+            ``embeddings``, without it.
+        store: where the raw embeddings are, if no longer where they were.
+        index_device: ``gpu`` searches by a copy of the index on a GPU, ``auto`` where FAISS sees
+            one that takes this kind; filtered searches and neighbours of a document stay on the
+            CPU, and so does a mapped index.
 
     Raises:
-        ArtifactError: nothing is published there, or it is damaged.
+        ConfigError: an option that cannot be used.
+        ArtifactError: nothing is published there, or it is damaged; or the store is not the one
+            the index was built from.
     """
-    bundle = open_bundle(path, verify=verify)
+    root = Path(path)
+    bundle = open_bundle(root, verify=verify, mapped=mapped, device=index_device)
+    if mapped is None:
+        mapped = maps_by_default(bundle.manifest)
+    verify = verify or ("manifest" if mapped else "full")
+    reranker = open_reranker(
+        bundle, root, candidates=rerank, by=rerank_by, store=store, verify=verify
+    )
     if threads is not None:
         set_threads(threads)
     spec = recorded_spec(bundle.manifest["encoder"])
     if spec is None:
-        return SearchIndex(bundle, None)
+        return SearchIndex(bundle, None, reranker)
     config = spec.as_config(device=device, threads=threads)
     if model is not None:
         config = replace(config, model=model, revision=None)
-    return SearchIndex(bundle, config)
+    return SearchIndex(bundle, config, reranker)

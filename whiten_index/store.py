@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, ConfigError, FormatError
 from whiten_index.moments import Moments
-from whiten_index.tensors import read_tensors, write_tensors
+from whiten_index.tensors import map_tensor, read_tensors, write_tensors
 
 FORMAT_VERSION = 1
 _STORE, _SHARD, _CORPUS, _SAMPLE = "store", "shard", "corpus", "sample"
@@ -270,6 +270,15 @@ class EmbeddingStore:
         )
         array: NDArray[np.floating] = tensors["embeddings"]
         return array
+
+    def mapped_embeddings(self, fingerprint: str) -> NDArray[np.floating]:
+        """Return the embeddings of a shard, (n, d), of which only rows that are touched are read.
+
+        Raises:
+            ArtifactError: the file is missing or damaged.
+        """
+        path = self._shards / fingerprint / _EMBEDDINGS
+        return map_tensor(path, "embeddings", remedy=_REMEDY)
 
     def moments(self, fingerprint: str) -> Moments:
         """Return the moments of a shard's embeddings as kept."""

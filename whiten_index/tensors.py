@@ -15,6 +15,7 @@ from safetensors.numpy import load, save
 from whiten_index.errors import ArtifactError
 
 _HEADER = "__metadata__"
+_FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 
 def write_tensors(
@@ -71,6 +72,26 @@ def read_tensors(
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(f"{path} cannot be read as {kind} ({error}); {remedy}") from error
     return tensors, facts
+
+
+def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[np.floating]:
+    """Return one array of floats of what ``write_tensors`` wrote, mapped: read as it is touched.
+
+    Nothing of it is checked but that the file has room for it.
+
+    Raises:
+        ArtifactError: it is missing or damaged.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            entry = json.loads(file.read(length))[name]
+        first, _ = entry["data_offsets"]
+        dtype = np.dtype(_FLOATS[entry["dtype"]])
+        shape = tuple(entry["shape"])
+        return np.memmap(path, dtype, mode="r", offset=8 + length + first, shape=shape)
+    except (OSError, KeyError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise ArtifactError(f"{path} cannot be read ({error}); {remedy}") from error
 
 
 def _facts(data: bytes) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import whiten_index
-from whiten_index.cli import commands
+from whiten_index.cli import commands, report_command, search_command, sweep_commands
 from whiten_index.errors import WhitenIndexError
 from whiten_index.stopping import INTERRUPTED, stop_on_signals
 
@@ -50,9 +50,11 @@ def cli() -> None:
 for command in (
     commands.build,
     commands.encode,
-    commands.search,
+    search_command.search,
     commands.inspect,
     commands.export,
+    sweep_commands.sweep,
+    report_command.report,
 ):
     cli.add_command(command)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,17 +12,12 @@ from whiten_index.cli import terminal
 from whiten_index.cli.options import (
     config_option,
     corpus_options,
-    device_option,
     encoder_options,
     json_option,
-    threads_option,
     verify_option,
     whitening_options,
     with_options,
 )
-
-if TYPE_CHECKING:
-    from whiten_index.search import Hit
 
 corpus_argument = click.argument("corpus", nargs=-1)
 plan_option = click.option(
@@ -54,7 +49,7 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
     config = BuildConfig(**options)
     if not as_json:
         click.echo(f"raw embeddings: {config.store_path}")
-    report = build_index(config, progress=terminal.Bars()).to_json()
+    report = build_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
     if as_json:
         terminal.print_json(report)
         return
@@ -92,58 +87,6 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
     click.echo(f"{report['store']}: {report['rows']:,} embeddings of this corpus")
     _print_counts(report)
     _print_bytes(report["bytes"])
-
-
-@click.command()
-@click.argument("index", type=click.Path())
-@click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--top-k", type=click.IntRange(min=1), default=10, show_default=True)
-@click.option("--like", multiple=True, help="Neighbours of the document with this id.")
-@click.option("--queries", type=click.Path(), help="Parquet file of queries; needs --run.")
-@click.option("--text-column", "text_columns", multiple=True, help="Text of the queries.")
-@click.option("--embedding-column", help="Raw embeddings of the queries.")
-@click.option("--id-column", help="Ids of the queries.")
-@click.option("--run", type=click.Path(), help="Write the rankings: .trec, .parquet or .jsonl.")
-@click.option("--model", help="Where the index's own encoder is now, if it moved.")
-@device_option
-@threads_option
-@verify_option
-@json_option
-def search(
-    index: str,
-    texts: tuple[str, ...],
-    top_k: int,
-    like: tuple[str, ...],
-    queries: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Search INDEX for TEXT, for a file of --queries, or for documents --like another."""
-    if sum(map(bool, (texts, like, queries))) != 1:
-        raise click.UsageError("give one of: a text, --queries FILE, --like ID")
-    if queries is None:
-        names = ("run", "text_columns", "embedding_column", "id_column")
-        unused = [f"--{name.replace('_', '-')}" for name in names if options[name]]
-        if unused:
-            raise click.UsageError(f"{' and '.join(unused)} needs --queries FILE")
-    from whiten_index.search import open_index
-
-    opening = {name: options[name] for name in ("model", "device", "threads", "verify")}
-    opened = open_index(index, **opening)
-    if queries is not None:
-        _search_file(opened, queries, top_k, as_json=as_json, **options)
-        return
-    if like:
-        found = [(name, opened.search_like(name, top_k=top_k)) for name in like]
-    else:
-        found = list(zip(texts, opened.search(texts, top_k=top_k), strict=True))
-    if as_json:
-        terminal.print_json({"results": [_result(query, hits) for query, hits in found]})
-        return
-    for query, hits in found:
-        click.echo(query)
-        for hit in hits:
-            _print_hit(hit, passages=opened.grouped)
 
 
 @click.command()
@@ -188,7 +131,9 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     _print_bytes(fields["bytes"])
     chosen = {key: value for key, value in fields["config"].items() if value not in (None, [], "")}
     click.echo("config")
-    click.echo(terminal.table((key, "", _one_line(str(value))) for key, value in chosen.items()))
+    click.echo(
+        terminal.table((key, "", terminal.one_line(str(value))) for key, value in chosen.items())
+    )
 
 
 @click.command()
@@ -213,39 +158,6 @@ def export(index: str, file: str, verify: str, as_json: bool) -> None:
     click.echo(f"  relative error of vectors in float32 at most about {facts['error']:.1e}")
 
 
-def _search_file(
-    opened: Any,
-    queries: str,
-    top_k: int,
-    *,
-    as_json: bool,
-    run: str | None,
-    text_columns: tuple[str, ...],
-    embedding_column: str | None,
-    id_column: str | None,
-    **_: Any,
-) -> None:
-    if run is None:
-        raise click.UsageError("say where the rankings go: --run FILE.trec, .parquet or .jsonl")
-    if not text_columns and embedding_column is None:
-        raise click.UsageError("name the column of the queries: --text-column, --embedding-column")
-    from whiten_index.corpus import CorpusConfig
-    from whiten_index.run_file import check_run_path, write_run
-
-    check_run_path(Path(run))
-    config = CorpusConfig(
-        sources=(queries,),
-        text_columns=text_columns,
-        embedding_column=embedding_column,
-        id_column=id_column,
-    )
-    written = write_run(Path(run), opened.rank(config, top_k=top_k))
-    if as_json:
-        terminal.print_json({"run": run, "queries": written, "top_k": top_k})
-    else:
-        click.echo(f"{run}: top {top_k} of {written:,} queries")
-
-
 def _print_plan(options: dict[str, Any], *, as_json: bool) -> None:
     from whiten_index.config import BuildConfig
     from whiten_index.plan import plan_build
@@ -266,10 +178,13 @@ def _print_plan(options: dict[str, Any], *, as_json: bool) -> None:
         ("  measured on a sample", "-" if rate is None else f"{rate:,.0f} rows/s"),
         ("raw embeddings", terminal.in_words(plan["raw_bytes"])),
         (f"reduced vectors, k {settled} {plan['k']}", terminal.in_words(plan["vector_bytes"])),
+        ("index, as expected", terminal.in_words(plan["index_bytes"]["total"])),
+        *terminal.index_rows(plan["index_bytes"]),
         ("FAISS", plan["factory"]),
         ("store", plan["store"]),
     ]
     click.echo(terminal.table(rows))
+    click.echo(f"  {plan['factory']}: {plan['why']}")
 
 
 def _print_counts(report: Mapping[str, Any]) -> None:
@@ -287,7 +202,7 @@ def _print_whitening(fields: Mapping[str, Any]) -> None:
         click.echo(line)
 
 
-def _print_bytes(sizes: Mapping[str, int]) -> None:
+def _print_bytes(sizes: Mapping[str, Any]) -> None:
     names = {
         "raw": "raw embeddings, as stored",
         "vectors": "reduced vectors",
@@ -296,28 +211,10 @@ def _print_bytes(sizes: Mapping[str, int]) -> None:
     }
     click.echo("bytes")
     shown = [(name, terminal.in_words(sizes[key])) for key, name in names.items() if key in sizes]
-    click.echo(terminal.table(shown))
-
-
-def _result(query: str, hits: list[Hit]) -> dict[str, Any]:
-    return {
-        "query": query,
-        "hits": [
-            {"id": h.id, "score": h.score, "row": h.row, "columns": dict(h.columns)} for h in hits
-        ],
-    }
-
-
-def _print_hit(hit: Hit, *, passages: bool) -> None:
-    """Print score, id and kept columns on a line, and the passage found on another."""
-    from whiten_index.batch import PASSAGE_COLUMNS, PASSAGE_END, PASSAGE_START, PASSAGE_TEXT
-
-    columns, added = hit.columns, PASSAGE_COLUMNS if passages else ()
-    kept = "  ".join(str(value) for name, value in columns.items() if name not in added)
-    click.echo(f"  {hit.score:.4f}  {hit.id}  {_one_line(kept)}".rstrip())
-    if passages:
-        place = f"[{columns[PASSAGE_START]}:{columns[PASSAGE_END]}]"
-        click.echo(f"          {place} {_one_line(columns[PASSAGE_TEXT])}")
+    # An index of an earlier release does not tell what its bytes hold.
+    split = terminal.index_rows(sizes["index"]) if "index" in sizes else []
+    place = [name for name, _ in shown].index("index.faiss") + 1 if split else 0
+    click.echo(terminal.table([*shown[:place], *split, *shown[place:]]))
 
 
 def _encoder_facts(encoder: Mapping[str, Any]) -> str:
@@ -331,12 +228,6 @@ def _encoder_facts(encoder: Mapping[str, Any]) -> str:
 
 
 def _faiss_facts(fields: Mapping[str, Any]) -> str:
-    made_by = fields["made_by"]["faiss"]
-    return (
-        f"FAISS {fields['factory']['built']} (release {made_by['version']}, {made_by['variant']})"
-    )
-
-
-def _one_line(text: str, width: int = 100) -> str:
-    joined = " ".join(text.split())
-    return joined if len(joined) <= width else joined[: width - 1] + "…"
+    made_by, factory = fields["made_by"]["faiss"], fields["factory"]
+    facts = [f"release {made_by['version']}", str(made_by["variant"])]
+    return f"FAISS {factory['built']} ({', '.join(facts)}){terminal.tuned_words(factory)}"

@@ -235,7 +235,28 @@ whitening_options = [
         "--factory",
         default="auto",
         show_default=True,
-        help="FAISS factory string; auto: exact up to 200,000 rows, then IVF.",
+        help="FAISS factory string; auto: exact search up to 200,000 rows, then lists (IVF), or a "
+        "graph (HNSW) for a --target-recall of 0.99 or more where --memory-budget has room for it; "
+        "in the most precise codec that fits the budget, float32 without one.",
+    ),
+    click.option(
+        "--target-recall",
+        type=float,
+        default=0.95,
+        show_default=True,
+        help="Share of the exact neighbours that searching is set to find, on rows held out.",
+    ),
+    click.option(
+        "--memory-budget",
+        help="Bytes the index may hold in memory, such as 512MB or 4GiB; a larger one is made "
+        "and kept on disk. [default: as many as it takes]",
+    ),
+    click.option(
+        "--index-device",
+        type=click.Choice(["auto", "cpu", "gpu"]),
+        default="auto",
+        show_default=True,
+        help="Where the index is trained and filled; auto: a GPU that FAISS sees.",
     ),
     click.option(
         "--seed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import click
 
 from whiten_index.stopping import enter_stage, heed_stop, leave_stage
 
+_INDEX_PARTS = ("codes", "ids", "lists", "graph", "matrix", "codebooks", "centroids")
 _RARE_COUNTS = {
     "passages": "passages",
     "duplicates": "identical texts encoded once",
@@ -20,9 +22,14 @@ _RARE_COUNTS = {
 
 
 class Bars:
-    """Progress bars with rate and time left on a terminal; silent elsewhere."""
+    """Progress bars with rate and time left on a terminal; silent elsewhere.
 
-    def __init__(self) -> None:
+    Attributes:
+        facts: whether standard output is for people, who are told there what work comes next.
+    """
+
+    def __init__(self, *, facts: bool = False) -> None:
+        self.facts = facts
         self._bar: Any = None
 
     def start(self, stage: str, total: int) -> None:
@@ -43,8 +50,10 @@ class Bars:
         self._bar.close()
 
     def note(self, message: str) -> None:
-        """Print a line beside the bars."""
-        click.echo(message, err=True)
+        """Print a line beside the bars: what needs heed on standard error."""
+        heed = message.startswith("note:")
+        if heed or self.facts:
+            click.echo(message, err=heed)
 
 
 def in_words(size: float) -> str:
@@ -63,6 +72,12 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def one_line(text: str, width: int = 100) -> str:
+    """Return a text without line breaks, cut to ``width`` letters."""
+    joined = " ".join(text.split())
+    return joined if len(joined) <= width else joined[: width - 1] + "…"
 
 
 def table(rows: Iterable[Sequence[object]], *, indent: str = "  ") -> str:
@@ -204,9 +219,34 @@ def _is_chosen(row: Mapping[str, Any], choice: Mapping[str, Any]) -> bool:
     return all(row[key] == value for key, value in choice["chosen"].items())
 
 
+def index_rows(parts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return what the bytes of an index hold as table rows, empty parts left out."""
+    return [(f"  {name}", in_words(parts[name])) for name in _INDEX_PARTS if parts[name]]
+
+
+def tuned_words(factory: Mapping[str, Any]) -> str:
+    """Return what an index was set to and the recall it has there, nothing where neither is."""
+    # An index of an earlier release was not tuned.
+    tuned = factory.get("tuned") or {"parameters": {}, "recall": None}
+    said = [f"{name} {value}" for name, value in tuned["parameters"].items()]
+    if tuned["recall"] is not None:
+        said.append(f"index recall {tuned['recall']:.3f} on {tuned['queries']:,} rows held out")
+    if factory.get("rerank"):
+        said.append(f"with the best {factory['rerank']} scored again")
+    return "".join(f", {part}" for part in said)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object on standard output."""
+    """Print one JSON object on standard output; NaN and infinity, which JSON lacks, are null."""
     import json
 
-    json.dump(value, sys.stdout, ensure_ascii=False, default=str)
+    json.dump(_finite(value), sys.stdout, ensure_ascii=False, default=str, allow_nan=False)
     sys.stdout.write("\n")

@@ -3,18 +3,23 @@
 The text is parsed as a Python expression and only comparisons, ``in``, ``is None``, ``and``,
 ``or`` and ``not`` over columns and literals are translated: nothing is ever evaluated. As in SQL, a
 null satisfies no comparison, neither ``==`` nor ``!=``, neither ``in`` nor ``not in``.
+Dates and times are written ``date('2024-01-31')`` and ``datetime('2024-01-31T12:00:00')``, columns
+whose names are no words of Python ``column('my column')``.
 """
 
 from __future__ import annotations
 
 import ast
+import datetime
 import functools
 import operator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
 
@@ -26,6 +31,13 @@ _COMPARE = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+
+_NOT_UNDERSTOOD = (
+    SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError,
+)  # fmt: skip
+_COLUMN = "column"
+# What dates and times are written as: day >= date('2024-01-31').
+_LITERALS = {"date": datetime.date.fromisoformat, "datetime": datetime.datetime.fromisoformat}
 
 
 @dataclass(frozen=True)
@@ -52,13 +64,13 @@ class RowFilter:
         try:
             tree = ast.parse(text.strip(), mode="eval").body
             expression = _condition(tree)
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        except _NOT_UNDERSTOOD as error:
             raise ConfigError(
                 f"the row filter {text!r} is not understood ({error}); write conditions such as "
-                "lang == 'en' and (year >= 2020 or source in ['a', 'b']) and title is not None"
+                "lang == 'en' and (year >= 2020 or source in ['a', 'b']) and title is not None, "
+                "day >= date('2024-01-31'), or column('my column') > 1"
             ) from error
-        names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
-        return cls(text, tuple(names), expression)
+        return cls(text, tuple(sorted(_columns(tree))), expression)
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Return the rows of ``table`` where the condition holds.
@@ -74,6 +86,20 @@ class RowFilter:
                 f"({str(error).splitlines()[0]}); compare a column with a value of its own type"
             ) from error
 
+    def mask(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+        """Return which rows (n,) of ``batch`` the condition holds for.
+
+        Raises:
+            CorpusError: a column is compared with a value of another type.
+        """
+        # A name that no column of the condition has.
+        number = max((*self.columns, ""), key=len) + "#"
+        columns = {name: batch.column(name) for name in self.columns}
+        table = pa.table({**columns, number: np.arange(batch.num_rows)})
+        mask = np.zeros(batch.num_rows, dtype=np.bool_)
+        mask[self.apply(table).column(number).to_numpy()] = True
+        return mask
+
 
 def _condition(node: ast.expr) -> Any:
     if isinstance(node, ast.BoolOp):
@@ -85,14 +111,14 @@ def _condition(node: ast.expr) -> Any:
         operands = [node.left, *node.comparators]
         links = zip(operands, node.ops, operands[1:], strict=False)
         return functools.reduce(operator.and_, (_link(*link) for link in links))
-    if isinstance(node, ast.Name):
-        return pc.field(node.id)
+    if (name := _column_name(node)) is not None:
+        return pc.field(name)
     raise ValueError(f"{ast.unparse(node)!r} is no condition")
 
 
 def _link(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
     if isinstance(op, ast.In | ast.NotIn):
-        return _membership(_value(left), ast.literal_eval(right), wanted=isinstance(op, ast.In))
+        return _membership(_value(left), _members(right), wanted=isinstance(op, ast.In))
     if isinstance(op, ast.Is | ast.IsNot):
         if not (isinstance(right, ast.Constant) and right.value is None):
             raise ValueError("'is' takes None only")
@@ -101,20 +127,60 @@ def _link(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
     return _COMPARE[type(op)](_value(left), _value(right))
 
 
-def _membership(value: Any, members: Any, *, wanted: bool) -> Any:
-    if not isinstance(members, list | tuple | set):
+def _members(node: ast.expr) -> list[Any]:
+    if not isinstance(node, ast.List | ast.Tuple | ast.Set):
         raise TypeError("'in' takes a list")
+    return [_literal(each) for each in node.elts]
+
+
+def _membership(value: Any, members: list[Any], *, wanted: bool) -> Any:
     known = ~value.is_null()
     if not members:
         return ~known & known if wanted else known
-    found = value.isin(list(members))
+    found = value.isin(members)
     return found if wanted else known & ~found
 
 
 def _value(node: ast.expr) -> Any:
-    if isinstance(node, ast.Name):
-        return pc.field(node.id)
-    value = ast.literal_eval(node)
+    if (name := _column_name(node)) is not None:
+        return pc.field(name)
+    value = _literal(node)
     if value is None:
         raise ValueError("compare with None by 'is None' or 'is not None'")
     return pc.scalar(value)
+
+
+def _column_name(node: ast.expr) -> str | None:
+    """Return the column that a name or ``column('a name')`` stands for, else None."""
+    if isinstance(node, ast.Name):
+        return node.id
+    called = _called(node)
+    return called[1] if called is not None and called[0] == _COLUMN else None
+
+
+def _literal(node: ast.expr) -> Any:
+    called = _called(node)
+    if called is not None and called[0] in _LITERALS:
+        return _LITERALS[called[0]](called[1])
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise ValueError(f"{ast.unparse(node)!r} is neither a column nor a value") from error
+
+
+def _called(node: ast.expr) -> tuple[str, str] | None:
+    """Return name and text of a call such as ``date('2024-01-31')``, None for what is none."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords):
+        return None
+    if len(node.args) != 1 or not isinstance(node.args[0], ast.Constant):
+        return None
+    text = node.args[0].value
+    return (node.func.id, text) if isinstance(text, str) else None
+
+
+def _columns(tree: ast.expr) -> set[str]:
+    """Return the columns that an expression reads."""
+    calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.expr))
+    names = (_column_name(node) for node in nodes if id(node) not in calls)
+    return {name for name in names if name is not None}

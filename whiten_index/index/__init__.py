@@ -1,16 +1,57 @@
 """FAISS: factories, the transforms inside the file, the published bundle. The home of faiss."""
 
-from whiten_index.index.bundle import (
+from whiten_index.index.bundle import Bundle, Rescorer, maps_by_default, open_bundle
+from whiten_index.index.choice import (
+    AUTO,
+    LEAST_WORK,
+    TARGET_RECALL,
+    FactoryChoice,
+    choose_factory,
+    parse_bytes,
+)
+from whiten_index.index.documents import Documents, write_documents
+from whiten_index.index.factory import (
+    coarse_centroids,
+    inner_index,
+    inner_of,
+    least_training_rows,
+    nprobe,
+    peer_index,
+    require_training_rows,
+    search_with,
+    share_centroids,
+    too_few_rows,
+    train,
+    training_rows,
+    wrap,
+)
+from whiten_index.index.gpu import DEVICES, Placed, place
+from whiten_index.index.library import describe_faiss, load_faiss, set_threads
+from whiten_index.index.nearest import transformed
+from whiten_index.index.on_disk import IVF_DATA, kind_on_disk
+from whiten_index.index.rotation import gains_by_rotation, rotation_for
+from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
+from whiten_index.index.spilled import SpilledLists, gather
+from whiten_index.index.streamed import StreamedCodes
+from whiten_index.index.tuning import (
+    OperatingPoint,
+    exact_neighbours,
+    has_parameters,
+    is_exact,
+    recall_of,
+    truth_of_rows,
+    tune,
+    tune_candidates,
+)
+from whiten_index.index.versions import (
     DOCUMENTS,
     FORMAT_VERSION,
     INDEX,
     KIND,
     MOMENTS,
     WHITENING,
-    Bundle,
     find_version,
     next_version,
-    open_bundle,
     publish,
     read_fields,
     set_current,
@@ -18,45 +59,68 @@ from whiten_index.index.bundle import (
     vector_bytes,
     write_index,
 )
-from whiten_index.index.documents import Documents, write_documents
-from whiten_index.index.factory import (
-    AUTO,
-    choose_factory,
-    inner_index,
-    nprobe,
-    too_few_rows,
-    train,
-    training_rows,
-    wrap,
-)
-from whiten_index.index.library import describe_faiss, load_faiss, set_threads
 
 __all__ = [
     "AUTO",
+    "DEVICES",
     "DOCUMENTS",
     "FORMAT_VERSION",
     "INDEX",
+    "IVF_DATA",
     "KIND",
+    "LEAST_WORK",
     "MOMENTS",
+    "TARGET_RECALL",
     "WHITENING",
     "Bundle",
     "Documents",
+    "FactoryChoice",
+    "IndexBytes",
+    "OperatingPoint",
+    "Placed",
+    "Rescorer",
+    "SpilledLists",
+    "StreamedCodes",
     "choose_factory",
+    "coarse_centroids",
     "describe_faiss",
+    "exact_neighbours",
+    "expected_bytes",
     "find_version",
+    "gains_by_rotation",
+    "gather",
+    "has_parameters",
     "inner_index",
+    "inner_of",
+    "is_exact",
+    "kind_on_disk",
+    "least_training_rows",
     "load_faiss",
+    "maps_by_default",
+    "measured_bytes",
     "next_version",
     "nprobe",
     "open_bundle",
+    "parse_bytes",
+    "peer_index",
+    "place",
     "publish",
     "read_fields",
+    "recall_of",
+    "require_training_rows",
+    "rotation_for",
+    "search_with",
     "set_current",
     "set_threads",
+    "share_centroids",
     "tidy",
     "too_few_rows",
     "train",
     "training_rows",
+    "transformed",
+    "truth_of_rows",
+    "tune",
+    "tune_candidates",
     "vector_bytes",
     "wrap",
     "write_documents",

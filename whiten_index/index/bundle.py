@@ -1,37 +1,51 @@
-"""The published folder: versions, each whole or absent, and ``CURRENT`` that names one.
-
-Layout::
-
-    CURRENT                       {"version": …, "manifest_sha256": …}, replaced in one step
-    versions/<version>/           manifest.json, whitening.safetensors, moments.safetensors,
-                                  index.faiss, documents.arrow
-"""
+"""An opened version of an index: raw embeddings in, rows out, and what is known of the rows."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index import manifest
+from whiten_index.corpus import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index.documents import Documents
+from whiten_index.index.exact import Rows, Scores, flat_vectors
+from whiten_index.index.factory import inner_of
+from whiten_index.index.filtering import Selection
+from whiten_index.index.gpu import Placed, place
 from whiten_index.index.grouping import first_of_each, search_documents
 from whiten_index.index.library import load_faiss
+from whiten_index.index.nearest import nearest, nearest_on_gpu, transformed
+from whiten_index.index.on_disk import IVF_DATA
+from whiten_index.index.pages import gather_pages
+from whiten_index.index.vectors import vectors_of
+from whiten_index.index.versions import DOCUMENTS, INDEX, WHITENING, read_fields
 from whiten_index.whitening import Whitening
 
-KIND, FORMAT_VERSION = "index", 1
-CURRENT, VERSIONS = "CURRENT", "versions"
-INDEX, WHITENING = "index.faiss", "whitening.safetensors"
-MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
-_VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
-VERIFY = ("full", "manifest")
+Search = Callable[[NDArray[np.float32], int], tuple[Scores, Rows]]
+
+
+class Rescorer(Protocol):
+    """Scores of candidates by more than the index keeps of them."""
+
+    @property
+    def candidates(self) -> int:
+        """Rows a query to score at least, before the best are taken."""
+
+    def embeddings(self, rows: Rows) -> NDArray[np.floating]:
+        """Return the raw embeddings (n, d) of rows (n,)."""
+
+    def __call__(self, queries: NDArray[np.float32], rows: Rows) -> Scores:
+        """Return scores (n, m) of rows (n, m) for raw queries (n, d), −inf where a row is −1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +58,8 @@ class Bundle:
         whitening: the transform, in float64.
         index: FAISS's index, raw d-dim rows in.
         documents: row -> id and kept columns.
+        placed: a copy of the index proper on a GPU, which searches all rows by embeddings; None
+            where the CPU does everything.
     """
 
     folder: Path
@@ -51,6 +67,7 @@ class Bundle:
     whitening: Whitening
     index: Any
     documents: Documents
+    placed: Placed | None = None
 
     @property
     def version(self) -> str:
@@ -71,34 +88,60 @@ class Bundle:
         return bool(self.manifest["corpus"]["source"].get("passages"))
 
     def search(
-        self, embeddings: NDArray[np.floating], top_k: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return cosines and row numbers of the nearest rows, both (n, top_k), −1 where none.
+        self,
+        embeddings: NDArray[np.floating],
+        top_k: int,
+        *,
+        row_filter: RowFilter | None = None,
+        rescorer: Rescorer | None = None,
+    ) -> tuple[Scores, Rows]:
+        """Return scores and row numbers of the nearest rows, best first, −1 where none.
 
-        Where rows are passages, these are the best row of each of the nearest documents.
+        Both are (n, m); m is top_k, or less where fewer rows are there or pass the filter. Where
+        rows are passages, these are the best row of each of the nearest documents.
 
         Args:
             embeddings: (n, d) raw, not whitened.
             top_k: neighbours a query.
+            row_filter: a condition on kept columns that hits must pass.
+            rescorer: scores the candidates that the index finds; without it, the scores are the
+                index's cosines.
 
         Raises:
-            ConfigError: wrong width, NaN or infinity, or top_k below 1.
+            ConfigError: wrong width, NaN or infinity, top_k below 1, or a filter on a column that
+                is not kept.
+            CorpusError: the filter compares a column with a value of another type.
         """
-        return self._search(self.index, self._checked(embeddings), top_k, spare=0)
+        queries = self._checked(embeddings)
+        copy = None if self.placed is None or row_filter is not None else self.placed.index
+        search = self._by_embedding(row_filter, rescorer, copy=copy)
+        return self._search(search, queries, top_k, row_filter)
 
-    def search_like(self, row: int, top_k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return cosines and row numbers nearest to the document at ``row``, itself left out.
+    def search_like(
+        self,
+        row: int,
+        top_k: int,
+        *,
+        row_filter: RowFilter | None = None,
+        rescorer: Rescorer | None = None,
+    ) -> tuple[Scores, Rows]:
+        """Return scores and row numbers nearest to the document at ``row``, itself left out.
 
         Both are (1, m), m <= top_k. Where rows are passages, ``row`` is the document's first, and
-        a document counts by the best cosine between a passage of its own and one of that document.
+        a document counts by the best score between a passage of its own and one of that document.
 
         Raises:
-            ConfigError: this kind of index gives no vectors back, or top_k is below 1.
+            ConfigError: this kind of index gives no vectors back and there is no rescorer to give
+                embeddings, top_k is below 1, or a filter on a column that is not kept.
         """
-        inner = load_faiss().downcast_index(self.index.index)
         own = self.documents.passages_from(row) if self.grouped else range(row, row + 1)
+        if rescorer is not None:
+            search = self._by_embedding(row_filter, rescorer)
+            queries = self._checked(rescorer.embeddings(np.arange(own.start, own.stop)))
+        else:
+            search, queries = self._by_vector(row_filter), vectors_of(self._inner, own)
         # One more, since the document finds itself; then the best of any of its passages.
-        found = self._search(inner, _vectors_of(inner, own), top_k, spare=1)
+        found = self._search(search, queries, top_k, row_filter, spare=1)
         scores, rows = found[0].ravel(), found[1].ravel()
         others = np.flatnonzero((rows >= 0) & ((rows < own.start) | (rows >= own.stop)))
         order = others[np.argsort(-scores[others], kind="stable")]
@@ -106,33 +149,56 @@ class Bundle:
         return scores[None, first], rows[None, first]
 
     def _search(
-        self, index: Any, queries: NDArray[np.float32], top_k: int, *, spare: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        self,
+        search: Search,
+        queries: NDArray[np.float32],
+        top_k: int,
+        row_filter: RowFilter | None,
+        *,
+        spare: int = 0,
+    ) -> tuple[Scores, Rows]:
         """Return the nearest rows, or the best row of each document, ``spare`` more than top_k."""
-        wanted = _checked_top_k(top_k, len(self) - spare) + spare
-
-        def search(
-            some: NDArray[np.float32], most: int
-        ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-            scores, rows = index.search(some, most, params=self._parameters(most))
-            return scores, rows
-
-        if not self.grouped:
+        if top_k < 1:
+            raise ConfigError(f"--top-k takes a positive number; {top_k} was given")
+        selection = self._selection(row_filter)
+        rows = len(self) if selection is None else selection.count
+        wanted = min(top_k + spare, rows)
+        if not wanted or not self.grouped:
             return search(queries, wanted)
-        return search_documents(search, self._document_of, queries, top_k=wanted, rows=len(self))
+        return search_documents(search, self._document_of, queries, top_k=wanted, rows=rows)
 
-    def _parameters(self, rows: int) -> Any:
-        """Return what FAISS needs to be told to give as many rows as are asked for."""
-        faiss = load_faiss()
-        inner = faiss.downcast_index(self.index.index)
-        if not isinstance(inner, faiss.IndexHNSW):
-            return None
-        # HNSW stops after efSearch candidates, and gives no more rows than it has seen.
-        parameters = faiss.SearchParametersHNSW()
-        parameters.efSearch = max(inner.hnsw.efSearch, rows)
-        return parameters
+    def _by_vector(self, row_filter: RowFilter | None, *, copy: Any = None) -> Search:
+        """Return the search of the index proper, or of its copy on a GPU."""
+        inner, selection = self._inner, self._selection(row_filter)
+        if copy is not None:
+            return lambda vectors, most: nearest_on_gpu(copy, inner, vectors, most)
+        return lambda vectors, most: nearest(inner, vectors, most, selection)
 
-    def _document_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _by_embedding(
+        self, row_filter: RowFilter | None, rescorer: Rescorer | None, *, copy: Any = None
+    ) -> Search:
+        """Return the search by raw embeddings."""
+        by_vector = self._by_vector(row_filter, copy=copy)
+        if rescorer is None:
+            return lambda queries, most: by_vector(transformed(self.index, queries), most)
+
+        def search(queries: NDArray[np.float32], most: int) -> tuple[Scores, Rows]:
+            fetch = min(max(rescorer.candidates, most), len(self)) if most else 0
+            _, rows = by_vector(transformed(self.index, queries), fetch)
+            scores = rescorer(queries, rows)
+            best = np.lexsort((rows, -scores))[:, :most]
+            return np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)
+
+        return search
+
+    def _selection(self, row_filter: RowFilter | None) -> Selection | None:
+        return None if row_filter is None else self.documents.matching(row_filter)
+
+    @property
+    def _inner(self) -> Any:
+        return load_faiss().downcast_index(self.index.index)
+
+    def _document_of(self, rows: Rows) -> Rows:
         return self.documents.first_rows(rows) if self.grouped else rows
 
     def _checked(self, embeddings: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -148,106 +214,32 @@ class Bundle:
         return queries
 
 
-def _checked_top_k(top_k: int, rows: int) -> int:
-    if top_k < 1:
-        raise ConfigError(f"--top-k takes a positive number; {top_k} was given")
-    return max(min(top_k, rows), 1)
-
-
-def tidy(root: Path) -> None:
-    """Remove what a build that died left in the index folder."""
-    with manifest.writing(root):
-        manifest.remove_leftovers(root)
-        manifest.remove_leftovers(root / VERSIONS)
-
-
-def find_version(root: Path, identity: str) -> str | None:
-    """Return a whole version made of the same inputs and choices, if there is one."""
-    for folder in sorted((root / VERSIONS).glob("[0-9]*"), reverse=True):
-        try:
-            fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
-            if fields.get("identity") == identity:
-                manifest.check_files(folder, fields, content=True)
-                return folder.name
-        except ArtifactError:
-            continue
-    return None
-
-
-def next_version(root: Path, identity: str) -> str:
-    """Return a name for a new version: one number up, then the identity's first digits."""
-    names = (_VERSION.fullmatch(path.name) for path in (root / VERSIONS).glob("*"))
-    numbers = [int(name[1]) for name in names if name]
-    return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"
-
-
-def publish(root: Path, version: str, fill: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
-    """Write a version's folder, whole or not at all; ``set_current`` makes it the one read."""
-    return manifest.publish_folder(root / VERSIONS / version, fill)
-
-
-def set_current(root: Path, version: str) -> None:
-    """Make ``version`` the one that readers open, in one step."""
-    digest = manifest.sha256_file(root / VERSIONS / version / manifest.MANIFEST)
-    with manifest.writing(root / CURRENT):
-        manifest.write_json(root / CURRENT, {"version": version, "manifest_sha256": digest})
-
-
-def write_index(index: Any, path: Path) -> None:
-    """Write a FAISS index; unlike FAISS's own writer, notice a disk that fills up."""
-    faiss = load_faiss()
-    with path.open("wb") as file:
-
-        def write(data: bytes) -> int:
-            return file.write(data)
-
-        faiss.write_index(index, faiss.PyCallbackIOWriter(write))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_fields(root: Path, *, verify: str = "full") -> tuple[Path, dict[str, Any]]:
-    """Return the published version's folder and manifest, checked before anyone uses them.
-
-    Args:
-        root: the index folder.
-        verify: ``full`` checks every file's SHA-256, ``manifest`` its size and the manifest.
-
-    Raises:
-        ArtifactError: nothing is published there, or it is damaged.
-    """
-    if verify not in VERIFY:
-        raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
-    current = _read_current(root)
-    folder = root / VERSIONS / str(current["version"])
-    fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
-    if manifest.sha256_file(folder / manifest.MANIFEST) != current["manifest_sha256"]:
-        raise ArtifactError(
-            f"{folder / manifest.MANIFEST} is damaged: it does not match {CURRENT}; restore it "
-            "from a copy, or run the build again"
-        )
-    manifest.check_files(folder, fields, content=verify == "full")
-    return folder, fields
-
-
-def open_bundle(root: Path | str, *, verify: str = "full") -> Bundle:
+def open_bundle(
+    root: Path | str,
+    *,
+    verify: str | None = None,
+    mapped: bool | None = None,
+    device: str = "cpu",
+) -> Bundle:
     """Open the published version of an index.
 
     Args:
         root: the index folder.
-        verify: see ``read_fields``.
+        verify: see ``read_fields``; by default full, but manifest for what is mapped.
+        mapped: read the index file as it is searched, not as a whole first; see
+            ``maps_by_default``. Lists in a file of their own are never read as a whole.
+        device: ``cpu``; ``gpu`` searches by a copy on a GPU, and so does ``auto`` where there is
+            one that takes this kind and the index is not mapped.
 
     Raises:
+        ConfigError: ``gpu`` was asked for and cannot be had, or the index is mapped.
         ArtifactError: nothing is published there, or it is damaged.
     """
-    folder, fields = read_fields(Path(root), verify=verify)
-    faiss = load_faiss()
-    try:
-        index = faiss.read_index(str(folder / INDEX))
-    except RuntimeError as error:
-        raise ArtifactError(
-            f"FAISS cannot read {folder / INDEX}; restore it from a copy, or build again"
-        ) from error
+    folder, fields = read_fields(Path(root), verify=verify or "manifest")
+    mapped = maps_by_default(fields) if mapped is None else mapped
+    if verify is None and not mapped:
+        manifest.check_files(folder, fields, content=True)
+    index = _read_index(folder, on_disk=IVF_DATA in fields["files"], mapped=mapped)
     whitening = Whitening.load(folder / WHITENING)
     documents = Documents(folder / DOCUMENTS)
     if index.ntotal != len(documents) or index.d != whitening.dim:
@@ -255,46 +247,69 @@ def open_bundle(root: Path | str, *, verify: str = "full") -> Bundle:
             f"{folder} does not fit together: {index.ntotal} vectors, {len(documents)} documents; "
             "restore it from a copy, or build again"
         )
-    return Bundle(folder, fields, whitening, index, documents)
+    bundle = Bundle(folder, fields, whitening, index, documents)
+    if not mapped and (vectors := flat_vectors(inner_of(index))) is not None:
+        gather_pages(vectors)
+    on_disk = IVF_DATA in fields["files"]
+    return replace(bundle, placed=_placed(bundle, device, mapped=mapped or on_disk))
 
 
-def vector_bytes(index: Any, *, file_bytes: int) -> int:
-    """Return the bytes of the reduced vectors: rows times code size.
-
-    Where the kind of index has no fixed code size, it is ``file_bytes``, those of the whole file.
-    """
-    faiss = load_faiss()
-    inner = faiss.downcast_index(index.index)
-    holder = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
-    size = getattr(holder, "code_size", None)
-    return int(index.ntotal) * int(size) if size else file_bytes
-
-
-def _vectors_of(inner: Any, rows: range) -> NDArray[np.float32]:
-    """Return the vectors of n rows as the index keeps them, (n, k).
-
-    Raises:
-        ConfigError: this kind of index gives no vectors back.
-    """
-    faiss = load_faiss()
-    if isinstance(inner, faiss.IndexRefine):
-        inner = faiss.downcast_index(inner.refine_index)
-    lists = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
-    # Others are not asked: some of FAISS's fast-scan indexes crash on it.
-    if not isinstance(inner, (faiss.IndexFlatCodes, faiss.IndexHNSW, *lists)):
+def _placed(bundle: Bundle, device: str, *, mapped: bool) -> Placed | None:
+    if mapped and device == "gpu":
         raise ConfigError(
-            f"an index of kind {type(inner).__name__} gives no vectors back, so it has no "
-            "neighbours of a document; search by text, or build with another --factory"
+            f"--index-device gpu holds all of {bundle.folder} in memory, and it is read from its "
+            "file as it is searched (--mapped, or larger than the memory budget of its build); use "
+            "cpu"
         )
-    if isinstance(inner, lists):
-        inner.make_direct_map()
-    return np.stack([inner.reconstruct(row) for row in rows])
+    inner = load_faiss().downcast_index(bundle.index.index)
+    where = "cpu" if mapped and device == "auto" else device
+    placed = place(inner, where, note=_quiet, to_search=True)
+    return None if placed.device == "cpu" else placed
 
 
-def _read_current(root: Path) -> dict[str, Any]:
-    if not root.exists():
-        raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
-    current = manifest.read_json(root / CURRENT, what="a published index")
-    if not {"version", "manifest_sha256"} <= set(current):
-        raise ArtifactError(f"{root / CURRENT} is damaged; run the build again")
-    return current
+def _quiet(_: str) -> None:
+    """Say nothing: the hits are the same wherever an index is searched."""
+
+
+def maps_by_default(fields: Mapping[str, Any]) -> bool:
+    """Tell whether an index is mapped unless asked otherwise, by its manifest.
+
+    It is where its lists are in a file of their own, and where it was built within a memory budget
+    that its file is larger than.
+    """
+    budget = fields["factory"].get("memory_budget")
+    larger = budget is not None and fields["bytes"]["index_file"] > budget
+    return larger or IVF_DATA in fields["files"]
+
+
+def _read_index(folder: Path, *, on_disk: bool, mapped: bool) -> Any:
+    faiss = load_faiss()
+    flags = faiss.IO_FLAG_MMAP_IFC if mapped else 0
+    if on_disk:
+        # The lists are mapped from the file beside it, wherever both were when they were written.
+        flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
+    try:
+        with _silenced() if on_disk else contextlib.nullcontext():
+            return faiss.read_index(str(folder / INDEX), flags)
+    except RuntimeError as error:
+        raise ArtifactError(
+            f"FAISS cannot read {folder / INDEX}; restore it from a copy, or build again"
+        ) from error
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Drop what FAISS prints on standard output, where the results go, about moved lists."""
+    library = ctypes.CDLL(None)
+    sys.stdout.flush()
+    library.fflush(None)
+    kept = os.dup(1)
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        yield
+    finally:
+        library.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.batch import ID, PASSAGE
-from whiten_index.errors import ArtifactError, CorpusError
+from whiten_index.corpus import RowFilter
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError
+from whiten_index.index.filtering import Selection
+
+# Filters whose rows are remembered, as a caller's queries tend to share one: a bit a row each, and
+# 8 bytes a row that passes where these were listed.
+_REMEMBERED = 4
 
 
 def write_documents(path: Path, tables: Iterable[pa.Table]) -> int:
@@ -65,6 +72,9 @@ class Documents:
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
         self.schema = reader.schema
         self.columns = tuple(name for name in reader.schema.names if name != ID)
+        # Of the batches and not of this object, which would keep itself, and the map, alive.
+        selected = functools.partial(_selected, self._batches)
+        self._selected = functools.lru_cache(_REMEMBERED)(selected)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -119,6 +129,28 @@ class Documents:
             f"{self.ids([0])[0]!r}"
         )
 
+    def matching(self, row_filter: RowFilter) -> Selection:
+        """Return the rows that pass a condition on the id and the kept columns.
+
+        Raises:
+            ConfigError: it reads a column that is not kept.
+            CorpusError: it compares a column with a value of another type.
+        """
+        unknown = [name for name in row_filter.columns if name not in self.schema.names]
+        if unknown:
+            raise ConfigError(
+                f"the filter {row_filter.text!r} reads {', '.join(unknown)}, which this index "
+                f"does not keep; its columns are {', '.join(self.schema.names)}; name another with "
+                "--keep when the index is built, which takes the embeddings from its store"
+            )
+        return self._selected(row_filter.text)
+
     def _locate(self, row: int) -> tuple[pa.RecordBatch, int]:
         position = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self._batches[position], row - int(self._starts[position])
+
+
+def _selected(batches: list[pa.RecordBatch], text: str) -> Selection:
+    row_filter = RowFilter.parse(text)
+    masks = [row_filter.mask(batch) for batch in batches]
+    return Selection.of(np.concatenate([np.empty(0, dtype=np.bool_), *masks]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -13,21 +12,10 @@ from whiten_index.errors import ConfigError
 from whiten_index.index.library import first_line, load_faiss
 from whiten_index.whitening import Kind, Whitening
 
-AUTO = "auto"
-_EXACT_UP_TO_ROWS = 200_000
 _MOST_TRAINING_BYTES = 1 << 30
 _PROBED = 16
 _ROWS_A_LIST = 39
 _WITHOUT_PARTS = re.compile(r"[A-Za-z]0+(?![0-9])|(HNSW|NSG)1(?![0-9])")
-
-
-def choose_factory(factory: str, *, rows: int) -> str:
-    """Return the factory string; ``auto`` is exact search up to 200,000 rows, IVF above."""
-    if factory != AUTO:
-        return factory
-    if rows <= _EXACT_UP_TO_ROWS:
-        return "Flat"
-    return f"IVF{4 * math.isqrt(rows)},Flat"
 
 
 def inner_index(factory: str, k: int) -> Any:
@@ -52,30 +40,60 @@ def inner_index(factory: str, k: int) -> Any:
             f"{factory!r} holds a transform of its own (PCA, OPQ, L2norm …), which would nest in "
             "the whitening; leave it out and choose the width with --k"
         )
+    _require_codes_to_refine_by(index, factory)
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        # FAISS makes a graph over product codes by distance, whatever is asked for.
+        raise ConfigError(
+            f"FAISS makes {factory!r} by Euclidean distance only, and scores here are cosines; use "
+            "HNSW32, HNSW32_SQ8, or IVF with product codes"
+        )
     if isinstance(index, faiss.IndexIDMap):
         raise ConfigError(
             f"{factory!r} maps ids, and rows are found by their number here; leave out IDMap"
         )
-    lists = _lists(index)
+    for part in _parts(index):
+        if hasattr(part, "do_polysemous_training"):
+            # It orders the centroids for a search by Hamming distance, which is not done here, and
+            # takes a hundred times as long as the training itself (measured: 52 s for 0.5).
+            part.do_polysemous_training = False
+    lists = lists_of(index)
     if lists is not None:
         # FAISS would look into a single one.
         lists.nprobe = max(1, lists.nlist // _PROBED)
     return index
 
 
+def _require_codes_to_refine_by(index: Any, factory: str) -> None:
+    """Refuse a refinement by what has no distance of a single row, on which FAISS would abort.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    faiss = load_faiss()
+    for part in _parts(index):
+        if isinstance(part, faiss.IndexRefine) and not isinstance(
+            faiss.downcast_index(part.refine_index), faiss.IndexFlatCodes
+        ):
+            raise ConfigError(
+                f"{factory!r} refines by an index that does not compare single rows; refine by "
+                "codes, such as RFlat, Refine(SQfp16) or Refine(SQ8)"
+            )
+
+
 def _parts(index: Any) -> list[Any]:
     """Return an index and the indexes it is made of."""
     faiss = load_faiss()
-    inside = (getattr(index, name, None) for name in ("base_index", "quantizer"))
+    inside = (getattr(index, name, None) for name in ("base_index", "quantizer", "storage"))
     found = [faiss.downcast_index(part) for part in inside if part is not None]
     return [index, *(part for each in found for part in _parts(each))]
 
 
-def wrap(inner: Any, whitening: Whitening) -> Any:
+def wrap(inner: Any, whitening: Whitening, *, rotation: NDArray[np.floating] | None = None) -> Any:
     """Return ``inner`` behind the transforms: raw d-dim rows in, unit k-dim vectors inside.
 
     The mean is subtracted by a transform of its own: folded into the bias of the matrix it would
-    cost float32 digits where the mean is large against the spread.
+    cost float32 digits where the mean is large against the spread. A rotation (k, k) of the
+    vectors is multiplied into the matrix.
     """
     faiss = load_faiss()
     chain: list[Any] = []
@@ -86,9 +104,10 @@ def wrap(inner: Any, whitening: Whitening) -> Any:
         faiss.copy_array_to_vector(whitening.mean.astype(np.float32), centering.mean)
         centering.is_trained = True
         chain.append(centering)
-    if whitening.kind is not Kind.NONE:
+    if whitening.kind is not Kind.NONE or rotation is not None:
         linear = faiss.LinearTransform(whitening.dim, whitening.k, False)
-        matrix = np.ascontiguousarray(whitening.matrix().T, dtype=np.float32)
+        whole = whitening.matrix() if rotation is None else whitening.matrix() @ rotation
+        matrix = np.ascontiguousarray(whole.T, dtype=np.float32)
         faiss.copy_array_to_vector(matrix.ravel(), linear.A)
         linear.is_trained = True
         chain.append(linear)
@@ -99,26 +118,73 @@ def wrap(inner: Any, whitening: Whitening) -> Any:
     return index
 
 
-def training_rows(inner: Any, *, rows: int, k: int) -> int:
-    """Return how many rows a sample should have to train ``inner``, 0 where it needs none."""
+def inner_of(index: Any) -> Any:
+    """Return the index proper, behind the transforms; it lives as long as ``index`` does."""
+    return load_faiss().downcast_index(index.index)
+
+
+def training_rows(inner: Any, *, rows: int, k: int, most_bytes: int = _MOST_TRAINING_BYTES) -> int:
+    """Return how many rows a sample should have to train ``inner``, 0 where it needs none.
+
+    Args:
+        inner: the untrained index.
+        rows: there are.
+        k: width of a vector.
+        most_bytes: of the sample, which is yet never less than FAISS takes.
+    """
     if inner.is_trained:
         return 0
-    lists = _lists(inner)
+    lists = lists_of(inner)
     wanted = max(256 * (0 if lists is None else int(lists.nlist)), 1 << 16)
-    return min(rows, wanted, max(_MOST_TRAINING_BYTES // (4 * k), 1))
+    most = max(min(most_bytes, _MOST_TRAINING_BYTES) // (4 * k), least_training_rows(inner))
+    size: int = min(rows, wanted, most)
+    return size
+
+
+def least_training_rows(inner: Any) -> int:
+    """Return how many rows FAISS needs to train ``inner`` at least: one a centroid or code."""
+    if inner.is_trained:
+        return 0
+    lists = lists_of(inner)
+    codes = [2 ** int(product.nbits) for product in _products(inner)]
+    least: int = max(1, *codes, 0 if lists is None else int(lists.nlist))
+    return least
+
+
+def require_training_rows(inner: Any, factory: str, *, rows: int) -> None:
+    """Refuse a factory that learns more centroids than there are rows.
+
+    Raises:
+        ConfigError: it does.
+    """
+    least = least_training_rows(inner)
+    if rows < least:
+        raise ConfigError(
+            f"FAISS cannot train {factory!r} on {rows} rows: it learns {least} centroids and needs "
+            "a row for each at least; use --factory Flat or SQ8, fewer lists, or codes of fewer "
+            "bits such as PQ16x4"
+        )
 
 
 def too_few_rows(inner: Any, sample_rows: int) -> str | None:
-    """Return a sentence where lists are learned from fewer rows than FAISS advises, else None.
+    """Return a sentence where lists or codes are learned from fewer rows than FAISS advises.
 
-    FAISS's own warning, which names none of the user's options, is switched off.
+    FAISS's own warnings, which name none of the user's options, are switched off.
     """
-    lists = _lists(inner)
-    if lists is None:
-        return None
-    lists.cp.min_points_per_centroid = 1
-    if sample_rows >= _ROWS_A_LIST * lists.nlist:
-        return None
+    lists = lists_of(inner)
+    products = _products(inner)
+    for product in products:
+        product.cp.min_points_per_centroid = 1
+    codes = max((2 ** int(product.nbits) for product in products), default=0)
+    if lists is not None:
+        lists.cp.min_points_per_centroid = 1
+    if lists is None or sample_rows >= _ROWS_A_LIST * lists.nlist:
+        if sample_rows >= _ROWS_A_LIST * codes:
+            return None
+        return (
+            f"note: codes of {codes} values are learned from {sample_rows} rows, and FAISS advises "
+            f"{_ROWS_A_LIST * codes}; codes of fewer bits, or --factory SQ8, would search better"
+        )
     return (
         f"note: {lists.nlist} lists are learned from {sample_rows} rows, and FAISS advises "
         f"{_ROWS_A_LIST} a list; --factory with fewer lists would search better"
@@ -142,11 +208,79 @@ def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:
 
 def nprobe(index: Any) -> int | None:
     """Return how many lists each query looks into, None for an index without lists."""
-    lists = _lists(index)
+    lists = lists_of(index)
     return None if lists is None else int(lists.nprobe)
 
 
-def _lists(index: Any) -> Any:
+def search_with(
+    index: Any, queries: NDArray[np.float32], top_k: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return scores and row numbers (q, top_k) of a plain search, as the index is set."""
+    scores, rows = index.search(np.ascontiguousarray(queries, dtype=np.float32), top_k)
+    return scores, rows
+
+
+def coarse_centroids(inner: Any) -> NDArray[np.float32]:
+    """Return the centroids (nlist, k) of a trained index with lists.
+
+    Raises:
+        ConfigError: it has no lists.
+    """
+    lists = _required_lists(inner)
+    found: NDArray[np.float32] = lists.quantizer.reconstruct_n(0, int(lists.nlist))
+    return found
+
+
+def share_centroids(inner: Any, centroids: NDArray[np.float32]) -> None:
+    """Give an untrained index its centroids (nlist, k), so that training learns its codec alone.
+
+    Raises:
+        ConfigError: it has no lists, or not as many.
+    """
+    lists = _required_lists(inner)
+    if centroids.shape != (int(lists.nlist), int(lists.d)):
+        raise ConfigError(
+            f"{centroids.shape} centroids were given to an index of {lists.nlist} lists over "
+            f"{lists.d} dims; give as many as it has"
+        )
+    lists.quantizer.reset()
+    lists.quantizer.train(centroids)
+    lists.quantizer.add(np.ascontiguousarray(centroids, dtype=np.float32))
+
+
+def peer_index(factory: str, dim: int) -> Any:
+    """Return an empty index over ``dim`` raw dims by FAISS alone, its own transforms allowed.
+
+    Raises:
+        ConfigError: FAISS cannot make it.
+    """
+    faiss = load_faiss()
+    try:
+        return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"FAISS cannot make {factory!r} over {dim} dims ({first_line(error)})"
+        ) from error
+
+
+def _products(inner: Any) -> list[Any]:
+    """Return the product quantizers inside an index, at whatever depth."""
+    own = getattr(inner, "pq", None)
+    faiss = load_faiss()
+    inside = (getattr(inner, name, None) for name in ("base_index", "refine_index", "storage"))
+    parts = [faiss.downcast_index(part) for part in inside if part is not None]
+    found = [product for part in parts for product in _products(part)]
+    return found if own is None else [own, *found]
+
+
+def _required_lists(inner: Any) -> Any:
+    lists = lists_of(inner)
+    if lists is None:
+        raise ConfigError(f"{type(inner).__name__} has no lists, and so no centroids; name an IVF")
+    return lists
+
+
+def lists_of(index: Any) -> Any:
     """Return the inverted lists inside an index, at whatever depth, or None."""
     try:
         return load_faiss().extract_index_ivf(index)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 from whiten_index.errors import ConfigError
 
 OLDEST = (1, 15)
@@ -45,8 +47,9 @@ def describe_faiss() -> dict[str, Any]:
 
 
 def set_threads(threads: int) -> None:
-    """Set how many CPU threads FAISS uses."""
+    """Set how many CPU threads FAISS uses, and BLAS, which takes its own number otherwise."""
     load_faiss().omp_set_num_threads(threads)
+    threadpool_limits(limits=threads, user_api="blas")
 
 
 def first_line(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,24 @@ from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
 from whiten_index.manifest import replacing, writing
+from whiten_index.report.style import (
+    BLUE,
+    DOTS_PER_INCH,
+    GREY,
+    HEAD,
+    INK,
+    PALE,
+    RED,
+    SMALL,
+    TEXT,
+    TITLE,
+    dress,
+    empty_figure,
+    explain,
+    require_drawing,
+)
 
 ENDINGS = (".png", ".svg", ".pdf")
-_BLUE, _RED, _INK, _GREY, _PALE = "#0072B2", "#D55E00", "#222222", "#6E6E6E", "#E4E4E4"
-_SMALL, _TEXT, _HEAD, _TITLE = 9.5, 10.5, 12, 14
-_DOTS_PER_INCH = 160
 _ROOM = 1.6  # factor between the eigenvalues drawn and the edge of the axis
 
 # Field of the geometry, its name on paper, its format, and how to read it.
@@ -41,8 +53,7 @@ def check_plot_path(path: Path) -> None:
         raise ConfigError(
             f"the ending of {path.name} names no picture format; use {', '.join(ENDINGS)}"
         )
-    if find_spec("matplotlib") is None:
-        raise _missing()
+    require_drawing()
 
 
 def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues: ArrayLike) -> None:
@@ -63,28 +74,19 @@ def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues:
     values = np.maximum(np.asarray(eigenvalues, dtype=np.float64), 0.0)
     figure = _compose(_title(description), _panels(description, values))
     with writing(path), replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=_DOTS_PER_INCH)
-
-
-def _missing() -> ConfigError:
-    return ConfigError("a plot needs matplotlib; pip install 'whiten-index[plot]'")
+        figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DOTS_PER_INCH)
 
 
 def _compose(title: tuple[str, str], panels: list[Panel]) -> Any:
     """Return a figure of up to four panels: side by side, or two by two."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise _missing() from error
     rows, columns = (2, 2) if len(panels) == 4 else (1, len(panels))
     height = 4.2 * rows + 1
-    size = (5.9 * columns, height)
-    figure: Any = Figure(figsize=size, layout="constrained", facecolor="white")
+    figure = empty_figure(5.9 * columns, height)
     figure.get_layout_engine().set(
         rect=(0.008, 0.01, 0.984, 1 - 0.92 / height), wspace=0.06, hspace=0.06
     )
     for line, points, colour, below in zip(
-        title, (_TITLE, _TEXT), (_INK, _GREY), (0.36, 0.66), strict=True
+        title, (TITLE, TEXT), (INK, GREY), (0.36, 0.66), strict=True
     ):
         figure.text(0.5, 1 - below / height, line, size=points, color=colour, ha="center")
     for axes, draw in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
@@ -127,18 +129,18 @@ def _panels(description: Mapping[str, Any], values: NDArray[np.float64]) -> list
 
 def _draw_eigenvalues(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:
     rank, k = _rank(values, whitening), whitening["k"]
-    _dress(axes, "Spectrum of the covariance", "direction", "eigenvalue (log)")
+    dress(axes, "Spectrum of the covariance", "direction", "eigenvalue (log)")
     if rank == 0:
         axes.text(0.5, 0.5, "no variance: all embeddings are equal", ha="center", va="center",
-                  transform=axes.transAxes, size=_TEXT, color=_GREY)  # fmt: skip
+                  transform=axes.transAxes, size=TEXT, color=GREY)  # fmt: skip
         return
     shown = values[:rank]
     place = np.arange(1, rank + 1)
     axes.set_yscale("log")
-    axes.plot(place, shown, color=_BLUE, lw=2, label="embeddings", **_dots(len(values)))
+    axes.plot(place, shown, color=BLUE, lw=2, label="embeddings", **_dots(len(values)))
     after, top = _after(shown, whitening), whitening.get("remove_top", 0)
     if len(after):
-        axes.plot(place[top : top + len(after)], after, color=_RED, lw=2, ls=(0, (5, 2)),
+        axes.plot(place[top : top + len(after)], after, color=RED, lw=2, ls=(0, (5, 2)),
                   label="vectors, scaled to the same start", **_dots(len(values)))  # fmt: skip
         shown = np.concatenate([shown, after])
     # The labels of k and the rank stand in the upper fifth, clear of every line.
@@ -147,7 +149,7 @@ def _draw_eigenvalues(axes: Any, values: NDArray[np.float64], whitening: Mapping
     text = f"k = {k}, the first {top} left out" if top else f"k = {k}"
     _mark(axes, top + k, rank, len(values), text=text, heights=(0.98, 0.90))
     if len(after):
-        _explain(axes, "lower left")
+        explain(axes, "lower left")
 
 
 def _rank(values: NDArray[np.float64], whitening: Mapping[str, Any]) -> int:
@@ -175,16 +177,16 @@ def _after(shown: NDArray[np.float64], whitening: Mapping[str, Any]) -> NDArray[
 
 def _draw_variance(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:
     rank, k, total = _rank(values, whitening), whitening["k"], float(values.sum())
-    _dress(axes, "Variance kept by k", "k", "share of the variance")
+    dress(axes, "Variance kept by k", "k", "share of the variance")
     if total == 0:
         return
     most = np.concatenate([[0.0], np.cumsum(values) / total])
-    axes.plot(np.arange(len(most)), most, color=_BLUE, lw=2, **_dots(len(values)))
+    axes.plot(np.arange(len(most)), most, color=BLUE, lw=2, **_dots(len(values)))
     axes.set_ylim(0, 1.04)
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     # Directions that are not the leading ones lie below the curve.
     kept = whitening["variance_kept"]
-    axes.plot([k], [kept], "o", color=_RED, ms=7, zorder=4)
+    axes.plot([k], [kept], "o", color=RED, ms=7, zorder=4)
     # The curve is concave, so that the lower right is free of it.
     text = f"k = {k} keeps {kept:.1%}"
     _mark(axes, k, rank, len(values), text=text, heights=(0.17, 0.09))
@@ -197,22 +199,22 @@ def _mark(
     axes.set_xlim(0, dim * 1.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if rank < dim:
-        axes.axvspan(rank, dim * 1.02, color=_PALE, lw=0, zorder=0)
-    lines = ((cut, text, _RED, "bold"), (rank, f"rank {rank} of {dim}", _GREY, "normal"))
+        axes.axvspan(rank, dim * 1.02, color=PALE, lw=0, zorder=0)
+    lines = ((cut, text, RED, "bold"), (rank, f"rank {rank} of {dim}", GREY, "normal"))
     for height, (place, label, colour, weight) in zip(heights, lines, strict=True):
         left = place > 0.5 * dim
         axes.axvline(place, color=colour, lw=1.2, ls=(0, (1, 1.5)), zorder=2 if place == cut else 1)
         axes.annotate(label, (min(place, rank), height),
                       (-6 if left else 6, 0), va="top", xycoords=axes.get_xaxis_transform(),
                       textcoords="offset points", ha="right" if left else "left",
-                      size=_TEXT, color=colour, weight=weight)  # fmt: skip
+                      size=TEXT, color=colour, weight=weight)  # fmt: skip
 
 
 def _draw_geometry(axes: Any, geometry: Mapping[str, Any], whitening: Mapping[str, Any]) -> None:
     before, after = geometry.get("raw") or {}, geometry.get("vectors") or {}
     rows = after.get("rows", before.get("rows"))
     sample = f" ({rows:,} rows)" if rows else ""
-    axes.set_title(f"Geometry before and after{sample}", size=_HEAD, loc="left", color=_INK, pad=10)
+    axes.set_title(f"Geometry before and after{sample}", size=HEAD, loc="left", color=INK, pad=10)
     axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(0, 1))
     places = ((0.0, "left"), (0.51, "right"), (0.69, "right"), (0.73, "left"))
@@ -223,17 +225,17 @@ def _draw_geometry(axes: Any, geometry: Mapping[str, Any], whitening: Mapping[st
         "how to read it",
     )
     for (x, side), head in zip(places, heads, strict=True):
-        axes.text(x, 0.97, head, ha=side, va="top", size=_SMALL, color=_GREY, linespacing=1.3)
-    axes.plot([0, 1], [0.83, 0.83], color=_INK, lw=1)
+        axes.text(x, 0.97, head, ha=side, va="top", size=SMALL, color=GREY, linespacing=1.3)
+    axes.plot([0, 1], [0.83, 0.83], color=INK, lw=1)
     for number, (name, label, form, meaning) in enumerate(_FIGURES):
         y = 0.75 - number * 0.145
         cells = (label, _figure(before, name, form), _figure(after, name, form), meaning)
-        colours = (_INK, _BLUE, _RED, _GREY)
+        colours = (INK, BLUE, RED, GREY)
         for (x, side), cell, colour in zip(places, cells, colours, strict=True):
-            weight = "bold" if colour in (_BLUE, _RED) else "normal"
-            size = _SMALL if colour == _GREY else _TEXT
+            weight = "bold" if colour in (BLUE, RED) else "normal"
+            size = SMALL if colour == GREY else TEXT
             axes.text(x, y, cell, ha=side, va="center", size=size, color=colour, weight=weight)
-        axes.plot([0, 1], [y - 0.0725] * 2, color=_PALE, lw=1)
+        axes.plot([0, 1], [y - 0.0725] * 2, color=PALE, lw=1)
 
 
 def _figure(side: Mapping[str, Any], name: str, form: str) -> str:
@@ -253,11 +255,11 @@ def _draw_choice(axes: Any, choice: Mapping[str, Any]) -> None:
         (candidate for candidate in choice["candidates"] if candidate["k"] == k),
         key=lambda candidate: candidate["exponent"],
     )
-    _dress(axes, f"Choice of the exponent at k = {k}", "exponent γ (0 is PCA, 1 is whitening)",
+    dress(axes, f"Choice of the exponent at k = {k}", "exponent γ (0 is PCA, 1 is whitening)",
            "score")  # fmt: skip
     # A small step aside keeps the error bars of the two apart.
     aside = 0.004 * (at_k[-1]["exponent"] - at_k[0]["exponent"])
-    sides = ((True, "centred", _BLUE, "o", -aside), (False, "not centred", _GREY, "s", aside))
+    sides = ((True, "centred", BLUE, "o", -aside), (False, "not centred", GREY, "s", aside))
     for center, label, colour, marker, step in sides:
         side = [candidate for candidate in at_k if bool(candidate["center"]) is center]
         if side:
@@ -273,29 +275,12 @@ def _draw_choice(axes: Any, choice: Mapping[str, Any]) -> None:
                 candidate["exponent"] + (-aside if candidate["center"] else aside),
                 candidate["score"],
             )
-            axes.plot(*point, "o", ms=14, mfc="none", mec=_RED, mew=2, zorder=4, ls="none",
+            axes.plot(*point, "o", ms=14, mfc="none", mec=RED, mew=2, zorder=4, ls="none",
                       label=f"chosen: γ = {candidate['exponent']:g}")  # fmt: skip
     axes.margins(x=0.06, y=0.12)
-    _explain(axes, "best")
-
-
-def _explain(axes: Any, place: str) -> None:
-    axes.legend(loc=place, fontsize=_SMALL, framealpha=0.9, edgecolor="none", labelcolor=_INK)
+    explain(axes, "best")
 
 
 def _dots(points: int) -> dict[str, Any]:
     """Return how to mark each point where there are few, and nothing where a line says more."""
     return {"marker": "o", "ms": 4} if points <= 24 else {}
-
-
-def _dress(axes: Any, title: str, x: str, y: str) -> None:
-    axes.set_title(title, size=_HEAD, loc="left", color=_INK, pad=10)
-    axes.set_xlabel(x, size=_TEXT, color=_INK)
-    axes.set_ylabel(y, size=_TEXT, color=_INK)
-    axes.tick_params(labelsize=_SMALL, color=_GREY, labelcolor=_INK)
-    axes.grid(visible=True, color=_PALE, lw=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(_GREY)

@@ -1,0 +1,400 @@
+"""Filtered search against brute force among the rows that pass, for every kind of index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
+from whiten_index.cli import cli
+from whiten_index.corpus import RowFilter
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.index import filtering, nprobe
+from whiten_index.index.filtering import Selection
+from whiten_index.index.nearest import nearest
+from whiten_index.run_file import write_run
+
+ROWS, K, LISTS = 2000, 16, 20
+EXHAUSTIVE = ["Flat", "SQfp16", "SQ8", "SQ4", "RaBitQ", "PQ8x4", "PQ8x4fs", "RaBitQfs"]
+EXHAUSTIVE += ["RQ2x4", "Flat,RFlat"]
+REFINED = ["PQ8x4fs,RFlat", "SQ4,RFlat", "PQ8x4,Refine(SQfp16)"]
+LISTED = [
+    f"IVF{LISTS},{code}" for code in ("Flat", "SQ8", "PQ8x4", "PQ8x4fs", "RaBitQ", "RaBitQfs")
+]
+LISTED += [f"IVF{LISTS},RQ2x4", f"IVF{LISTS},PRQ2x2x4fs", f"IVF{LISTS}(IVF4,Flat),Flat"]
+LISTED += [f"IVF{LISTS}_HNSW8,Flat", f"IVF{LISTS},PQ8x4fs,RFlat", f"IVF{LISTS},SQ8,RFlat"]
+GRAPHS = ["HNSW16", "HNSW16_SQ8", "NSG16", "HNSW16,RFlat"]
+PRECISE = ["Flat", "SQfp16", "Flat,RFlat", "HNSW16", "NSG16", f"IVF{LISTS},Flat"]
+COUNTS = [0, 1, 40, 400, ROWS]
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
+
+
+@pytest.fixture(scope="module")
+def rows() -> np.ndarray:
+    return unit(np.random.default_rng(0).standard_normal((ROWS, K)))
+
+
+@pytest.fixture(scope="module")
+def queries() -> np.ndarray:
+    return unit(np.random.default_rng(1).standard_normal((7, K)))
+
+
+@pytest.fixture(scope="module")
+def index_of(rows: np.ndarray) -> Callable[[str], Any]:
+    made: dict[str, Any] = {}
+
+    def make(factory: str) -> Any:
+        if factory not in made:
+            faiss.omp_set_num_threads(1)
+            index = faiss.index_factory(K, factory, faiss.METRIC_INNER_PRODUCT)
+            index.train(rows[:400])
+            index.add(rows)
+            made[factory] = index
+        return made[factory]
+
+    return make
+
+
+def drawn(count: int, seed: int = 5) -> np.ndarray:
+    mask = np.zeros(ROWS, bool)
+    mask[np.random.default_rng(seed).choice(ROWS, count, replace=False)] = True
+    return mask
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("factory", EXHAUSTIVE + REFINED + LISTED + GRAPHS)
+def test_hits_pass_are_as_many_as_there_can_be_and_fall(
+    index_of: Callable[[str], Any], queries: np.ndarray, factory: str, count: int
+) -> None:
+    mask = drawn(count)
+    for top_k in (1, 10, ROWS):
+        scores, found = nearest(index_of(factory), queries, top_k, Selection.of(mask))
+        assert found.shape == scores.shape == (7, min(top_k, count))
+        assert mask[found].all()
+        assert all(len(set(each)) == len(each) for each in found.tolist())
+        assert (np.diff(scores, axis=1) <= 1e-6).all()
+
+
+@pytest.mark.parametrize("top_k", [10, 500, ROWS])
+@pytest.mark.parametrize("factory", [*LISTED, *REFINED, "HNSW16", "HNSW16,RFlat"])
+def test_without_a_filter_too_there_are_as_many_hits_as_asked_for(
+    index_of: Callable[[str], Any], queries: np.ndarray, factory: str, top_k: int
+) -> None:
+    inner = index_of(factory)
+    (before,) = {nprobe(inner)}
+    scores, found = nearest(inner, queries, top_k)
+    # A few links lead nowhere; lists hold every row.
+    least = top_k if "HNSW16" not in factory else int(0.99 * top_k)
+    assert ((found >= 0).sum(axis=1) >= least).all()
+    assert all(len({*each} - {-1}) == (np.array(each) >= 0).sum() for each in found.tolist())
+    assert (np.diff(scores, axis=1)[:, : least - 1] <= 1e-6).all()
+    assert nprobe(inner) == before
+
+
+def test_queries_that_find_enough_are_not_searched_again(
+    index_of: Callable[[str], Any], rows: np.ndarray
+) -> None:
+    inner = index_of(f"IVF{LISTS},Flat")
+    sizes = [inner.invlists.list_size(i) for i in range(LISTS)]
+    top_k = (min(sizes) + max(sizes)) // 2
+    _, plain = inner.search(rows, top_k)
+    enough = (plain >= 0).all(axis=1)
+    assert 0 < enough.sum() < ROWS
+    scores, found = nearest(inner, rows, top_k)
+    assert np.array_equal(found[enough], plain[enough])
+    exact = np.argsort(-(rows[~enough] @ rows.T), axis=1)[:, 0]
+    assert np.array_equal(found[~enough][:, 0], exact)
+    best = -np.sort(-(rows[~enough] @ rows.T), axis=1)[:, :top_k]
+    np.testing.assert_allclose(scores[~enough], best, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("factory", EXHAUSTIVE)
+def test_exhaustive_kinds_rank_the_rows_that_pass_as_without_a_filter(
+    index_of: Callable[[str], Any], queries: np.ndarray, factory: str, count: int
+) -> None:
+    inner, mask = index_of(factory), drawn(count)
+    scores, found = nearest(inner, queries, 10, Selection.of(mask))
+    every_score, every = inner.search(queries, ROWS)
+    for mine, numbers, scored, order in zip(scores, found, every_score, every, strict=True):
+        passing = [row for row in order if mask[row]][:10]
+        of_row = dict(zip(order.tolist(), scored.tolist(), strict=True))
+        # Codes are coarse, so equal scores may come in any order.
+        atol = 1e-4 if "fs" not in factory else 0.05
+        np.testing.assert_allclose(mine, [of_row[row] for row in passing], atol=atol)
+        assert len(np.intersect1d(numbers, passing)) >= 0.7 * len(passing)
+
+
+@pytest.mark.parametrize("count", [1, 3, 20, 60])
+@pytest.mark.parametrize("factory", [*PRECISE, f"IVF{LISTS}_HNSW8,Flat", "HNSW16,RFlat"])
+def test_where_few_pass_nothing_is_missed(
+    index_of: Callable[[str], Any], rows: np.ndarray, queries: np.ndarray, factory: str, count: int
+) -> None:
+    inner = index_of(factory)
+    mask = drawn(count, seed=count)
+    _, found = nearest(inner, queries, 10, Selection.of(mask))
+    truth = queries @ rows.T
+    truth[:, ~mask] = -2
+    assert np.array_equal(found, np.argsort(-truth, axis=1)[:, : min(10, count)])
+
+
+@settings(deadline=None, max_examples=50, derandomize=True)
+@given(
+    top_k=st.integers(1, 300),
+    seed=st.integers(0, 1000),
+    share=st.floats(0, 1),
+    few=st.integers(1, 7),
+)
+def test_flat_equals_brute_force(top_k: int, seed: int, share: float, few: int) -> None:
+    random = np.random.default_rng(seed)
+    vectors, asked = (unit(random.standard_normal((n, 5))) for n in (300, few))
+    mask = random.random(300) < share
+    inner = faiss.IndexFlatIP(5)
+    inner.add(vectors)
+    scores, found = nearest(inner, asked, top_k, Selection.of(mask))
+    truth = np.where(mask, asked.astype(float) @ vectors.T.astype(float), -2)
+    best = np.argsort(-truth, axis=1)[:, : min(top_k, mask.sum())]
+    assert np.array_equal(found, best)
+    np.testing.assert_allclose(scores, np.take_along_axis(truth, best, axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("factory", LISTED[:2] + GRAPHS[:2])
+def test_a_filter_costs_approximate_search_no_recall(
+    index_of: Callable[[str], Any], rows: np.ndarray, queries: np.ndarray, factory: str
+) -> None:
+    """As many rows that pass are looked at as rows without a filter."""
+    inner = index_of(factory)
+    if "IVF" in factory:
+        inner.nprobe = 6
+    truth, shares = queries @ rows.T, []
+    for mask in (np.ones(ROWS, bool), drawn(1000), drawn(500)):
+        _, found = nearest(inner, queries, 10, Selection.of(mask))
+        best = np.argsort(-np.where(mask, truth, -2), axis=1)[:, :10]
+        pairs = zip(found, best, strict=True)
+        shares.append(np.mean([len(np.intersect1d(*pair)) / 10 for pair in pairs]))
+    assert min(shares[1:]) >= shares[0] - 0.1
+
+
+def test_rows_all_in_one_corner_are_found(
+    index_of: Callable[[str], Any], rows: np.ndarray, queries: np.ndarray
+) -> None:
+    """The lists nearest to the query and the links around it hold none that pass."""
+    for factory in (f"IVF{LISTS},Flat", "HNSW16"):
+        inner = index_of(factory)
+        for query in queries:
+            farthest = np.argsort(rows @ query)[:300]
+            mask = np.zeros(ROWS, bool)
+            mask[farthest] = True
+            _, found = nearest(inner, query[None], 20, Selection.of(mask))
+            assert mask[found].all()
+            assert found.shape == (1, 20)
+
+
+def test_many_hits_are_fetched_in_steps(
+    monkeypatch: pytest.MonkeyPatch, index_of: Callable[[str], Any], queries: np.ndarray
+) -> None:
+    mask = drawn(150)
+    whole = nearest(index_of("PQ8x4fs"), queries, 40, Selection.of(mask))
+    monkeypatch.setattr(filtering, "_MOST_HITS", 1)
+    monkeypatch.setattr(filtering, "_HELD", 1)
+    stepped = nearest(index_of("PQ8x4fs"), queries, 40, Selection.of(mask))
+    assert [set(each) for each in whole[1].tolist()] == [set(each) for each in stepped[1].tolist()]
+    decoded = nearest(index_of("PQ8x4"), queries, 40, Selection.of(drawn(100)))
+    assert decoded[1].shape == (7, 40)
+
+
+def test_selection_holds_its_rows() -> None:
+    for total in (1, 7, 8, 9, 1000):
+        mask = np.random.default_rng(total).random(total) < 0.4
+        selection = Selection.of(mask)
+        assert selection.count == mask.sum()
+        assert np.array_equal(selection.rows, np.flatnonzero(mask))
+        assert np.array_equal(selection.holds(np.arange(total)), mask)
+        assert not selection.holds(np.array([-1])).any()
+
+
+# An index with kept columns.
+
+LANGUAGES = ["en", "de", None, "zürich 日本", 'it\'s "quoted"']
+
+
+def corpus_table(rows: np.ndarray) -> pa.Table:
+    numbers = np.arange(len(rows))
+    return pa.table(
+        {
+            "key": [f"doc-{i}" for i in numbers],
+            "e": list(rows),
+            "lang": [LANGUAGES[i % len(LANGUAGES)] for i in numbers],
+            "year": pa.array([None if i % 7 == 0 else 1990 + i % 40 for i in numbers], pa.int32()),
+            "price": (numbers / 3).astype(np.float32),
+            "nothing": pa.nulls(len(rows), pa.string()),
+            "flag": [bool(i % 2) for i in numbers],
+            "day": pa.array(numbers.tolist(), pa.date32()),
+            "kind": pa.array([["a", "b"][i % 2] for i in numbers]).dictionary_encode(),
+            "other": numbers,
+        }
+    )
+
+
+KEPT = ("lang", "year", "price", "nothing", "flag", "day", "kind")
+
+
+def build(folder: Path, rows: np.ndarray, **options: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(corpus_table(rows), folder / "c.parquet")
+    settled = {"whiten": "none", "id_column": "key", "keep": KEPT, "shard_rows": 130, **options}
+    corpus = (str(folder / "c.parquet"),)
+    build_index(BuildConfig(corpus=corpus, embedding_column="e", out=str(folder / "o"), **settled))
+    return folder / "o"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory, rows: np.ndarray) -> Path:
+    return build(tmp_path_factory.mktemp("filter"), rows[:500])
+
+
+def of(number: int, name: str) -> Any:
+    return {
+        "lang": LANGUAGES[number % len(LANGUAGES)],
+        "year": None if number % 7 == 0 else 1990 + number % 40,
+    }[name]
+
+
+FILTERS: list[tuple[str, Callable[[int], bool]]] = [
+    ("lang == 'en'", lambda i: of(i, "lang") == "en"),
+    ("lang != 'en'", lambda i: of(i, "lang") not in ("en", None)),
+    ("lang is None", lambda i: of(i, "lang") is None),
+    ("lang is not None and not flag == True", lambda i: i % 5 != 2 and i % 2 == 0),
+    ('lang in [\'zürich 日本\', "it\'s \\"quoted\\""]', lambda i: i % 5 in (3, 4)),
+    ("year >= 2020 or price < 3.5", lambda i: (of(i, "year") or 0) >= 2020 or i / 3 < 3.5),
+    ("year not in [1991, 1992]", lambda i: of(i, "year") not in (1991, 1992, None)),
+    ("nothing == 'x'", lambda i: False),
+    ("nothing is None", lambda i: True),
+    ("nothing != 'x'", lambda i: False),
+    ("id == 'doc-17'", lambda i: i == 17),
+    ("id in []", lambda i: False),
+    ("flag", lambda i: i % 2 == 1),
+    ("kind == 'a'", lambda i: i % 2 == 0),
+    ("1 == 1", lambda i: True),
+    ("1 == 2", lambda i: False),
+]
+
+
+@pytest.mark.parametrize(("text", "passes"), FILTERS, ids=[text for text, _ in FILTERS])
+def test_a_filter_means_what_it_says(
+    index: Path, rows: np.ndarray, queries: np.ndarray, text: str, passes: Callable[[int], bool]
+) -> None:
+    opened = open_index(index)
+    allowed = [number for number in range(500) if passes(number)]
+    assert opened.matches(text) == len(allowed)
+    cosines = queries @ rows[allowed].T
+    for hits, row in zip(
+        opened.search_embeddings(queries, top_k=10, row_filter=text), cosines, strict=True
+    ):
+        best = np.argsort(-row)[:10]
+        assert [hit.row for hit in hits] == [allowed[i] for i in best]
+        np.testing.assert_allclose([hit.score for hit in hits], row[best], atol=1e-5)
+    like = opened.search_like("doc-17", top_k=10, row_filter=text)
+    truth = [i for i in np.argsort(-(rows[:500] @ rows[17])) if i != 17 and passes(i)][:10]
+    assert [hit.row for hit in like] == truth
+
+
+def test_a_filter_is_remembered_by_its_text_only(index: Path, queries: np.ndarray) -> None:
+    opened = open_index(index)
+    for _ in range(2):
+        for number in range(8):
+            (hits,) = opened.search_embeddings(queries[:1], row_filter=f"id == 'doc-{number}'")
+            assert [hit.id for hit in hits] == [f"doc-{number}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("other == 3", ConfigError, r"reads other, which this index does not keep; its columns"),
+        ("key == 'doc-1'", ConfigError, r"its columns are id, lang, year.*--keep"),
+        ("lang = 'en'", ConfigError, "not understood"),
+        ("", ConfigError, "not understood"),
+        ("lang", CorpusError, "does not fit the columns"),
+        ("__import__('os')", ConfigError, "not understood"),
+        ("lang > 3", CorpusError, "does not fit the columns"),
+        ("year == 'x'", CorpusError, "does not fit the columns"),
+    ],
+)
+def test_a_filter_that_cannot_be_used_is_refused_before_anything_is_searched(
+    index: Path, queries: np.ndarray, text: str, error: type[Exception], message: str
+) -> None:
+    opened = open_index(index)
+    for use in (
+        lambda: opened.search_embeddings(queries, row_filter=text),
+        lambda: opened.search(["no encoder is here"], row_filter=text),
+        lambda: opened.search_like("doc-1", row_filter=text),
+    ):
+        with pytest.raises(error, match=message):
+            use()
+
+
+def test_masks_of_batches_are_those_of_the_rows() -> None:
+    batch = pa.record_batch({"a#": [1, None, 3], "b": [True, False, None]})
+    assert RowFilter.parse("b").mask(batch).tolist() == [True, False, False]
+    assert RowFilter.parse("b is None or b == False").mask(batch).tolist() == [False, True, True]
+    assert RowFilter.parse("1 < 2").mask(batch).tolist() == [True] * 3
+    assert RowFilter.parse("b").mask(batch.slice(3)).tolist() == []
+
+
+@pytest.mark.parametrize("factory", ["IVF8,SQ8", "HNSW16", "PQ8x4fs", "IVF8,PQ8x4fs,RFlat"])
+def test_a_published_index_of_every_family_is_filtered(
+    tmp_path: Path, rows: np.ndarray, queries: np.ndarray, factory: str
+) -> None:
+    opened = open_index(build(tmp_path, rows[:700], factory=factory))
+    for text, count in (("id == 'doc-3'", 1), ("lang == 'de'", 140), ("1 == 2", 0)):
+        for hits in opened.search_embeddings(queries, top_k=10_000, row_filter=text):
+            assert len({hit.row for hit in hits}) == len(hits) == count
+
+
+@pytest.mark.parametrize("suffix", [".trec", ".parquet", ".jsonl"])
+def test_runs_and_results_without_hits(
+    tmp_path: Path, index: Path, queries: np.ndarray, suffix: str
+) -> None:
+    pq.write_table(pa.table({"qid": range(7), "e": list(queries)}), tmp_path / "q.parquet")
+    config = CorpusConfig(
+        sources=(str(tmp_path / "q.parquet"),), embedding_column="e", id_column="qid"
+    )
+    opened = open_index(index)
+    for text, hits in (("1 == 2", 0), ("id == 'doc-5'", 1)):
+        run = tmp_path / f"run{suffix}"
+        assert write_run(run, opened.rank(config, top_k=5, row_filter=text)) == 7
+        if suffix == ".parquet":
+            table = pq.read_table(run)
+            assert table.column_names == ["query_id", "doc_id", "rank", "score"]
+            assert table.column("doc_id").to_pylist() == ["doc-5"] * 7 * hits
+
+
+def test_the_command_filters_and_says_when_nothing_passes(index: Path) -> None:
+    def run(text: str, *more: str) -> Any:
+        arguments = ["search", str(index), "--like", "doc-4", "--filter", text, *more]
+        return CliRunner().invoke(cli, arguments)
+
+    found = run("lang == 'de'", "--json", "--top-k", "4")
+    (result,) = json.loads(found.stdout)["results"]
+    assert [hit["columns"]["lang"] for hit in result["hits"]] == ["de"] * 4
+    nothing = run("lang == 'fr'")
+    assert (nothing.exit_code, nothing.stdout) == (0, "doc-4\n")
+    assert "no row passes --filter \"lang == 'fr'\"" in nothing.stderr
+    unknown = run("colour == 'red'")
+    assert unknown.exit_code == 2
+    assert "--keep" in unknown.stderr
+    assert run("lang == 4").exit_code == 3

@@ -1,0 +1,348 @@
+"""Re-ranking against brute force on the raw embeddings; stores that moved, changed or are gone."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from whiten_index import BuildConfig, CorpusConfig, EmbeddingStore, build_index, open_index
+from whiten_index import rerank as reranking
+from whiten_index.cli import cli
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.rerank import Reranker
+
+ROWS, DIM, K = 400, 12, 6
+
+
+@pytest.fixture(scope="module")
+def rows() -> np.ndarray:
+    random = np.random.default_rng(0)
+    return (random.standard_normal((ROWS, DIM)) * np.linspace(2, 0.5, DIM) + 0.5).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def queries() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((6, DIM)).astype(np.float32)
+
+
+def build(folder: Path, rows: np.ndarray, **options: Any) -> Path:
+    faiss.omp_set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    even = [bool(i % 2 == 0) for i in range(len(rows))]
+    table = pa.table({"id": np.arange(len(rows)), "e": list(rows), "even": even})
+    pq.write_table(table, folder / "c.parquet")
+    settled = {"whiten": "whitening", "k": K, "factory": "SQ4", "out": str(folder / "o")}
+    settled |= {"id_column": "id", "keep": "even", "shard_rows": 90, **options}
+    build_index(BuildConfig(corpus=(str(folder / "c.parquet"),), embedding_column="e", **settled))
+    return Path(settled["out"])
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory, rows: np.ndarray) -> Path:
+    """A published index of 4-bit codes; do not write to it."""
+    return build(tmp_path_factory.mktemp("rerank"), rows)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def whitened(rows: np.ndarray, fitted_on: np.ndarray) -> np.ndarray:
+    sample = fitted_on.astype(np.float64)
+    values, vectors = np.linalg.eigh(np.cov(sample.T))
+    matrix = vectors[:, ::-1][:, :K] / np.sqrt(values[::-1][:K])
+    return unit((rows - sample.mean(axis=0)) @ matrix)
+
+
+def truth(rows: np.ndarray, asked: np.ndarray, by: str) -> np.ndarray:
+    if by == "embeddings":
+        return unit(asked.astype(float)) @ unit(rows.astype(float)).T
+    return whitened(asked, rows) @ whitened(rows, rows).T
+
+
+@pytest.mark.parametrize("by", ["vectors", "embeddings"])
+@pytest.mark.parametrize("held", [1 << 14, 50, 1])
+def test_all_rows_as_candidates_give_exact_search(
+    monkeypatch: pytest.MonkeyPatch,
+    index: Path,
+    rows: np.ndarray,
+    queries: np.ndarray,
+    by: str,
+    held: int,
+) -> None:
+    monkeypatch.setattr(reranking, "_HELD_ROWS", held)
+    opened = open_index(index, rerank=10 * ROWS, rerank_by=by)
+    cosines = truth(rows, queries, by)
+    for hits, row in zip(opened.search_embeddings(queries, top_k=15), cosines, strict=True):
+        best = np.argsort(-row)[:15]
+        assert [hit.row for hit in hits] == best.tolist()
+        np.testing.assert_allclose([hit.score for hit in hits], row[best], atol=1e-6)
+
+
+def test_candidates_are_those_of_the_index_in_exact_order(
+    index: Path, rows: np.ndarray, queries: np.ndarray
+) -> None:
+    plain, ranked = open_index(index), open_index(index, rerank=20)
+    cosines = truth(rows, queries, "vectors")
+    found = plain.search_embeddings(queries, top_k=20)
+    again = ranked.search_embeddings(queries, top_k=5)
+    for candidates, hits, row in zip(found, again, cosines, strict=True):
+        numbers = [hit.row for hit in candidates]
+        assert [hit.row for hit in hits] == sorted(numbers, key=lambda i: -row[i])[:5]
+    # Candidates are top_k at least.
+    assert all(len(hits) == 60 for hits in ranked.search_embeddings(queries, top_k=60))
+    assert all(len(hits) == ROWS for hits in ranked.search_embeddings(queries, top_k=10**9))
+
+
+def test_a_rerank_finds_what_coarse_codes_lose(
+    index: Path, rows: np.ndarray, queries: np.ndarray
+) -> None:
+    best = np.argsort(-truth(rows, queries, "vectors"), axis=1)[:, :10]
+    shares = []
+    for candidates in (0, 10, 40):
+        opened = open_index(index, rerank=candidates)
+        hits = [[hit.row for hit in each] for each in opened.search_embeddings(queries)]
+        pairs = zip(hits, best, strict=True)
+        shares.append(float(np.mean([len(np.intersect1d(*pair)) for pair in pairs])) / 10)
+    assert shares[0] == shares[1] < shares[2]
+
+
+@pytest.mark.parametrize("by", ["vectors", "embeddings"])
+def test_a_filter_and_a_document_go_with_it(index: Path, rows: np.ndarray, by: str) -> None:
+    opened = open_index(index, rerank=ROWS, rerank_by=by)
+    cosines = truth(rows, rows, by)
+    for row in (0, 89, 90, ROWS - 1):
+        order = [i for i in np.argsort(-cosines[row]) if i != row]
+        assert [hit.row for hit in opened.search_like(row)] == order[:10]
+        even = [i for i in order if i % 2 == 0][:10]
+        assert [hit.row for hit in opened.search_like(row, row_filter="even")] == even
+        (hits,) = opened.search_embeddings(rows[row : row + 1], row_filter="id == 5")
+        assert [hit.row for hit in hits] == [5]
+    assert opened.search_embeddings(rows[:2], row_filter="1 == 2") == [[], []]
+    assert opened.search_embeddings(rows[:0]) == []
+
+
+@pytest.mark.parametrize("factory", ["IVF8,SQ4", "HNSW8", "PQ6x4fs", "RaBitQ"])
+def test_every_family_is_ranked_again(
+    tmp_path: Path, rows: np.ndarray, queries: np.ndarray, factory: str
+) -> None:
+    opened = open_index(build(tmp_path, rows, factory=factory), rerank=50)
+    cosines = truth(rows, queries, "vectors")
+    for hits, row in zip(opened.search_embeddings(queries, top_k=50), cosines, strict=True):
+        np.testing.assert_allclose([h.score for h in hits], [row[h.row] for h in hits], atol=1e-6)
+        assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
+    # Kinds that give no vector back have neighbours of a document too.
+    (first, *_) = opened.search_like(7, top_k=3)
+    assert first.row != 7
+
+
+def test_a_run_is_ranked_again(tmp_path: Path, index: Path, queries: np.ndarray) -> None:
+    pq.write_table(pa.table({"qid": range(6), "e": list(queries)}), tmp_path / "q.parquet")
+    config = CorpusConfig(
+        sources=(str(tmp_path / "q.parquet"),), embedding_column="e", id_column="qid"
+    )
+    opened = open_index(index, rerank=30, rerank_by="embeddings")
+    expected = opened.search_embeddings(queries, top_k=4)
+    for ranking, hits in zip(opened.rank(config, top_k=4), expected, strict=True):
+        assert ranking.ids == [hit.id for hit in hits]
+        assert ranking.scores == [hit.score for hit in hits]
+
+
+def rewrite(out: Path, **factory: Any) -> None:
+    """Change the manifest of an index as a build would have written it."""
+    from whiten_index import manifest
+    from whiten_index.index import set_current
+
+    (folder,) = (out / "versions").iterdir()
+    fields = json.loads((folder / "manifest.json").read_text())
+    fields["factory"] |= factory
+    manifest.write_manifest(folder / "manifest.json", fields)
+    set_current(out, folder.name)
+
+
+def test_what_an_index_was_built_for_is_the_default(tmp_path: Path, rows: np.ndarray) -> None:
+    out = build(tmp_path, rows)
+    assert open_index(out).reranker is None
+    rewrite(out, rerank=25)
+    assert open_index(out).reranker.candidates == 25
+    assert open_index(out, rerank=0).reranker is None
+    assert open_index(out, rerank=7).reranker.candidates == 7
+    shutil.rmtree(out / "store")
+    with pytest.raises(ArtifactError, match=r"there are none in .*store; .*--rerank 0"):
+        open_index(out)
+    assert len(open_index(out, rerank=0)) == ROWS
+
+
+def test_options_that_say_nothing_or_are_unknown(index: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--rerank-by and --store tells how.*--rerank N"):
+        open_index(index, rerank_by="vectors", store="x")
+    with pytest.raises(ConfigError, match="'other' is unknown; use vectors, embeddings"):
+        open_index(index, rerank=3, rerank_by="other")
+    with pytest.raises(ConfigError, match="0 for none; -1 was given"):
+        open_index(index, rerank=-1)
+
+
+@pytest.mark.parametrize("where", ["inside", "beside", "elsewhere", "relative"])
+def test_a_store_is_found_where_the_build_had_it(
+    tmp_path: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    options = {
+        "inside": {},
+        "beside": {"store": str(tmp_path / "work" / "raw")},
+        "elsewhere": {"store": str(tmp_path / "far" / "raw")},
+        "relative": {"store": "raw", "out": "o"},
+    }[where]
+    out = build(tmp_path / "work", rows, **options)
+    assert open_index(out, rerank=5).search_embeddings(rows[:1])[0][0].row == 0
+    # Moved with all that is beside it, and asked from another folder.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").rename(tmp_path / "moved")
+    assert open_index(tmp_path / "moved" / "o", rerank=5).search_embeddings(rows[:1])
+    # Moved alone.
+    if where in ("beside", "relative"):
+        (tmp_path / "moved" / "o").rename(tmp_path / "alone")
+        with pytest.raises(ArtifactError, match=r"none in .*--store DIR, or search with --rerank"):
+            open_index(tmp_path / "alone", rerank=5)
+        store = tmp_path / "moved" / "raw"
+        assert open_index(tmp_path / "alone", rerank=5, store=store).search_embeddings(rows[:1])
+
+
+def test_another_store_is_refused(tmp_path: Path, index: Path, rows: np.ndarray) -> None:
+    wide = build(tmp_path / "wide", np.hstack([rows, rows[:, ::-1] ** 2]))
+    with pytest.raises(ArtifactError, match=r"raw embeddings of encoder .* none in"):
+        open_index(index, rerank=5, store=wide / "store")
+    other = build(tmp_path / "other", rows[::-1])
+    with pytest.raises(ArtifactError, match="does not hold the corpus of the index"):
+        open_index(index, rerank=5, store=other / "store")
+    for place in ("missing", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(ArtifactError, match="none in"):
+            open_index(index, rerank=5, store=tmp_path / place)
+
+
+def test_a_corpus_that_changed_since_is_refused(tmp_path: Path, rows: np.ndarray) -> None:
+    out = build(tmp_path, rows)
+    shutil.copytree(out, tmp_path / "before")
+    build(tmp_path, rows[:-1])
+    with pytest.raises(ArtifactError, match=r"another state of the corpus.*build the index again"):
+        open_index(tmp_path / "before", rerank=5, store=out / "store")
+    assert open_index(out, rerank=5).search_embeddings(rows[:1])
+
+
+@pytest.mark.parametrize("verify", ["full", "manifest"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+def test_a_damaged_shard_is_noticed_when_it_is_read(
+    tmp_path: Path, index: Path, rows: np.ndarray, damage: str, verify: str
+) -> None:
+    shutil.copytree(index, tmp_path / "o")
+    shard = sorted((tmp_path / "o" / "store").glob("*/shards/*/embeddings.safetensors"))[0]
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 0x21
+    if damage == "delete":
+        shard.unlink()
+    else:
+        shard.write_bytes(data if damage == "flip" else data[:-20])
+    opened = open_index(tmp_path / "o", rerank=ROWS, verify=verify)
+    if (damage, verify) == ("flip", "manifest"):
+        opened.search_embeddings(rows[:3])
+        return
+    with pytest.raises(ArtifactError, match=r"shard .* is missing or damaged; run the same"):
+        opened.search_embeddings(rows[:3])
+
+
+def mapped_files(folder: Path) -> set[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[-1] for line in lines if str(folder.resolve()) in line}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are Linux's")
+def test_few_shards_are_held_open_and_each_is_checked_once(
+    monkeypatch: pytest.MonkeyPatch, index: Path, rows: np.ndarray
+) -> None:
+    # A process may hold 1,024 files open as a rule, and a map is one.
+    assert reranking._MAPPED <= 512
+    checked: list[str] = []
+    require = EmbeddingStore.require
+
+    def spy(store: EmbeddingStore, shard: str, *, verify: bool = True) -> Any:
+        checked.extend([shard] * verify)
+        return require(store, shard, verify=verify)
+
+    monkeypatch.setattr(EmbeddingStore, "require", spy)
+    monkeypatch.setattr(reranking, "_MAPPED", 2)
+    opened = open_index(index, rerank=ROWS)
+    for row in range(3):
+        opened.search_embeddings(rows[row : row + 1])
+        assert len(mapped_files(index / "store")) == 2
+    assert len(checked) == len(set(checked)) == 5
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are Linux's")
+def test_what_was_mapped_is_let_go_with_the_index(index: Path, rows: np.ndarray) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = mapped_files(index)
+        opened = open_index(index, rerank=ROWS, mapped=True)
+        opened.search_embeddings(rows[:1], row_filter="even")
+        assert len(mapped_files(index)) > len(before) + 5
+        del opened
+        assert mapped_files(index) == before
+    finally:
+        gc.enable()
+
+
+def test_embeddings_come_in_the_order_asked_for(index: Path, rows: np.ndarray) -> None:
+    reranker = open_index(index, rerank=3).reranker
+    assert isinstance(reranker, Reranker)
+    asked = np.array([399, 0, 89, 90, 90, 179, 180])
+    np.testing.assert_array_equal(reranker.embeddings(asked), rows[asked])
+    scores = reranker(rows[:2], np.array([[0, -1, 5], [-1, -1, 1]]))
+    assert np.isneginf(scores).tolist() == [[False, True, False], [True, True, False]]
+    assert scores[0, 0] == pytest.approx(1)
+
+
+def test_mapped_embeddings_are_those_that_are_loaded(index: Path) -> None:
+    store = EmbeddingStore.open(index / "store")
+    for part in store.corpus().parts:
+        mapped = store.mapped_embeddings(part.shard)
+        loaded = store.embeddings(part.shard)
+        assert mapped.dtype == loaded.dtype
+        assert np.array_equal(mapped, loaded)
+        assert not mapped.flags.writeable
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"{}", b"x" * 500])
+def test_a_file_of_garbage_cannot_be_mapped(tmp_path: Path, index: Path, data: bytes) -> None:
+    shutil.copytree(index / "store", tmp_path / "s")
+    store = EmbeddingStore.open(tmp_path / "s")
+    shard = store.corpus().parts[0].shard
+    (store.folder / "shards" / shard / "embeddings.safetensors").write_bytes(data)
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        store.mapped_embeddings(shard)
+
+
+def test_the_command_ranks_again(index: Path, rows: np.ndarray) -> None:
+    def run(*more: str) -> Any:
+        return CliRunner().invoke(cli, ["search", str(index), "--like", "3", "--json", *more])
+
+    (result,) = json.loads(run("--rerank", "400", "--rerank-by", "embeddings").stdout)["results"]
+    cosines = truth(rows, rows[3:4], "embeddings")[0]
+    order = [i for i in np.argsort(-cosines) if i != 3][:10]
+    assert [hit["row"] for hit in result["hits"]] == order
+    moved = run("--rerank", "9", "--store", "/nowhere")
+    assert moved.exit_code == 5
+    assert "--rerank 0" in moved.stderr
+    assert run("--store", "/nowhere").exit_code == 2

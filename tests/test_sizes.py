@@ -1,0 +1,92 @@
+"""Bytes told before an index is made, and counted on a filled one, against FAISS's own file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from whiten_index.index import expected_bytes, inner_index, measured_bytes, wrap
+from whiten_index.moments import Moments
+from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+
+DIM, K, ROWS = 48, 32, 3_000
+FACTORIES = [
+    "Flat", "SQfp16", "SQbf16", "SQ8", "SQ6", "SQ4", "PQ8", "PQ8x4", "PQ16x4fs", "RaBitQ",
+    "RaBitQ4", "RaBitQfs", "RQ2x6", "IVF16,Flat", "IVF16,SQ8", "IVF16,PQ8", "IVF16,PQ16x4fs",
+    "IVF16,RaBitQ", "IVF16,RaBitQfs", "IVF16_HNSW8,SQ8", "HNSW16", "HNSW16_SQ8", "NSG16",
+    "SQ8,RFlat", "IVF16,PQ8x4,Refine(SQfp16)",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows() -> Any:
+    faiss.omp_set_num_threads(1)
+    return np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
+
+
+def filled(factory: str, rows: Any) -> Any:
+    """Return an index behind a transform, with all rows in it."""
+    whitening = Whitening.fit(Moments.of(rows), WhiteningConfig(kind=Kind.PCA, k=K))
+    inner = inner_index(factory, K)
+    vectors = whitening.apply(rows).astype(np.float32)
+    inner.train(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    index = wrap(inner, whitening)
+    index.add(rows)
+    return index
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_bytes_are_those_of_the_file(factory: str, rows: Any) -> None:
+    index = filled(factory, rows)
+    written = len(faiss.serialize_index(index))
+    # What is left over is the head of the file: kinds, widths, settings.
+    assert abs(measured_bytes(index).total - written) < 800
+    expected = expected_bytes(factory, rows=ROWS, dim=DIM, k=K)
+    # The neighbours of a graph and the last blocks of lists are known in the mean.
+    spread = 0.02 if "HNSW" in factory or "fs" in factory else 0.0
+    assert abs(expected.total - written) < 800 + spread * written
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_what_grows_with_the_rows_is_told_from_what_does_not(factory: str) -> None:
+    few, many = (expected_bytes(factory, rows=n, dim=DIM, k=K) for n in (10_000, 20_000))
+    assert few.fixed == many.fixed
+    assert many.per_row_total == pytest.approx(2 * few.per_row_total, rel=0.02)
+    assert many.total == many.per_row_total + many.fixed == many.to_json()["total"]
+
+
+@pytest.mark.parametrize(
+    ("factory", "split"),
+    [
+        ("Flat", {"codes": 4 * K * ROWS}),
+        ("SQ8", {"codes": K * ROWS, "codebooks": 2 * 4 * K}),
+        ("PQ8", {"codes": 8 * ROWS, "codebooks": 4 * 256 * K}),
+        ("RaBitQ", {"codes": (K // 8 + 8) * ROWS, "codebooks": 4 * K}),
+        (
+            "IVF16,SQ8",
+            {
+                "codes": K * ROWS,
+                "ids": 8 * ROWS,
+                "lists": 8 * 16,
+                "codebooks": 2 * 4 * K,
+                "centroids": 4 * 16 * K,
+            },
+        ),
+    ],
+)
+def test_the_split_is_the_closed_form(factory: str, split: dict[str, int], rows: Any) -> None:
+    matrix = 4 * (DIM + DIM * K)
+    total = sum(split.values()) + matrix
+    whole = {**dict.fromkeys(("codes", "ids", "lists", "graph", "codebooks", "centroids"), 0)}
+    whole |= {"matrix": matrix, "total": total, **split}
+    assert expected_bytes(factory, rows=ROWS, dim=DIM, k=K).to_json() == whole
+    assert measured_bytes(filled(factory, rows)).to_json() == whole
+
+
+def test_a_graph_has_twice_its_links_at_the_bottom() -> None:
+    graph = expected_bytes("HNSW32,Flat", rows=100_000, dim=DIM, k=K).graph
+    # 2·32 links, 4 bytes each, and 12 bytes for the row's level and place; few rows are higher up.
+    assert 4 * 64 + 12 < graph / 100_000 < 4 * 66 + 12

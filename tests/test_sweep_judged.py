@@ -1,0 +1,255 @@
+"""Sweeps over judged queries, by the command and by the job over sets in BEIR form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from pipelines.retrieval_benchmark import main, set_files
+from whiten_index.encoding import Encoder
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.metrics import evaluate
+from whiten_index.store import EmbeddingStore
+from whiten_index.sweep import run_sweep, sweep_config, trial
+
+DOCUMENTS = 160
+WISHES = {"transforms": "pca", "codecs": "fp32,sq8", "indexes": "flat", "baselines": True}
+
+
+@pytest.fixture(scope="module")
+def documents(tiny_words) -> dict[str, str]:
+    rng = np.random.default_rng(5)
+    return {f"d{i}": " ".join(rng.choice(tiny_words, size=12)) for i in range(DOCUMENTS)}
+
+
+@pytest.fixture(scope="module")
+def queries(documents) -> dict[str, str]:
+    """Return the first words of some documents."""
+    return {f"q{i}": " ".join(documents[f"d{3 * i}"].split()[:7]) for i in range(30)}
+
+
+@pytest.fixture(scope="module")
+def qrels(queries) -> dict[str, dict[str, int]]:
+    return {query: {f"d{3 * int(query[1:])}": 1} for query in queries}
+
+
+@pytest.fixture(scope="module")
+def beir(tmp_path_factory, documents, queries, qrels) -> Path:
+    """Return a folder of sets as BEIR has them."""
+    folder = tmp_path_factory.mktemp("beir")
+    _write_set(folder / "one", documents, queries, qrels)
+    return folder
+
+
+def _write_set(folder: Path, documents, queries, qrels) -> None:
+    (folder / "qrels").mkdir(parents=True)
+    corpus = [{"_id": name, "title": "", "text": text} for name, text in documents.items()]
+    asked = [{"_id": name, "text": text, "metadata": {}} for name, text in queries.items()]
+    for name, rows in (("corpus", corpus), ("queries", asked)):
+        lines = "\n".join(map(json.dumps, rows))
+        (folder / f"{name}.jsonl").write_text(lines + "\n")
+    lines = [f"{q}\t{d}\t{grade}" for q, grades in qrels.items() for d, grade in grades.items()]
+    tsv = "\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n"
+    (folder / "qrels" / "test.tsv").write_text(tsv)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+def options(tmp_path: Path, beir: Path, tiny_model: Path, store: Path, **more) -> dict:
+    files = set_files(beir / "one", "test", work=tmp_path / "corpora")
+    return {
+        "corpus": [str(files.corpus)],
+        "text_columns": ["title", "text"],
+        "id_column": "id",
+        "model": str(tiny_model),
+        "store": str(store),
+        "out": str(tmp_path / "out"),
+        "queries": str(files.queries),
+        "qrels": str(files.qrels),
+        "widths": "8,16",
+        "threads": 1,
+        **WISHES,
+        **more,
+    }
+
+
+def points_of(out: Path) -> dict[str, dict]:
+    lines = map(json.loads, (out / "results.jsonl").read_text().splitlines())
+    return {line["key"]: line for line in lines if line["type"] == "point"}
+
+
+def test_quality_is_that_of_a_run_by_brute_force(
+    tmp_path, beir, tiny_model, documents, queries, qrels
+):
+    store = tmp_path / "store"
+    report = run_sweep(sweep_config(options(tmp_path, beir, tiny_model, store)))
+    assert report.dataset["judged"]
+    assert (report.dataset["rows"], report.dataset["queries"]) == (DOCUMENTS, 30)
+    kept = EmbeddingStore.open(store)
+    record = kept.corpus()
+    rows = np.concatenate([kept.embeddings(part.shard) for part in record.parts])
+    asked = Encoder.load(str(tiny_model)).encode_queries(list(queries.values()))
+    rows, asked = rows.astype(np.float64), asked.astype(np.float64)
+    mean, vectors = rows.mean(axis=0), np.linalg.eigh(np.cov(rows.T))[1][:, ::-1]
+    points = points_of(tmp_path / "out")
+    for key, transform in {
+        "raw/none/k32/fp32/flat": lambda x: x,
+        "ours/pca/k8/fp32/flat": lambda x: (x - mean) @ vectors[:, :8],
+        "ours/pca/k16/fp32/flat": lambda x: (x - mean) @ vectors[:, :16],
+    }.items():
+        ours, theirs = transform(rows), transform(asked)
+        ours = ours / np.linalg.norm(ours, axis=1, keepdims=True)
+        run = {
+            query: dict(zip(documents, scores.tolist(), strict=True))
+            for query, scores in zip(queries, theirs @ ours.T, strict=True)
+        }
+        wanted = evaluate(qrels, run, ["ndcg@10", "recall@100", "mrr@10"])
+        assert points[key]["quality"] == pytest.approx(wanted, abs=1e-3)
+    assert points["raw/none/k32/fp32/flat"]["quality"]["recall@100"] > 0.5
+
+
+def test_queries_are_encoded_once(tmp_path, beir, tiny_model, store, monkeypatch):
+    given = options(tmp_path, beir, tiny_model, store)
+    run_sweep(sweep_config(given))
+
+    def fail(*_):
+        raise AssertionError("the queries were encoded again")
+
+    monkeypatch.setattr("whiten_index.encoding.Encoder.encode_queries", fail)
+    assert run_sweep(sweep_config({**given, "widths": "8,16,20"})).measured > 0
+
+
+def test_judgements_of_other_documents_are_refused_with_examples(
+    tmp_path, beir, tiny_model, store, write_parquet
+):
+    qrels = write_parquet(
+        tmp_path / "q.parquet", {"query_id": ["q1"], "doc_id": ["z9"], "relevance": [1]}
+    )
+    given = options(tmp_path, beir, tiny_model, store, qrels=str(qrels))
+    with pytest.raises(CorpusError, match=r"no document of the corpus: it judges 'z9', .* 'd0'"):
+        run_sweep(sweep_config(given))
+
+
+def test_judgements_of_other_queries_are_refused_before_anything_is_encoded(
+    tmp_path, beir, tiny_model, write_parquet
+):
+    qrels = write_parquet(
+        tmp_path / "q.parquet", {"query_id": ["x1"], "doc_id": ["d1"], "relevance": [1]}
+    )
+    empty = tmp_path / "empty"
+    given = options(tmp_path, beir, tiny_model, empty, qrels=str(qrels))
+    with pytest.raises(CorpusError, match=r"judgements name 'x1', the queries are 'q0' and 'q1'"):
+        run_sweep(sweep_config(given))
+    assert not empty.exists()
+
+
+def test_what_the_files_lack_is_counted(tmp_path, beir, tiny_model, store, write_parquet):
+    columns = {"query_id": ["q1", "q2", "x"], "doc_id": ["d3", "z", "d1"], "relevance": [1, 1, 1]}
+    qrels = write_parquet(tmp_path / "q.parquet", columns)
+    given = options(tmp_path, beir, tiny_model, store, qrels=str(qrels), widths="8")
+    facts = run_sweep(sweep_config(given)).dataset
+    assert facts["queries"] == 2
+    assert facts["relevant_documents_missing"] == 1
+    assert facts["judged_queries_without_text"] == 1
+
+
+def test_passages_count_once_a_document(tmp_path, beir, tiny_model, store):
+    given = options(tmp_path, beir, tiny_model, store, passage_tokens=6, widths="16")
+    report = run_sweep(sweep_config(given))
+    assert report.dataset["rows"] > DOCUMENTS
+    raw = points_of(tmp_path / "out")["raw/none/k32/fp32/flat"]["quality"]
+    # Of 160 documents 100 are looked at, so that passages do not crowd them out.
+    assert raw["recall@100"] > 0.8
+
+
+def _job(path: Path, beir: Path, tiny_model: Path, sets: list[str]) -> Path:
+    names = ", ".join(json.dumps(str(beir / name)) for name in sets)
+    path.write_text(
+        f'out = "out"\nsets = [{names}]\nmodel = "{tiny_model}"\nk = [8]\nthreads = 1\n'
+        'transforms = ["pca"]\ncodecs = ["fp32"]\nindexes = ["flat"]\nbaselines = false\n'
+    )
+    return path
+
+
+def _events(output: str) -> list[dict]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_the_job_measures_each_set_and_reports(tmp_path, beir, tiny_model):
+    other = {"a": "the cat sat", "b": "the dog ran"}
+    if not (beir / "small").exists():
+        _write_set(beir / "small", other, {"q0": "cat"}, {"q0": {"a": 1}})
+    job = _job(tmp_path / "job.toml", beir, tiny_model, ["small", "one"])
+    done = CliRunner().invoke(main, [str(job)])
+    events = _events(done.stdout)
+    failed = next(event for event in events if event["event"] == "set_failed")
+    assert failed["set"] == "small"
+    assert "2 rows are too few" in failed["message"]
+    finished = next(event for event in events if event["event"] == "set_finished")
+    assert finished["dataset"]["name"] == "one"
+    assert finished["measured"] == 1
+    assert events[-1]["event"] == "finished"
+    assert done.exit_code == CorpusError.exit_code
+    assert (tmp_path / "out" / "report.html").exists()
+    again = _events(CliRunner().invoke(main, [str(job)]).stdout)
+    assert next(e for e in again if e["event"] == "set_finished")["measured"] == 0
+
+
+def test_a_corpus_of_json_lines_becomes_parquet(tmp_path, beir, documents):
+    files = set_files(beir / "one", "test", work=tmp_path)
+    table = pq.read_table(files.corpus)
+    assert table.column_names == ["id", "title", "text"]
+    assert dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)) == documents
+    assert files.split is None
+
+
+def test_bad_sets_and_jobs_say_what_is_wrong(tmp_path, beir):
+    with pytest.raises(ConfigError, match=r"no retrieval set: it has no queries.parquet and no"):
+        set_files(tmp_path, "test", work=tmp_path)
+    broken = tmp_path / "broken"
+    _write_set(broken, {"a": "x"}, {"q": "x"}, {"q": {"a": 1}})
+    (broken / "corpus.jsonl").write_text('{"_id": "a", "text": "x"}\n{"text": "y"}\n')
+    with pytest.raises(CorpusError, match=r"line 2 of .*corpus.jsonl is not a document of BEIR"):
+        set_files(broken, "test", work=tmp_path / "work")
+    for text, message in (
+        ('sets = ["a"]', "says no folder for the report"),
+        ('out = "x"', "names no sets"),
+        ('out = "x"\nsets = ["a/s", "b/s"]', "names two sets alike"),
+        ("out = ", "is not TOML"),
+    ):
+        job = tmp_path / "job.toml"
+        job.write_text(text)
+        done = CliRunner().invoke(main, [str(job)])
+        assert done.exit_code == ConfigError.exit_code
+        assert message in _events(done.stdout)[-1]["message"]
+
+
+def test_indexes_are_tuned_with_other_queries_where_there_are_enough(
+    tmp_path, tiny_model, documents, queries, qrels, store, monkeypatch
+) -> None:
+    words = sorted({word for text in documents.values() for word in text.split()})
+    rng = np.random.default_rng(8)
+    others = {f"x{i}": " ".join(rng.choice(words, size=7)) for i in range(120)}
+    _write_set(tmp_path / "sets/one", documents, {**queries, **others}, qrels)
+    wishes = {"indexes": "flat,ivf", "codecs": "fp32", "baselines": False, "widths": "8"}
+    given = options(tmp_path, tmp_path / "sets", tiny_model, store, **wishes)
+    asked = []
+
+    def remembered(inner, tuning, truth, **more):
+        asked.append((len(tuning), more["exclude_self"]))
+        return trial.tune_index(inner, tuning, truth, **more)
+
+    monkeypatch.setattr(trial, "tune_index", trial.tune, raising=False)
+    monkeypatch.setattr(trial, "tune", remembered)
+    report = run_sweep(sweep_config(given))
+    assert report.dataset["queries"] == len(queries)
+    assert report.dataset["tuned_with"] == "queries"
+    assert asked == [(120, None)]

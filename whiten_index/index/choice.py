@@ -1,0 +1,295 @@
+"""The rule by which ``auto`` chooses the FAISS index: rows, width, bytes to spend, recall wanted.
+
+In words: the structure first, then the codec.
+
+- Structure: exact search up to 200,000 rows; lists (IVF, four times √rows of them) above. A graph
+  (HNSW) takes their place where a recall of 0.99 or more is asked for and the budget has room for
+  its neighbours: there it looks at fewer rows than lists do.
+- Codec: without a budget vectors stay float32. With one, the most precise codec whose whole index
+  fits: float32, float16, 8 bits, then 4-bit product codes and binary codes. Where a codec's own
+  scores fall short of the recall asked for, candidates are scored again by the vectors in the
+  store.
+- Where nothing fits, the error tells the least budget, and the widest k that would fit.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from whiten_index.errors import ConfigError
+from whiten_index.index.factory import inner_index
+from whiten_index.index.on_disk import kind_on_disk
+from whiten_index.index.sizes import IndexBytes, expected_bytes
+
+AUTO = "auto"
+TARGET_RECALL = 0.95
+# Exact search of so many rows takes some 10 ms, which lists do not better by enough to lose recall.
+EXACT_UP_TO_ROWS = 200_000
+LISTS_PER_ROOT = 4
+GRAPH_FROM_RECALL = 0.99
+# Work on blocks of rows and their training takes so many bytes, however small the budget.
+LEAST_WORK = 32 << 20
+_GRAPH = "HNSW32"
+# No file is so large; a float may be infinite.
+_BEYOND = 1 << 63
+_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{ending}": base ** (power + 1)
+    for power, prefix in enumerate("kmgt")
+    for ending, base in (("", 1000), ("b", 1000), ("ib", 1024))
+}
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How vectors are kept.
+
+    Attributes:
+        name: in words.
+        factory: ending of the factory string, with {halves} for k/2.
+        in_graph: whether HNSW can keep it.
+        rerank: candidates scored again from the store, where they are, until tuning tells how many
+            it takes.
+        recall: index recall@10 by its own scores, looking at all rows, as measured on SciFact's
+            vectors (MiniLM, PCA, k = 128), None where candidates are always scored again.
+        divides: what k must be a multiple of.
+    """
+
+    name: str
+    factory: str
+    in_graph: bool
+    rerank: int
+    recall: float | None
+    divides: int = 1
+
+    def rerank_for(self, target_recall: float) -> int | None:
+        """Return the candidates scored again, None where its own scores are good enough."""
+        good = self.recall is not None and self.recall >= target_recall
+        return None if good else self.rerank
+
+    def over(self, k: int) -> str:
+        """Return its part of the factory string at width k."""
+        return self.factory.format(halves=k // 2)
+
+
+# From the most precise on.
+CODECS = (
+    Codec("float32", "Flat", True, 50, 1.0),
+    Codec("float16", "SQfp16", True, 50, 0.999),
+    Codec("8 bits a coordinate", "SQ8", True, 50, 0.99),
+    Codec("4-bit product codes", "PQ{halves}x4fs", False, 100, None, divides=2),
+    Codec("binary codes", "RaBitQ", False, 200, None),
+)
+
+
+@dataclass(frozen=True)
+class FactoryChoice:
+    """Which FAISS index is built, and why.
+
+    Attributes:
+        asked: factory string of the user, or ``auto``.
+        built: factory string it comes to.
+        rerank: candidates a query whose scores come from the store, None for the index's own.
+        why: one sentence.
+        expected: bytes of the index, before it is made.
+        expected_recall: index recall@10 to expect, None where nothing is known of the factory.
+    """
+
+    asked: str
+    built: str
+    rerank: int | None
+    why: str
+    expected: IndexBytes
+    expected_recall: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as JSON values."""
+        return {**vars(self), "expected": self.expected.to_json()}
+
+
+def structure_of(*, rows: int, target_recall: float, budget: bool) -> str:
+    """Return ``flat``, ``ivf`` or ``hnsw``: the structure that is tried first."""
+    if rows <= EXACT_UP_TO_ROWS:
+        return "flat"
+    return "hnsw" if budget and target_recall >= GRAPH_FROM_RECALL else "ivf"
+
+
+def choose_factory(
+    factory: str,
+    *,
+    rows: int,
+    dim: int,
+    k: int,
+    budget: int | None = None,
+    target_recall: float = TARGET_RECALL,
+) -> FactoryChoice:
+    """Choose the index for ``rows`` vectors of k dims, or take the factory named.
+
+    Args:
+        factory: FAISS factory string, or ``auto``.
+        rows: of the corpus.
+        dim: width d of the raw embeddings.
+        k: width kept.
+        budget: bytes the index may hold in memory, None for as many as it takes.
+        target_recall: index recall@10 wanted.
+
+    Raises:
+        ConfigError: FAISS does not know the factory, or nothing fits the budget.
+    """
+    if factory != AUTO:
+        expected = expected_bytes(factory, rows=rows, dim=dim, k=k)
+        _require_room(factory, k, expected, budget)
+        return FactoryChoice(factory, factory, None, "named by --factory", expected, None)
+    structure = structure_of(rows=rows, target_recall=target_recall, budget=budget is not None)
+    tried = [structure, "ivf"] if structure == "hnsw" else [structure]
+    for each in tried:
+        for codec in _codecs(each, k):
+            built = _factory(each, codec, rows=rows, k=k)
+            expected = expected_bytes(built, rows=rows, dim=dim, k=k)
+            if budget is None or _held(built, k, expected) <= budget:
+                if budget is None:
+                    _require_memory(built, expected)
+                rerank = codec.rerank_for(target_recall)
+                why = _why(each, codec, rows=rows, budget=budget, rerank=rerank)
+                recall = _recall(each, codec, target_recall)
+                return FactoryChoice(factory, built, rerank, why, expected, recall)
+    assert budget is not None
+    raise _nothing_fits(tried[-1], rows=rows, dim=dim, k=k, budget=budget)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Return bytes of a text such as ``4GiB``, ``512MB`` or ``1000000``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+    unit = None if found is None else _UNITS.get(found[2].lower())
+    size = 0 if found is None or unit is None else int(Fraction(found[1]) * unit)
+    if not 1 <= size < _BEYOND:
+        raise ConfigError(
+            f"--memory-budget {str(text)!r} is no size; write bytes, or a number with KB, MB, GB, "
+            "KiB, MiB or GiB, such as 4GiB"
+        )
+    return size
+
+
+def in_units(size: int) -> str:
+    """Return bytes as a text that ``parse_bytes`` takes, never less than they are."""
+    for unit, base in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if size >= 10 * base:
+            return f"{math.ceil(10 * size / base) / 10:g}{unit}"
+    return str(size)
+
+
+def _codecs(structure: str, k: int) -> list[Codec]:
+    fitting = [codec for codec in CODECS if k % codec.divides == 0]
+    return [codec for codec in fitting if codec.in_graph] if structure == "hnsw" else fitting
+
+
+def _factory(structure: str, codec: Codec, *, rows: int, k: int) -> str:
+    code = codec.over(k)
+    if structure == "hnsw":
+        return _GRAPH if code == "Flat" else f"{_GRAPH}_{code}"
+    return code if structure == "flat" else f"IVF{LISTS_PER_ROOT * math.isqrt(rows)},{code}"
+
+
+def _why(structure: str, codec: Codec, *, rows: int, budget: int | None, rerank: int | None) -> str:
+    shapes = {
+        "flat": f"{rows:,} rows are searched exhaustively (up to {EXACT_UP_TO_ROWS:,})",
+        "ivf": f"{rows:,} rows are searched by lists (above {EXACT_UP_TO_ROWS:,})",
+        "hnsw": f"{rows:,} rows are searched by a graph (recall of {GRAPH_FROM_RECALL} or more)",
+    }
+    if budget is None:
+        return f"{shapes[structure]}, kept in {codec.name} as there is no --memory-budget"
+    again = ""
+    if rerank is not None:
+        again = ", the best of them scored again from the store"
+        if codec.recall is not None:
+            again += f" as its own scores find {codec.recall:.1%} of the neighbours"
+    return (
+        f"{shapes[structure]}; the most precise codec that fits {in_units(budget)} is "
+        f"{codec.name}{again}"
+    )
+
+
+def _recall(structure: str, codec: Codec, target: float) -> float:
+    most = target if codec.recall is None else max(codec.recall, target)
+    return most if structure == "flat" else min(most, target)
+
+
+def _held(factory: str, k: int, expected: IndexBytes) -> int:
+    """Return the most bytes that making an index and searching it hold in memory.
+
+    What cannot be made on disk grows by doubling, and holds twice its bytes for a moment.
+    """
+    on_disk = kind_on_disk(inner_index(factory, k)) is not None
+    return expected.fixed + expected.per_row_total * (1 if on_disk else 2)
+
+
+def _require_memory(factory: str, expected: IndexBytes) -> None:
+    """Refuse, where there is no budget, an index that is larger than the machine's memory.
+
+    Raises:
+        ConfigError: it is.
+    """
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return
+    if expected.total > memory > 0:
+        raise ConfigError(
+            f"{factory} would take {expected.total:,} bytes of memory, and this machine has "
+            f"{memory:,}; give a --memory-budget, within which what is larger is made on disk"
+        )
+
+
+def _require_room(factory: str, k: int, expected: IndexBytes, budget: int | None) -> None:
+    """Refuse a factory that was named and cannot be made within a budget.
+
+    Raises:
+        ConfigError: it is too large and of no kind that is made on disk.
+    """
+    if budget is None:
+        _require_memory(factory, expected)
+        return
+    if kind_on_disk(inner_index(factory, k)) is None:
+        held = _held(factory, k, expected)
+        if held > budget:
+            raise ConfigError(
+                f"--factory {factory} is made in memory, which takes {held:,} bytes, above "
+                f"--memory-budget {in_units(budget)}; use a budget of {in_units(held)}, or what is "
+                "made on disk: Flat, SQ8, SQfp16, PQ or RaBitQ, alone or behind IVF, without "
+                "fast scan and refinement"
+            )
+    elif expected.fixed * 2 > max(budget, LEAST_WORK):
+        raise ConfigError(
+            f"--factory {factory} has {expected.fixed:,} bytes of centroids and codebooks, which "
+            f"leave no room for rows in --memory-budget {in_units(budget)}; use fewer lists, or a "
+            f"budget of {in_units(2 * expected.fixed)}"
+        )
+
+
+def _nothing_fits(structure: str, *, rows: int, dim: int, k: int, budget: int) -> ConfigError:
+    def least(width: int) -> int:
+        made = (_factory(structure, c, rows=rows, k=width) for c in _codecs(structure, width))
+        return min(
+            _held(each, width, expected_bytes(each, rows=rows, dim=dim, k=width)) for each in made
+        )
+
+    # Bytes grow with the even widths, so that the widest that fits is found by halving; odd ones
+    # have no product codes, and take more than the even one above.
+    fits, beyond = 0, (k + 1) // 2
+    while beyond - fits > 1:
+        middle = (fits + beyond) // 2
+        fits, beyond = (middle, beyond) if least(2 * middle) <= budget else (fits, middle)
+    narrower = f"--k {2 * fits}, or " if fits else ""
+    return ConfigError(
+        f"--memory-budget {in_units(budget)} ({budget:,} bytes) holds no index of {rows:,} vectors "
+        f"of {k} dims: the least takes {least(k):,} bytes; use {narrower}a budget of "
+        f"{in_units(least(k))}, or name a --factory, which is then kept on disk where it can be"
+    )

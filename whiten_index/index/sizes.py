@@ -1,0 +1,203 @@
+"""Bytes of an index by what they hold, counted on a filled one or told before it is made.
+
+What grows with the rows (codes, ids, lists, graph) is kept apart from what does not (matrix,
+codebooks, centroids), so that figures of one corpus can be carried over to another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from whiten_index.index.factory import inner_index
+from whiten_index.index.library import load_faiss
+
+_ID, _FLOAT, _SIZE = 8, 4, 8
+_ON_DISK_LIST = 3 * _SIZE
+# Each row of a graph has its level and where its neighbours start.
+_GRAPH_A_ROW = 4 + 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexBytes:
+    """Bytes of a whole index, as its file holds them and memory does once it is opened.
+
+    Attributes:
+        codes: of the vectors, in whatever codec; where they are kept twice (re-ranking inside the
+            index), both.
+        ids: row numbers, which inverted lists keep beside the codes.
+        lists: lengths of inverted lists and what pads their blocks.
+        graph: neighbours of every row.
+        matrix: transforms from d to k dims.
+        codebooks: what a codec has learned.
+        centroids: of the lists, with the graph over them where there is one.
+    """
+
+    codes: int = 0
+    ids: int = 0
+    lists: int = 0
+    graph: int = 0
+    matrix: int = 0
+    codebooks: int = 0
+    centroids: int = 0
+
+    @property
+    def per_row_total(self) -> int:
+        """Bytes that grow with the rows."""
+        return self.codes + self.ids + self.lists + self.graph
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that do not."""
+        return self.matrix + self.codebooks + self.centroids
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.per_row_total + self.fixed
+
+    def __add__(self, other: IndexBytes) -> IndexBytes:
+        names = [field.name for field in fields(self)]
+        return IndexBytes(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    def to_json(self) -> dict[str, int]:
+        """Return the split and the total as JSON values."""
+        return {**vars(self), "total": self.total}
+
+
+def measured_bytes(index: Any) -> IndexBytes:
+    """Return the bytes of a filled index, with or without the transforms before it."""
+    return _bytes_of(index, rows=None)
+
+
+def expected_bytes(factory: str, *, rows: int, dim: int, k: int) -> IndexBytes:
+    """Return the bytes an index will have, by the structure of the empty one.
+
+    Args:
+        factory: FAISS factory string of the index proper.
+        rows: that will be added.
+        dim: width d of the raw embeddings that go in.
+        k: width of the vectors kept.
+
+    Raises:
+        ConfigError: FAISS cannot make the factory.
+    """
+    # Centring, and the matrix.
+    transform = IndexBytes(matrix=_FLOAT * (dim + dim * k))
+    return transform + _bytes_of(inner_index(factory, k), rows=rows)
+
+
+def _bytes_of(index: Any, *, rows: int | None) -> IndexBytes:
+    """Return the bytes of an index as it is, or with ``rows`` rows in it."""
+    faiss = load_faiss()
+    # The name given keeps the object: FAISS frees it with the last one, whoever looks into it.
+    holder, index = index, faiss.downcast_index(index)
+    assert holder is not None
+    if isinstance(index, faiss.IndexPreTransform):
+        return IndexBytes(matrix=_transform_bytes(index)) + _bytes_of(index.index, rows=rows)
+    if isinstance(index, faiss.IndexRefine):
+        parts = (index.base_index, index.refine_index)
+        return sum((_bytes_of(part, rows=rows) for part in parts), IndexBytes())
+    held = int(index.ntotal) if rows is None else rows
+    if isinstance(index, faiss.IndexIVF):
+        return _list_bytes(index, held, filled=rows is None)
+    if isinstance(index, (faiss.IndexHNSW, faiss.IndexNSG)):
+        graph = _graph_bytes(index, held, filled=rows is None)
+        return IndexBytes(graph=graph) + _bytes_of(index.storage, rows=rows)
+    if isinstance(index, faiss.IndexFastScan):
+        # Codes come in blocks, the last one is filled up.
+        held = -(-held // index.bbs) * index.bbs
+    size = getattr(index, "code_size", None)
+    if size is None:
+        return IndexBytes(codes=_file_bytes(index))
+    return IndexBytes(codes=held * int(size), codebooks=_codebook_bytes(index))
+
+
+def _list_bytes(index: Any, rows: int, *, filled: bool) -> IndexBytes:
+    faiss = load_faiss()
+    nlist, size = int(index.nlist), int(index.code_size)
+    lists = _SIZE * nlist
+    found = faiss.downcast_InvertedLists(index.invlists)
+    if isinstance(found, faiss.BlockInvertedLists):
+        lists += _SIZE * nlist
+        if filled:
+            blocks = sum(-(-found.list_size(n) // found.n_per_block) for n in range(nlist))
+            lists += blocks * int(found.block_size) - rows * size
+        else:
+            # The last block of a list is half full in the mean.
+            lists += nlist * int(found.block_size) // 2
+    elif isinstance(found, faiss.OnDiskInvertedLists):
+        lists = _ON_DISK_LIST * nlist + int(found.totsize) - rows * (size + _ID)
+    quantizer = _bytes_of(index.quantizer, rows=nlist)
+    return IndexBytes(
+        codes=rows * size,
+        ids=rows * _ID,
+        lists=lists,
+        codebooks=_codebook_bytes(index),
+        centroids=quantizer.total,
+    )
+
+
+def _graph_bytes(index: Any, rows: int, *, filled: bool) -> int:
+    faiss = load_faiss()
+    if isinstance(index, faiss.IndexNSG):
+        # So many neighbours at most, and a number that ends them.
+        return rows * (int(index.nsg.R) + 1) * _FLOAT
+    graph = index.hnsw
+    if filled:
+        return int(graph.neighbors.size()) * _FLOAT + rows * _GRAPH_A_ROW
+    # Each level holds 1/M of the rows of the one below, the lowest has twice the neighbours.
+    lowest, above = int(graph.nb_neighbors(0)), int(graph.nb_neighbors(1))
+    neighbours = lowest + above / max(above - 1, 1)
+    return int(rows * (neighbours * _FLOAT + _GRAPH_A_ROW))
+
+
+def _codebook_bytes(index: Any) -> int:
+    """Return what a codec has learned, or will have."""
+    size = 0
+    if hasattr(index, "pq"):
+        size += int(index.pq.M) * int(index.pq.ksub) * int(index.pq.dsub) * _FLOAT
+    if hasattr(index, "sq"):
+        size += _scalar_bytes(index)
+    if hasattr(index, "aq"):
+        size += int(index.aq.total_codebook_size) * int(index.d) * _FLOAT
+    if hasattr(index, "rabitq") and not hasattr(index, "nlist"):
+        # The centre; lists have their own.
+        size += int(index.d) * _FLOAT
+    return size
+
+
+def _scalar_bytes(index: Any) -> int:
+    """Return the ranges a scalar codec learns: a least and a width for each dimension."""
+    faiss = load_faiss()
+    ranged = (
+        faiss.ScalarQuantizer.QT_8bit,
+        faiss.ScalarQuantizer.QT_6bit,
+        faiss.ScalarQuantizer.QT_4bit,
+    )
+    return 2 * int(index.d) * _FLOAT if index.sq.qtype in ranged else 0
+
+
+def _transform_bytes(index: Any) -> int:
+    faiss = load_faiss()
+    size = 0
+    for number in range(index.chain.size()):
+        step = faiss.downcast_VectorTransform(index.chain.at(number))
+        for name in ("A", "b", "mean"):
+            values = getattr(step, name, None)
+            size += 0 if values is None else int(values.size()) * _FLOAT
+    return size
+
+
+def _file_bytes(index: Any) -> int:
+    """Return how long a file of the index would be, without making it."""
+    faiss = load_faiss()
+    written = 0
+
+    def write(data: bytes) -> int:
+        nonlocal written
+        written += len(data)
+        return len(data)
+
+    faiss.write_index(index, faiss.PyCallbackIOWriter(write))
+    return written

@@ -1,0 +1,216 @@
+"""Many indexes over the same vectors, made for a sweep: what they can share is learned once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError
+from whiten_index.index.factory import (
+    coarse_centroids,
+    inner_index,
+    lists_of,
+    require_training_rows,
+    share_centroids,
+    too_few_rows,
+    train,
+)
+from whiten_index.index.library import first_line, load_faiss
+from whiten_index.index.nearest import nearest, transformed
+from whiten_index.index.rotation import rotation_for
+
+_ADD_ROWS = 16_384
+# Rows a list that centroids are learned from: FAISS advises 39 to 256.
+_ROWS_A_LIST = 50
+# Rows that a codec is learned from; product codes cluster each part anew, 256 ways.
+_CODEC_ROWS, _PRODUCT_ROWS = 1 << 16, 1 << 14
+
+
+@dataclass(frozen=True, eq=False)
+class SharedLists:
+    """Inverted lists without codes: which centroids, and which of them each row belongs to.
+
+    Attributes:
+        centroids: (nlist, k).
+        lists: (n,) int64, the list of each row.
+        train_seconds: spent on the centroids.
+        assign_seconds: spent on finding each row its list.
+    """
+
+    centroids: NDArray[np.float32]
+    lists: NDArray[np.int64]
+    train_seconds: float
+    assign_seconds: float
+
+    @classmethod
+    def learn(
+        cls, vectors: NDArray[np.float32], *, count: int, rng: np.random.Generator
+    ) -> SharedLists:
+        """Cluster unit vectors (n, k) into ``count`` lists.
+
+        Raises:
+            ConfigError: there are too few rows.
+        """
+        factory = f"IVF{count},Flat"
+        inner = inner_index(factory, vectors.shape[1])
+        sample = drawn(vectors, _ROWS_A_LIST * count, rng)
+        too_few_rows(inner, len(sample))
+        started = time.perf_counter()
+        train(inner, sample, factory)
+        trained = time.perf_counter()
+        quantizer = load_faiss().downcast_index(lists_of(inner).quantizer)
+        found = [quantizer.search(block, 1)[1].ravel() for _, block in _blocks(vectors)]
+        ended = time.perf_counter()
+        return cls(
+            coarse_centroids(inner), np.concatenate(found), trained - started, ended - trained
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Filled:
+    """An index with every vector in it.
+
+    Attributes:
+        inner: the index, without transforms.
+        rotation: (k, k) that vectors are turned by before they go in, None where they are not.
+        train_seconds, add_seconds: what they took, shared lists counted in.
+    """
+
+    inner: Any
+    rotation: NDArray[np.float64] | None
+    train_seconds: float
+    add_seconds: float
+
+    def turned(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return vectors (n, k) as the index has them."""
+        if self.rotation is None:
+            return vectors
+        return vectors @ self.rotation.astype(np.float32)
+
+
+def filled(
+    factory: str, vectors: NDArray[np.float32], *, shared: SharedLists | None, seed: int
+) -> Filled:
+    """Return an index of unit vectors (n, k), which may lie in a file.
+
+    Args:
+        factory: FAISS factory string.
+        vectors: what is added, in order.
+        shared: lists learned before, for an index with lists.
+        seed: of the training sample, and of the rotation before lossy codes.
+
+    Raises:
+        ConfigError: FAISS cannot make, train or fill the factory.
+    """
+    k = vectors.shape[1]
+    inner = inner_index(factory, k)
+    rotation = rotation_for(inner, k, seed=seed)
+    made = Filled(inner, rotation, 0.0, 0.0)
+    started = time.perf_counter()
+    if shared is not None:
+        share_centroids(inner, made.turned(shared.centroids))
+    if not inner.is_trained:
+        product = _product_of(inner)
+        size = _CODEC_ROWS if product is None else _PRODUCT_ROWS
+        sample = drawn(vectors, size, np.random.default_rng(seed))
+        require_training_rows(inner, factory, rows=len(sample))
+        with _trained_alone(product):
+            train(inner, made.turned(sample), factory)
+    trained = time.perf_counter()
+    _add(made, vectors, shared, factory)
+    ended = time.perf_counter()
+    before = (0.0, 0.0) if shared is None else (shared.train_seconds, shared.assign_seconds)
+    return replace(
+        made,
+        train_seconds=before[0] + trained - started,
+        add_seconds=before[1] + ended - trained,
+    )
+
+
+def filled_peer(index: Any, rows: NDArray[np.floating], *, rng: np.random.Generator) -> Filled:
+    """Train and fill an index that has FAISS's own transforms, with raw rows (n, d).
+
+    Raises:
+        ConfigError: FAISS cannot train it.
+    """
+    started = time.perf_counter()
+    train(index, drawn(rows, _CODEC_ROWS, rng), "a peer")
+    trained = time.perf_counter()
+    for _, block in _blocks(rows):
+        index.add(block)
+    return Filled(index, None, trained - started, time.perf_counter() - trained)
+
+
+def search_embeddings(
+    index: Any, embeddings: NDArray[np.float32], top_k: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return scores and rows (q, m) nearest to raw embeddings (q, d), as a bundle finds them."""
+    inner = load_faiss().downcast_index(index.index)
+    return nearest(inner, transformed(index, embeddings), min(top_k, int(index.ntotal)))
+
+
+def drawn(rows: NDArray[np.floating], size: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Return up to ``size`` rows drawn at random, in their order, as float32."""
+    if len(rows) > size:
+        rows = rows[np.sort(rng.choice(len(rows), size, replace=False))]
+    return np.ascontiguousarray(rows, dtype=np.float32)
+
+
+def _add(
+    made: Filled, vectors: NDArray[np.float32], shared: SharedLists | None, factory: str
+) -> None:
+    """Add all vectors, to the lists they belong to where these are known.
+
+    Raises:
+        ConfigError: FAISS cannot add them.
+    """
+    faiss = load_faiss()
+    index = faiss.downcast_index(made.inner)
+    # Fast-scan lists take blocks of their own making only.
+    known = shared is not None and not isinstance(index, faiss.IndexIVFFastScan)
+    try:
+        for start, narrow in _blocks(vectors):
+            block = np.ascontiguousarray(made.turned(narrow))
+            if shared is None or not known:
+                index.add(block)
+                continue
+            own = np.ascontiguousarray(shared.lists[start : start + len(block)])
+            index.add_core(len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(own))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"FAISS cannot fill {factory!r} ({first_line(error)}); leave that codec or index out"
+        ) from error
+
+
+def _blocks(rows: NDArray[np.floating]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    for start in range(0, len(rows), _ADD_ROWS):
+        yield start, np.ascontiguousarray(rows[start : start + _ADD_ROWS], dtype=np.float32)
+
+
+def _product_of(inner: Any) -> Any:
+    """Return the product quantizer of an index, None where it has none."""
+    faiss = load_faiss()
+    storage = getattr(inner, "storage", None)
+    return getattr(inner if storage is None else faiss.downcast_index(storage), "pq", None)
+
+
+@contextmanager
+def _trained_alone(product: Any) -> Iterator[None]:
+    """Let product codes be learned on one thread: many tiny problems, where threads only wait."""
+    if product is None:
+        yield
+        return
+    faiss = load_faiss()
+    product.cp.min_points_per_centroid = 1
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)

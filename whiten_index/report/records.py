@@ -1,0 +1,233 @@
+"""The results of sweeps, read from JSON lines: a line that starts a sweep, then a line a point."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whiten_index.errors import ArtifactError
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting and what was measured of it; None where it was not.
+
+    Attributes:
+        family: ours, truncate, raw, or faiss (FAISS's own transforms).
+        per_row: bytes that each row adds to the index.
+        fixed: bytes of the index that do not grow with rows: matrix, codebooks, centroids.
+        candidates: how many hits of the index are ranked again from the store.
+        rerank_bytes: bytes a row in the store that re-ranking reads, beside the index.
+        p50, p95, p99: milliseconds of a single query.
+        throughput: queries a second in batches.
+        index_recall: share of the exact ten neighbours among the same vectors that are found.
+        agreement: share of the exact ten neighbours among the raw embeddings that are found.
+        ndcg, recall, mrr: nDCG@10, recall@100 and MRR@10 by judgements, 0 to 1.
+    """
+
+    key: str
+    family: str
+    transform: str
+    k: int
+    codec: str
+    index: str
+    exponent: float | None = None
+    center: bool | None = None
+    factory: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    per_row: float | None = None
+    fixed: float | None = None
+    candidates: int | None = None
+    rerank_bytes: float | None = None
+    build_seconds: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    throughput: float | None = None
+    threads: int | None = None
+    index_recall: float | None = None
+    agreement: float | None = None
+    ndcg: float | None = None
+    recall: float | None = None
+    mrr: float | None = None
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether this is exact search of the raw embeddings at full precision."""
+        plain = self.family == "raw" and self.codec == "fp32" and self.index == "flat"
+        return plain and self.candidates is None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A setting that was not measured, and why; a point without figures where it is named."""
+
+    key: str
+    why: str
+    point: Point | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One sweep of one dataset: its header and its points."""
+
+    run: str
+    name: str
+    header: Mapping[str, Any]
+    points: tuple[Point, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def dataset(self) -> Mapping[str, Any]:
+        """Facts of the corpus: rows, dim, encoder, queries."""
+        return _mapping(self.header, "dataset")
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the corpus."""
+        return _count(self.dataset, "rows")
+
+    @property
+    def raw(self) -> Point | None:
+        """The baseline: exact search of the raw embeddings, where it was measured."""
+        return next((point for point in self.points if point.is_raw), None)
+
+    @property
+    def raw_bytes(self) -> float | None:
+        """Bytes a row of the raw embeddings in float32."""
+        if (kept := _number(self.dataset, "raw_bytes_per_row")) is not None:
+            return kept
+        if self.raw is not None:
+            return self.raw.per_row
+        dim = _count(self.dataset, "dim")
+        return None if dim is None else 4.0 * dim
+
+
+def read_results(path: Path) -> list[Sweep]:
+    """Read every sweep of a results file, in the order in which they were started.
+
+    A torn last line, which an interruption leaves behind, is left out, and of a point that was
+    measured twice the later record counts.
+
+    Raises:
+        ArtifactError: the file is missing, holds no sweep, a line is no record, or a point belongs
+            to a sweep that the file does not have.
+    """
+    headers: dict[str, dict[str, Any]] = {}
+    points: dict[str, dict[str, Point | Skipped]] = {}
+    for number, record in _records(path):
+        kind, run = record.get("type"), str(record.get("run"))
+        if kind == "sweep":
+            headers[run] = {**headers.get(run, {}), **record}
+            points.setdefault(run, {})
+        elif kind in ("point", "skipped"):
+            if run not in headers:
+                raise ArtifactError(
+                    f"line {number} of {path} is a {kind} of run {run}, whose own first line is "
+                    "not in the file; restore it, or sweep again into an empty folder"
+                )
+            key = str(record.get("key", f"line {number}"))
+            points[run].pop(key, None)
+            points[run][key] = _point(record, key) if kind == "point" else _skipped(record, key)
+    if not headers:
+        raise ArtifactError(f"{path} holds no sweep; run whiten-index sweep … --out {path.parent}")
+    return [_sweep(run, headers[run], list(points[run].values())) for run in headers]
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot read {path}: {error.strerror}; name a folder that whiten-index sweep --out "
+            "wrote"
+        ) from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):  # no line feed after it: the writer was stopped here
+                return
+            raise ArtifactError(
+                f"line {number} of {path} is not JSON; remove it or sweep again"
+            ) from error
+        if not isinstance(record, dict):
+            raise ArtifactError(f"line {number} of {path} is no record but {line[:40]!r}")
+        yield number, record
+
+
+def _sweep(run: str, header: Mapping[str, Any], records: list[Point | Skipped]) -> Sweep:
+    return Sweep(
+        run=run,
+        name=str(_mapping(header, "dataset").get("name") or run),
+        header=header,
+        points=tuple(point for point in records if isinstance(point, Point)),
+        skipped=tuple(skipped for skipped in records if isinstance(skipped, Skipped)),
+    )
+
+
+def _point(record: Mapping[str, Any], key: str) -> Point:
+    size, quality = _mapping(record, "bytes"), _mapping(record, "quality")
+    rerank, latency = _mapping(record, "rerank"), _mapping(record, "latency_ms")
+    throughput = _mapping(record, "throughput")
+    center = record.get("center")
+    return Point(
+        key=key,
+        family=str(record.get("family") or "ours"),
+        transform=str(record.get("transform") or "none"),
+        k=_count(record, "k") or 0,
+        codec=str(record.get("codec") or "fp32"),
+        index=str(record.get("index") or "flat"),
+        exponent=_number(record, "exponent"),
+        center=center if isinstance(center, bool) else None,
+        factory=str(record["factory"]) if record.get("factory") else None,
+        parameters=_mapping(record, "parameters"),
+        per_row=_number(size, "per_row"),
+        fixed=_number(size, "fixed"),
+        candidates=_count(rerank, "candidates"),
+        rerank_bytes=_number(rerank, "bytes_per_row"),
+        build_seconds=_number(_mapping(record, "seconds"), "total"),
+        p50=_number(latency, "p50"),
+        p95=_number(latency, "p95"),
+        p99=_number(latency, "p99"),
+        throughput=_number(throughput, "queries_per_second"),
+        threads=_count(latency, "threads"),
+        index_recall=_number(record, "index_recall@10"),
+        agreement=_number(record, "agreement@10"),
+        ndcg=_number(quality, "ndcg@10"),
+        recall=_number(quality, "recall@100"),
+        mrr=_number(quality, "mrr@10"),
+    )
+
+
+def _skipped(record: Mapping[str, Any], key: str) -> Skipped:
+    named = record.get("transform") is not None and _count(record, "k") is not None
+    return Skipped(
+        why=str(record.get("why") or "not said"),
+        point=_point(record, key) if named else None,
+        key=key,
+    )
+
+
+def _mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(record: Mapping[str, Any], name: str) -> float | None:
+    """Return a finite number, or None: NaN and infinity are not measurements."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _count(record: Mapping[str, Any], name: str) -> int | None:
+    value = _number(record, name)
+    return None if value is None else round(value)

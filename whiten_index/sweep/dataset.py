@@ -1,0 +1,174 @@
+"""What every point of a sweep is measured on: rows, queries, and what is true of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.assemble import blocks
+from whiten_index.batch import ID
+from whiten_index.encode import EncodeReport
+from whiten_index.errors import CorpusError
+from whiten_index.moments import Moments
+from whiten_index.progress import Stages
+from whiten_index.store import total_moments
+from whiten_index.sweep.config import SweepConfig
+from whiten_index.sweep.files import file_array
+from whiten_index.sweep.judged import Judged
+from whiten_index.whitening import Spectrum
+
+_TUNING_QUERIES, _ENOUGH_QUERIES = 500, 100
+_LEAST_ROWS = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Raw embeddings in a file, queries, and the corpus's own spectrum.
+
+    Attributes:
+        encoded: the corpus in its store.
+        moments: of all its embeddings, rows held out included: a share too small to matter.
+        spectrum: of their covariance.
+        raw: (n, d) of the rows that are indexed, as the store keeps them, in a file.
+        queries: (q, d) float32 raw embeddings.
+        numbers: (n,) number of each row in the corpus: all of them, but for those held out.
+        tuning: (t, d) float32 raw embeddings that lists and graphs are tuned with, none of them
+            a query that is measured: other queries where there are enough, else rows.
+        own: (t,) their rows, None where they are other queries.
+        ids: (n,) document of each row, None where nothing is judged.
+        judged: None where the queries are rows held out.
+        facts: what the results say of the dataset.
+    """
+
+    encoded: EncodeReport
+    moments: Moments
+    spectrum: Spectrum
+    raw: NDArray[np.floating]
+    queries: NDArray[np.float32]
+    numbers: NDArray[np.int64]
+    tuning: NDArray[np.float32]
+    own: NDArray[np.int64] | None
+    ids: NDArray[np.object_] | None
+    judged: Judged | None
+    facts: dict[str, Any]
+
+    @property
+    def rows(self) -> int:
+        """Rows n that each index holds."""
+        return len(self.raw)
+
+    @property
+    def dim(self) -> int:
+        """Width d of the raw embeddings."""
+        return int(self.raw.shape[1])
+
+    @classmethod
+    def prepare(
+        cls,
+        config: SweepConfig,
+        encoded: EncodeReport,
+        judged: Judged | None,
+        folder: Path,
+        stages: Stages,
+    ) -> Dataset:
+        """Lay the raw embeddings out in ``folder``, and encode or hold out the queries.
+
+        Raises:
+            CorpusError: the judgements name no document of the corpus, or it is too small.
+            OutputError: the folder cannot be written.
+        """
+        store, record = encoded.store, encoded.record
+        if record.rows < _LEAST_ROWS:
+            raise CorpusError(
+                f"{record.rows} rows are too few to compare indexes on; sweep a corpus of "
+                f"{_LEAST_ROWS} or more"
+            )
+        rng = np.random.default_rng(config.build.seed)
+        ids = None if judged is None else _documents_of(encoded)
+        missing = 0 if judged is None or ids is None else judged.missing(ids)
+        held = np.zeros(record.rows, dtype=bool)
+        if judged is None:
+            count = min(config.sample, record.rows // 5)
+            held[rng.choice(record.rows, count, replace=False)] = True
+        with stages.stage("lay out", record.rows) as watcher:
+            raw, queries = _laid_out(encoded, held, folder / "raw", watcher.advance)
+            shards = [part.shard for part in record.parts if part.rows]
+            moments = total_moments(store, shards, raw.shape[1])
+        own: NDArray[np.int64] | None = None
+        others = judged.others if judged is not None else []
+        if judged is not None:
+            queries = judged.encoded(encoded, list(judged.texts.values()), stages)
+        if judged is not None and len(others) >= _ENOUGH_QUERIES:
+            tuning = judged.encoded(encoded, others[:_TUNING_QUERIES], stages)
+        else:
+            count = min(_TUNING_QUERIES, len(raw) // 2)
+            own = np.sort(rng.choice(len(raw), count, replace=False))
+            tuning = raw[own].astype(np.float32)
+        return cls(
+            encoded,
+            moments,
+            Spectrum.of(moments.covariance()),
+            raw,
+            queries,
+            np.flatnonzero(~held),
+            tuning,
+            own,
+            ids,
+            judged,
+            {
+                "name": config.dataset_name,
+                "rows": len(raw),
+                "dim": int(raw.shape[1]),
+                "encoder": store.encoder.get("model") or store.encoder.get("column"),
+                "queries": len(queries),
+                "judged": judged is not None,
+                "raw_bytes_per_row": 4 * int(raw.shape[1]),
+                "stored_bytes_per_row": raw.dtype.itemsize * int(raw.shape[1]),
+                "held_out": int(held.sum()),
+                "tuned_with": "queries" if own is None else "rows",
+                "relevant_documents_missing": missing,
+                "judged_queries_without_text": 0 if judged is None else judged.left_out,
+                "fingerprint": record.fingerprint,
+            },
+        )
+
+
+def _laid_out(
+    encoded: EncodeReport, held: NDArray[np.bool_], path: Path, advance: Any
+) -> tuple[NDArray[np.floating], NDArray[np.float32]]:
+    """Write the rows that are not held out to a file; return them, and those that are."""
+    store, record = encoded.store, encoded.record
+    dtypes = {np.dtype(shard.dtype) for shard in _shards(encoded)}
+    shape = (len(held) - int(held.sum()), int(store.encoder["dim"]))
+    raw = file_array(path, np.result_type(*dtypes), shape)
+    out, start, filled = list[NDArray[np.floating]](), 0, 0
+    for block in blocks(store, record):
+        inside = held[start : start + len(block)]
+        kept = block[~inside] if inside.any() else block
+        raw[filled : filled + len(kept)] = kept
+        out.append(block[inside])
+        start, filled = start + len(block), filled + len(kept)
+        advance(len(block))
+    return raw, np.concatenate(out).astype(np.float32)
+
+
+def _shards(encoded: EncodeReport) -> Iterator[Any]:
+    for part in encoded.record.parts:
+        if part.rows:
+            yield encoded.store.require(part.shard, verify=False)
+
+
+def _documents_of(encoded: EncodeReport) -> NDArray[np.object_]:
+    """Return the document of each row (n,), numbers as texts."""
+    names = [
+        str(name)
+        for part in encoded.record.parts
+        if part.rows
+        for name in encoded.store.documents(part)[ID].to_pylist()
+    ]
+    return np.array(names, dtype=object)

@@ -1,0 +1,208 @@
+"""Which points a sweep measures: transform × k × codec × structure, and what they compare with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.index import inner_index
+from whiten_index.sweep.codecs import COARSE, FP32, codec_string
+from whiten_index.sweep.config import NONE, TRUNCATE, SweepConfig
+
+OURS, RAW, FAISS = "ours", "raw", "faiss"
+# FAISS advises so many rows a list at least.
+_ROWS_A_LIST = 39
+_LEAST_LISTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Which vectors: a family, its transform, a width.
+
+    Attributes:
+        family: ours, truncate, raw or faiss.
+        transform: as the user wrote it; none for raw, faiss-pca or faiss-pcaw.
+        k: width.
+    """
+
+    family: str
+    transform: str
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One setting to measure.
+
+    Attributes:
+        vectors: which vectors.
+        codec: how they are kept.
+        index: flat, ivf or hnsw.
+        rerank: candidates ranked again from the store, 0 for none.
+    """
+
+    vectors: Vectors
+    codec: str
+    index: str
+    rerank: int = 0
+
+    @property
+    def key(self) -> str:
+        """What tells a point from the others of its run."""
+        where = self.vectors
+        again = f"/rerank{self.rerank}" if self.rerank else ""
+        return f"{where.family}/{where.transform}/k{where.k}/{self.codec}/{self.index}{again}"
+
+    def setting(self) -> dict[str, Any]:
+        """Return the setting as JSON values."""
+        where = self.vectors
+        return {
+            "family": where.family,
+            "transform": where.transform.partition(":")[0],
+            "k": where.k,
+            "codec": self.codec,
+            "index": self.index,
+            "rerank": {"candidates": self.rerank, "from": "store"} if self.rerank else None,
+        }
+
+    def factory(self, rows: int) -> str:
+        """Return the FAISS factory string of the index proper.
+
+        Raises:
+            ConfigError: k does not allow the codec, or FAISS has no such index.
+        """
+        codec = codec_string(self.codec, self.vectors.k)
+        if self.vectors.family == FAISS:
+            transform = "PCAW" if self.vectors.transform == "faiss-pcaw" else "PCA"
+            return f"{transform}{self.vectors.k},L2norm,{codec}"
+        if self.index == "ivf":
+            return f"IVF{lists(rows)},{codec}"
+        if self.index == "hnsw":
+            return "HNSW32" if self.codec == FP32 else f"HNSW32_{codec}"
+        return codec
+
+
+def lists(rows: int) -> int:
+    """Return how many inverted lists: 4·√n, or fewer where these would have too few rows each."""
+    return max(min(4 * math.isqrt(rows), rows // _ROWS_A_LIST), _LEAST_LISTS)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The points of a sweep, those over the same vectors side by side, and those left out.
+
+    Attributes:
+        points: to measure.
+        skipped: points and why they cannot be.
+    """
+
+    points: tuple[Point, ...]
+    skipped: tuple[tuple[Point, str], ...]
+
+    def by_vectors(self) -> dict[Vectors, list[Point]]:
+        """Return the points by the vectors they are over, in order."""
+        found: dict[Vectors, list[Point]] = {}
+        for point in self.points:
+            found.setdefault(point.vectors, []).append(point)
+        return found
+
+
+def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
+    """Return what a sweep measures.
+
+    Args:
+        config: the wishes.
+        dim: width d of the raw embeddings.
+        rank: directions that they span.
+        rows: that each index holds.
+
+    Raises:
+        WhiteningError: no k that was asked for is within d and the rank.
+    """
+    points, skipped = list[Point](), list[tuple[Point, str]]()
+    wanted = [*_baselines(config, dim), *_ours(config)] if config.baselines else _ours(config)
+    for point in dict.fromkeys(wanted):
+        why = _why_not(point, dim=dim, rank=rank, rows=rows)
+        if why is None:
+            points.append(point)
+        else:
+            skipped.append((point, why))
+    if not any(point.vectors.family in (OURS, TRUNCATE) for point in points):
+        raise WhiteningError(
+            f"none of --k {','.join(map(str, config.ks))} can be measured on {dim}-dim embeddings "
+            f"of rank {rank} ({skipped[-1][1]}); give a --k of {min(rank, dim)} or less"
+        )
+    return Grid(tuple(points), tuple(skipped))
+
+
+def _why_not(point: Point, *, dim: int, rank: int, rows: int) -> str | None:
+    where = point.vectors
+    most = dim if where.family in (RAW, TRUNCATE) or where.transform == "random" else rank
+    if where.k > most:
+        what = "dims" if most == dim else "directions"
+        return f"k = {where.k} is above the {most} {what} of the embeddings"
+    if point.index == "ivf" and rows < _LEAST_LISTS * _ROWS_A_LIST:
+        return f"{rows} rows are too few for inverted lists"
+    try:
+        factory = point.factory(rows)
+        if where.family != FAISS:
+            inner_index(factory, where.k)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _ours(config: SweepConfig) -> list[Point]:
+    graphs = _middle(config.ks)
+    found = list[Point]()
+    for k in config.ks:
+        for wish in config.transforms:
+            family = TRUNCATE if wish.name == TRUNCATE else OURS
+            where = Vectors(family, str(wish), k)
+            found += _points(config, where, config.codecs, graph=k in graphs)
+    return found
+
+
+def _points(
+    config: SweepConfig, where: Vectors, codecs: tuple[str, ...], *, graph: bool
+) -> Iterator[Point]:
+    for codec in codecs:
+        for index in config.indexes:
+            # A graph takes minutes to build and is the same for every codec but for its errors.
+            if index != "hnsw" or (graph and codec == codecs[0]):
+                yield Point(where, codec, index)
+        if config.rerank and codec.startswith(COARSE) and "flat" in config.indexes:
+            yield Point(where, codec, "flat", config.rerank)
+
+
+def _middle(ks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the two widths in the middle, where graphs are built too."""
+    start = max((len(ks) - 2 + 1) // 2, 0)
+    return ks[start : start + 2]
+
+
+def _baselines(config: SweepConfig, dim: int) -> Iterator[Point]:
+    """Yield raw embeddings in codecs of our points' sizes, and FAISS's own PCA and whitening."""
+    raw = Vectors(RAW, NONE, dim)
+    for codec in (FP32, "fp16", "sq8", "sq4"):
+        yield Point(raw, codec, "flat")
+    sizes = {k // 4 for k in config.ks if k % 4 == 0} | {k for k in config.ks if k < dim}
+    for size in sorted(sizes):
+        if dim % size == 0 and size < dim:
+            yield Point(raw, f"pq{size}", "flat")
+    for codec in ("rabitq", "rabitq4"):
+        yield Point(raw, codec, "flat")
+    if config.rerank:
+        yield Point(raw, "rabitq", "flat", config.rerank)
+    if "ivf" in config.indexes:
+        yield Point(raw, FP32, "ivf")
+        yield Point(raw, "sq8", "ivf")
+    if "hnsw" in config.indexes:
+        yield Point(raw, FP32, "hnsw")
+    for k in config.ks:
+        for transform in ("faiss-pca", "faiss-pcaw"):
+            for codec in (FP32, "sq8"):
+                yield Point(Vectors(FAISS, transform, k), codec, "flat")

@@ -1,0 +1,99 @@
+"""What a sweep would measure, and how many bytes that takes, before any work is done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from whiten_index.errors import ConfigError
+from whiten_index.index import expected_bytes
+from whiten_index.plan import plan_build
+from whiten_index.progress import Progress
+from whiten_index.store import EmbeddingStore
+from whiten_index.sweep.config import SweepConfig
+from whiten_index.sweep.grid import FAISS, Grid, grid
+from whiten_index.sweep.judged import Judged
+from whiten_index.sweep.results import RESULTS, Results
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """An estimate: the embeddings may turn out to span fewer directions than they have dims.
+
+    Attributes:
+        rows: of the corpus.
+        to_encode: rows that are not in the store yet.
+        encode_seconds: expected for these, None where there are none.
+        dim: width d of the embeddings.
+        points: to measure, those found already counted in.
+        by_family: family -> points.
+        found: points in the results file under the same name, of this run or of others.
+        skipped: key -> why a point cannot be measured.
+        work_bytes: of the files that the sweep lays out and removes.
+        largest_index_bytes: of the index that takes the most memory.
+    """
+
+    rows: int
+    to_encode: int
+    encode_seconds: float | None
+    dim: int
+    points: int
+    by_family: dict[str, int]
+    found: int
+    skipped: dict[str, str]
+    work_bytes: int
+    largest_index_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return dict(vars(self))
+
+
+def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> SweepPlan:
+    """Say what a sweep would do, and write nothing.
+
+    Raises:
+        CorpusError: corpus or judgements cannot be used.
+        WhiteningError: no k that was asked for fits the embeddings.
+    """
+    Judged.read(config)
+    seconds = None
+    if config.build.corpus:
+        build = plan_build(config.build, progress=progress)
+        rows, dim, to_encode = build.reused + build.to_encode, build.dim, build.to_encode
+        seconds = build.seconds
+    else:
+        store = EmbeddingStore.open(config.build.store_path)
+        rows, dim, to_encode = store.corpus().rows, int(store.encoder["dim"]), 0
+    points = grid(config, dim=dim, rank=dim, rows=rows)
+    path = config.folder / RESULTS
+    done = Results.read(path).done if path.exists() else {}
+    keys = {key for some in done.values() for key in some}
+    widest = max((k for k in config.ks if k <= dim), default=dim)
+    return SweepPlan(
+        rows=rows,
+        to_encode=to_encode,
+        encode_seconds=seconds,
+        dim=dim,
+        points=len(points.points),
+        by_family=dict(Counter(point.vectors.family for point in points.points)),
+        found=sum(point.key in keys for point in points.points),
+        skipped={point.key: why for point, why in points.skipped},
+        # Raw rows in 2 bytes, the projected corpus and the vectors of one transform in 4.
+        work_bytes=rows * (2 * dim + 4 * widest + 4 * max(dim, widest)),
+        largest_index_bytes=_largest(points, rows=rows, dim=dim),
+    )
+
+
+def _largest(points: Grid, *, rows: int, dim: int) -> int:
+    sizes = [0]
+    for point in points.points:
+        if point.vectors.family == FAISS:
+            continue
+        try:
+            factory = point.factory(rows)
+            sizes.append(expected_bytes(factory, rows=rows, dim=dim, k=point.vectors.k).total)
+        except ConfigError:
+            continue
+    return max(sizes)

@@ -1,0 +1,156 @@
+"""The vectors that points are over: one projection of the corpus serves every k, γ and centring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.fit import fit_whitening
+from whiten_index.index import exact_neighbours
+from whiten_index.index.trials import SharedLists
+from whiten_index.progress import Stages
+from whiten_index.sweep.config import AUTO, SweepConfig, Wish
+from whiten_index.sweep.dataset import Dataset
+from whiten_index.sweep.files import file_array
+from whiten_index.sweep.grid import FAISS, RAW, Vectors, lists
+from whiten_index.whitening import Kind, Whitening, WhiteningConfig, unit_rows
+
+TOP_K = 10
+_ROWS, _TRUTH_ROWS = 8_192, 1 << 16
+# Kinds whose vectors are the first columns of the projected corpus, scaled.
+_SLICED = (Kind.PCA, Kind.WHITENING)
+
+
+@dataclass(eq=False)
+class Space:
+    """Unit vectors of every row and query under one transform, and what is exact among them.
+
+    Attributes:
+        whitening: the transform.
+        vectors: (n, k) float32 in a file.
+        truth: (q, 10) exact neighbours of the queries among these vectors.
+        tuning: (t, k) float32 unit vectors that are tuned with.
+        tuning_truth: (t, 10) their exact neighbours, themselves left out.
+    """
+
+    whitening: Whitening
+    vectors: NDArray[np.float32]
+    truth: NDArray[np.int64]
+    tuning: NDArray[np.float32]
+    tuning_truth: NDArray[np.int64]
+    _lists: SharedLists | None = field(default=None, repr=False)
+
+    def shared_lists(self, seed: int) -> SharedLists:
+        """Return the inverted lists that all codecs over these vectors share, made once."""
+        if self._lists is None:
+            rng = np.random.default_rng(seed)
+            self._lists = SharedLists.learn(self.vectors, count=lists(len(self.vectors)), rng=rng)
+        return self._lists
+
+
+@dataclass(eq=False)
+class Spaces:
+    """Makes the vectors of a dataset, one transform at a time, in files of ``folder``.
+
+    Attributes:
+        config: of the sweep.
+        dataset: rows and queries.
+        folder: for the files.
+        stages: where the time is shown.
+    """
+
+    config: SweepConfig
+    dataset: Dataset
+    folder: Path
+    stages: Stages
+    _turned: NDArray[np.float32] | None = field(default=None, repr=False)
+
+    def whitening(self, where: Vectors) -> Whitening:
+        """Return the transform of raw embeddings to the vectors.
+
+        Raises:
+            WhiteningError: the embeddings do not allow it.
+        """
+        moments = self.dataset.moments
+        if where.family in (RAW, FAISS):
+            return Whitening.fit(moments, WhiteningConfig(kind=Kind.NONE))
+        wish = Wish.parse(where.transform)
+        if wish.name == AUTO:
+            config = replace(self.config.build, k=where.k)
+            return fit_whitening(config, self.dataset.encoded, None, self.stages).whitening
+        kind, seed = Kind(wish.name), self.config.build.seed
+        asked = WhiteningConfig(kind=kind, k=where.k, exponent=wish.exponent, seed=seed)
+        return Whitening.fit(moments, asked)
+
+    def open(self, where: Vectors) -> Space:
+        """Return the vectors of a transform and what is exact among them."""
+        whitening = self.whitening(where)
+        if whitening.kind in _SLICED:
+            self._turned_rows()
+        rows = self.dataset.rows
+        with self.stages.stage("vectors", rows) as watcher:
+            vectors = file_array(self.folder / "vectors", np.float32, (rows, whitening.k))
+            for start, block in self._projected(whitening):
+                vectors[start : start + len(block)] = unit_rows(block)
+                watcher.advance(len(block))
+            queries = unit_rows(whitening.apply(self.dataset.queries)).astype(np.float32)
+            return self._with_truth(whitening, vectors, queries)
+
+    def _with_truth(
+        self, whitening: Whitening, vectors: NDArray[np.float32], queries: NDArray[np.float32]
+    ) -> Space:
+        tuning = unit_rows(whitening.apply(self.dataset.tuning)).astype(np.float32)
+        parts = (
+            np.ascontiguousarray(vectors[start : start + _TRUTH_ROWS])
+            for start in range(0, len(vectors), _TRUTH_ROWS)
+        )
+        asked = np.concatenate([queries, tuning])
+        _, nearest = exact_neighbours(parts, asked, TOP_K + 1)
+        near = nearest[len(queries) :]
+        if self.dataset.own is None:
+            near = near[:, :TOP_K]
+        else:
+            others = near != self.dataset.own[:, None]
+            # A row that does not find itself among its equals gives up the last one instead.
+            others[others.all(axis=1), -1] = False
+            near = near[others].reshape(len(tuning), TOP_K)
+        return Space(whitening, vectors, nearest[: len(queries), :TOP_K], tuning, near)
+
+    def _projected(self, whitening: Whitening) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield blocks of the corpus under the transform, before they are scaled to length 1."""
+        rows = self.dataset.rows
+        sliced = whitening.kind in _SLICED
+        source = self._turned_rows() if sliced else self.dataset.raw
+        k, scales = whitening.k, whitening.scales().astype(np.float32)
+        away = np.zeros(k, dtype=np.float32)
+        if sliced and not whitening.center:
+            away = (whitening.mean @ whitening.basis).astype(np.float32)
+        for start in range(0, rows, _ROWS):
+            block = source[start : start + _ROWS]
+            if sliced:
+                yield start, (block[:, :k] + away) * scales
+            elif whitening.kind in (Kind.NONE, Kind.TRUNCATE) and not whitening.center:
+                yield start, block[:, :k].astype(np.float32)
+            else:
+                yield start, whitening.apply(block).astype(np.float32)
+
+    def _turned_rows(self) -> NDArray[np.float32]:
+        """Return the centred corpus along its eigenvectors, (n, widest k), made on first need."""
+        if self._turned is None:
+            rank = self.dataset.spectrum.rank
+            widest = max(k for k in self.config.ks if k <= rank)
+            fit = Whitening.fit(self.dataset.moments, WhiteningConfig(kind=Kind.PCA, k=widest))
+            mean, basis = fit.mean.astype(np.float32), fit.basis.astype(np.float32)
+            raw = self.dataset.raw
+            turned = file_array(self.folder / "turned", np.float32, (len(raw), widest))
+            with self.stages.stage("project", len(raw)) as watcher:
+                for start in range(0, len(raw), _ROWS):
+                    block = raw[start : start + _ROWS].astype(np.float32)
+                    turned[start : start + _ROWS] = (block - mean) @ basis
+                    watcher.advance(len(block))
+            self._turned = turned
+        return self._turned
