@@ -11,25 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import whitening_tables
+from benchmarks import sweep_tables, whitening_tables
 from benchmarks.results_file import RESULTS, read
 
 README = Path(__file__).parents[1] / "README.md"
-
-
-def scifact() -> str:
-    """Return the table of quality, bytes and latency."""
-    lines = [
-        "| SciFact, all-MiniLM-L6-v2 | dims | bytes a vector | nDCG@10 | recall@100 | ms a query |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in read("scifact"):
-        lines.append(
-            f"| {row['setting']} | {row['k']} | {row['bytes_per_vector']:,.0f} "
-            f"| {row['ndcg@10']:.2f} | {row['recall@100']:.2f} "
-            f"| {row['median_ms_per_query']:.2f} |"
-        )
-    return "\n".join(lines)
 
 
 def store_dtype() -> str:
@@ -146,7 +131,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "choice_left_out": whitening_tables.choice_left_out,
     "short_texts": whitening_tables.short_texts,
     "choice_cost": whitening_tables.choice_cost,
-    "scifact": scifact,
+    "sweep": sweep_tables.first,
+    "small_codes": sweep_tables.small_codes,
+    "structures": sweep_tables.structures,
+    "sweep_seconds": sweep_tables.seconds,
+    "exact_search": sweep_tables.exact_search,
+    "graph_peers": sweep_tables.graph_peers,
     "store_dtype": store_dtype,
     "memory": memory,
     "encoding": encoding,
