@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import faiss
@@ -132,3 +135,20 @@ def test_embeddings_go_through_the_transforms_as_faiss_sends_them() -> None:
     inner = faiss.downcast_index(index.index)
     assert np.allclose(transformed(index, rows), flat_vectors(inner), atol=1e-6)
     assert transformed(index, rows[:0]).shape == (0, 4)
+
+
+@pytest.mark.parametrize("policy", [None, "active"])
+def test_the_threads_of_faiss_rest_unless_the_user_says_otherwise(policy: str | None) -> None:
+    # OpenMP prints what it was told when it is loaded.
+    program = (
+        "import os; from whiten_index.index import load_faiss; load_faiss(); "
+        "print(os.environ.get('OMP_WAIT_POLICY'))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    told = {} if policy is None else {"OMP_WAIT_POLICY": policy}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**environment, "OMP_DISPLAY_ENV": "TRUE", **told},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert f"OMP_WAIT_POLICY = '{(policy or 'passive').upper()}'" in done.stderr
+    assert done.stdout.strip() == str(policy)
