@@ -12,7 +12,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import encoding_peers as peers
-from benchmarks import moments, tables
+from benchmarks import moments, sweep_tables, tables
 from benchmarks.encoding import Spent, ratio, timed
 from benchmarks.encoding_inputs import model_flops
 from benchmarks.results_file import read
@@ -189,3 +189,19 @@ def test_quality_by_exponent_is_that_of_the_table_asked_for() -> None:
             assert row["truncated"] == pytest.approx(truncated, abs=0.1), case
         if not_centred is not None:
             assert row["not_centred"] == pytest.approx(not_centred, abs=0.1), case
+
+
+@pytest.mark.parametrize(("times", "lost"), [(12, 0.6), (15, 0.6), (20, 2.0), (24, 0.6), (32, 1.0)])
+def test_so_many_times_fewer_bytes_cost_so_little(times: float, lost: float) -> None:
+    points = sweep_tables.points_of("scifact")
+    raw = points["raw/none/k384/fp32/flat"]
+    assert raw["bytes"]["per_row"] == 1536
+    assert round(100 * raw["quality"]["ndcg@10"], 2) == 64.51
+    most = raw["bytes"]["per_row"] / times
+    found = [
+        100 * (raw["quality"]["ndcg@10"] - point["quality"]["ndcg@10"])
+        for point in points.values()
+        if point["family"] == "ours" and point["rerank"] is None
+        and point["bytes"]["per_row"] <= most
+    ]  # fmt: skip
+    assert min(found) <= lost
