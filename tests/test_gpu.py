@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -113,14 +114,20 @@ def test_every_gpu_takes_part(tiny_model, texts, tmp_path: Path, write_parquet):
     assert report.encoded.counts.encoded == len(texts)
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "IVF16,SQ8", "IVF16,PQ8"])
-def test_an_index_made_on_a_gpu_is_searched_on_a_cpu(factory: str, tmp_path: Path):
+def _vectors_for_faiss(folder: Path) -> tuple[Any, np.ndarray, Path]:
+    """Return FAISS for GPUs, rows (n, d) and the file that holds them."""
     faiss = pytest.importorskip("faiss")
     if not hasattr(faiss, "StandardGpuResources"):
         pytest.skip("this FAISS is built for CPUs alone")
     rows = np.random.default_rng(0).standard_normal((4000, 48)).astype(np.float32)
-    path = tmp_path / "c.parquet"
+    path = folder / "c.parquet"
     pq.write_table(pa.table({"id": np.arange(len(rows)), "embedding": list(rows)}), path)
+    return faiss, rows, path
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "IVF16,SQ8", "IVF16,PQ8"])
+def test_an_index_made_on_a_gpu_is_searched_on_a_cpu(factory: str, tmp_path: Path):
+    faiss, rows, path = _vectors_for_faiss(tmp_path)
     found = {}
     for device in ("cpu", "gpu"):
         config = BuildConfig(
@@ -142,12 +149,7 @@ def test_an_index_made_on_a_gpu_is_searched_on_a_cpu(factory: str, tmp_path: Pat
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "IVF16,SQ8", "IVF16,PQ8"])
 def test_an_index_is_searched_on_a_gpu_as_on_a_cpu(factory: str, tmp_path: Path):
-    faiss = pytest.importorskip("faiss")
-    if not hasattr(faiss, "StandardGpuResources"):
-        pytest.skip("this FAISS is built for CPUs alone")
-    rows = np.random.default_rng(0).standard_normal((4000, 48)).astype(np.float32)
-    path = tmp_path / "c.parquet"
-    pq.write_table(pa.table({"id": np.arange(len(rows)), "embedding": list(rows)}), path)
+    _, _, path = _vectors_for_faiss(tmp_path)
     config = BuildConfig(
         corpus=(str(path),), embedding_column="embedding", id_column="id", whiten="pca", k=32,
         factory=factory, index_device="cpu", out=str(tmp_path / "o"),
