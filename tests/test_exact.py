@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from whiten_index.index import exact
 from whiten_index.index.exact import exact_search, flat_vectors, largest
-from whiten_index.index.nearest import nearest, transformed
+from whiten_index.index.nearest import nearest
 
 
 def by_sorting(scores: np.ndarray, count: int) -> np.ndarray:
@@ -125,16 +125,6 @@ def test_only_plain_vectors_by_inner_product_are_looked_at_directly(tmp_path: Pa
     faiss.write_index(plain, str(tmp_path / "i"))
     mapped = faiss.read_index(str(tmp_path / "i"), faiss.IO_FLAG_MMAP_IFC)
     assert np.array_equal(flat_vectors(faiss.downcast_index(mapped)), rows)
-
-
-def test_embeddings_go_through_the_transforms_as_faiss_sends_them() -> None:
-    rows = np.random.default_rng(4).standard_normal((50, 6)).astype(np.float32)
-    index = faiss.index_factory(6, "PCA4,L2norm,Flat", faiss.METRIC_INNER_PRODUCT)
-    index.train(rows)
-    index.add(rows)
-    inner = faiss.downcast_index(index.index)
-    assert np.allclose(transformed(index, rows), flat_vectors(inner), atol=1e-6)
-    assert transformed(index, rows[:0]).shape == (0, 4)
 
 
 @pytest.mark.parametrize("policy", [None, "active"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from whiten_index import BuildConfig, Encoder, Moments, build_index, open_index
 from whiten_index.encoding.budget import LADDERS, TokenBudget
+from whiten_index.sweep import run_sweep, sweep_config
 
 pytestmark = pytest.mark.gpu
 
@@ -166,3 +168,25 @@ def test_an_index_is_searched_on_a_gpu_as_on_a_cpu(factory: str, tmp_path: Path)
         shared = [len({*a} & {*b}) / top_k for a, b in zip(found, found_too, strict=True)]
         assert np.mean(shared) > 0.98
     assert on_gpu.search_like(3) == on_cpu.search_like(3)
+
+
+def test_a_sweep_on_a_gpu_finds_what_one_on_a_cpu_finds(tmp_path: Path):
+    _, _, path = _vectors_for_faiss(tmp_path)
+    found = {}
+    for device in ("cpu", "gpu"):
+        options = {
+            "corpus": [str(path)], "embedding_column": "embedding", "id_column": "id",
+            "widths": "16,32", "transforms": "pca", "index_device": device,
+            "out": str(tmp_path / device),
+        }  # fmt: skip
+        report = run_sweep(sweep_config(options))
+        records = map(json.loads, report.results.read_text().splitlines())
+        found[device] = {each["key"]: each for each in records if each["type"] == "point"}
+    assert found["cpu"].keys() == found["gpu"].keys()
+    gpus = {key for key, each in found["gpu"].items() if each["device"] == "gpu"}
+    assert {"ours/pca/k16/fp32/flat", "ours/pca/k32/sq8/ivf", "ours/pca/k32/pq/ivf"} <= gpus
+    for key in gpus:
+        on_cpu, on_gpu = found["cpu"][key], found["gpu"][key]
+        # Clusters differ, so that lists do; exact search agrees.
+        tolerance = 0.002 if key.endswith("flat") else 0.06
+        assert abs(on_gpu["index_recall@10"] - on_cpu["index_recall@10"]) < tolerance, key

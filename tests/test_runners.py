@@ -56,6 +56,65 @@ class Square:
         return ran
 
 
+@dataclass
+class Diary:
+    """Writes down what is done, in order."""
+
+    done: list[str]
+    advance: Callable[[int], None] | None = None
+
+    def telling(self, advance):
+        return replace(self, advance=advance)
+
+    def read(self, item):
+        self.done.append(f"read {item}")
+        return item
+
+    def prepare(self, item):
+        return item
+
+    def run(self, item):
+        self.advance(1)
+        return item
+
+    def finish(self, ran):
+        self.done.append(f"finish {ran}")
+        return ran
+
+
+def test_one_by_one_an_item_is_finished_before_the_next_is_read():
+    diary, told = Diary([]), []
+    assert list(LocalRunner(diary, one_by_one=True).map(range(3), told.append)) == [0, 1, 2]
+    assert diary.done == [f"{what} {item}" for item in range(3) for what in ("read", "finish")]
+    assert told == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("budget", "at_a_time"), [("256MiB", True), ("2GiB", False), (None, False)]
+)
+def test_given_embeddings_are_read_one_shard_at_a_time_within_a_small_budget(
+    tmp_path, write_parquet, monkeypatch, budget, at_a_time
+):
+    asked = []
+    made = LocalRunner.__init__
+
+    def spied(self, work, *, one_by_one=False):
+        asked.append(one_by_one)
+        made(self, work, one_by_one=one_by_one)
+
+    monkeypatch.setattr(LocalRunner, "__init__", spied)
+    rows = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+    column = pa.FixedSizeListArray.from_arrays(rows.ravel(), 4)
+    corpus = write_parquet(tmp_path / "c.parquet", {"e": column})
+    encode_corpus(
+        BuildConfig(
+            corpus=(str(corpus),), embedding_column="e", memory_budget=budget,
+            store=str(tmp_path / "store"),
+        )
+    )  # fmt: skip
+    assert asked == [at_a_time]
+
+
 @pytest.mark.parametrize("count", [0, 1, 20])
 def test_processes_do_every_item_once_and_in_order(count):
     told = []

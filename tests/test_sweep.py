@@ -23,7 +23,7 @@ from whiten_index.errors import (
     WhiteningError,
 )
 from whiten_index.index import inner_index, wrap
-from whiten_index.index.trials import SharedLists, filled, search_embeddings
+from whiten_index.index.trials import SharedLists, filled, searcher
 from whiten_index.lock import only_writer
 from whiten_index.moments import Moments
 from whiten_index.progress import Silent
@@ -149,8 +149,9 @@ def test_lists_shared_by_codecs_are_those_an_index_makes_itself(embeddings, code
     own.quantizer.add(found.turned(shared.centroids))
     own.train(turned)
     own.add(turned)
-    found.inner.nprobe = own.nprobe = 3
-    ours, theirs = found.inner.search(turned[:50], 10), own.search(turned[:50], 10)
+    inner = found.placed.index
+    inner.nprobe = own.nprobe = 3
+    ours, theirs = inner.search(turned[:50], 10), own.search(turned[:50], 10)
     np.testing.assert_array_equal(ours[1], theirs[1])
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
 
@@ -161,9 +162,10 @@ def test_what_is_added_is_found_through_the_transforms(embeddings, codec):
     whitening = Whitening.fit(moments, WhiteningConfig(kind=Kind.WHITENING, k=16, exponent=0.5))
     vectors = unit(whitening.apply(embeddings)).astype(np.float32)
     made = filled(codec, vectors, shared=None, seed=0)
-    index = wrap(made.inner, whitening, rotation=made.rotation)
-    by_rows = search_embeddings(index, embeddings[:40], 5)
-    by_vectors = made.inner.search(made.turned(vectors[:40]), 5)
+    inner = made.placed.index
+    index = wrap(inner, whitening, rotation=made.rotation)
+    by_rows = searcher(index, made.placed)(embeddings[:40], 5)
+    by_vectors = inner.search(made.turned(vectors[:40]), 5)
     np.testing.assert_allclose(by_rows[0], by_vectors[0], atol=1e-5)
     assert (by_rows[1][:, 0] == np.arange(40)).mean() > 0.9
 

@@ -138,11 +138,12 @@ class _Job:
 
     def vectors(self, index: Any, *, stage: str) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors of all rows as FAISS's transforms make them, under a stage."""
+        transforms = faiss_index.Transforms(index)
         with self.stages.stage(stage, self.record.rows) as watcher:
             for block in blocks(self.store, self.record, rows=self._block_rows()):
                 narrow = _as_float32(block)
                 _require_lengths_in_float32(self.whitening, block)
-                yield faiss_index.transformed(index, narrow)
+                yield transforms(narrow)
                 watcher.advance(len(block))
 
     def _block_rows(self) -> int:

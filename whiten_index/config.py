@@ -65,8 +65,9 @@ class BuildConfig:
         factory: FAISS factory string of the index proper, or ``auto``.
         target_recall: index recall that searching is set to, on vectors held out, and that ``auto``
             chooses the index by.
-        memory_budget: bytes that the index may hold in memory, such as ``4GiB``; None for as many
-            as it takes.
+        memory_budget: bytes that the index may hold in memory, such as ``4GiB``, and that making
+            it takes; None for as many as it takes. With little, embeddings of a column are read one
+            shard at a time; an encoder's own memory does not count.
         index_device: where the index is made: ``auto``, ``cpu`` or ``gpu``.
         seed: of every sample drawn, and of random directions and groups.
     """

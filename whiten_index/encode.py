@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 
 _AGREEMENT_ROWS, _AGREEMENT_SHARDS = 512, 8
+# Five shards of given embeddings at a time, each as read and as kept.
+_ROOM_TO_OVERLAP = 10 * SHARD_BYTES
 
 
 class EncoderSource:
@@ -234,7 +236,9 @@ def _sample_texts(work: ShardWork, *, seed: int) -> list[str]:
 def _runner(config: BuildConfig, work: ShardWork, devices: Sequence[str]) -> Runner:
     """Return who does the work: this process on one device, a process each on several."""
     if len(devices) == 1:
-        return LocalRunner(work)
+        given = work.corpus.dim is not None
+        little = config.budget is not None and config.budget < _ROOM_TO_OVERLAP
+        return LocalRunner(work, one_by_one=given and little)
     threads = (config.threads or os.cpu_count() or 1) // len(devices)
     return ProcessRunner(
         [

@@ -45,6 +45,7 @@ _REMEDY = (
 # A relative error r of each coordinate costs r²/2 of cosine: 1/256 keeps it above 0.99999.
 _FLOAT16_ERROR = 1 / 256
 _NEGLIGIBLE_VARIANCE = 1e-10
+_LOOKED_AT_ROWS = 2048
 
 
 class StoreDtype(Enum):
@@ -483,15 +484,17 @@ def fits_float16(embeddings: NDArray[np.floating]) -> bool:
         return True
     if len(embeddings) < 2:
         return False
-    with np.errstate(over="ignore"):
-        half = embeddings.astype(np.float16)
-    if not np.isfinite(half).all():
-        return False
-    error = half.astype(np.float64)
-    error -= embeddings
-    variance = embeddings.var(axis=0, dtype=np.float64)
+    mean = embeddings.mean(axis=0, dtype=np.float64)
+    noise, variance = np.zeros_like(mean), np.zeros_like(mean)
+    for start in range(0, len(embeddings), _LOOKED_AT_ROWS):
+        block = embeddings[start : start + _LOOKED_AT_ROWS]
+        with np.errstate(over="ignore"):
+            half = block.astype(np.float16)
+        if not np.isfinite(half).all():
+            return False
+        noise += np.square(half.astype(np.float64) - block).sum(axis=0)
+        variance += np.square(block - mean).sum(axis=0)
     matters = variance > _NEGLIGIBLE_VARIANCE * variance.max()
-    noise = np.square(error).mean(axis=0)
     return bool((noise[matters] <= _FLOAT16_ERROR**2 * variance[matters]).all())
 
 

@@ -64,6 +64,13 @@ sweep_options = [
         show_default=True,
         help="Rows held out as queries, where there are no judged ones.",
     ),
+    click.option(
+        "--index-device",
+        type=click.Choice(["cpu", "gpu", "auto"]),
+        default="cpu",
+        show_default=True,
+        help="Where indexes are filled and searched; kinds that no GPU takes stay on the CPU.",
+    ),
     click.option("--seed", type=int, default=0, show_default=True, help="Of every random sample."),
     click.option("--name", help="What the report calls the corpus. [default: its file or folder]"),
 ]

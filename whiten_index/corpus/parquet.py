@@ -27,6 +27,7 @@ from whiten_index.corpus.rows import (
     embedding_matrix,
     embedding_rows,
     join_texts,
+    rows_not_finite,
 )
 from whiten_index.corpus.sources import SourceFile, find_files
 from whiten_index.errors import CorpusError
@@ -96,8 +97,12 @@ class ParquetCorpus:
         Raises:
             CorpusError: the file is damaged, or a bad row is met and the choice is to stop.
         """
-        table = self._read_columns(shard, columns_to_read(self.config, self._filter))
-        sieve = Sieve(table, lambda row: self.row_name(shard, row), self.config.on_bad_row)
+        columns = columns_to_read(self.config, self._filter)
+        sieve = Sieve(
+            self._read_columns(shard, columns),
+            lambda row: self.row_name(shard, row),
+            self.config.on_bad_row,
+        )
         if self._filter is not None:
             sieve.filter(self._filter)
         if self.config.id_column is not None:
@@ -138,18 +143,21 @@ class ParquetCorpus:
         column, dim = self.config.embedding_column, self.dim
         assert column is not None
         assert dim is not None
-        array, widths = embedding_rows(sieve.table.column(column))
+        given = sieve.table.column(column) if column in self.config.keep else sieve.take(column)
+        array, widths = embedding_rows(given)
         empty = widths < 1
         sieve.drop(empty, "null_embedding", f"no {column}", blank=True)
-        array, widths = array.filter(pa.array(~empty)), widths[~empty]
-        wrong = widths != dim
+        wrong = ~empty & (widths != dim)
         what = f"a {column} whose width is not {dim}, that of the first row"
-        sieve.drop(wrong, "wrong_width", what, blank=False)
-        matrix = embedding_matrix(array.filter(pa.array(~wrong)), dim)
-        broken = ~np.isfinite(matrix).all(axis=1)
+        sieve.drop(wrong[~empty], "wrong_width", what, blank=False)
+        bad = empty | wrong
+        matrix = embedding_matrix(array.filter(pa.array(~bad)) if bad.any() else array, dim)
+        broken = rows_not_finite(matrix)
         sieve.drop(broken, "not_finite", f"a NaN or an infinity in {column}", blank=False)
-        documents = self._documents(shard, sieve)
-        return EmbeddingBatch(documents, matrix[~broken], shard.rows, sieve.skipped)
+        matrix = matrix[~broken] if broken.any() else matrix
+        # Arrow keeps the memory of the pages it has decoded, three times that of the rows.
+        pa.default_memory_pool().release_unused()
+        return EmbeddingBatch(self._documents(shard, sieve), matrix, shard.rows, sieve.skipped)
 
     def _documents(self, shard: Shard, sieve: Sieve) -> pa.Table:
         """Return the id and the kept columns of the rows that passed."""
@@ -170,19 +178,8 @@ class ParquetCorpus:
 
     def _read_columns(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
         file = self.files[shard.file]
-        try:
-            batches = [
-                batch for span in shard.spans for batch in self._reader.read(file, span, columns)
-            ]
-            table = pa.Table.from_batches(batches) if batches else pa.table({})
-            # Damage that decodes all the same shows as text that is not UTF-8.
-            table.validate(full=True)
-        except (OSError, pa.ArrowException) as error:
-            self._reader.close()
-            raise CorpusError(
-                f"{file.path} is damaged ({str(error).splitlines()[0][:160]}); restore the file or "
-                "take it out of the corpus, then run the same command again"
-            ) from error
+        batches = list(self._blocks(shard, columns))
+        table = pa.Table.from_batches(batches) if batches else pa.table({})
         if table.num_rows != shard.rows:
             self._reader.close()
             raise CorpusError(
@@ -190,6 +187,22 @@ class ParquetCorpus:
                 "writes to it"
             )
         return table
+
+    def _blocks(self, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a shard as they are read, some thousands at a time."""
+        file = self.files[shard.file]
+        try:
+            for span in shard.spans:
+                for batch in self._reader.read(file, span, columns):
+                    # Damage that decodes all the same shows as text that is not UTF-8.
+                    batch.validate(full=True)
+                    yield batch
+        except (OSError, pa.ArrowException) as error:
+            self._reader.close()
+            raise CorpusError(
+                f"{file.path} is damaged ({str(error).splitlines()[0][:160]}); restore the file or "
+                "take it out of the corpus, then run the same command again"
+            ) from error
 
     def _id_hashes(self, shard: Shard) -> np.ndarray[Any, np.dtype[np.uint64]]:
         digests = row_digests(str(value).encode() for value in self._ids(shard))
@@ -225,12 +238,12 @@ class ParquetCorpus:
         column = self.config.embedding_column
         assert column is not None
         seen = kept = 0
-        for shard in self.shards:
-            columns = list(dict.fromkeys([column, *filter_columns(self._filter)]))
-            table = self._read_columns(shard, columns)
+        columns = list(dict.fromkeys([column, *filter_columns(self._filter)]))
+        for block in (block for shard in self.shards for block in self._blocks(shard, columns)):
+            table = pa.Table.from_batches([block])
             if self._filter is not None:
                 table = self._filter.apply(table)
-            seen, kept = seen + shard.rows, kept + table.num_rows
+            seen, kept = seen + block.num_rows, kept + table.num_rows
             _, widths = embedding_rows(table.column(column))
             if (widths > 0).any():
                 return int(widths[widths > 0][0])

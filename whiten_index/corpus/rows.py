@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from whiten_index.corpus.expression import RowFilter
 from whiten_index.errors import CorpusError
 
+_BLOCK_ROWS = 4096
+
 
 class OnBadRow(Enum):
     """What happens to a row that cannot be used.
@@ -79,6 +81,12 @@ class Sieve:
         self.table = self.table.filter(pa.array(~bad))
         self._positions = self._positions[~bad]
 
+    def take(self, name: str) -> pa.ChunkedArray:
+        """Return a column and let go of it, so that it is not held twice."""
+        column = self.table.column(name)
+        self.table = self.table.drop_columns([name])
+        return column
+
     @property
     def positions(self) -> NDArray[np.int64]:
         """(n,) row numbers in the shard of the rows still in."""
@@ -125,6 +133,15 @@ def embedding_matrix(array: pa.Array, dim: int) -> NDArray[np.floating]:
     if values.null_count:
         flat = flat.astype(_numpy_type(values.type))
     return np.ascontiguousarray(flat.reshape(-1, dim))
+
+
+def rows_not_finite(matrix: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Return which rows (n,) of a matrix (n, d) hold NaN or infinity."""
+    found = np.empty(len(matrix), dtype=bool)
+    for start in range(0, len(matrix), _BLOCK_ROWS):
+        part = slice(start, start + _BLOCK_ROWS)
+        found[part] = ~np.isfinite(matrix[part]).all(axis=1)
+    return found
 
 
 def _numpy_type(arrow_type: pa.DataType) -> np.dtype[Any]:

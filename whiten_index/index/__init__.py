@@ -25,14 +25,14 @@ from whiten_index.index.factory import (
     training_rows,
     wrap,
 )
-from whiten_index.index.gpu import DEVICES, Placed, place
+from whiten_index.index.gpu import DEVICES, Placed, gpu_name, place, require_device
 from whiten_index.index.library import describe_faiss, load_faiss, set_threads
-from whiten_index.index.nearest import transformed
 from whiten_index.index.on_disk import IVF_DATA, kind_on_disk
 from whiten_index.index.rotation import gains_by_rotation, rotation_for
 from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.spilled import SpilledLists, gather
 from whiten_index.index.streamed import StreamedCodes
+from whiten_index.index.transforms import Transforms
 from whiten_index.index.tuning import (
     OperatingPoint,
     exact_neighbours,
@@ -81,6 +81,7 @@ __all__ = [
     "Rescorer",
     "SpilledLists",
     "StreamedCodes",
+    "Transforms",
     "choose_factory",
     "coarse_centroids",
     "describe_faiss",
@@ -89,6 +90,7 @@ __all__ = [
     "find_version",
     "gains_by_rotation",
     "gather",
+    "gpu_name",
     "has_parameters",
     "inner_index",
     "inner_of",
@@ -107,6 +109,7 @@ __all__ = [
     "publish",
     "read_fields",
     "recall_of",
+    "require_device",
     "require_training_rows",
     "rotation_for",
     "search_with",
@@ -117,7 +120,6 @@ __all__ = [
     "too_few_rows",
     "train",
     "training_rows",
-    "transformed",
     "truth_of_rows",
     "tune",
     "tune_candidates",

@@ -24,9 +24,10 @@ from whiten_index.index.filtering import Selection
 from whiten_index.index.gpu import Placed, place
 from whiten_index.index.grouping import first_of_each, search_documents
 from whiten_index.index.library import load_faiss
-from whiten_index.index.nearest import nearest, nearest_on_gpu, transformed
+from whiten_index.index.nearest import nearest, nearest_on_gpu
 from whiten_index.index.on_disk import IVF_DATA
 from whiten_index.index.pages import gather_pages
+from whiten_index.index.transforms import Transforms
 from whiten_index.index.vectors import vectors_of
 from whiten_index.index.versions import DOCUMENTS, INDEX, WHITENING, read_fields
 from whiten_index.whitening import Whitening
@@ -57,6 +58,7 @@ class Bundle:
         manifest: as published.
         whitening: the transform, in float64.
         index: FAISS's index, raw d-dim rows in.
+        transforms: what these go through first.
         documents: row -> id and kept columns.
         placed: a copy of the index proper on a GPU, which searches all rows by embeddings; None
             where the CPU does everything.
@@ -66,6 +68,7 @@ class Bundle:
     manifest: Mapping[str, Any]
     whitening: Whitening
     index: Any
+    transforms: Transforms
     documents: Documents
     placed: Placed | None = None
 
@@ -180,11 +183,11 @@ class Bundle:
         """Return the search by raw embeddings."""
         by_vector = self._by_vector(row_filter, copy=copy)
         if rescorer is None:
-            return lambda queries, most: by_vector(transformed(self.index, queries), most)
+            return lambda queries, most: by_vector(self.transforms(queries), most)
 
         def search(queries: NDArray[np.float32], most: int) -> tuple[Scores, Rows]:
             fetch = min(max(rescorer.candidates, most), len(self)) if most else 0
-            _, rows = by_vector(transformed(self.index, queries), fetch)
+            _, rows = by_vector(self.transforms(queries), fetch)
             scores = rescorer(queries, rows)
             best = np.lexsort((rows, -scores))[:, :most]
             return np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)
@@ -247,7 +250,7 @@ def open_bundle(
             f"{folder} does not fit together: {index.ntotal} vectors, {len(documents)} documents; "
             "restore it from a copy, or build again"
         )
-    bundle = Bundle(folder, fields, whitening, index, documents)
+    bundle = Bundle(folder, fields, whitening, index, Transforms(index), documents)
     if not mapped and (vectors := flat_vectors(inner_of(index))) is not None:
         gather_pages(vectors)
     on_disk = IVF_DATA in fields["files"]

@@ -5,6 +5,7 @@ Only the index proper goes there: FAISS's transforms do not clone to a GPU.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -99,8 +100,7 @@ def place(
     Raises:
         ConfigError: ``gpu`` was asked for and cannot be had.
     """
-    if device not in DEVICES:
-        raise ConfigError(f"--index-device {device!r} is unknown; use {', '.join(DEVICES)}")
+    require_device(device)
     if device == "cpu":
         return Placed(inner, "cpu")
     reason = _missing()
@@ -117,6 +117,30 @@ def place(
     if device == "gpu":
         raise ConfigError(f"--index-device gpu: {reason}; use cpu or auto")
     return Placed(inner, "cpu")
+
+
+def require_device(device: str) -> None:
+    """Refuse a device that is unknown, or a GPU where FAISS has none.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    if device not in DEVICES:
+        raise ConfigError(f"--index-device {device!r} is unknown; use {', '.join(DEVICES)}")
+    if device == "gpu" and (reason := _missing()) is not None:
+        raise ConfigError(f"--index-device gpu: {reason}; use cpu or auto")
+
+
+def gpu_name() -> str | None:
+    """Return the name of the GPU that indexes go to, None where there is none."""
+    if _missing() is not None:
+        return None
+    command = ["nvidia-smi", f"--id={_FIRST}", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "a GPU"
+    return found.stdout.strip() or "a GPU"
 
 
 def _missing() -> str | None:

@@ -60,15 +60,6 @@ def nearest_on_gpu(index: Any, inner: Any, queries: Vectors, top_k: int) -> tupl
     return scores, rows
 
 
-def transformed(index: Any, embeddings: Vectors) -> Vectors:
-    """Return the unit vectors (n, k) of raw embeddings (n, d), by the transforms in the index."""
-    faiss = load_faiss()
-    vectors = embeddings
-    for position in range(index.chain.size()):
-        vectors = faiss.downcast_VectorTransform(index.chain.at(position)).apply(vectors)
-    return vectors
-
-
 def _all(inner: Any, queries: Vectors, top_k: int) -> tuple[Scores, Rows]:
     if len(queries) <= FEW_QUERIES and (vectors := flat_vectors(inner)) is not None:
         return exact_search(vectors, queries, top_k)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,9 +21,11 @@ from whiten_index.index.factory import (
     too_few_rows,
     train,
 )
+from whiten_index.index.gpu import Placed, place
 from whiten_index.index.library import first_line, load_faiss
-from whiten_index.index.nearest import nearest, transformed
+from whiten_index.index.nearest import nearest, nearest_on_gpu
 from whiten_index.index.rotation import rotation_for
+from whiten_index.index.transforms import Transforms
 
 _ADD_ROWS = 16_384
 # Rows a list that centroids are learned from: FAISS advises 39 to 256.
@@ -50,9 +52,20 @@ class SharedLists:
 
     @classmethod
     def learn(
-        cls, vectors: NDArray[np.float32], *, count: int, rng: np.random.Generator
+        cls,
+        vectors: NDArray[np.float32],
+        *,
+        count: int,
+        rng: np.random.Generator,
+        device: str = "cpu",
     ) -> SharedLists:
         """Cluster unit vectors (n, k) into ``count`` lists.
+
+        Args:
+            vectors: to cluster.
+            count: of lists.
+            rng: draws the sample.
+            device: where; ``auto`` takes a GPU where there is one.
 
         Raises:
             ConfigError: there are too few rows.
@@ -62,7 +75,10 @@ class SharedLists:
         sample = drawn(vectors, _ROWS_A_LIST * count, rng)
         too_few_rows(inner, len(sample))
         started = time.perf_counter()
-        train(inner, sample, factory)
+        placed = place(inner, device, note=_quiet).attempt(
+            lambda index: train(index, sample, factory), instead=inner, device=device, note=_quiet
+        )
+        inner = placed.on_cpu()
         trained = time.perf_counter()
         quantizer = load_faiss().downcast_index(lists_of(inner).quantizer)
         found = [quantizer.search(block, 1)[1].ravel() for _, block in _blocks(vectors)]
@@ -77,12 +93,12 @@ class Filled:
     """An index with every vector in it.
 
     Attributes:
-        inner: the index, without transforms.
+        placed: the index, without transforms, where it was filled and is searched.
         rotation: (k, k) that vectors are turned by before they go in, None where they are not.
         train_seconds, add_seconds: what they took, shared lists counted in.
     """
 
-    inner: Any
+    placed: Placed
     rotation: NDArray[np.float64] | None
     train_seconds: float
     add_seconds: float
@@ -95,7 +111,12 @@ class Filled:
 
 
 def filled(
-    factory: str, vectors: NDArray[np.float32], *, shared: SharedLists | None, seed: int
+    factory: str,
+    vectors: NDArray[np.float32],
+    *,
+    shared: SharedLists | None,
+    seed: int,
+    device: str = "cpu",
 ) -> Filled:
     """Return an index of unit vectors (n, k), which may lie in a file.
 
@@ -104,6 +125,7 @@ def filled(
         vectors: what is added, in order.
         shared: lists learned before, for an index with lists.
         seed: of the training sample, and of the rotation before lossy codes.
+        device: where rows are added; ``auto`` takes a GPU where there is one that takes this kind.
 
     Raises:
         ConfigError: FAISS cannot make, train or fill the factory.
@@ -111,7 +133,7 @@ def filled(
     k = vectors.shape[1]
     inner = inner_index(factory, k)
     rotation = rotation_for(inner, k, seed=seed)
-    made = Filled(inner, rotation, 0.0, 0.0)
+    made = Filled(Placed(inner, "cpu"), rotation, 0.0, 0.0)
     started = time.perf_counter()
     if shared is not None:
         share_centroids(inner, made.turned(shared.centroids))
@@ -123,11 +145,19 @@ def filled(
         with _trained_alone(product):
             train(inner, made.turned(sample), factory)
     trained = time.perf_counter()
-    _add(made, vectors, shared, factory)
+    placed = place(inner, device, note=_quiet)
+    known = shared if placed.device == "cpu" else None
+    placed = placed.attempt(
+        lambda index: _add(index, made, vectors, known, factory),
+        instead=inner,
+        device=device,
+        note=_quiet,
+    )
     ended = time.perf_counter()
     before = (0.0, 0.0) if shared is None else (shared.train_seconds, shared.assign_seconds)
     return replace(
         made,
+        placed=placed,
         train_seconds=before[0] + trained - started,
         add_seconds=before[1] + ended - trained,
     )
@@ -144,15 +174,30 @@ def filled_peer(index: Any, rows: NDArray[np.floating], *, rng: np.random.Genera
     trained = time.perf_counter()
     for _, block in _blocks(rows):
         index.add(block)
-    return Filled(index, None, trained - started, time.perf_counter() - trained)
+    return Filled(Placed(index, "cpu"), None, trained - started, time.perf_counter() - trained)
 
 
-def search_embeddings(
-    index: Any, embeddings: NDArray[np.float32], top_k: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return scores and rows (q, m) nearest to raw embeddings (q, d), as a bundle finds them."""
-    inner = load_faiss().downcast_index(index.index)
-    return nearest(inner, transformed(index, embeddings), min(top_k, int(index.ntotal)))
+def searcher(
+    index: Any, placed: Placed
+) -> Callable[[NDArray[np.float32], int], tuple[NDArray[np.float32], NDArray[np.int64]]]:
+    """Return how scores and rows (q, m) nearest to raw embeddings (q, d) are found in a bundle.
+
+    Args:
+        index: behind its transforms.
+        placed: the index proper, where it is searched.
+    """
+    inner, rows = load_faiss().downcast_index(index.index), int(index.ntotal)
+    transforms = Transforms(index)
+
+    def search(
+        embeddings: NDArray[np.float32], top_k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        vectors, most = transforms(embeddings), min(top_k, rows)
+        if placed.device == "cpu":
+            return nearest(inner, vectors, most)
+        return nearest_on_gpu(placed.index, inner, vectors, most)
+
+    return search
 
 
 def drawn(rows: NDArray[np.floating], size: int, rng: np.random.Generator) -> NDArray[np.float32]:
@@ -162,8 +207,16 @@ def drawn(rows: NDArray[np.floating], size: int, rng: np.random.Generator) -> ND
     return np.ascontiguousarray(rows, dtype=np.float32)
 
 
+def _quiet(_: str) -> None:
+    """Say nothing: where an index was made is part of what is told of it."""
+
+
 def _add(
-    made: Filled, vectors: NDArray[np.float32], shared: SharedLists | None, factory: str
+    index: Any,
+    made: Filled,
+    vectors: NDArray[np.float32],
+    shared: SharedLists | None,
+    factory: str,
 ) -> None:
     """Add all vectors, to the lists they belong to where these are known.
 
@@ -171,7 +224,6 @@ def _add(
         ConfigError: FAISS cannot add them.
     """
     faiss = load_faiss()
-    index = faiss.downcast_index(made.inner)
     # Fast-scan lists take blocks of their own making only.
     known = shared is not None and not isinstance(index, faiss.IndexIVFFastScan)
     try:

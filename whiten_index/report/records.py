@@ -24,6 +24,7 @@ class Point:
         rerank_bytes: bytes a row in the store that re-ranking reads, beside the index.
         p50, p95, p99: milliseconds of a single query.
         throughput: queries a second in batches.
+        device: where the index was filled and searched, cpu or gpu.
         index_recall: share of the exact ten neighbours among the same vectors that are found.
         agreement: share of the exact ten neighbours among the raw embeddings that are found.
         ndcg, recall, mrr: nDCG@10, recall@100 and MRR@10 by judgements, 0 to 1.
@@ -49,6 +50,7 @@ class Point:
     p99: float | None = None
     throughput: float | None = None
     threads: int | None = None
+    device: str = "cpu"
     index_recall: float | None = None
     agreement: float | None = None
     ndcg: float | None = None
@@ -198,6 +200,7 @@ def _point(record: Mapping[str, Any], key: str) -> Point:
         p99=_number(latency, "p99"),
         throughput=_number(throughput, "queries_per_second"),
         threads=_count(latency, "threads"),
+        device=str(record.get("device") or "cpu"),
         index_recall=_number(record, "index_recall@10"),
         agreement=_number(record, "agreement@10"),
         ndcg=_number(quality, "ndcg@10"),

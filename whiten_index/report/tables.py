@@ -61,6 +61,7 @@ _COLUMNS: tuple[tuple[str, str, _Cell], ...] = (
     ("build", NUMBER, lambda p: words.seconds(p.build_seconds)),
     ("tuned to", TEXT, lambda p: words.parameters(p) or words.ABSENT),
     ("centred", TEXT, lambda p: _own(p, {True: "yes", False: "no", None: ""}[p.center])),
+    ("device", TEXT, lambda p: words.ABSENT if p.device == "cpu" else p.device),
     ("factory", TEXT, lambda p: p.factory or words.ABSENT),
 )
 
@@ -103,6 +104,7 @@ def _machine(machine: Mapping[str, Any]) -> str:
     parts = [str(machine.get("processor") or "")]
     if cores := machine.get("cores"):
         parts.append("1 core" if cores == 1 else f"{cores} cores")
+    parts.append(str(machine.get("gpu") or ""))
     return ", ".join(filter(None, parts))
 
 

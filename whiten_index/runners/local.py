@@ -47,9 +47,14 @@ class Runner(Protocol):
 class LocalRunner:
     """Does the work in this process: two items are got ready ahead, one finished behind."""
 
-    def __init__(self, work: Work[Any, Any]) -> None:
-        """Take the work."""
-        self._work = work
+    def __init__(self, work: Work[Any, Any], *, one_by_one: bool = False) -> None:
+        """Take the work.
+
+        Args:
+            work: to do.
+            one_by_one: finish an item before the next is read, so that memory holds one.
+        """
+        self._work, self._one_by_one = work, one_by_one
 
     def map(
         self, items: Iterable[AnyItem], advance: Callable[[int], None] | None = None
@@ -61,6 +66,8 @@ class LocalRunner:
             advance: told how many rows are done, as they are, in the caller's thread.
         """
         work = self._work if advance is None else self._work.telling(advance)
+        if self._one_by_one:
+            return (work.finish(work.run(work.prepare(work.read(item)))) for item in items)
         return overlapped(
             items, read=work.read, prepare=work.prepare, work=work.run, finish=work.finish
         )

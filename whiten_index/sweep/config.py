@@ -68,8 +68,9 @@ class SweepConfig:
     """Everything a sweep can be told.
 
     Attributes:
-        build: corpus, encoder, store, threads, seed and the index recall that lists and graphs are
-            tuned for, as a build takes them; what it says of transform and factory does not count.
+        build: corpus, encoder, store, threads, seed, where indexes are made and searched, and the
+            index recall that lists and graphs are tuned for, as a build takes them; what it says of
+            transform and factory does not count.
         out: folder of the results and the report.
         queries, qrels, qrels_split: files of judged queries that quality is measured by. Without
             them rows of the corpus are held out of the indexes and are the queries.
@@ -194,6 +195,7 @@ def sweep_config(options: Mapping[str, Any]) -> SweepConfig:
     for name in ("queries", "qrels", "qrels_split"):
         own[name] = left.pop(name, None)
     out = str(left.pop("out", "") or "")
+    left.setdefault("index_device", "cpu")
     if left.get("store") is None:
         left["store"] = str(Path(out) / "store")
     for name, parse in _PARSED.items():

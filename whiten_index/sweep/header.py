@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 
 import whiten_index
-from whiten_index.index import describe_faiss
+from whiten_index.index import describe_faiss, gpu_name
 from whiten_index.manifest import fingerprint
 from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.dataset import Dataset
+
+# What of a machine tells its figures from another's.
+_TELLING = ("processor", "cores", "gpu")
 
 
 def header(config: SweepConfig, dataset: Dataset, threads: int) -> dict[str, Any]:
@@ -25,21 +28,23 @@ def header(config: SweepConfig, dataset: Dataset, threads: int) -> dict[str, Any
     Its ``run`` names all that a figure depends on but for the point itself, so that points may be
     added later to those measured before, and never stand beside figures of something else.
     """
-    machine, versions = _machine(), _versions()
-    settings = {
+    machine, versions = _machine(config.build.index_device), _versions()
+    settings: dict[str, Any] = {
         "target_recall": config.build.target_recall,
         "threads": threads,
         "seed": config.build.seed,
         "sample": config.sample if dataset.judged is None else None,
         "choose_sample": config.build.choose_sample,
     }
+    if "gpu" in machine:
+        settings["index_device"] = "gpu"
     judged = dataset.judged
     identity = {
         "corpus": dataset.encoded.record.fingerprint,
         "encoder": dataset.encoded.store.fingerprint,
         "queries": None if judged is None else judged.digest(),
         "settings": settings,
-        "machine": [machine["processor"], machine["cores"]],
+        "machine": [machine[name] for name in _TELLING if name in machine],
         "versions": versions,
     }
     return {
@@ -66,16 +71,19 @@ def header(config: SweepConfig, dataset: Dataset, threads: int) -> dict[str, Any
     }
 
 
-def _machine() -> dict[str, Any]:
+def _machine(index_device: str) -> dict[str, Any]:
     memory = None
     with contextlib.suppress(ValueError, OSError, AttributeError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
+    found: dict[str, Any] = {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_bytes": memory,
         "system": platform.system(),
     }
+    if index_device != "cpu" and (gpu := gpu_name()) is not None:
+        found["gpu"] = gpu
+    return found
 
 
 def _processor() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from whiten_index.build import embeddings
 from whiten_index.errors import ConfigError
-from whiten_index.index import load_faiss, set_threads
+from whiten_index.index import load_faiss, require_device, set_threads
 from whiten_index.lock import only_writer
 from whiten_index.manifest import writing
 from whiten_index.progress import Progress, Silent, Stages
@@ -64,6 +64,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         progress: who is told of the stages.
 
     Raises:
+        ConfigError: a GPU was asked for and FAISS has none.
         CorpusError: corpus, queries or judgements cannot be used, or do not fit together.
         WhiteningError: no k that was asked for is within the rank.
         ArtifactError: the results file is damaged.
@@ -74,6 +75,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
     load_faiss()
     threads = config.build.threads or os.cpu_count() or 1
     set_threads(threads)
+    require_device(config.build.index_device)
     judged = Judged.read(config)
     with only_writer(config.folder, what="sweep"):
         work = config.folder / _WORK

@@ -44,11 +44,11 @@ class Space:
     tuning_truth: NDArray[np.int64]
     _lists: SharedLists | None = field(default=None, repr=False)
 
-    def shared_lists(self, seed: int) -> SharedLists:
+    def shared_lists(self, seed: int, device: str) -> SharedLists:
         """Return the inverted lists that all codecs over these vectors share, made once."""
         if self._lists is None:
-            rng = np.random.default_rng(seed)
-            self._lists = SharedLists.learn(self.vectors, count=lists(len(self.vectors)), rng=rng)
+            count, rng = lists(len(self.vectors)), np.random.default_rng(seed)
+            self._lists = SharedLists.learn(self.vectors, count=count, rng=rng, device=device)
         return self._lists
 
 

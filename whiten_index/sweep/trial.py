@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from whiten_index.index import (
     tune,
     wrap,
 )
-from whiten_index.index.trials import Filled, filled, filled_peer, search_embeddings
+from whiten_index.index.trials import Filled, filled, filled_peer, searcher
 from whiten_index.rerank import Reranker
 from whiten_index.sweep.codecs import FP32
 from whiten_index.sweep.config import SweepConfig
@@ -67,7 +68,7 @@ class Trial:
         """
         factory = point.factory(self.dataset.rows)
         made, index, parameters = self._built(point, factory, space)
-        search = _search_of(point, index)
+        search = _search_of(point, index, made)
         if point.rerank:
             search = self._reranked(search, space, point.rerank)
         size = measured_bytes(index)
@@ -82,11 +83,11 @@ class Trial:
             "center": None if whitening is None else whitening.center,
             "factory": factory,
             "parameters": parameters,
+            "device": made.placed.device,
             "bytes": {
                 **size.to_json(),
                 "per_row": size.per_row_total / self.dataset.rows,
                 "fixed": size.fixed,
-                "file": size.total,
             },
             "seconds": {
                 "train": made.train_seconds,
@@ -109,8 +110,8 @@ class Trial:
             self._peer_truth[where] = near
         elif where not in self._peer_truth:
             exact = replace(point, codec=FP32)
-            _, index, _ = self._built(exact, exact.factory(self.dataset.rows), space)
-            search = _search_of(exact, index)
+            made, index, _ = self._built(exact, exact.factory(self.dataset.rows), space)
+            search = _search_of(exact, index, made)
             self._peer_truth[where] = search(self.dataset.queries, TOP_K)[1]
         return self._peer_truth[where]
 
@@ -121,22 +122,24 @@ class Trial:
         seed = self.config.build.seed
         if point.vectors.family == FAISS:
             peer, rng = peer_index(factory, self.dataset.dim), np.random.default_rng(seed)
-            made = filled_peer(peer, self.dataset.raw, rng=rng)
-            return made, made.inner, {}
+            return filled_peer(peer, self.dataset.raw, rng=rng), peer, {}
         self._require_memory(factory, point.vectors.k)
-        shared = space.shared_lists(seed) if point.index == "ivf" else None
-        made = filled(factory, space.vectors, shared=shared, seed=seed)
+        # That there is a GPU where one was asked for is known by now; not every kind goes there.
+        device = "cpu" if self.config.build.index_device == "cpu" else "auto"
+        shared = space.shared_lists(seed, device) if point.index == "ivf" else None
+        made = filled(factory, space.vectors, shared=shared, seed=seed, device=device)
         parameters = {}
         if point.index != "flat":
             parameters = tune(
-                made.inner,
+                made.placed.index,
                 made.turned(space.tuning),
                 space.tuning_truth,
                 target=self.config.build.target_recall,
                 top_k=TOP_K,
                 exclude_self=self.dataset.own,
             ).parameters
-        return made, wrap(made.inner, space.whitening, rotation=made.rotation), parameters
+        inner = made.placed.on_cpu()
+        return made, wrap(inner, space.whitening, rotation=made.rotation), parameters
 
     def _require_memory(self, factory: str, k: int) -> None:
         """Refuse an index that would push the machine out of memory.
@@ -219,11 +222,8 @@ def overlap(truth: NDArray[np.int64], found: NDArray[np.int64]) -> float:
     return float(hits.any(axis=2).sum() / max(int(there.sum()), 1))
 
 
-def _search_of(point: Point, index: Any) -> Search:
+def _search_of(point: Point, index: Any, made: Filled) -> Search:
     """Return how an index is searched: FAISS's own by FAISS alone, others as in a bundle."""
-    find = search_with if point.vectors.family == FAISS else search_embeddings
-
-    def search(queries: NDArray[np.float32], top_k: int) -> Found:
-        return find(index, queries, top_k)
-
-    return search
+    if point.vectors.family == FAISS:
+        return partial(search_with, index)
+    return searcher(index, made.placed)
