@@ -133,11 +133,11 @@ def plot(path: Path = PLOT) -> None:
         )
         for panel, values in zip(axes, series, strict=True):
             panel.plot(rows, values, color=colour, marker=marker, label=kind)
+    axes[2].axhline(256, color="#555555", ls="--", label=f"--memory-budget {BUDGET}")
     for panel, name in zip(axes, names, strict=True):
         panel.set(title=name, xlabel="rows", xscale="log")
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
         panel.grid(visible=True, color="#dddddd")
-    axes[2].axhline(256, color="#555555", ls="--", label=f"budget of the index, {BUDGET}")
     axes[2].legend()
     axes[0].legend()
     figure.savefig(path, dpi=100)
