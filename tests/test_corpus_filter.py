@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -52,6 +53,29 @@ def test_a_row_filter_keeps_what_python_would_keep(tmp_path, write_parquet, cond
     _, texts, skipped = read_all(open_corpus(path, row_filter=condition))
     assert texts == wanted
     assert skipped["filtered"] == 6 - len(wanted)
+
+
+@pytest.mark.parametrize("bits", [pa.float32(), pa.float64()])
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        ("f == 0.1", [0]), ("0.1 == f", [0]), ("f <= 0.1", [0]), ("f < 0.1", []),
+        ("f > 0.1", [1, 2]), ("f != 0.1", [1, 2]),
+        ("f in [0.1, 7.5]", [0, 2]), ("f not in (0.1,)", [1, 2]),
+        ("f < 1e300", [0, 1, 2]), ("f == 1e300", []),
+    ],
+)  # fmt: skip
+def test_numbers_are_rounded_as_the_column_is(bits, condition, wanted):
+    batch = pa.record_batch({"f": pa.array([0.1, 0.3, 7.5], bits)})
+    assert np.flatnonzero(RowFilter.parse(condition).mask(batch)).tolist() == wanted
+
+
+@pytest.mark.parametrize("condition", ["n in ['1']", "n not in ['1']", "n == '1'", "day in ['x']"])
+def test_text_is_not_read_as_a_number(condition):
+    day = pa.array([datetime.date(2024, 1, 31)])
+    batch = pa.record_batch({"n": pa.array([1]), "day": day})
+    with pytest.raises(CorpusError, match="compare a column with a value of its own type"):
+        RowFilter.parse(condition).mask(batch)
 
 
 COMPARISON = st.builds(

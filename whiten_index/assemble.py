@@ -50,6 +50,12 @@ class IndexPlan:
         """What blocks, sample and lists may take; never less than work takes at all."""
         return None if self.budget is None else max(self.budget, faiss_index.LEAST_WORK)
 
+    @property
+    def room(self) -> int:
+        """What finished lists may take in memory beside the work: three quarters of the budget."""
+        assert self.budget is not None, "without one, all is made in memory"
+        return self.budget * 3 // 4
+
 
 @dataclass(frozen=True)
 class Assembled:
@@ -273,7 +279,7 @@ def _made_on_disk(placed: faiss_index.Placed, plan: IndexPlan) -> str | None:
     kind = faiss_index.kind_on_disk(placed.on_cpu())
     expected = plan.choice.expected
     # Lists grow by doubling.
-    if kind == "lists" and expected.fixed + 2 * expected.per_row_total <= plan.budget:
+    if kind == "lists" and expected.fixed + 2 * expected.per_row_total <= plan.room:
         return None
     return kind
 
@@ -295,8 +301,7 @@ def _spilled(
     placed: faiss_index.Placed, examination: _Examination | None, job: _Job, folder: Path
 ) -> Assembled:
     """Write lists in parts, and join them on disk; in memory where they fit after all."""
-    expected, budget, work = job.plan.choice.expected, job.plan.budget, job.plan.work_bytes
-    assert budget is not None
+    expected, work = job.plan.choice.expected, job.plan.work_bytes
     assert work is not None
     inner = placed.on_cpu()
     # Half is for blocks of rows on their way and for what FAISS makes of them.
@@ -305,7 +310,7 @@ def _spilled(
         for vectors in job.vectors(job.transforms(), stage="project and add"):
             writer.add(vectors)
         writer.join()
-    if expected.total <= budget:
+    if expected.total <= job.plan.room:
         faiss_index.gather(inner)
         (folder / faiss_index.IVF_DATA).unlink()
     tuned, rerank = _tuned(inner, examination, job)
@@ -325,6 +330,11 @@ def _tuned(
     target, rerank = job.plan.target_recall, job.plan.choice.rerank
     if examination is None:
         exact = faiss_index.is_exact(faiss_index.inner_index(job.plan.built, job.whitening.k))
+        if not exact and faiss_index.has_parameters(inner):
+            job.stages.watcher.note(
+                f"note: {job.plan.built} learns from every row, so none is left to set it to "
+                f"--target-recall {target:g} with; fewer lists leave some"
+            )
         return OperatingPoint(target=target, reached=exact), rerank
     asked: dict[str, Any] = {
         "queries": examination.queries,

@@ -2,7 +2,8 @@
 
 The text is parsed as a Python expression and only comparisons, ``in``, ``is None``, ``and``,
 ``or`` and ``not`` over columns and literals are translated: nothing is ever evaluated. As in SQL, a
-null satisfies no comparison, neither ``==`` nor ``!=``, neither ``in`` nor ``not in``.
+null satisfies no comparison, neither ``==`` nor ``!=``, neither ``in`` nor ``not in``. Numbers are
+rounded as a column of floats is: ``score == 0.1`` finds 0.1 in float32 too.
 Dates and times are written ``date('2024-01-31')`` and ``datetime('2024-01-31T12:00:00')``, columns
 whose names are no words of Python ``column('my column')``.
 """
@@ -13,7 +14,8 @@ import ast
 import datetime
 import functools
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
+
+_Types = Mapping[str, pa.DataType]
 
 _COMPARE = {
     ast.Eq: operator.eq,
@@ -47,12 +51,11 @@ class RowFilter:
     Attributes:
         text: as the user wrote it.
         columns: the columns it reads.
-        expression: the pyarrow expression.
     """
 
     text: str
     columns: tuple[str, ...]
-    expression: Any
+    _tree: ast.expr = field(repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> RowFilter:
@@ -63,14 +66,14 @@ class RowFilter:
         """
         try:
             tree = ast.parse(text.strip(), mode="eval").body
-            expression = _condition(tree)
+            _condition(tree, {})
         except _NOT_UNDERSTOOD as error:
             raise ConfigError(
                 f"the row filter {text!r} is not understood ({error}); write conditions such as "
                 "lang == 'en' and (year >= 2020 or source in ['a', 'b']) and title is not None, "
                 "day >= date('2024-01-31'), or column('my column') > 1"
             ) from error
-        return cls(text, tuple(sorted(_columns(tree))), expression)
+        return cls(text, tuple(sorted(_columns(tree))), tree)
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Return the rows of ``table`` where the condition holds.
@@ -78,8 +81,9 @@ class RowFilter:
         Raises:
             CorpusError: a column is compared with a value of another type.
         """
+        types = {each.name: each.type for each in table.schema}
         try:
-            return table.filter(self.expression)
+            return table.filter(_condition(self._tree, types))
         except (pa.ArrowException, TypeError) as error:
             raise CorpusError(
                 f"the row filter {self.text!r} does not fit the columns "
@@ -101,36 +105,52 @@ class RowFilter:
         return mask
 
 
-def _condition(node: ast.expr) -> Any:
+def _condition(node: ast.expr, types: _Types) -> Any:
+    """Return the pyarrow expression of a condition.
+
+    Args:
+        node: parsed.
+        types: of the columns, as far as they are known.
+
+    Raises:
+        ValueError, TypeError: it is no condition, or does not fit the types.
+    """
     if isinstance(node, ast.BoolOp):
         combine = operator.and_ if isinstance(node.op, ast.And) else operator.or_
-        return functools.reduce(combine, map(_condition, node.values))
+        return functools.reduce(combine, (_condition(each, types) for each in node.values))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return ~_condition(node.operand)
+        return ~_condition(node.operand, types)
     if isinstance(node, ast.Compare):
         operands = [node.left, *node.comparators]
         links = zip(operands, node.ops, operands[1:], strict=False)
-        return functools.reduce(operator.and_, (_link(*link) for link in links))
+        return functools.reduce(operator.and_, (_link(*link, types) for link in links))
     if (name := _column_name(node)) is not None:
         return pc.field(name)
     raise ValueError(f"{ast.unparse(node)!r} is no condition")
 
 
-def _link(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
+def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, types: _Types) -> Any:
     if isinstance(op, ast.In | ast.NotIn):
-        return _membership(_value(left), _members(right), wanted=isinstance(op, ast.In))
+        members = _members(right, _type_of(left, types))
+        return _membership(_value(left, None), members, wanted=isinstance(op, ast.In))
     if isinstance(op, ast.Is | ast.IsNot):
         if not (isinstance(right, ast.Constant) and right.value is None):
             raise ValueError("'is' takes None only")
-        missing = _value(left).is_null()
+        missing = _value(left, None).is_null()
         return ~missing if isinstance(op, ast.IsNot) else missing
-    return _COMPARE[type(op)](_value(left), _value(right))
+    beside = _value(left, _type_of(right, types)), _value(right, _type_of(left, types))
+    return _COMPARE[type(op)](*beside)
 
 
-def _members(node: ast.expr) -> list[Any]:
+def _members(node: ast.expr, beside: pa.DataType | None) -> list[Any]:
     if not isinstance(node, ast.List | ast.Tuple | ast.Set):
         raise TypeError("'in' takes a list")
-    return [_literal(each) for each in node.elts]
+    members = [_literal(each) for each in node.elts]
+    for member in members:
+        # Arrow reads numbers and dates out of strings here, though not beside ==.
+        if isinstance(member, str) and beside is not None and not _is_text(beside):
+            raise TypeError(f"{member!r} is text and the column holds {beside}")
+    return [_rounded(member, beside) for member in members]
 
 
 def _membership(value: Any, members: list[Any], *, wanted: bool) -> Any:
@@ -141,13 +161,36 @@ def _membership(value: Any, members: list[Any], *, wanted: bool) -> Any:
     return found if wanted else known & ~found
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr, beside: pa.DataType | None) -> Any:
+    """Return a column or a literal, which stands beside a column of a type where one is given."""
     if (name := _column_name(node)) is not None:
         return pc.field(name)
     value = _literal(node)
     if value is None:
         raise ValueError("compare with None by 'is None' or 'is not None'")
-    return pc.scalar(value)
+    return pc.scalar(_rounded(value, beside))
+
+
+def _rounded(value: Any, beside: pa.DataType | None) -> Any:
+    """Return a number as a column of fewer bits would hold it."""
+    if not isinstance(value, float) or beside is None or not pa.types.is_floating(beside):
+        return value
+    with np.errstate(over="ignore"):
+        rounded = float(np.dtype(beside.to_pandas_dtype()).type(value))
+    return rounded if np.isfinite(rounded) else value
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return any(
+        test(inner)
+        for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    )
+
+
+def _type_of(node: ast.expr, types: _Types) -> pa.DataType | None:
+    name = _column_name(node)
+    return None if name is None else types.get(name)
 
 
 def _column_name(node: ast.expr) -> str | None:

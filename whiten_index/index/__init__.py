@@ -14,15 +14,10 @@ from whiten_index.index.factory import (
     coarse_centroids,
     inner_index,
     inner_of,
-    least_training_rows,
     nprobe,
     peer_index,
-    require_training_rows,
     search_with,
     share_centroids,
-    too_few_rows,
-    train,
-    training_rows,
     wrap,
 )
 from whiten_index.index.gpu import DEVICES, Placed, gpu_name, place, require_device
@@ -32,6 +27,13 @@ from whiten_index.index.rotation import gains_by_rotation, rotation_for
 from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.spilled import SpilledLists, gather
 from whiten_index.index.streamed import StreamedCodes
+from whiten_index.index.training import (
+    least_training_rows,
+    require_training_rows,
+    too_few_rows,
+    train,
+    training_rows,
+)
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.tuning import (
     OperatingPoint,

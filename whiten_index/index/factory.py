@@ -12,9 +12,7 @@ from whiten_index.errors import ConfigError
 from whiten_index.index.library import first_line, load_faiss
 from whiten_index.whitening import Kind, Whitening
 
-_MOST_TRAINING_BYTES = 1 << 30
 _PROBED = 16
-_ROWS_A_LIST = 39
 _WITHOUT_PARTS = re.compile(r"[A-Za-z]0+(?![0-9])|(HNSW|NSG)1(?![0-9])")
 
 
@@ -123,89 +121,6 @@ def inner_of(index: Any) -> Any:
     return load_faiss().downcast_index(index.index)
 
 
-def training_rows(inner: Any, *, rows: int, k: int, most_bytes: int = _MOST_TRAINING_BYTES) -> int:
-    """Return how many rows a sample should have to train ``inner``, 0 where it needs none.
-
-    Args:
-        inner: the untrained index.
-        rows: there are.
-        k: width of a vector.
-        most_bytes: of the sample, which is yet never less than FAISS takes.
-    """
-    if inner.is_trained:
-        return 0
-    lists = lists_of(inner)
-    wanted = max(256 * (0 if lists is None else int(lists.nlist)), 1 << 16)
-    most = max(min(most_bytes, _MOST_TRAINING_BYTES) // (4 * k), least_training_rows(inner))
-    size: int = min(rows, wanted, most)
-    return size
-
-
-def least_training_rows(inner: Any) -> int:
-    """Return how many rows FAISS needs to train ``inner`` at least: one a centroid or code."""
-    if inner.is_trained:
-        return 0
-    lists = lists_of(inner)
-    codes = [2 ** int(product.nbits) for product in _products(inner)]
-    least: int = max(1, *codes, 0 if lists is None else int(lists.nlist))
-    return least
-
-
-def require_training_rows(inner: Any, factory: str, *, rows: int) -> None:
-    """Refuse a factory that learns more centroids than there are rows.
-
-    Raises:
-        ConfigError: it does.
-    """
-    least = least_training_rows(inner)
-    if rows < least:
-        raise ConfigError(
-            f"FAISS cannot train {factory!r} on {rows} rows: it learns {least} centroids and needs "
-            "a row for each at least; use --factory Flat or SQ8, fewer lists, or codes of fewer "
-            "bits such as PQ16x4"
-        )
-
-
-def too_few_rows(inner: Any, sample_rows: int) -> str | None:
-    """Return a sentence where lists or codes are learned from fewer rows than FAISS advises.
-
-    FAISS's own warnings, which name none of the user's options, are switched off.
-    """
-    lists = lists_of(inner)
-    products = _products(inner)
-    for product in products:
-        product.cp.min_points_per_centroid = 1
-    codes = max((2 ** int(product.nbits) for product in products), default=0)
-    if lists is not None:
-        lists.cp.min_points_per_centroid = 1
-    if lists is None or sample_rows >= _ROWS_A_LIST * lists.nlist:
-        if sample_rows >= _ROWS_A_LIST * codes:
-            return None
-        return (
-            f"note: codes of {codes} values are learned from {sample_rows} rows, and FAISS advises "
-            f"{_ROWS_A_LIST * codes}; codes of fewer bits, or --factory SQ8, would search better"
-        )
-    return (
-        f"note: {lists.nlist} lists are learned from {sample_rows} rows, and FAISS advises "
-        f"{_ROWS_A_LIST} a list; --factory with fewer lists would search better"
-    )
-
-
-def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:
-    """Train an index on unit vectors (m, k).
-
-    Raises:
-        ConfigError: FAISS cannot train this factory on so few rows.
-    """
-    try:
-        inner.train(sample)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"FAISS cannot train {factory!r} on {len(sample)} rows ({first_line(error)}); "
-            "use --factory Flat, or fewer lists and codes"
-        ) from error
-
-
 def nprobe(index: Any) -> int | None:
     """Return how many lists each query looks into, None for an index without lists."""
     lists = lists_of(index)
@@ -261,16 +176,6 @@ def peer_index(factory: str, dim: int) -> Any:
         raise ConfigError(
             f"FAISS cannot make {factory!r} over {dim} dims ({first_line(error)})"
         ) from error
-
-
-def _products(inner: Any) -> list[Any]:
-    """Return the product quantizers inside an index, at whatever depth."""
-    own = getattr(inner, "pq", None)
-    faiss = load_faiss()
-    inside = (getattr(inner, name, None) for name in ("base_index", "refine_index", "storage"))
-    parts = [faiss.downcast_index(part) for part in inside if part is not None]
-    found = [product for part in parts for product in _products(part)]
-    return found if own is None else [own, *found]
 
 
 def _required_lists(inner: Any) -> Any:

@@ -16,15 +16,13 @@ from whiten_index.index.factory import (
     coarse_centroids,
     inner_index,
     lists_of,
-    require_training_rows,
     share_centroids,
-    too_few_rows,
-    train,
 )
 from whiten_index.index.gpu import Placed, place
 from whiten_index.index.library import first_line, load_faiss
 from whiten_index.index.nearest import nearest, nearest_on_gpu
 from whiten_index.index.rotation import rotation_for
+from whiten_index.index.training import require_training_rows, too_few_rows, train
 from whiten_index.index.transforms import Transforms
 
 _ADD_ROWS = 16_384
@@ -142,6 +140,8 @@ def filled(
         size = _CODEC_ROWS if product is None else _PRODUCT_ROWS
         sample = drawn(vectors, size, np.random.default_rng(seed))
         require_training_rows(inner, factory, rows=len(sample))
+        # Said by the report of a build; in a sweep recall says it.
+        too_few_rows(inner, len(sample))
         with _trained_alone(product):
             train(inner, made.turned(sample), factory)
     trained = time.perf_counter()
@@ -259,7 +259,6 @@ def _trained_alone(product: Any) -> Iterator[None]:
         yield
         return
     faiss = load_faiss()
-    product.cp.min_points_per_centroid = 1
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
