@@ -114,6 +114,31 @@ def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths()
     assert {(p.codec, p.index, p.rerank) for p in again} == {("pq", "flat", 100)}
 
 
+def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f"corpus = {json.dumps(str(corpus))}\nembedding_column = 'v'\nid-column = 'id'\n"
+        f"out = {json.dumps(str(tmp_path / 'out'))}\nk = [4, 8]\ntransforms = 'pca'\n"
+        "codecs = ['fp32']\nindexes = ['flat']\nbaselines = false\nrerank = 0\nwhiten = 'pca'\n"
+    )
+
+    def planned(*flags: str) -> dict:
+        done = CliRunner().invoke(cli, ["sweep", "--config", str(job), *flags, "--plan", "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    assert planned()["points"] == 2
+    assert planned("--k", "4,8,16", "--codecs", "fp32,sq8")["points"] == 6
+    job.write_text(job.read_text() + "wings = 2\n")
+    done = CliRunner().invoke(cli, ["sweep", "--config", str(job), "--plan"])
+    assert done.exit_code == 2
+    assert "sets 'wings', which is unknown; known are baselines, " in done.output
+    job.write_text("corpus = 'c'\nout = 'o'\ntransforms = 3\n")
+    done = CliRunner().invoke(cli, ["sweep", "--config", str(job), "--plan"])
+    assert done.exit_code == 2
+    assert "--transforms '3' is unknown" in done.output
+
+
 def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
     config = config_of(widths="30,50,60", transforms="pca,truncate", codecs="fp32,pq,pq16")
     found = grid(config, dim=56, rank=40, rows=10_000)

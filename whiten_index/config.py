@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -266,8 +266,12 @@ class BuildConfig:
         return asdict(self)
 
 
-def read_job(path: Path) -> dict[str, Any]:
+def read_job(path: Path, *, also: Collection[str] = ()) -> dict[str, Any]:
     """Read a job file: TOML whose keys are the fields above or the spelling of the options.
+
+    Args:
+        path: the file.
+        also: names that may be set beside them.
 
     Raises:
         ConfigError: the file cannot be read, is not TOML, or sets something unknown.
@@ -281,8 +285,11 @@ def read_job(path: Path) -> dict[str, Any]:
     job = {}
     for key, value in values.items():
         name = _OPTIONS.get(key.replace("-", "_"), key.replace("-", "_"))
+        if name in also:
+            job[name] = value
+            continue
         if name not in BuildConfig.__dataclass_fields__:
-            known = ", ".join(sorted(BuildConfig.__dataclass_fields__))
+            known = ", ".join(sorted({*BuildConfig.__dataclass_fields__, *also}))
             raise ConfigError(f"job file {path} sets {key!r}, which is unknown; known are {known}")
         many = name in _LISTS and not isinstance(value, list)
         job[name] = [value] if many else value

@@ -27,7 +27,7 @@ plan_option = click.option(
 
 @click.command()
 @corpus_argument
-@config_option
+@config_option()
 @click.option("--out", help="Folder of the index.")
 @click.option("--store", help="Folder of raw embeddings, shared by builds. [default: OUT/store]")
 @with_options(corpus_options, encoder_options, whitening_options)
@@ -63,7 +63,7 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
 
 @click.command()
 @corpus_argument
-@config_option
+@config_option()
 @click.option("--store", help="Folder of the raw embeddings; several corpora may share it.")
 @with_options(corpus_options, encoder_options)
 @plan_option

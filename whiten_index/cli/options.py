@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,18 +20,40 @@ _POOLINGS = (
 )  # fmt: skip
 
 
-def _config_file(context: click.Context, _: click.Parameter, path: str | None) -> None:
-    """Make the values of a job file the defaults of the command's options.
+def config_option(also: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
+    """Return the option of a job file, whose values become the defaults of the other options.
 
-    A job serves ``encode`` and ``build`` alike, so what only the other one knows is passed over.
+    A job serves several commands alike, so what only another one knows is passed over.
+
+    Args:
+        also: what a file may set beside the options of a build -> the parameter that takes it; a
+            list is given to it as ``a,b``.
     """
-    if path is None:
-        return
-    from whiten_index.config import read_job
+    more = also or {}
 
-    names = {parameter.name for parameter in context.command.params}
-    values = {name: value for name, value in read_job(Path(path)).items() if name in names}
-    context.default_map = {**(context.default_map or {}), **values}
+    def read(context: click.Context, _: click.Parameter, path: str | None) -> None:
+        if path is None:
+            return
+        from whiten_index.config import read_job
+
+        names = {parameter.name for parameter in context.command.params}
+        values = {}
+        for name, value in read_job(Path(path), also=more).items():
+            if name in more:
+                joined = ",".join(map(str, value)) if isinstance(value, list) else value
+                values[more[name]] = joined
+            elif name in names:
+                values[name] = value
+        context.default_map = {**(context.default_map or {}), **values}
+
+    return click.option(
+        "--config",
+        type=click.Path(dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=read,
+        help="Job file (TOML) whose values are the defaults of the options below.",
+    )
 
 
 def _layers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...] | None:
@@ -45,14 +67,6 @@ def _layers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[in
         ) from error
 
 
-config_option = click.option(
-    "--config",
-    type=click.Path(dir_okay=False),
-    is_eager=True,
-    expose_value=False,
-    callback=_config_file,
-    help="Job file (TOML) whose values are the defaults of the options below.",
-)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
 )

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import corpus_options, encoder_options, json_option, with_options
+from whiten_index.cli.options import (
+    config_option,
+    corpus_options,
+    encoder_options,
+    json_option,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from whiten_index.sweep import SweepConfig
@@ -75,9 +81,22 @@ sweep_options = [
     click.option("--name", help="What the report calls the corpus. [default: its file or folder]"),
 ]
 
+# What a job file sets of a sweep alone -> the parameter.
+_IN_JOB_FILES = {
+    "k": "widths",
+    "transforms": "transforms",
+    "codecs": "codecs",
+    "indexes": "indexes",
+    "baselines": "baselines",
+    "rerank": "rerank",
+    "sample": "sample",
+    "name": "name",
+}
+
 
 @click.command()
 @click.argument("corpus", nargs=-1)
+@config_option(_IN_JOB_FILES)
 @click.option("--out", help="Folder of results.jsonl, report.html and its pictures.")
 @click.option("--store", help="Folder of raw embeddings, shared by builds. [default: OUT/store]")
 @with_options(sweep_options, corpus_options, encoder_options)
