@@ -20,7 +20,7 @@ from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
 from whiten_index.cli import cli
 from whiten_index.corpus import RowFilter
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.index import filtering, nprobe
+from whiten_index.index import fetching, filtering, nprobe
 from whiten_index.index.filtering import Selection
 from whiten_index.index.nearest import nearest
 from whiten_index.run_file import write_run
@@ -209,7 +209,7 @@ def test_many_hits_are_fetched_in_steps(
 ) -> None:
     mask = drawn(150)
     whole = nearest(index_of("PQ8x4fs"), queries, 40, Selection.of(mask))
-    monkeypatch.setattr(filtering, "_MOST_HITS", 1)
+    monkeypatch.setattr(fetching, "_MOST_HITS", 1)
     monkeypatch.setattr(filtering, "_HELD", 1)
     stepped = nearest(index_of("PQ8x4fs"), queries, 40, Selection.of(mask))
     assert [set(each) for each in whole[1].tolist()] == [set(each) for each in stepped[1].tolist()]

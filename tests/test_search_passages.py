@@ -18,7 +18,7 @@ from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
 from whiten_index.batch import PASSAGE_COLUMNS, row_digests
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.index import grouping
+from whiten_index.index import fetching, grouping
 from whiten_index.run_file import write_run
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
 
@@ -131,7 +131,7 @@ def test_searching_in_small_steps_finds_the_same(
 ) -> None:
     opened = open_index(index)
     whole = opened.search_embeddings(queries, top_k=20)
-    monkeypatch.setattr(grouping, "_MOST_HITS", 100)
+    monkeypatch.setattr(fetching, "_MOST_HITS", 100)
     monkeypatch.setattr(grouping, "_FIRST_FETCH", 1)
     for hits, expected in zip(opened.search_embeddings(queries, top_k=20), whole, strict=True):
         assert [hit.row for hit in hits] == [hit.row for hit in expected]

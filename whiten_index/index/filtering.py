@@ -25,6 +25,7 @@ from whiten_index.index.exact import (
     largest,
     merged,
 )
+from whiten_index.index.fetching import fetch_until
 from whiten_index.index.library import load_faiss
 
 # Above one row in so many, asking an index without selectors for more hits costs less than
@@ -32,8 +33,8 @@ from whiten_index.index.library import load_faiss
 _FEW = 16
 # Rows that pass lie together more often than by chance, and then not where the query does.
 _MARGIN = 2
-# Hits held at once by one search (12 bytes each), and numbers of decoded rows.
-_MOST_HITS, _HELD = 1 << 22, 1 << 24
+# Numbers of decoded rows held at once.
+_HELD = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +176,14 @@ def _thorough(
         found = _with_selector(inner, queries, wanted, parameters, selection)
         if found is not None:
             return found
-    found = _over_fetch(search, queries, wanted, selection)
+    found = fetch_until(
+        search,
+        lambda hits: np.flatnonzero(selection.holds(hits)),
+        queries,
+        wanted=wanted,
+        first=2 * math.ceil(wanted * selection.total / selection.count),
+        rows=selection.total,
+    )
     beneath = getattr(inner, "refine_index", getattr(inner, "storage", None))
     short = np.flatnonzero((found[1] < 0).any(axis=1)) if beneath is not None else ()
     if len(short):
@@ -232,31 +240,4 @@ def _decoded(
         first = np.stack([largest(each, wanted) for each in scores])
         some = np.take_along_axis(scores, first, axis=1)
         best, found = merged(best, found, some, rows[first], wanted)
-    return best, found
-
-
-def _over_fetch(
-    search: Callable[[Vectors, int], tuple[Scores, Rows]],
-    queries: Vectors,
-    wanted: int,
-    selection: Selection,
-) -> tuple[Scores, Rows]:
-    """Ask for more hits, twice as many each time, until enough pass or there are no more rows."""
-    best = np.full((len(queries), wanted), -np.inf, dtype=np.float32)
-    found = np.full((len(queries), wanted), -1, dtype=np.int64)
-    pending = np.arange(len(queries))
-    fetch = min(2 * math.ceil(wanted * selection.total / selection.count), selection.total)
-    while len(pending):
-        short = []
-        step = max(_MOST_HITS // fetch, 1)
-        for start in range(0, len(pending), step):
-            some = pending[start : start + step]
-            for query, scores, hits in zip(some, *search(queries[some], fetch), strict=True):
-                passed = np.flatnonzero(selection.holds(hits))[:wanted]
-                if len(passed) < wanted and fetch < selection.total:
-                    short.append(query)
-                best[query, : len(passed)] = scores[passed]
-                found[query, : len(passed)] = hits[passed]
-        pending = np.array(short, dtype=np.int64)
-        fetch = min(2 * fetch, selection.total)
     return best, found
