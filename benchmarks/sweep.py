@@ -50,7 +50,7 @@ def small_codes(work: Path) -> dict[str, Any]:
     return {
         **scifact(work),
         "widths": "96,128,192,256",
-        "transforms": "auto,whitening:0.25",
+        "transforms": "auto,whitening:0.25,truncate",
         "codecs": "sq8,sq6,sq4,pq,pqfs,rabitq,rabitq2,rabitq4,PRQ16x3x8,PRQ16x2x8",
         "indexes": "flat",
     }

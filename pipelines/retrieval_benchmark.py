@@ -12,35 +12,33 @@ Run it as ``python -m pipelines.retrieval_benchmark job.toml``. A job file::
 A set is a folder with ``corpus``, ``queries`` and ``qrels``, each as Parquet, or as BEIR has them:
 ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/<split>.tsv``. What is encoded or measured is found
 again. Every line on standard output is one JSON object with ``time`` and ``event``; the last is
-``finished``, ``interrupted`` or ``failed``. A set that cannot be used does not keep the others from
-being measured: its ``set_failed`` says why, and the exit status is that of the first of them.
+``finished``, ``interrupted`` or ``failed``. A set that cannot be measured, for whatever reason,
+does not keep the others from being measured and reported: its ``set_failed`` says why, and the exit
+status is that of the first of them.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tomllib
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pipelines.build_index import LogLines, log
-from whiten_index.errors import ConfigError, CorpusError, WhitenIndexError
-from whiten_index.manifest import replacing, writing
-from whiten_index.report import write_report
-from whiten_index.stopping import INTERRUPTED, stop_on_signals
+from pipelines.beir import set_files, text_columns
+from pipelines.log_lines import Ending, LogLines, failure, log, run_job
+from whiten_index.errors import ConfigError, WhitenIndexError
+from whiten_index.index import load_faiss
+from whiten_index.metrics import require_evaluator
+from whiten_index.report import check_report, write_report
+from whiten_index.stopping import stop_on_signals
 from whiten_index.sweep import SweepConfig, run_sweep, sweep_config
 
 _RESULTS = "results.jsonl"
-_SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
-_ROWS = 8_192
 _SPLIT = "test"
 
 
@@ -93,12 +91,13 @@ class Job:
 
         Raises:
             ConfigError: an option is unknown or cannot be used, or a file of the set is missing.
-            CorpusError: the corpus is not as BEIR has it.
+            CorpusError: a file is damaged, or the corpus is not as BEIR has it.
+            OutputError: the corpus cannot be written as Parquet.
         """
         files = set_files(folder, self.split, work=self.out / "corpora")
         options = {
             "id_column": "id",
-            "text_columns": _text_columns(files.corpus),
+            "text_columns": text_columns(files.corpus),
             **self.options,
             "corpus": [str(files.corpus)],
             "store": str(self.store),
@@ -113,112 +112,32 @@ class Job:
         return sweep_config(options)
 
 
-@dataclass(frozen=True)
-class SetFiles:
-    """The files of a set.
-
-    Attributes:
-        corpus: Parquet.
-        queries: Parquet or JSON lines.
-        qrels: Parquet or TSV.
-        split: which rows of the qrels, None for all of them.
-    """
-
-    corpus: Path
-    queries: Path
-    qrels: Path
-    split: str | None
-
-
-def set_files(folder: Path, split: str, *, work: Path) -> SetFiles:
-    """Find the files of a set, and turn a corpus of JSON lines into Parquet in ``work``.
-
-    Raises:
-        ConfigError: one is missing.
-        CorpusError: a line of the corpus is not as BEIR has it.
-    """
-    queries = _first(folder, "queries.parquet", "queries.jsonl")
-    qrels = _first(folder, "qrels.parquet", f"qrels/{split}.parquet", f"qrels/{split}.tsv")
-    corpus = _first(folder, "corpus.parquet", "corpus.jsonl")
-    if corpus.suffix == ".jsonl":
-        corpus = _as_parquet(corpus, work / folder.name / "corpus.parquet")
-    # A file of one split says so by its name.
-    of_several = qrels.suffix == ".parquet" and "split" in pq.read_schema(qrels).names
-    return SetFiles(corpus, queries, qrels, split if of_several else None)
-
-
-def _first(folder: Path, *names: str) -> Path:
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise ConfigError(f"{folder} is no retrieval set: it has no {' and no '.join(names)}")
-
-
-def _text_columns(corpus: Path) -> list[str]:
-    names = pq.read_schema(corpus).names
-    return [name for name in ("title", "text") if name in names]
-
-
-def _as_parquet(source: Path, target: Path) -> Path:
-    """Turn BEIR's corpus.jsonl (_id, title, text) into Parquet (id, title, text)."""
-    if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
-        return target
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as temporary, pq.ParquetWriter(temporary, _SCHEMA) as writer:
-            for batch in _batches(source):
-                writer.write_table(pa.Table.from_pylist(batch, _SCHEMA))
-    return target
-
-
-def _batches(source: Path) -> Iterator[list[dict[str, str]]]:
-    batch: list[dict[str, str]] = []
-    with source.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                batch.append(_document(line, f"line {number} of {source}"))
-            if len(batch) == _ROWS:
-                yield batch
-                batch = []
-    yield batch
-
-
-def _document(line: str, where: str) -> dict[str, str]:
-    try:
-        found = json.loads(line)
-        return {
-            "id": str(found["_id"]),
-            "title": str(found.get("title") or ""),
-            "text": str(found["text"]),
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorpusError(
-            f"{where} is not a document of BEIR, an object with _id, title and text; mend it"
-        ) from error
-
-
 def run(path: Path) -> int:
     """Do the job; return the exit status."""
-    try:
-        job = Job.read(path)
-        failed = [status for folder in job.sets if (status := _measure(job, folder))]
-        if len(failed) == len(job.sets):
-            log("failed", message="no set could be measured", exit_code=failed[0])
-            return failed[0]
-        page = write_report(job.out / _RESULTS, job.out)
-    except WhitenIndexError as error:
-        log("failed", error=type(error).__name__, message=str(error), exit_code=error.exit_code)
-        return error.exit_code
-    except KeyboardInterrupt:
-        log("interrupted", message="finished points are kept; run the same job to go on")
-        return INTERRUPTED
-    except Exception as error:
-        # Whoever reads the log lines must see an end, whatever it was; the rest is for people.
-        log("failed", error=type(error).__name__, message=str(error), exit_code=1)
-        traceback.print_exc()
-        return 1
-    log("finished", report=str(page), sets=len(job.sets) - len(failed), failed=len(failed))
-    return failed[0] if failed else 0
+    return run_job(lambda: _benchmark(path), kept="points")
+
+
+def _benchmark(path: Path) -> Ending:
+    job = Job.read(path)
+    _require_extras()
+    failed = [status for folder in job.sets if (status := _measure(job, folder))]
+    if len(failed) == len(job.sets):
+        said = {"message": "no set could be measured", "exit_code": failed[0]}
+        return Ending("failed", said, failed[0])
+    page = write_report(job.out / _RESULTS, job.out)
+    counts = {"sets": len(job.sets) - len(failed), "failed": len(failed)}
+    return Ending("finished", {"report": str(page), **counts}, failed[0] if failed else 0)
+
+
+def _require_extras() -> None:
+    """Make sure, before the work, that whatever every set needs is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    load_faiss()
+    require_evaluator()
+    check_report()
 
 
 def _measure(job: Job, folder: Path) -> int:
@@ -226,9 +145,14 @@ def _measure(job: Job, folder: Path) -> int:
     log("set_started", set=folder.name)
     try:
         report = run_sweep(job.config(folder), progress=LogLines())
-    except (ConfigError, CorpusError) as error:
-        log("set_failed", set=folder.name, error=type(error).__name__, message=str(error))
+    except WhitenIndexError as error:
+        log("set_failed", set=folder.name, **failure(error))
         return error.exit_code
+    except Exception as error:
+        # Such as a set that the memory does not hold: those after it, and the report, still count.
+        log("set_failed", set=folder.name, **failure(error))
+        traceback.print_exc()
+        return 1
     log("set_finished", set=folder.name, **report.to_json())
     return 0
 

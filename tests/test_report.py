@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
+import os
 import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,11 +22,14 @@ from report_helpers import DIM, header, point, sweep_records, write_results
 
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, OutputError
-from whiten_index.report import page, words, write_report
+from whiten_index.report import check_report, page, tables, words, write_report
 from whiten_index.report.advice import advise
+from whiten_index.report.awaited import awaited
 from whiten_index.report.charts import charts_of
 from whiten_index.report.fronts import front
 from whiten_index.report.records import Point, read_results
+from whiten_index.sweep import sweep_config
+from whiten_index.sweep.grid import grid
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -71,7 +77,8 @@ def test_a_torn_last_line_is_left_out_and_any_other_is_named(tmp_path):
     with pytest.raises(ArtifactError, match=r"line 3 of .* is not JSON; remove it or sweep again"):
         read_results(path)
     path.write_text(whole + "[1, 2]\n")
-    with pytest.raises(ArtifactError, match=r"line 3 of .* is no record but b'\[1, 2\]'"):
+    message = r"line 3 of .* is no record but b'\[1, 2\]'; remove that line, or sweep again into"
+    with pytest.raises(ArtifactError, match=message):
         read_results(path)
 
 
@@ -90,6 +97,13 @@ def test_sweeps_of_one_file_stay_apart_and_later_kinds_of_line_do_no_harm(tmp_pa
                point(run="a"), point(k=32, run="a")]  # fmt: skip
     first, second = read(tmp_path, records)
     assert (first.name, len(first.points)) == ("A", 2)
+    assert (second.name, len(second.points)) == ("B", 1)
+
+
+def test_the_line_that_starts_a_sweep_counts_wherever_it_stands(tmp_path):
+    records = [RAW, {**point(), "key": "a"}, header("b", "B"), point(run="b"), header()]
+    first, second = read(tmp_path, records)
+    assert (first.name, len(first.points)) == ("SciFact", 2)
     assert (second.name, len(second.points)) == ("B", 1)
 
 
@@ -293,7 +307,7 @@ def test_fixed_bytes_are_pointed_out_where_they_weigh(tmp_path):
 
 def test_budgets_hold_the_best_of_all_that_fit(tmp_path):
     (sweep,) = read(tmp_path, sweep_records())
-    plain = [p for p in sweep.points if not p.candidates and not p.is_raw]
+    plain = [p for p in sweep.points if not p.candidates]
     found = advise(sweep).budgets
     assert [budget.limit for budget in found] == sorted({budget.limit for budget in found})
     for budget in found:
@@ -303,6 +317,16 @@ def test_budgets_hold_the_best_of_all_that_fit(tmp_path):
         if budget.best.family != "ours":
             own = [b.own or b.best for b in found if b.limit <= budget.limit]
             assert max(p.ndcg for p in own if p.family == "ours") == max(ours)
+
+
+def test_where_the_raw_embeddings_fit_a_budget_they_stand_among_the_others(tmp_path):
+    wide = point("none", DIM, "fp32", "ivf", ndcg=0.60)
+    found = advice(tmp_path, RAW, wide, point(k=64, codec="sq8", ndcg=0.64)).budgets
+    assert [(b.limit, b.best.is_raw) for b in found] == [(64, False), (2_048, True)]
+    assert found[1].own is None
+    better = advice(tmp_path, RAW, point(k=64, codec="sq8", ndcg=0.65)).budgets
+    assert [b.best.is_raw for b in better] == [False]
+    assert advice(tmp_path, RAW).budgets == ()
 
 
 @pytest.mark.parametrize(
@@ -339,12 +363,56 @@ def test_what_was_not_measured_is_listed(tmp_path):
 def test_an_unfinished_sweep_says_what_is_to_come(tmp_path):
     baseline = point("faiss-pca", 256)
     kinds = ("auto", "pca", "whitening", "truncate")
-    some = [RAW, baseline, *(point(kind, 64) for kind in kinds), point("auto", 32)]
+
+    def of(kind, k):
+        return [point(kind, k, c, i) for c in ("fp32", "sq8", "pq") for i in ("flat", "ivf")]
+
+    some = [RAW, baseline, point("auto", 32)]
+    some += [record for kind in kinds for record in of(kind, 64)]
     (line,) = [x for x in advice(tmp_path, *some).remarks if "not finished" in x]
-    assert "at k = 32, 128, 256 not every transform has points yet" in line
-    skipped = [{**point(kind, k), "type": "skipped", "why": "rank"} for kind in kinds
-               for k in (32, 128, 256)]  # fmt: skip
+    assert "at k = 32, 128, 256 not every setting asked for was measured yet" in line
+    skipped = [{**record, "type": "skipped", "why": "rank"} for kind in kinds
+               for k in (32, 128, 256) for record in of(kind, k)]  # fmt: skip
     assert not any("not finished" in x for x in advice(tmp_path, *some, *skipped).remarks)
+    (line,) = [x for x in advice(tmp_path, *some[:-1], *skipped).remarks if "not finished" in x]
+    assert "at k = 64 not every" in line
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"codecs": "fp32,sq8,pq,pq48,rabitq"},
+        {"widths": "64", "transforms": "auto", "codecs": "pq"},
+        {"transforms": "auto", "indexes": "hnsw"},
+        {"transforms": "whitening,whitening:0.25", "codecs": "sq8", "rerank": 0},
+    ],
+)
+def test_every_setting_that_a_sweep_lays_out_is_awaited(wishes, tmp_path):
+    config = sweep_config(
+        {"corpus": ("c.parquet",), "embedding_column": "e", "out": "o",
+         "widths": "32,64,128,192,500", **wishes}
+    )  # fmt: skip
+    laid = grid(config, dim=DIM, rank=381, rows=5_183)
+    start = header()
+    start["settings"] = {"k": list(config.ks), "transforms": [str(w) for w in config.transforms],
+                         "codecs": list(config.codecs), "indexes": list(config.indexes),
+                         "rerank": config.rerank}  # fmt: skip
+    records = [{"type": "point", "run": "r1", "key": p.key, **p.setting()} for p in laid.points]
+    records += [{"type": "skipped", "run": "r1", "key": p.key, **p.setting(), "why": why}
+                for p, why in laid.skipped]  # fmt: skip
+    (sweep,) = read(tmp_path, [start, *records])
+    assert awaited(sweep) == []
+    ours = [p for p in sweep.points if p.family in ("ours", "truncate")]
+    assert len(ours) >= 2
+    for left_out in ours:
+        rest = tuple(p for p in sweep.points if p is not left_out)
+        assert awaited(replace(sweep, points=rest)) == [left_out.k]
+
+
+def test_gpus_are_unmeasured_only_where_no_point_is_of_one(tmp_path):
+    assert "Other machines, GPUs, filtered" in advice(tmp_path, RAW, point()).unmeasured[-1]
+    found = advice(tmp_path, RAW, {**point(), "device": "gpu"})
+    assert "GPU" not in " ".join(found.unmeasured)
 
 
 def test_judgements_that_were_of_no_use_are_counted(tmp_path):
@@ -414,13 +482,17 @@ def test_the_options_shown_are_those_of_build(tmp_path):
     records = [point("auto", index="ivf", codec="sq8"), point("pca"), point("whitening"),
                point("truncate"), point("none", DIM, "sq8"), point("faiss-pca")]  # fmt: skip
     (sweep,) = read(tmp_path, [header(), *records])
-    shown = [words.command(p) for p in sweep.points]
+    shown = [words.command(p, 0.95) for p in sweep.points]
     assert shown[0] == ("--whiten whitening", "--exponent 0.25", "--center", "--k 64",
                         "--factory IVF256,SQ8")  # fmt: skip
     assert shown[1][0] == "--whiten pca"
     assert shown[4] == ("--whiten none", "--factory SQ8")
     assert shown[5] == ()
-    assert {option.split()[0] for options in shown for option in options} <= known
+    asked = [words.command(p, 0.99) for p in sweep.points]
+    assert asked[0] == (*shown[0], "--target-recall 0.99")
+    assert asked[1:] == shown[1:]
+    assert words.command(sweep.points[0], None) == shown[0]
+    assert {option.split()[0] for options in asked for option in options} <= known
 
 
 # Charts
@@ -432,6 +504,31 @@ def test_index_recall_has_its_own_chart_and_fronts_leave_it_out(tmp_path):
                             "spectrum"]  # fmt: skip
     assert not any("recall" in charts[s].alt.lower() for s in charts if s.startswith("quality"))
     assert "do not read it as quality" in charts["index-recall"].caption
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"tuned_with": "queries"}, "tuned to, on other queries."),
+        ({"tuned_with": "rows"}, "tuned to, on rows of the corpus, which are easier than queries."),
+        ({"tuned_with": "rows", "judged": False}, "tuned to, on rows of the corpus."),
+        ({}, "tuned to."),
+    ],
+)
+def test_index_recall_says_with_what_it_was_tuned(facts, said, tmp_path):
+    (sweep,) = read(tmp_path, [header(**facts), RAW, point(index="ivf")])
+    (caption,) = [c.caption for c in charts_of(sweep) if c.slug == "index-recall"]
+    assert caption.endswith(f"The line is what lists and graphs were {said}")
+
+
+@pytest.mark.parametrize("target", [0.95, 0.99, 0.995])
+def test_the_target_of_recall_is_not_rounded(target, tmp_path):
+    start = header()
+    start["settings"]["target_recall"] = target
+    (sweep,) = read(tmp_path, [start, RAW, point(index="ivf")])
+    (chart,) = [c for c in charts_of(sweep) if c.slug == "index-recall"]
+    (axes,) = chart.figure(narrow=False).axes
+    assert f"tuned to {100 * target:g}%" in [text.get_text() for text in axes.texts]
 
 
 def test_alt_texts_hold_the_ends_of_the_front_and_raw(tmp_path):
@@ -533,6 +630,40 @@ def test_row_bytes_fixed_bytes_and_rerank_bytes_are_columns_of_their_own(report)
         assert re.search(f"<th scope=.col. class=.[^>]*>{column}</th>", text)
 
 
+def test_every_class_that_has_a_style_is_used(report):
+    text = report.read_text(encoding="utf-8")
+    style = text[text.index("<style>") : text.index("</style>")]
+    used = {name for names in re.findall(r'class="([^"]*)"', text) for name in names.split()}
+    assert set(re.findall(r"\.([a-z][a-z-]*)", style)) <= used
+
+
+def test_the_page_says_what_build_seconds_are_and_what_auto_chooses(report):
+    text = html.unescape(report.read_text(encoding="utf-8"))
+    assert "Build seconds count projecting, training and adding" in text
+    assert "training samples are the sweep's own, smaller than a build's." in text
+    assert "<b>auto</b>: γ and centring chosen" in text
+
+
+def test_the_command_shown_asks_for_the_recall_of_the_sweep(tmp_path):
+    start = header()
+    start["settings"]["target_recall"] = 0.9
+    path = write_results(tmp_path / "r.jsonl", [start, RAW, point(index="ivf", ndcg=0.645)])
+    assert "<span>--target-recall 0.9</span>" in write_report(path, tmp_path).read_text()
+
+
+def test_a_name_that_is_not_utf8_gets_its_report_too(tmp_path):
+    start = header(name=os.fsdecode(b"caf\xe9"))
+    path = write_report(write_results(tmp_path / "r.jsonl", [start, RAW, point()]), tmp_path)
+    assert "<title>Sweep of caf?</title>" in path.read_text(encoding="utf-8")
+
+
+def test_a_commit_is_shown_short_and_says_where_the_checkout_differs(tmp_path):
+    for commit, shown in (("410e0adfeed1234567", "410e0adfeed1"),
+                          ("410e0adfeed1234567-dirty", "410e0adfeed1-dirty")):  # fmt: skip
+        (sweep,) = read(tmp_path, [{**header(), "commit": commit}, RAW])
+        assert ("commit", shown) in tables.facts(sweep)
+
+
 def test_two_datasets_are_compared_and_one_setting_serves_both(tmp_path):
     records = []
     for run, name, low in (("a", "A", 0.60), ("b", "B", 0.64)):
@@ -586,6 +717,8 @@ def test_without_jinja2_the_error_says_what_to_install(tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(page, "find_spec", lambda name: None if name == "jinja2" else find(name))
     message = r"a report needs jinja2; pip install 'whiten-index\[plot\]'"
+    with pytest.raises(ConfigError, match=message):
+        check_report()
     with pytest.raises(ConfigError, match=message):
         write_report(write_results(tmp_path / "results.jsonl", [header()]), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["results.jsonl"]

@@ -94,6 +94,8 @@ def config_of(**more):
         ({"qrels_split": "test"}, r"--qrels-split test needs --qrels"),
         ({"out": ""}, r"say where results and report go: --out DIR"),
         ({"wings": 2}, r"a sweep knows no wings"),
+        ({"whiten": "pca"}, r"a sweep knows no whiten; leave it out"),
+        ({"exponent": 0.5, "factory": "Flat"}, r"a sweep knows no exponent, factory"),
     ],
 )
 def test_a_wish_that_cannot_be_is_refused(given, message):
@@ -157,6 +159,12 @@ def test_widths_that_are_all_above_the_rank_are_an_error():
         grid(config_of(widths="64,128"), dim=56, rank=40, rows=10_000)
 
 
+def test_raw_embeddings_are_measured_in_every_codec_that_ours_are():
+    found = grid(config_of(widths="32", codecs="fp32,sq6,PRQ8x2x4"), dim=64, rank=64, rows=10_000)
+    raw = {point.codec for point in found.points if point.vectors.family == "raw"}
+    assert {"fp32", "sq6", "PRQ8x2x4"} <= raw
+
+
 def test_raw_product_codes_have_the_bytes_of_our_points():
     found = grid(config_of(widths="32,64"), dim=384, rank=381, rows=10_000)
     raw = {point.codec for point in found.points if point.vectors.family == "raw"}
@@ -211,7 +219,7 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
     wishes = {"widths": "8,16", "transforms": "pca,whitening:0.5,truncate", "codecs": "fp32,sq8"}
     report = run_sweep(sweep_config(options(corpus, tmp_path, **wishes)))
     assert report.measured == len(points_of(tmp_path))
-    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / ".sweep-work").exists()
     header = lines_of(tmp_path)[0]
     assert header["type"] == "sweep"
     assert header["run"] == report.run
@@ -221,8 +229,7 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
     held = np.sort(np.random.default_rng(0).choice(ROWS, HELD, replace=False))
     kept = np.delete(embeddings, held, axis=0).astype(np.float64)
     queries = embeddings[held].astype(np.float64)
-    every = embeddings.astype(np.float64)
-    mean, (values, vectors) = every.mean(axis=0), np.linalg.eigh(np.cov(every.T))
+    mean, (values, vectors) = kept.mean(axis=0), np.linalg.eigh(np.cov(kept.T))
     values, vectors = values[::-1], vectors[:, ::-1]
     np.testing.assert_allclose(header["spectrum"]["eigenvalues"], values, rtol=1e-9)
     raw, points = nearest(kept, queries), points_of(tmp_path)
@@ -258,7 +265,11 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
         )
         assert point["latency_ms"]["queries"] >= 30
         assert point["throughput"]["batch"] == HELD
-        assert point["seconds"]["total"] == point["seconds"]["train"] + point["seconds"]["add"]
+        seconds = point["seconds"]
+        parts = sum(seconds[part] for part in ("project", "train", "add"))
+        assert seconds["total"] == pytest.approx(parts)
+        # FAISS's own transforms are trained and applied with its index.
+        assert (seconds["project"] > 0) == (point["family"] != "faiss")
 
 
 def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, corpus):
@@ -271,6 +282,39 @@ def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, c
     assert again["agreement@10"] == pytest.approx(exact["agreement@10"], abs=0.01)
     assert again["rerank"] == {"candidates": 200, "from": "store", "bytes_per_row": 4 * DIM}
     assert again["bytes"]["per_row"] == coarse["bytes"]["per_row"] == 4
+
+
+def test_the_folder_of_a_user_is_left_alone(tmp_path, corpus):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.tex").write_text("years")
+    few = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat"}
+    run_sweep(sweep_config(options(corpus, tmp_path, baselines=False, **few)))
+    assert (tmp_path / "work" / "thesis.tex").read_text() == "years"
+
+
+def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypatch):
+    few = {"widths": "8", "transforms": "pca", "codecs": "fp32,sq8", "indexes": "flat"}
+    config = sweep_config(options(corpus, tmp_path, baselines=False, **few))
+    monkeypatch.setattr("whiten_index.sweep.trial.available_memory", lambda: 9000)
+    first = run_sweep(config)
+    assert "free memory and sweep again" in first.skipped["ours/pca/k8/fp32/flat"]
+    assert run_sweep(config).skipped == first.skipped
+    records = [line for line in lines_of(tmp_path) if line["type"] == "skipped"]
+    assert len(records) == len(first.skipped)
+    monkeypatch.undo()
+    again = run_sweep(config)
+    assert (again.skipped, again.measured + first.measured) == ({}, 2)
+
+
+def test_a_transform_that_cannot_be_does_not_keep_others_from_being_measured(tmp_path, corpus):
+    wishes = {"widths": "22", "transforms": "all-but-the-top:4,pca", "codecs": "fp32"}
+    wishes["transforms"] = "all-but-the-top,pca"
+    given = options(corpus, tmp_path, indexes="flat", baselines=False, **wishes)
+    report = run_sweep(sweep_config(given))
+    assert set(points_of(tmp_path)) >= {"ours/pca/k22/fp32/flat"}
+    for key, why in report.skipped.items():
+        assert key.startswith("ours/all-but-the-top")
+        assert "k" in why
 
 
 class _Stopped(Silent):
@@ -297,7 +341,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path, corpus):
         run_sweep(config, progress=_Stopped(3))
     first = lines_of(tmp_path)
     assert len([line for line in first if line["type"] == "point"]) == 3
-    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / ".sweep-work").exists()
     path = tmp_path / "results.jsonl"
     path.write_bytes(path.read_bytes() + b'{"type": "point", "run": "to')
     report = run_sweep(config)
@@ -369,7 +413,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written_to_it(
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(OutputError, match="the disk is full"):
         run_sweep(sweep_config(options(corpus, tmp_path, widths="8")))
-    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / ".sweep-work").exists()
 
 
 def test_a_second_sweep_into_the_same_folder_waits_its_turn(tmp_path, corpus):

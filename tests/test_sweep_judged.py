@@ -127,6 +127,49 @@ def test_queries_are_encoded_once(tmp_path, beir, tiny_model, store, monkeypatch
     assert run_sweep(sweep_config({**given, "widths": "8,16,20"})).measured > 0
 
 
+def test_the_prompt_of_queries_tells_runs_apart(tmp_path, beir, tiny_model, store):
+    few = {"widths": "8", "codecs": "fp32", "baselines": False}
+    plain, asked = (
+        run_sweep(sweep_config(options(tmp_path, beir, tiny_model, store, **few, **more)))
+        for more in ({}, {"query_prompt": "w1 w2 w3 "})
+    )
+    assert plain.run != asked.run
+    assert (plain.measured, asked.measured) == (1, 1)
+
+
+def test_ten_hits_are_judged_by_a_search_for_ten(tmp_path, beir, tiny_model, store, monkeypatch):
+    asked: list[int] = []
+    made = trial.searcher
+
+    def spied(index, placed):
+        search = made(index, placed)
+
+        def counted(queries, top_k):
+            asked.append(top_k)
+            scores, rows = search(queries, top_k)
+            # What looks further for more hits finds nothing of worth for few.
+            return (scores, rows) if top_k > 10 else (scores, np.full_like(rows, -1))
+
+        return counted
+
+    monkeypatch.setattr(trial, "searcher", spied)
+    few = {"widths": "8", "codecs": "fp32", "baselines": False}
+    run_sweep(sweep_config(options(tmp_path, beir, tiny_model, store, **few)))
+    assert set(asked) == {10, 100}
+    (point,) = points_of(tmp_path / "out").values()
+    assert point["quality"]["ndcg@10"] == point["quality"]["mrr@10"] == 0
+    assert point["quality"]["recall@100"] > 0.5
+
+
+def test_queries_beside_a_column_without_its_model_are_refused_before_any_work(tmp_path, beir):
+    given = options(tmp_path, beir, tmp_path, tmp_path / "s", embedding_column="e")
+    del given["model"], given["text_columns"]
+    with pytest.raises(ConfigError, match="name the model of the embedding column with --model"):
+        run_sweep(sweep_config(given))
+    assert not (tmp_path / "s").exists()
+    assert not (tmp_path / "out").exists()
+
+
 def test_judgements_of_other_documents_are_refused_with_examples(
     tmp_path, beir, tiny_model, store, write_parquet
 ):

@@ -117,9 +117,10 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     if plan:
         _print_plan(config, as_json=as_json)
         return
-    from whiten_index.report import write_report
+    from whiten_index.report import check_report, write_report
     from whiten_index.sweep import run_sweep
 
+    check_report()
     report = run_sweep(config, progress=terminal.Bars()).to_json()
     page = write_report(config.folder / "results.jsonl", config.folder)
     if as_json:

@@ -183,7 +183,8 @@ def _transform_bytes(index: Any) -> int:
     size = 0
     for number in range(index.chain.size()):
         step = faiss.downcast_VectorTransform(index.chain.at(number))
-        for name in ("A", "b", "mean"):
+        # FAISS keeps all eigenvectors of a PCA beside those it multiplies with.
+        for name in ("A", "b", "mean", "PCAMat", "eigenvalues"):
             values = getattr(step, name, None)
             size += 0 if values is None else int(values.size()) * _FLOAT
     return size

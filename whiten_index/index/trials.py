@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
+from whiten_index.index.exact import flat_vectors
 from whiten_index.index.factory import (
     coarse_centroids,
     inner_index,
@@ -21,6 +22,7 @@ from whiten_index.index.factory import (
 from whiten_index.index.gpu import Placed, place
 from whiten_index.index.library import first_line, load_faiss
 from whiten_index.index.nearest import nearest, nearest_on_gpu
+from whiten_index.index.pages import gather_pages
 from whiten_index.index.rotation import rotation_for
 from whiten_index.index.training import require_training_rows, too_few_rows, train
 from whiten_index.index.transforms import Transforms
@@ -136,14 +138,7 @@ def filled(
     if shared is not None:
         share_centroids(inner, made.turned(shared.centroids))
     if not inner.is_trained:
-        product = _product_of(inner)
-        size = _CODEC_ROWS if product is None else _PRODUCT_ROWS
-        sample = drawn(vectors, size, np.random.default_rng(seed))
-        require_training_rows(inner, factory, rows=len(sample))
-        # Said by the report of a build; in a sweep recall says it.
-        too_few_rows(inner, len(sample))
-        with _trained_alone(product):
-            train(inner, made.turned(sample), factory)
+        _train(made, vectors, factory, seed=seed)
     trained = time.perf_counter()
     placed = place(inner, device, note=_quiet)
     known = shared if placed.device == "cpu" else None
@@ -154,6 +149,8 @@ def filled(
         note=_quiet,
     )
     ended = time.perf_counter()
+    if placed.device == "cpu":
+        _gather(inner)
     before = (0.0, 0.0) if shared is None else (shared.train_seconds, shared.assign_seconds)
     return replace(
         made,
@@ -161,6 +158,19 @@ def filled(
         train_seconds=before[0] + trained - started,
         add_seconds=before[1] + ended - trained,
     )
+
+
+def _train(made: Filled, vectors: NDArray[np.float32], factory: str, *, seed: int) -> None:
+    """Learn codes from a sample of the vectors (n, k)."""
+    inner = made.placed.index
+    product = _product_of(inner)
+    size = _CODEC_ROWS if product is None else _PRODUCT_ROWS
+    sample = drawn(vectors, size, np.random.default_rng(seed))
+    require_training_rows(inner, factory, rows=len(sample))
+    # A build says where these are few; in a sweep the recall does.
+    too_few_rows(inner, len(sample))
+    with _trained_alone(product):
+        train(inner, made.turned(sample), factory)
 
 
 def filled_peer(index: Any, rows: NDArray[np.floating], *, rng: np.random.Generator) -> Filled:
@@ -205,6 +215,14 @@ def drawn(rows: NDArray[np.floating], size: int, rng: np.random.Generator) -> ND
     if len(rows) > size:
         rows = rows[np.sort(rng.choice(len(rows), size, replace=False))]
     return np.ascontiguousarray(rows, dtype=np.float32)
+
+
+def _gather(inner: Any) -> None:
+    """Have vectors in large pages, as an index that is opened has them."""
+    vectors = flat_vectors(inner)
+    gathering = None if vectors is None else gather_pages(vectors)
+    if gathering is not None:
+        gathering.join()
 
 
 def _quiet(_: str) -> None:

@@ -89,7 +89,7 @@ def advise(sweep: Sweep) -> Advice:
         headline=found.headline,
         picks=_merge(found.picks),
         remarks=tuple(lines),
-        budgets=budgets(others, measure),
+        budgets=budgets(sweep.points, measure) if others else (),
         unmeasured=tuple(remarks.on_the_unmeasured(sweep)),
     )
 

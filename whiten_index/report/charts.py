@@ -184,9 +184,7 @@ def _recall(sweep: Sweep) -> Chart | None:
         if point.codec.startswith("pq"):  # of any number of bytes
             codec = codec.rstrip("0123456789")
         rows.setdefault(f"{words.index(point)} {codec}{again}", []).append(point)
-    settings = sweep.header.get("settings")
-    tuned = isinstance(settings, dict) and any(point.parameters for point in points)
-    asked = settings.get("target_recall") if tuned and isinstance(settings, dict) else None
+    asked = sweep.target_recall if any(point.parameters for point in points) else None
     said = "; ".join(
         f"{name} {words.share(min(p.index_recall or 0.0 for p in own))} to "
         f"{words.share(max(p.index_recall or 0.0 for p in own))}"
@@ -197,18 +195,21 @@ def _recall(sweep: Sweep) -> Chart | None:
         title="Index recall",
         caption="Share of the ten nearest of the same vectors that an index finds, a dot a point. "
         "It tells what codec and index lose, and nothing of the transform: do not read it as "
-        "quality."
-        + (
-            " The line is what lists and graphs were tuned to, on other queries."
-            if isinstance(asked, float)
-            else ""
-        ),
+        f"quality.{_tuning(sweep) if asked is not None else ''}",
         alt=f"Index recall@10 by kind of index: {said}.",
-        draw=lambda axes, narrow: figures.draw_recall(
-            axes, rows, asked if isinstance(asked, float) else None, narrow=narrow
-        ),
+        draw=lambda axes, narrow: figures.draw_recall(axes, rows, asked, narrow=narrow),
         height=max(0.55, min(1.6, (len(rows) * 0.34 + 1.7) / _WIDE[1])),
     )
+
+
+def _tuning(sweep: Sweep) -> str:
+    """Say what the line of index recall is, and with what it was tuned, where that is known."""
+    judged = bool(sweep.dataset.get("judged"))
+    on = {
+        "queries": ", on other queries",
+        "rows": ", on rows of the corpus" + (", which are easier than queries" if judged else ""),
+    }.get(str(sweep.dataset.get("tuned_with")), "")
+    return f" The line is what lists and graphs were tuned to{on}."
 
 
 def _spectrum(sweep: Sweep) -> Chart | None:

@@ -206,9 +206,9 @@ def draw_recall(
     axes.set_xlim(min(low - 2, 90), 100.8)
     if target is not None:
         axes.axvline(100 * target, color=GREY, lw=1.2, ls=(0, (5, 3)), zorder=1)
-        axes.annotate(f"tuned to {target:.0%}", (100 * target, 1), (-4, -3), ha="right", va="top",
-                      xycoords=axes.get_xaxis_transform(), textcoords="offset points",
-                      size=SMALL, color=GREY)  # fmt: skip
+        axes.annotate(f"tuned to {100 * target:g}%", (100 * target, 1), (-4, -3), ha="right",
+                      va="top", xycoords=axes.get_xaxis_transform(), size=SMALL, color=GREY,
+                      textcoords="offset points")  # fmt: skip
     _below(axes, narrow=narrow)
 
 

@@ -68,8 +68,9 @@ def write_report(results: Path | str, folder: Path | str) -> Path:
         for sweep, slug in zip(sweeps, slugs, strict=True)
     ]
     path = folder / REPORT
+    page = _render(sweeps, sections, results.name)
     with writing(path):
-        replace_file(path, _render(sweeps, sections, results.name).encode())
+        replace_file(path, page.encode("utf-8", "replace"))
     return path
 
 
@@ -116,7 +117,7 @@ def _card(sweep: Sweep, pick: Pick) -> dict[str, Any]:
         "titles": pick.titles,
         "name": words.short(pick.point),
         "facts": tables.card_facts(sweep, pick.point),
-        "command": words.command(pick.point),
+        "command": words.command(pick.point, sweep.target_recall),
         "candidates": pick.point.candidates,
     }
 

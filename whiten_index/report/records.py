@@ -89,6 +89,16 @@ class Sweep:
         return _mapping(self.header, "dataset")
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the sweep was asked for: k, transforms, codecs, indexes."""
+        return _mapping(self.header, "settings")
+
+    @property
+    def target_recall(self) -> float | None:
+        """Index recall that lists and graphs were tuned to."""
+        return _number(self.settings, "target_recall")
+
+    @property
     def rows(self) -> int | None:
         """Rows of the corpus."""
         return _count(self.dataset, "rows")
@@ -113,31 +123,38 @@ def read_results(path: Path) -> list[Sweep]:
     """Read every sweep of a results file, in the order in which they were started.
 
     A torn last line, which an interruption leaves behind, is left out, and of a point that was
-    measured twice the later record counts.
+    measured twice the later record counts. The line that starts a sweep may stand after its
+    points: where the first was lost, a sweep that goes on writes it again.
 
     Raises:
         ArtifactError: the file is missing, holds no sweep, a line is no record, or a point belongs
             to a sweep that the file does not have.
     """
+    records = list(_records(path))
     headers: dict[str, dict[str, Any]] = {}
-    points: dict[str, dict[str, Point | Skipped]] = {}
-    for number, record in _records(path):
-        kind, run = record.get("type"), str(record.get("run"))
-        if kind == "sweep":
+    for _, record in records:
+        if record.get("type") == "sweep":
+            run = str(record.get("run"))
             headers[run] = {**headers.get(run, {}), **record}
-            points.setdefault(run, {})
-        elif kind in ("point", "skipped"):
-            if run not in headers:
-                raise ArtifactError(
-                    f"line {number} of {path} is a {kind} of run {run}, whose own first line is "
-                    "not in the file; restore it, or sweep again into an empty folder"
-                )
+    points: dict[str, dict[str, Point | Skipped]] = {}
+    for number, record in records:
+        kind, run = record.get("type"), str(record.get("run"))
+        if kind not in ("sweep", "point", "skipped"):
+            continue
+        if run not in headers:
+            raise ArtifactError(
+                f"line {number} of {path} is a {kind} of run {run}, whose own first line is not "
+                "in the file; start the same sweep again, which writes it, or sweep into an empty "
+                "folder"
+            )
+        found = points.setdefault(run, {})
+        if kind != "sweep":
             key = str(record.get("key", f"line {number}"))
-            points[run].pop(key, None)
-            points[run][key] = _point(record, key) if kind == "point" else _skipped(record, key)
+            found.pop(key, None)
+            found[key] = _point(record, key) if kind == "point" else _skipped(record, key)
     if not headers:
         raise ArtifactError(f"{path} holds no sweep; run whiten-index sweep … --out {path.parent}")
-    return [_sweep(run, headers[run], list(points[run].values())) for run in headers]
+    return [_sweep(run, headers[run], list(found.values())) for run, found in points.items()]
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -160,7 +177,10 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 f"line {number} of {path} is not JSON; remove it or sweep again"
             ) from error
         if not isinstance(record, dict):
-            raise ArtifactError(f"line {number} of {path} is no record but {line[:40]!r}")
+            raise ArtifactError(
+                f"line {number} of {path} is no record but {line[:40]!r}; remove that line, or "
+                "sweep again into another folder"
+            )
         yield number, record
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whiten_index.report import words
+from whiten_index.report.awaited import awaited
 from whiten_index.report.compare import TOLERANCE, best_in, p50
 from whiten_index.report.fronts import measured
 from whiten_index.report.records import Point, Sweep
@@ -113,11 +114,11 @@ def on_fixed(sweep: Sweep, point: Point) -> list[str]:
 def on_the_state(sweep: Sweep) -> list[str]:
     """Say what keeps the figures from being whole: an unfinished sweep, judgements of no use."""
     lines = []
-    if awaited := _awaited(sweep):
+    if widths := awaited(sweep):
         lines.append(
             "The sweep is not finished, so all this stands on a part of it: at k = "
-            f"{', '.join(map(str, awaited))} not every transform has points yet. Start it again "
-            "and it goes on."
+            f"{', '.join(map(str, widths))} not every setting asked for was measured yet. Start "
+            "it again and it goes on."
         )
     missing = sweep.dataset.get("relevant_documents_missing")
     if isinstance(missing, int) and missing > 0:
@@ -136,11 +137,12 @@ def on_the_unmeasured(sweep: Sweep) -> list[str]:
     points = sweep.points
     if not points:
         return []
+    gpus = "" if any(point.device == "gpu" for point in points) else "GPUs, "
     return [
         *_about_quality(sweep),
         *_about_settings(sweep),
         *_about_latency(sweep),
-        "Other machines, GPUs, filtered search and searches at the same time.",
+        f"Other machines, {gpus}filtered search and searches at the same time.",
     ]
 
 
@@ -184,20 +186,6 @@ def _about_settings(sweep: Sweep) -> list[str]:
             f"above with {'its reason' if one else 'their reasons'}."
         )
     return lines
-
-
-def _awaited(sweep: Sweep) -> list[int]:
-    """Return the widths at which a transform of the settings has no record."""
-    settings = sweep.header.get("settings")
-    if not isinstance(settings, dict):
-        return []
-    widths, named = settings.get("k"), settings.get("transforms")
-    if not isinstance(widths, list) or not isinstance(named, list):
-        return []
-    skipped = [entry.point for entry in sweep.skipped if entry.point is not None]
-    known = {(point.transform, point.k) for point in (*sweep.points, *skipped)}
-    kinds = {str(name).partition(":")[0] for name in named}
-    return [k for k in widths if any((kind, k) not in known for kind in kinds)]
 
 
 def _about_latency(sweep: Sweep) -> list[str]:

@@ -90,7 +90,7 @@ def facts(sweep: Sweep) -> Facts:
         ("machine", _machine(machine)),
         ("threads of a search", ", ".join(map(str, threads))),
         ("versions", _versions(header.get("versions"))),
-        ("commit", str(header["commit"])[:12] if header.get("commit") else None),
+        ("commit", _commit(header.get("commit"))),
         ("measured", str(header.get("time") or "")[:16].replace("T", " ")),
     )
     return [(name, str(value)) for name, value in pairs if value not in (None, "", words.ABSENT)]
@@ -106,6 +106,12 @@ def _machine(machine: Mapping[str, Any]) -> str:
         parts.append("1 core" if cores == 1 else f"{cores} cores")
     parts.append(str(machine.get("gpu") or ""))
     return ", ".join(filter(None, parts))
+
+
+def _commit(commit: Any) -> str:
+    """Return the start of a commit, and whether the checkout differed from it."""
+    name, dash, state = str(commit or "").partition("-")
+    return f"{name[:12]}{dash}{state}"
 
 
 def _versions(versions: Any) -> str:
@@ -229,6 +235,11 @@ def note(sweep: Sweep) -> str:
     text = "Bold names are on the front of bytes."
     if sweep.raw is not None:
         text += " The grey row is exact search of the raw embeddings."
+    if any(point.build_seconds is not None for point in sweep.points):
+        text += (
+            " Build seconds count projecting, training and adding; training samples are the "
+            "sweep's own, smaller than a build's."
+        )
     if len({point.threads for point in measured(sweep.points, lambda p: p.p50)}) > 1:
         text += " Latencies were taken with different numbers of threads: do not compare them all."
     return text

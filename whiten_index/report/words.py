@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from whiten_index.index import TARGET_RECALL
 from whiten_index.report.records import Point
 
 ABSENT = "–"
@@ -190,8 +191,13 @@ def parameters(point: Point) -> str:
     return ", ".join(f"{name} {value}" for name, value in point.parameters.items())
 
 
-def command(point: Point) -> tuple[str, ...]:
-    """Return the options of ``whiten-index build`` that make this point; none where none do."""
+def command(point: Point, target_recall: float | None) -> tuple[str, ...]:
+    """Return the options of ``whiten-index build`` that make this point; none where none do.
+
+    Args:
+        point: to make.
+        target_recall: what lists and graphs are tuned to; None where it is not known.
+    """
     if point.family == "faiss" or point.factory is None:
         return ()
     options: list[tuple[str, ...]]
@@ -205,4 +211,6 @@ def command(point: Point) -> tuple[str, ...]:
         options = [("--whiten", point.transform)]
     options += [] if point.transform == "none" else [("--k", str(point.k))]
     options += [("--factory", point.factory)]
+    if point.index != "flat" and target_recall not in (None, TARGET_RECALL):
+        options += [("--target-recall", f"{target_recall:g}")]
     return tuple(shlex.join(option) for option in options)

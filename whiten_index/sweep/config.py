@@ -201,11 +201,17 @@ def sweep_config(options: Mapping[str, Any]) -> SweepConfig:
     for name, parse in _PARSED.items():
         if name in own:
             own["ks" if name == "widths" else name] = parse(own.pop(name))
-    if unknown := sorted(left.keys() - BuildConfig.__dataclass_fields__.keys()):
+    if unknown := sorted(left.keys() - (BuildConfig.__dataclass_fields__.keys() - _OF_BUILDS)):
         raise ConfigError(f"a sweep knows no {', '.join(unknown)}; leave it out")
     return SweepConfig(build=BuildConfig(**left), out=out, **own)
 
 
+# What a sweep tries itself, or does not do; a build alone has it.
+_OF_BUILDS = {
+    "whiten", "k", "exponent", "center", "normalize_input", "groups", "group_size", "shuffle",
+    "shrinkage", "floor", "remove_top", "pairs", "weight_column", "weighting", "factory",
+    "memory_budget",
+}  # fmt: skip
 _OWN = ("baselines", "rerank", "sample", "name")
 _PARSED: dict[str, Callable[[Any], Any]] = {
     "widths": parse_widths,

@@ -27,20 +27,62 @@ _LEAST_ROWS = 100
 
 
 @dataclass(frozen=True, eq=False)
+class Documents:
+    """Which document each row is of; several rows are of one where texts are cut into passages.
+
+    Attributes:
+        names: (n,) of each row.
+        number_of: (n,) the document of each row as a number.
+    """
+
+    names: NDArray[np.object_]
+    number_of: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, encoded: EncodeReport) -> Documents:
+        """Read the ids of all rows, numbers as texts."""
+        found = [
+            str(name)
+            for part in encoded.record.parts
+            if part.rows
+            for name in encoded.store.documents(part)[ID].to_pylist()
+        ]
+        numbers: dict[str, int] = {}
+        number_of = [numbers.setdefault(name, len(numbers)) for name in found]
+        return cls(np.array(found, dtype=object), np.array(number_of, dtype=np.int64))
+
+    @property
+    def several(self) -> bool:
+        """Whether any document has several rows."""
+        return bool(len(self.number_of) > self.number_of.max() + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """What lists and graphs are tuned with: none of the queries that are measured.
+
+    Attributes:
+        rows: (t, d) float32 raw embeddings.
+        own: (t,) row numbers, None where they are other queries.
+    """
+
+    rows: NDArray[np.float32]
+    own: NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Raw embeddings in a file, queries, and the corpus's own spectrum.
 
     Attributes:
         encoded: the corpus in its store.
-        moments: of all its embeddings, rows held out included: a share too small to matter.
+        moments: of the embeddings that are indexed.
         spectrum: of their covariance.
         raw: (n, d) of the rows that are indexed, as the store keeps them, in a file.
         queries: (q, d) float32 raw embeddings.
         numbers: (n,) number of each row in the corpus: all of them, but for those held out.
-        tuning: (t, d) float32 raw embeddings that lists and graphs are tuned with, none of them
-            a query that is measured: other queries where there are enough, else rows.
-        own: (t,) their rows, None where they are other queries.
-        ids: (n,) document of each row, None where nothing is judged.
+        tuning: what is tuned with.
+        documents: of each row, None where nothing is judged.
         judged: None where the queries are rows held out.
         facts: what the results say of the dataset.
     """
@@ -51,9 +93,8 @@ class Dataset:
     raw: NDArray[np.floating]
     queries: NDArray[np.float32]
     numbers: NDArray[np.int64]
-    tuning: NDArray[np.float32]
-    own: NDArray[np.int64] | None
-    ids: NDArray[np.object_] | None
+    tuning: Tuning
+    documents: Documents | None
     judged: Judged | None
     facts: dict[str, Any]
 
@@ -76,9 +117,10 @@ class Dataset:
         folder: Path,
         stages: Stages,
     ) -> Dataset:
-        """Lay the raw embeddings out in ``folder``, and encode or hold out the queries.
+        """Encode or hold out the queries, and lay the raw embeddings out in ``folder``.
 
         Raises:
+            ConfigError: there is no encoder for the queries.
             CorpusError: the judgements name no document of the corpus, or it is too small.
             OutputError: the folder cannot be written.
         """
@@ -88,28 +130,25 @@ class Dataset:
                 f"{record.rows} rows are too few to compare indexes on; sweep a corpus of "
                 f"{_LEAST_ROWS} or more"
             )
+        documents = None if judged is None else Documents.of(encoded)
+        missing = 0 if judged is None or documents is None else judged.missing(documents.names)
+        asked = None
+        if judged is not None:
+            asked = judged.encoded(encoded, list(judged.texts.values()), stages)
         rng = np.random.default_rng(config.build.seed)
-        ids = None if judged is None else _documents_of(encoded)
-        missing = 0 if judged is None or ids is None else judged.missing(ids)
         held = np.zeros(record.rows, dtype=bool)
-        if judged is None:
+        if asked is None:
             count = min(config.sample, record.rows // 5)
             held[rng.choice(record.rows, count, replace=False)] = True
         with stages.stage("lay out", record.rows) as watcher:
-            raw, queries = _laid_out(encoded, held, folder / "raw", watcher.advance)
+            raw, held_rows = _laid_out(encoded, held, folder / "raw", watcher.advance)
             shards = [part.shard for part in record.parts if part.rows]
             moments = total_moments(store, shards, raw.shape[1])
-        own: NDArray[np.int64] | None = None
-        others = judged.others if judged is not None else []
-        if judged is not None:
-            queries = judged.encoded(encoded, list(judged.texts.values()), stages)
-        if judged is not None and len(others) >= _ENOUGH_QUERIES:
-            tuning = judged.encoded(encoded, others[:_TUNING_QUERIES], stages)
-        else:
-            count = min(_TUNING_QUERIES, len(raw) // 2)
-            own = np.sort(rng.choice(len(raw), count, replace=False))
-            tuning = raw[own].astype(np.float32)
-        return cls(
+            if len(held_rows):
+                moments = moments - Moments.of(held_rows)
+        queries = held_rows if asked is None else asked
+        tuning = _tuning(raw, judged, encoded, stages, rng)
+        made = cls(
             encoded,
             moments,
             Spectrum.of(moments.covariance()),
@@ -117,25 +156,48 @@ class Dataset:
             queries,
             np.flatnonzero(~held),
             tuning,
-            own,
-            ids,
+            documents,
             judged,
-            {
-                "name": config.dataset_name,
-                "rows": len(raw),
-                "dim": int(raw.shape[1]),
-                "encoder": store.encoder.get("model") or store.encoder.get("column"),
-                "queries": len(queries),
-                "judged": judged is not None,
-                "raw_bytes_per_row": 4 * int(raw.shape[1]),
-                "stored_bytes_per_row": raw.dtype.itemsize * int(raw.shape[1]),
-                "held_out": int(held.sum()),
-                "tuned_with": "queries" if own is None else "rows",
-                "relevant_documents_missing": missing,
-                "judged_queries_without_text": 0 if judged is None else judged.left_out,
-                "fingerprint": record.fingerprint,
-            },
+            {},
         )
+        made.facts.update(_facts(made, config, missing=missing))
+        return made
+
+
+def _tuning(
+    raw: NDArray[np.floating],
+    judged: Judged | None,
+    encoded: EncodeReport,
+    stages: Stages,
+    rng: np.random.Generator,
+) -> Tuning:
+    """Return queries that are not judged where there are enough, else rows."""
+    if judged is not None and len(judged.others) >= _ENOUGH_QUERIES:
+        others = judged.others[:_TUNING_QUERIES]
+        return Tuning(judged.encoded(encoded, others, stages), None)
+    count = min(_TUNING_QUERIES, len(raw) // 2)
+    own = np.sort(rng.choice(len(raw), count, replace=False))
+    return Tuning(raw[own].astype(np.float32), own)
+
+
+def _facts(dataset: Dataset, config: SweepConfig, *, missing: int) -> dict[str, Any]:
+    """Return what the results say of a dataset."""
+    store, judged, dim = dataset.encoded.store, dataset.judged, dataset.dim
+    return {
+        "name": config.dataset_name,
+        "rows": dataset.rows,
+        "dim": dim,
+        "encoder": store.encoder.get("model") or store.encoder.get("column"),
+        "queries": len(dataset.queries),
+        "judged": judged is not None,
+        "raw_bytes_per_row": 4 * dim,
+        "stored_bytes_per_row": dataset.raw.dtype.itemsize * dim,
+        "held_out": dataset.encoded.record.rows - dataset.rows,
+        "tuned_with": "queries" if dataset.tuning.own is None else "rows",
+        "relevant_documents_missing": missing,
+        "judged_queries_without_text": 0 if judged is None else judged.left_out,
+        "fingerprint": dataset.encoded.record.fingerprint,
+    }
 
 
 def _laid_out(
@@ -161,14 +223,3 @@ def _shards(encoded: EncodeReport) -> Iterator[Any]:
     for part in encoded.record.parts:
         if part.rows:
             yield encoded.store.require(part.shard, verify=False)
-
-
-def _documents_of(encoded: EncodeReport) -> NDArray[np.object_]:
-    """Return the document of each row (n,), numbers as texts."""
-    names = [
-        str(name)
-        for part in encoded.record.parts
-        if part.rows
-        for name in encoded.store.documents(part)[ID].to_pylist()
-    ]
-    return np.array(names, dtype=object)

@@ -193,7 +193,8 @@ def _baselines(config: SweepConfig, dim: int) -> Iterator[Point]:
     for size in sorted(sizes):
         if dim % size == 0 and size < dim:
             yield Point(raw, f"pq{size}", "flat")
-    for codec in ("rabitq", "rabitq4"):
+    # Ours are to be seen beside the same codec without a transform.
+    for codec in dict.fromkeys(("rabitq", "rabitq4", *config.codecs)):
         yield Point(raw, codec, "flat")
     if config.rerank:
         yield Point(raw, "rabitq", "flat", config.rerank)

@@ -42,7 +42,7 @@ def header(config: SweepConfig, dataset: Dataset, threads: int) -> dict[str, Any
     identity = {
         "corpus": dataset.encoded.record.fingerprint,
         "encoder": dataset.encoded.store.fingerprint,
-        "queries": None if judged is None else judged.digest(),
+        "queries": None if judged is None else judged.digest(dataset.encoded.store.encoder),
         "settings": settings,
         "machine": [machine[name] for name in _TELLING if name in machine],
         "versions": versions,
@@ -104,7 +104,10 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """Return the commit of this package's own checkout, None where it is installed."""
+    """Return the commit of this package's own checkout, None where it is installed.
+
+    It says where the checkout differs from the commit.
+    """
     folder = Path(whiten_index.__file__).parent
 
     def git(*arguments: str) -> str:
@@ -115,5 +118,5 @@ def _commit() -> str | None:
 
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if git("ls-files", "__init__.py"):
-            return git("rev-parse", "HEAD")
+            return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
     return None

@@ -19,6 +19,8 @@ from whiten_index.metrics import evaluate, require_evaluator
 from whiten_index.progress import Stages
 from whiten_index.sweep.config import SweepConfig
 
+Found = tuple[NDArray[np.float32], NDArray[np.int64]]
+
 METRICS = ("ndcg@10", "recall@100", "mrr@10")
 DEPTH = 100
 
@@ -71,13 +73,20 @@ class Judged:
         others = [text for text in dict.fromkeys(every.values()) if text not in asked]
         return cls(config.qrels, texts, kept, others, len(relevant) - len(texts))
 
-    def digest(self) -> str:
-        """Return the identity of queries and judgements, whatever their files are called."""
-        qrels = {query: dict(grades) for query, grades in self.qrels.items()}
-        return fingerprint({"texts": dict(self.texts), "qrels": qrels})
+    def digest(self, encoder: Mapping[str, Any]) -> str:
+        """Return the identity of judgements and embedded queries, whatever their files are called.
 
-    def missing(self, ids: NDArray[np.object_]) -> int:
+        Args:
+            encoder: of the store, which may name another one for queries, or a prompt of theirs.
+        """
+        qrels = {query: dict(grades) for query, grades in self.qrels.items()}
+        return fingerprint({"texts": dict(self.texts), "qrels": qrels, **_asked_by(encoder)})
+
+    def missing(self, names: NDArray[np.object_]) -> int:
         """Return how many relevant documents the corpus lacks.
+
+        Args:
+            names: (n,) document of each row.
 
         Raises:
             CorpusError: it lacks all of them.
@@ -88,11 +97,11 @@ class Judged:
             for document, grade in grades.items()
             if grade > 0
         }
-        there = relevant & set(ids.tolist())
+        there = relevant & set(names.tolist())
         if not there:
             raise CorpusError(
                 f"{self.source} names no document of the corpus: it judges {_some(relevant)}, and "
-                f"the corpus has ids such as {_some(ids[:3].tolist())}; check --id-column"
+                f"the corpus has ids such as {_some(names[:3].tolist())}; check --id-column"
             )
         return len(relevant) - len(there)
 
@@ -105,9 +114,7 @@ class Judged:
             ConfigError: there is no encoder to encode them with.
         """
         store, texts = encoded.store, list(texts)
-        prompt = store.encoder.get("query_prompt")
-        asked_by = store.encoder.get("query_encoder")
-        key = {"queries": fingerprint({"texts": texts}), "prompt": prompt, "encoder": asked_by}
+        key = {"queries": fingerprint({"texts": texts}), **_asked_by(store.encoder)}
         if (kept := store.sample(key, {"queries": "qd"})) is not None:
             return kept["queries"].astype(np.float32)
         if encoded.work is None:
@@ -123,30 +130,41 @@ class Judged:
             store.save_sample(key, {"queries": found})
         return found
 
-    def quality(
-        self, rows: NDArray[np.int64], scores: NDArray[np.float32], ids: NDArray[np.object_]
-    ) -> dict[str, float]:
-        """Return each metric in 0 … 1, a document by the best of its rows.
+    def quality(self, found: Mapping[int, Found], names: NDArray[np.object_]) -> dict[str, float]:
+        """Return each metric in 0 … 1, by the search for as many hits as it counts.
 
         Args:
-            rows: (q, m) rows found, best first, −1 where there are none.
-            scores: (q, m) their cosines.
-            ids: (n,) document of each row.
+            found: hits asked for -> scores and rows (q, m), best first, −1 where there are none.
+            names: (n,) document of each row.
         """
-        run = {
-            query: _best_of_each(ids[found[found >= 0]], near[found >= 0])
-            for query, found, near in zip(self.texts, rows, scores, strict=True)
-        }
-        return evaluate(self.qrels, run, METRICS)
+        values: dict[str, float] = {}
+        for depth, (scores, rows) in found.items():
+            run = {
+                query: dict(zip(names[near[near >= 0]], best[near >= 0].tolist(), strict=True))
+                for query, near, best in zip(self.texts, rows, scores, strict=True)
+            }
+            own = [metric for metric in METRICS if metric.endswith(f"@{depth}")]
+            values |= evaluate(self.qrels, run, own)
+        return values
 
 
-def _best_of_each(ids: Sequence[Any], scores: Sequence[float]) -> dict[str, float]:
-    best: dict[str, float] = {}
-    for document, score in zip(ids, scores, strict=True):
-        if len(best) == DEPTH:
-            break
-        best.setdefault(document, float(score))
-    return best
+def require_query_encoder(config: SweepConfig, judged: Judged | None) -> None:
+    """Refuse before hours of work queries that nothing could encode after them.
+
+    Raises:
+        ConfigError: the corpus is a column of embeddings whose model is not named.
+    """
+    given = config.build.embedding_column is not None
+    if judged is not None and given and config.build.model is None:
+        raise ConfigError(
+            f"{judged.source} judges texts, which are to be encoded; name the model of the "
+            "embedding column with --model, or leave --queries and --qrels out"
+        )
+
+
+def _asked_by(encoder: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells the embedding of a query, beside its text and the store's encoder."""
+    return {"prompt": encoder.get("query_prompt"), "encoder": encoder.get("query_encoder")}
 
 
 def _some(names: Any) -> str:

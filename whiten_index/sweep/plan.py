@@ -10,10 +10,10 @@ from whiten_index.errors import ConfigError
 from whiten_index.index import expected_bytes
 from whiten_index.plan import plan_build
 from whiten_index.progress import Progress
-from whiten_index.store import EmbeddingStore
+from whiten_index.store import EmbeddingStore, StoreDtype
 from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.grid import FAISS, Grid, grid
-from whiten_index.sweep.judged import Judged
+from whiten_index.sweep.judged import Judged, require_query_encoder
 from whiten_index.sweep.results import RESULTS, Results
 
 
@@ -57,7 +57,7 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         CorpusError: corpus or judgements cannot be used.
         WhiteningError: no k that was asked for fits the embeddings.
     """
-    Judged.read(config)
+    require_query_encoder(config, Judged.read(config))
     seconds = None
     if config.build.corpus:
         build = plan_build(config.build, progress=progress)
@@ -80,10 +80,15 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         by_family=dict(Counter(point.vectors.family for point in points.points)),
         found=sum(point.key in keys for point in points.points),
         skipped={point.key: why for point, why in points.skipped},
-        # Raw rows in 2 bytes, the projected corpus and the vectors of one transform in 4.
-        work_bytes=rows * (2 * dim + 4 * widest + 4 * max(dim, widest)),
+        # Raw rows as they are kept and of unit length, the projected corpus, and one transform's.
+        work_bytes=rows * (_kept(config) * dim + 4 * dim + 2 * 4 * widest),
         largest_index_bytes=_largest(points, rows=rows, dim=dim),
     )
+
+
+def _kept(config: SweepConfig) -> int:
+    """Return the bytes of a number in the store."""
+    return 2 if config.build.dtype_kept() is StoreDtype.FLOAT16 else 4
 
 
 def _largest(points: Grid, *, rows: int, dim: int) -> int:

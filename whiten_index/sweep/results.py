@@ -22,12 +22,14 @@ class Results:
     Attributes:
         path: of the file.
         headers: run -> the last line that started it.
-        done: run -> keys of its points, measured or skipped.
+        done: run -> keys of its points that were measured.
+        skipped: run -> key -> why a point was not, the last time it was tried.
     """
 
     path: Path
     headers: dict[str, dict[str, Any]] = field(default_factory=dict)
     done: dict[str, set[str]] = field(default_factory=dict)
+    skipped: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> Results:
@@ -93,11 +95,15 @@ class Results:
             ) from error
 
     def _note(self, record: dict[str, Any]) -> None:
+        run = record["run"]
+        done, skipped = self.done.setdefault(run, set()), self.skipped.setdefault(run, {})
         if record["type"] == "sweep":
-            self.headers[record["run"]] = record
-            self.done.setdefault(record["run"], set())
+            self.headers[run] = record
+        elif record["type"] == "skipped":
+            skipped[record["key"]] = record["why"]
         else:
-            self.done.setdefault(record["run"], set()).add(record["key"])
+            done.add(record["key"])
+            skipped.pop(record["key"], None)
 
 
 def _whole(data: bytes) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.build import embeddings
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index import load_faiss, require_device, set_threads
 from whiten_index.lock import only_writer
 from whiten_index.manifest import writing
@@ -19,12 +19,13 @@ from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.dataset import Dataset
 from whiten_index.sweep.grid import FAISS, RAW, Grid, Point, Vectors, grid
 from whiten_index.sweep.header import header
-from whiten_index.sweep.judged import Judged
+from whiten_index.sweep.judged import Judged, require_query_encoder
 from whiten_index.sweep.results import RESULTS, Results
 from whiten_index.sweep.spaces import Space, Spaces
 from whiten_index.sweep.trial import Trial
 
-_WORK = "work"
+# A name that no corpus and no store has: what is in it is removed.
+_WORK = ".sweep-work"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         progress: who is told of the stages.
 
     Raises:
-        ConfigError: a GPU was asked for and FAISS has none.
+        ConfigError: a GPU was asked for and FAISS has none; or nothing encodes the queries.
         CorpusError: corpus, queries or judgements cannot be used, or do not fit together.
         WhiteningError: no k that was asked for is within the rank.
         ArtifactError: the results file is damaged.
@@ -77,6 +78,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
     set_threads(threads)
     require_device(config.build.index_device)
     judged = Judged.read(config)
+    require_query_encoder(config, judged)
     with only_writer(config.folder, what="sweep"):
         work = config.folder / _WORK
         shutil.rmtree(work, ignore_errors=True)
@@ -116,7 +118,7 @@ class _Sweep:
             self.results.path,
             run,
             dataset.facts,
-            len(done - before - skipped.keys()),
+            len(done - before),
             len(before & {point.key for point in points.points}),
             skipped,
             dict(self.stages.seconds),
@@ -134,9 +136,13 @@ class _Sweep:
 
     def _skip(self, run: str, points: Grid) -> dict[str, str]:
         for point, why in points.skipped:
-            if point.key not in self.results.done[run]:
-                self._append(run, point, {"type": "skipped", **point.setting(), "why": why})
+            self._skipped(run, point, why)
         return {point.key: why for point, why in points.skipped}
+
+    def _skipped(self, run: str, point: Point, why: str) -> None:
+        """Keep why a point is not measured, unless that is the last thing known of it."""
+        if self.results.skipped[run].get(point.key) != why:
+            self._append(run, point, {"type": "skipped", **point.setting(), "why": why})
 
     def _measure(self, run: str, points: Grid) -> dict[str, str]:
         """Measure what is missing; return the points that turned out impossible, and why."""
@@ -152,12 +158,20 @@ class _Sweep:
         trial = Trial(self.config, self.dataset, raw.truth, self.threads)
         skipped: dict[str, str] = {}
         for where, some in left.items():
-            space = raw if where.family in (RAW, FAISS) else spaces.open(where)
+            try:
+                space = raw if where.family in (RAW, FAISS) else spaces.open(where)
+            except WhiteningError as error:
+                skipped |= dict.fromkeys((point.key for point in some), str(error))
+                for point in some:
+                    self._skipped(run, point, str(error))
+                continue
             with self.stages.stage("measure", len(some)) as watcher:
                 for point in some:
                     if (why := self._point(run, point, trial, space)) is not None:
                         skipped[point.key] = why
                     watcher.advance(1)
+            # Its file makes room for the next one's.
+            del space
         return skipped
 
     def _point(self, run: str, point: Point, trial: Trial, space: Space) -> str | None:
@@ -166,7 +180,7 @@ class _Sweep:
             record = trial.measure(point, space)
         except (ConfigError, MemoryError) as error:
             why = str(error) or "the memory does not hold it"
-            self._append(run, point, {"type": "skipped", **point.setting(), "why": why})
+            self._skipped(run, point, why)
             return why
         self._append(run, point, {"type": "point", **record})
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.fit import fit_whitening
-from whiten_index.index import exact_neighbours
+from whiten_index.index import exact_neighbours, truth_of_rows
 from whiten_index.index.trials import SharedLists
 from whiten_index.progress import Stages
 from whiten_index.sweep.config import AUTO, SweepConfig, Wish
@@ -35,6 +36,8 @@ class Space:
         truth: (q, 10) exact neighbours of the queries among these vectors.
         tuning: (t, k) float32 unit vectors that are tuned with.
         tuning_truth: (t, 10) their exact neighbours, themselves left out.
+        own: (t,) row numbers of these vectors, None where they are no rows.
+        seconds: that fitting the transform and making the vectors took.
     """
 
     whitening: Whitening
@@ -42,6 +45,8 @@ class Space:
     truth: NDArray[np.int64]
     tuning: NDArray[np.float32]
     tuning_truth: NDArray[np.int64]
+    own: NDArray[np.int64] | None
+    seconds: float
     _lists: SharedLists | None = field(default=None, repr=False)
 
     def shared_lists(self, seed: int, device: str) -> SharedLists:
@@ -68,6 +73,7 @@ class Spaces:
     folder: Path
     stages: Stages
     _turned: NDArray[np.float32] | None = field(default=None, repr=False)
+    _turned_seconds: float = 0.0
 
     def whitening(self, where: Vectors) -> Whitening:
         """Return the transform of raw embeddings to the vectors.
@@ -81,15 +87,28 @@ class Spaces:
         wish = Wish.parse(where.transform)
         if wish.name == AUTO:
             config = replace(self.config.build, k=where.k)
-            return fit_whitening(config, self.dataset.encoded, None, self.stages).whitening
+            chosen = fit_whitening(config, self.dataset.encoded, None, self.stages).whitening
+            # It saw the rows held out, if there are any; the basis must not.
+            setting = WhiteningConfig(
+                kind=chosen.kind, k=where.k, exponent=chosen.exponent, center=chosen.center
+            )
+            return Whitening.fit(moments, setting)
         kind, seed = Kind(wish.name), self.config.build.seed
         asked = WhiteningConfig(kind=kind, k=where.k, exponent=wish.exponent, seed=seed)
         return Whitening.fit(moments, asked)
 
     def open(self, where: Vectors) -> Space:
-        """Return the vectors of a transform and what is exact among them."""
+        """Return the vectors of a transform and what is exact among them.
+
+        Raises:
+            WhiteningError: the embeddings do not allow the transform.
+        """
+        started = time.perf_counter()
         whitening = self.whitening(where)
+        before = 0.0
         if whitening.kind in _SLICED:
+            # Made once, though each of its points alone would need it.
+            before = 0.0 if self._turned is None else self._turned_seconds
             self._turned_rows()
         rows = self.dataset.rows
         with self.stages.stage("vectors", rows) as watcher:
@@ -97,28 +116,29 @@ class Spaces:
             for start, block in self._projected(whitening):
                 vectors[start : start + len(block)] = unit_rows(block)
                 watcher.advance(len(block))
-            queries = unit_rows(whitening.apply(self.dataset.queries)).astype(np.float32)
-            return self._with_truth(whitening, vectors, queries)
+            seconds = before + time.perf_counter() - started
+            return self._with_truth(whitening, vectors, seconds)
 
     def _with_truth(
-        self, whitening: Whitening, vectors: NDArray[np.float32], queries: NDArray[np.float32]
+        self, whitening: Whitening, vectors: NDArray[np.float32], seconds: float
     ) -> Space:
-        tuning = unit_rows(whitening.apply(self.dataset.tuning)).astype(np.float32)
+        """Return the vectors with the exact neighbours of what is asked and tuned with."""
+        queries, tuning = (
+            unit_rows(whitening.apply(rows)).astype(np.float32)
+            for rows in (self.dataset.queries, self.dataset.tuning.rows)
+        )
         parts = (
             np.ascontiguousarray(vectors[start : start + _TRUTH_ROWS])
             for start in range(0, len(vectors), _TRUTH_ROWS)
         )
         asked = np.concatenate([queries, tuning])
-        _, nearest = exact_neighbours(parts, asked, TOP_K + 1)
-        near = nearest[len(queries) :]
-        if self.dataset.own is None:
-            near = near[:, :TOP_K]
-        else:
-            others = near != self.dataset.own[:, None]
-            # A row that does not find itself among its equals gives up the last one instead.
-            others[others.all(axis=1), -1] = False
-            near = near[others].reshape(len(tuning), TOP_K)
-        return Space(whitening, vectors, nearest[: len(queries), :TOP_K], tuning, near)
+        scores, nearest = exact_neighbours(parts, asked, TOP_K + 2)
+        truth, near, own = nearest[: len(queries), :TOP_K], nearest[len(queries) :, :TOP_K], None
+        if self.dataset.tuning.own is not None:
+            of_rows = scores[len(queries) :], nearest[len(queries) :], self.dataset.tuning.own
+            near, counted = truth_of_rows(*of_rows, top_k=TOP_K)
+            tuning, own = tuning[counted], self.dataset.tuning.own[counted]
+        return Space(whitening, vectors, truth, tuning, near, own, seconds)
 
     def _projected(self, whitening: Whitening) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield blocks of the corpus under the transform, before they are scaled to length 1."""
@@ -141,6 +161,7 @@ class Spaces:
     def _turned_rows(self) -> NDArray[np.float32]:
         """Return the centred corpus along its eigenvectors, (n, widest k), made on first need."""
         if self._turned is None:
+            started = time.perf_counter()
             rank = self.dataset.spectrum.rank
             widest = max(k for k in self.config.ks if k <= rank)
             fit = Whitening.fit(self.dataset.moments, WhiteningConfig(kind=Kind.PCA, k=widest))
@@ -152,5 +173,5 @@ class Spaces:
                     block = raw[start : start + _ROWS].astype(np.float32)
                     turned[start : start + _ROWS] = (block - mean) @ basis
                     watcher.advance(len(block))
-            self._turned = turned
+            self._turned, self._turned_seconds = turned, time.perf_counter() - started
         return self._turned

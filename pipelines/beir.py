@@ -1,0 +1,158 @@
+"""Retrieval sets in BEIR form: their files found, a corpus of JSON lines turned into Parquet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.manifest import canonical_json, replacing, writing
+
+_SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
+# What a Parquet file was made of, in the metadata of its schema.
+_SOURCE = b"whiten_index.source"
+_ROWS = 8_192
+
+
+@dataclass(frozen=True)
+class SetFiles:
+    """The files of a set.
+
+    Attributes:
+        corpus: Parquet.
+        queries: Parquet or JSON lines.
+        qrels: Parquet or TSV.
+        split: which rows of the qrels, None for all of them.
+    """
+
+    corpus: Path
+    queries: Path
+    qrels: Path
+    split: str | None
+
+
+def set_files(folder: Path, split: str, *, work: Path) -> SetFiles:
+    """Find the files of a set, and turn a corpus of JSON lines into Parquet in ``work``.
+
+    Raises:
+        ConfigError: one is missing.
+        CorpusError: a line of the corpus is not as BEIR has it, or a file is damaged.
+        OutputError: ``work`` cannot be written.
+    """
+    queries = _first(folder, "queries.parquet", "queries.jsonl")
+    qrels = _first(folder, "qrels.parquet", f"qrels/{split}.parquet", f"qrels/{split}.tsv")
+    corpus = _first(folder, "corpus.parquet", "corpus.jsonl")
+    if corpus.suffix == ".jsonl":
+        corpus = _as_parquet(corpus, work / folder.name / "corpus.parquet")
+    # A file of one split says so by its name.
+    of_several = qrels.suffix == ".parquet" and "split" in _columns(qrels)
+    return SetFiles(corpus, queries, qrels, split if of_several else None)
+
+
+def _first(folder: Path, *names: str) -> Path:
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ConfigError(f"{folder} is no retrieval set: it has no {' and no '.join(names)}")
+
+
+def text_columns(corpus: Path) -> list[str]:
+    """Return which of BEIR's columns of text a Parquet file has.
+
+    Raises:
+        CorpusError: it is damaged.
+    """
+    names = _columns(corpus)
+    return [name for name in ("title", "text") if name in names]
+
+
+def _columns(path: Path) -> list[str]:
+    try:
+        return list(pq.read_schema(path).names)
+    except (OSError, pa.ArrowException) as error:
+        raise CorpusError(
+            f"{path} is not a readable Parquet file ({_line(error)}); restore it"
+        ) from error
+
+
+def _as_parquet(source: Path, target: Path) -> Path:
+    """Turn BEIR's corpus.jsonl (_id, title, text) into Parquet (id, title, text)."""
+    made_of = _identity(source)
+    if _made_of(target) == made_of:
+        return target
+    schema = _SCHEMA.with_metadata({_SOURCE: made_of})
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+            for batch in _batches(source):
+                writer.write_table(pa.Table.from_pylist(batch, schema))
+    return target
+
+
+def _identity(source: Path) -> bytes:
+    """Return what tells a file from others, of other folders or times."""
+    stat = source.stat()
+    facts = {"path": str(source.resolve()), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    return canonical_json(facts).encode()
+
+
+def _made_of(target: Path) -> bytes | None:
+    """Return the identity of what a file was made of; None where it is missing or damaged."""
+    try:
+        metadata = pq.read_schema(target).metadata
+    except (OSError, pa.ArrowException):
+        return None
+    return (metadata or {}).get(_SOURCE)
+
+
+def _batches(source: Path) -> Iterator[list[dict[str, str]]]:
+    batch: list[dict[str, str]] = []
+    for number, line in _lines(source):
+        if line.strip():
+            batch.append(_document(line, f"line {number} of {source}"))
+        if len(batch) == _ROWS:
+            yield batch
+            batch = []
+    yield batch
+
+
+def _lines(source: Path) -> Iterator[tuple[int, str]]:
+    number = 1
+    try:
+        with source.open("rb") as file:
+            # By bytes: a decoder of the whole file is ahead of the line it fails in.
+            for number, line in enumerate(file, 1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"line {number} of {source} is not UTF-8 ({error.reason}); convert the file to it"
+        ) from error
+    except OSError as error:
+        raise CorpusError(f"{source} cannot be read ({_line(error)}); make it readable") from error
+
+
+def _document(line: str, where: str) -> dict[str, str]:
+    try:
+        found = json.loads(line)
+        document = {
+            "id": str(found["_id"]),
+            "title": str(found.get("title") or ""),
+            "text": str(found["text"]),
+        }
+        for value in document.values():
+            value.encode()  # JSON can escape halves of characters, which Parquet cannot hold
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorpusError(
+            f"{where} is not a document of BEIR, an object with _id, title and text "
+            f"({type(error).__name__}: {_line(error)}); mend it or take it out"
+        ) from error
+    return document
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:160]

@@ -1,0 +1,245 @@
+"""The job over sets in BEIR form: whose documents are searched, what fails alone, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from pipelines import build_index, retrieval_benchmark
+from pipelines.retrieval_benchmark import main, set_files
+from whiten_index.errors import (
+    ArtifactError,
+    BusyError,
+    ConfigError,
+    CorpusError,
+    EncoderError,
+    OutputError,
+    WhiteningError,
+)
+from whiten_index.stopping import INTERRUPTED
+
+ROWS = 120
+LONG_AGO = 10**18
+
+
+@pytest.fixture(scope="module")
+def documents(tiny_words: tuple[str, ...]) -> dict[str, str]:
+    rng = np.random.default_rng(6)
+    return {f"d{i}": " ".join(rng.choice(tiny_words, size=9)) for i in range(ROWS)}
+
+
+def write_set(folder: Path, documents: dict[str, str], *, when: int = LONG_AGO) -> Path:
+    """Write a set with 30 documents' first words as queries; the corpus is of the time ``when``."""
+    (folder / "qrels").mkdir(parents=True, exist_ok=True)
+    queries = {f"q{i}": " ".join(documents[f"d{i}"].split()[:6]) for i in range(30)}
+    for name, texts in (("corpus", documents), ("queries", queries)):
+        lines = [json.dumps({"_id": key, "text": text}) for key, text in texts.items()]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    lines = ["query-id\tcorpus-id\tscore", *(f"q{i}\td{i}\t1" for i in range(30))]
+    (folder / "qrels/test.tsv").write_text("\n".join(lines) + "\n")
+    os.utime(folder / "corpus.jsonl", ns=(when, when))
+    return folder
+
+
+def write_job(path: Path, sets: list[Path], model: Path) -> Path:
+    path.write_text(
+        f'out = "out"\nsets = {json.dumps(list(map(str, sets)))}\nmodel = "{model}"\nk = [8]\n'
+        'threads = 1\ntransforms = ["pca"]\ncodecs = ["fp32"]\nindexes = ["flat"]\n'
+        "baselines = false\n"
+    )
+    return path
+
+
+def run(job: Path) -> tuple[int, list[dict[str, Any]]]:
+    done = CliRunner().invoke(main, [str(job)])
+    return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def texts_of(path: Path) -> list[str]:
+    return pq.read_table(path)["text"].to_pylist()
+
+
+# --------------------------------------------------------------------------- whose documents
+
+
+def test_sets_of_one_name_each_have_their_own_documents(tmp_path, documents):
+    mirrored = {key: " ".join(reversed(text.split())) for key, text in documents.items()}
+    for folder, wanted in (("v1", documents), ("v2", mirrored), ("v1", documents)):
+        # Of one size and one time, older than what the run before made.
+        source = write_set(tmp_path / folder / "docs", wanted)
+        files = set_files(source, "test", work=tmp_path / "corpora")
+        assert texts_of(files.corpus) == list(wanted.values())
+
+
+@pytest.mark.parametrize("change", ["size", "time"])
+def test_a_corpus_that_changed_is_read_again(tmp_path, documents, change):
+    source = write_set(tmp_path / "docs", documents)
+    set_files(source, "test", work=tmp_path / "corpora")
+    # As a copy that keeps times, or one that is put back from a backup.
+    first = documents["d0"]
+    new = {**documents, "d0": first + " one" if change == "size" else first[::-1]}
+    write_set(source, new, when=LONG_AGO - (change == "time"))
+    files = set_files(source, "test", work=tmp_path / "corpora")
+    assert texts_of(files.corpus) == list(new.values())
+
+
+def test_a_corpus_that_did_not_change_is_kept(tmp_path, documents):
+    source = write_set(tmp_path / "docs", documents)
+    first = set_files(source, "test", work=tmp_path / "corpora").corpus
+    before = first.stat()
+    second = set_files(source, "test", work=tmp_path / "corpora").corpus
+    assert (second, second.stat().st_ino) == (first, before.st_ino)
+
+
+def test_a_torn_copy_is_made_again(tmp_path, documents):
+    source = write_set(tmp_path / "docs", documents)
+    kept = set_files(source, "test", work=tmp_path / "corpora").corpus
+    kept.write_bytes(kept.read_bytes()[:100])
+    kept = set_files(source, "test", work=tmp_path / "corpora").corpus
+    assert texts_of(kept) == list(documents.values())
+
+
+# --------------------------------------------------------------------------- what fails alone
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"_id": "x", "text": "caf\xe9"}', r"line 121 of .*corpus.jsonl is not UTF-8 .*convert"),
+        (b'{"_id": "x", "text": ', r"line 121 of .*corpus.jsonl is not a document .*; mend it"),
+        (b"[" * 100_000, r"line 121 of .*corpus.jsonl is not a document .*RecursionError.*; mend"),
+        (
+            b'{"_id": "x", "text": "\\ud83d"}',
+            r"line 121 of .* not a document .*surrogates.*mend",
+        ),
+    ],
+)
+def test_a_bad_line_of_a_corpus_is_named(tmp_path, documents, line, message):
+    source = write_set(tmp_path / "docs", documents)
+    with (source / "corpus.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(CorpusError, match=message):
+        set_files(source, "test", work=tmp_path / "corpora")
+    assert not list((tmp_path / "corpora/docs").iterdir())
+
+
+@pytest.mark.parametrize("name", ["corpus.parquet", "qrels.parquet"])
+def test_a_damaged_parquet_file_is_named(tmp_path, documents, name):
+    source = write_set(tmp_path / "sets/docs", documents)
+    (source / name).write_bytes(b"PAR1 torn")
+    status, events = run(write_job(tmp_path / "job.toml", [source], tmp_path / "none"))
+    failed = next(event for event in events if event["event"] == "set_failed")
+    assert (status, failed["error"]) == (CorpusError.exit_code, "CorpusError")
+    assert f"{source / name} is not a readable Parquet file" in failed["message"]
+    assert failed["message"].endswith("restore it")
+
+
+def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
+    tmp_path, documents, tiny_model, tiny_words
+):
+    few = {key: tiny_words[i % 3] for i, key in enumerate(documents)}
+    flat = write_set(tmp_path / "flat", few)
+    torn = write_set(tmp_path / "torn", documents)
+    (torn / "qrels.parquet").write_bytes(b"PAR1 torn")
+    latin = write_set(tmp_path / "latin", documents)
+    (latin / "corpus.jsonl").write_bytes(b'{"_id": "d0", "text": "\xe9"}\n')
+    good = write_set(tmp_path / "good", documents)
+    status, events = run(write_job(tmp_path / "job.toml", [flat, good, torn, latin], tiny_model))
+    failed = {event["set"]: event["error"] for event in events if event["event"] == "set_failed"}
+    assert failed == {"flat": "WhiteningError", "torn": "CorpusError", "latin": "CorpusError"}
+    assert status == WhiteningError.exit_code
+    last = events[-1]
+    assert (last["event"], last["sets"], last["failed"]) == ("finished", 1, 3)
+    assert "good" in Path(last["report"]).read_text()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(kind("this one not") for kind in (EncoderError, ArtifactError, OutputError, BusyError)),
+        MemoryError("this one not"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_keeps_a_later_set_from_being_measured_the_report_is_written(
+    tmp_path, documents, tiny_model, monkeypatch, error
+):
+    sweep = retrieval_benchmark.run_sweep
+
+    def failing(config, **more):
+        if config.name == "bad":
+            raise error
+        return sweep(config, **more)
+
+    monkeypatch.setattr(retrieval_benchmark, "run_sweep", failing)
+    sets = [write_set(tmp_path / name, documents) for name in ("good", "bad")]
+    status, events = run(write_job(tmp_path / "job.toml", sets, tiny_model))
+    failed = next(event for event in events if event["event"] == "set_failed")
+    assert (failed["set"], failed["error"]) == ("bad", type(error).__name__)
+    assert failed["message"] == "this one not"
+    assert events[-1]["event"] == "finished"
+    assert (tmp_path / "out/report.html").exists()
+    assert status == getattr(error, "exit_code", 1)
+
+
+# --------------------------------------------------------------------------- how it ends
+
+
+def test_what_the_report_lacks_is_said_before_any_work(
+    tmp_path, documents, tiny_model, monkeypatch
+):
+    monkeypatch.setattr("whiten_index.report.page.find_spec", lambda name: None)
+    job = write_job(tmp_path / "job.toml", [write_set(tmp_path / "docs", documents)], tiny_model)
+    status, (last,) = run(job)
+    assert (status, last["event"], last["error"]) == (2, "failed", ConfigError.__name__)
+    assert "pip install 'whiten-index[plot]'" in last["message"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_evaluation_lacks_is_said_before_any_work(
+    tmp_path, documents, tiny_model, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "pytrec_eval", None)
+    job = write_job(tmp_path / "job.toml", [write_set(tmp_path / "docs", documents)], tiny_model)
+    status, (last,) = run(job)
+    assert (status, last["event"]) == (2, "failed")
+    assert "pip install 'whiten-index[eval]'" in last["message"]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "work", "kept"),
+    [
+        (build_index, "read_job", "finished shards are kept"),
+        (retrieval_benchmark, "_measure", "finished points are kept"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("error", "status", "last"),
+    [
+        (EncoderError("no model"), 4, {"event": "failed", "error": "EncoderError", "exit_code": 4}),
+        (ValueError("odd"), 1, {"event": "failed", "error": "ValueError", "exit_code": 1}),
+        (KeyboardInterrupt(), INTERRUPTED, {"event": "interrupted"}),
+    ],
+)
+def test_every_job_ends_alike(tmp_path, capsys, monkeypatch, job, work, kept, error, status, last):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(job, work, fail)
+    path = write_job(tmp_path / "job.toml", [tmp_path / "docs"], tmp_path / "model")
+    assert job.run(path) == status
+    out, err = capsys.readouterr()
+    line = json.loads(out.splitlines()[-1])
+    assert last.items() <= line.items()
+    message = f"{kept}; run the same job to go on" if status == INTERRUPTED else str(error)
+    assert line["message"] == message
+    assert ("Traceback" in err) == (status == 1)
