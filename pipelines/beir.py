@@ -142,7 +142,7 @@ def _document(line: str, where: str) -> dict[str, str]:
         document = {
             "id": str(found["_id"]),
             "title": str(found.get("title") or ""),
-            "text": str(found["text"]),
+            "text": str(found["text"] or ""),
         }
         for value in document.values():
             value.encode()  # JSON can escape halves of characters, which Parquet cannot hold

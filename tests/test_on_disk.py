@@ -227,7 +227,7 @@ def files_of(out: Path) -> set[str]:
     ("factory", "budget", "mapped"),
     [
         ("IVF32,Flat", "4MB", True),
-        ("IVF32,Flat", "6MB", False),
+        ("IVF32,Flat", "8MB", False),
         ("IVF32,Flat", None, False),
         ("Flat", "1MB", False),
         ("SQ8", "1MB", False),
