@@ -9,6 +9,7 @@ goes on where it was, but its seconds are then those of the rest.
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import sys
 import time
@@ -113,6 +114,8 @@ def run(name: str, work: Path) -> dict[str, Any]:
         "skipped": len(report.skipped),
         "seconds": seconds,
         "cpu_seconds": cpu,
+        # Pages of mapped files are counted in, as far as they were in memory.
+        "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "machine": machine(),
     }
 

@@ -80,20 +80,29 @@ def small_codes() -> str:
 
 def structures() -> str:
     """Return bytes, latency and recall of each structure and codec on Wikinews."""
-    points = points_of("wikinews")
+    return _structures("wikinews", "Wikinews, PCA, k = 128", dim=384)
+
+
+def million() -> str:
+    """Return the same of a million synthetic embeddings."""
+    return _structures("million", "A million of 768 dims, PCA, k = 128", dim=768)
+
+
+def _structures(name: str, title: str, *, dim: int) -> str:
+    points = points_of(name)
     lines = [
-        "| Wikinews, PCA, k = 128 | bytes a row | built in s | ms a query, p50 | p95 | queries/s "
+        f"| {title} | bytes a row | built in s | ms a query, p50 | p95 | queries/s "
         "| index recall@10 | agreement@10 |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    wanted = [("raw/none/k384/fp32/flat", "raw embeddings, Flat")]
+    wanted = [(f"raw/none/k{dim}/fp32/{index}", f"raw, {index}, fp32") for index in ("flat", "ivf")]
     for index in ("flat", "ivf", "hnsw"):
         for codec in ("fp32", "fp16", "sq8", "pq"):
             wanted.append((f"ours/pca/k128/{codec}/{index}", f"{index}, {codec}"))
-    for key, name in wanted:
+    for key, called in wanted:
         if (point := points.get(key)) is not None:
             lines.append(
-                f"| {name} | {point['bytes']['per_row']:,.0f} | {point['seconds']['total']:,.1f} "
+                f"| {called} | {point['bytes']['per_row']:,.0f} | {point['seconds']['total']:,.1f} "
                 f"| {point['latency_ms']['p50']:.2f} | {point['latency_ms']['p95']:.2f} "
                 f"| {point['throughput']['queries_per_second']:,.0f} "
                 f"| {point['index_recall@10']:.3f} | {point['agreement@10']:.3f} |"
@@ -102,12 +111,33 @@ def structures() -> str:
 
 
 def seconds() -> str:
-    """Return how long the sweeps took."""
-    lines = ["| sweep | rows | points | seconds | CPU seconds |", "|---|---:|---:|---:|---:|"]
+    """Return how long the sweeps took, and the memory they held."""
+    lines = [
+        "| sweep | rows | points | seconds | CPU seconds | most memory |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
     for row in read("sweep_seconds"):
+        peak = f"{row['peak_bytes'] / 2**30:.1f} GiB" if "peak_bytes" in row else "–"
         lines.append(
             f"| {row['sweep']} | {row['rows']:,} | {row['measured']:,} | {row['seconds']:,.0f} "
-            f"| {row['cpu_seconds']:,.0f} |"
+            f"| {row['cpu_seconds']:,.0f} | {peak} |"
+        )
+    return "\n".join(lines)
+
+
+def growth() -> str:
+    """Return time, bytes and memory of builds of ever more rows."""
+    lines = [
+        "| index | rows | µs a row, all of the build | µs a row, without reading | bytes a row "
+        "| MiB held, beside the process |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in sorted(read("growth"), key=lambda row: (row["kind"], row["rows"])):
+        n, held = row["rows"], (row["anonymous_peak"] - row["anonymous_before"]) / 2**20
+        rest = row["seconds"] - row["stages"]["encode"] - row["stages"]["check ids"]
+        lines.append(
+            f"| {row['factory']} | {n:,} | {1e6 * row['seconds'] / n:.1f} | {1e6 * rest / n:.1f} "
+            f"| {row['bytes']['index_file'] / n:.1f} | {held:.0f} |"
         )
     return "\n".join(lines)
 

@@ -70,6 +70,34 @@ def test_numbers_are_rounded_as_the_column_is(bits, condition, wanted):
     assert np.flatnonzero(RowFilter.parse(condition).mask(batch)).tolist() == wanted
 
 
+TEXTS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
+
+
+@pytest.mark.parametrize("kind", [*TEXTS, pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [("lang in ['en']", [0]), ("lang not in ['en']", [1]), ("lang == 'de'", [1])],
+)
+def test_text_of_every_type_is_compared(kind, condition, wanted):
+    texts = pa.array(["en", "de"])
+    column = texts.dictionary_encode() if pa.types.is_dictionary(kind) else texts.cast(kind)
+    mask = RowFilter.parse(condition).mask(pa.record_batch({"lang": column}))
+    assert np.flatnonzero(mask).tolist() == wanted
+
+
+def test_times_and_encoded_numbers_are_compared():
+    at = pa.array([datetime.time(12, 0), datetime.time(13, 30)])
+    f = pa.array([0.1, 0.3], pa.float32()).dictionary_encode()
+    batch = pa.record_batch({"at": at, "f": f})
+    for condition in (
+        "at == time('12:00')",
+        "at in [time('12:00')]",
+        "at < time('12:30')",
+        "f == 0.1",
+    ):
+        assert RowFilter.parse(condition).mask(batch).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("condition", ["n in ['1']", "n not in ['1']", "n == '1'", "day in ['x']"])
 def test_text_is_not_read_as_a_number(condition):
     day = pa.array([datetime.date(2024, 1, 31)])

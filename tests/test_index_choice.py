@@ -36,25 +36,30 @@ DIM, K, ROWS = 32, 16, 1_200
 
 
 @pytest.mark.parametrize(
-    ("rows", "target", "budget", "structure"),
+    ("rows", "target", "structure"),
     [
-        (1, 0.95, False, "flat"),
-        (200_000, 0.999, True, "flat"),
-        (200_001, 0.95, False, "ivf"),
-        (200_001, 0.95, True, "ivf"),
-        (200_001, 0.99, True, "hnsw"),
-        (200_001, 0.99, False, "ivf"),
+        (1, 0.95, "flat"),
+        (200_000, 0.999, "flat"),
+        (200_001, 0.95, "ivf"),
+        (200_001, 0.989, "ivf"),
+        (200_001, 0.99, "hnsw"),
     ],
 )
-def test_the_table_of_structures(rows: int, target: float, budget: bool, structure: str) -> None:
-    assert structure_of(rows=rows, target_recall=target, budget=budget) == structure
+def test_the_table_of_structures(rows: int, target: float, structure: str) -> None:
+    assert structure_of(rows=rows, target_recall=target) == structure
 
 
 @pytest.mark.parametrize(
-    ("rows", "built"), [(100, "Flat"), (200_000, "Flat"), (237_766, "IVF1948,Flat")]
+    ("rows", "target", "built"),
+    [
+        (100, 0.95, "Flat"),
+        (200_000, 0.99, "Flat"),
+        (237_766, 0.95, "IVF1948,Flat"),
+        (237_766, 0.99, "HNSW32"),
+    ],
 )
-def test_without_a_budget_vectors_stay_float32(rows: int, built: str) -> None:
-    choice = choose_factory("auto", rows=rows, dim=384, k=128)
+def test_without_a_budget_vectors_stay_float32(rows: int, target: float, built: str) -> None:
+    choice = choose_factory("auto", rows=rows, dim=384, k=128, target_recall=target)
     assert (choice.built, choice.rerank) == (built, None)
     assert choice.expected == expected_bytes(built, rows=rows, dim=384, k=128)
 
@@ -228,6 +233,28 @@ def test_the_choice_is_told_before_the_work(tmp_path: Path, corpus: Path) -> Non
     choice = choose_factory("auto", rows=ROWS, dim=DIM, k=K, budget=30_000)
     assert told == index_note(choice)
     assert f"{choice.expected.total:,} bytes expected (codes 19,200, matrix" in told
+
+
+@pytest.mark.parametrize(
+    ("limit", "factory", "told"),
+    [
+        (9, "HNSW8", "9 rows are too few to hold any out"),
+        (40, "IVF40,Flat", "it learns from every row; fewer lists leave some"),
+        (40, "IVF4,Flat", None),
+        (40, "Flat", None),
+    ],
+)
+def test_what_cannot_be_set_to_the_recall_asked_for_is_told(
+    tmp_path: Path, corpus: Path, limit: int, factory: str, told: str | None
+) -> None:
+    watcher = Notes()
+    build_index(
+        config(corpus, tmp_path / "out", factory=factory, limit=limit, k=2, whiten="pca"),
+        progress=watcher,
+    )
+    notes = [note for note in watcher.heard if "is not set to --target-recall" in note]
+    assert len(notes) == (told is not None)
+    assert told is None or told in notes[0]
 
 
 def test_a_plan_tells_the_same(tmp_path: Path, corpus: Path) -> None:

@@ -95,6 +95,28 @@ def test_a_device_that_is_none_is_refused() -> None:
         place(inner_index("Flat", 8), "tpu", note=print)
 
 
+@pytest.mark.parametrize(
+    ("visible", "asked"), [(None, "0"), ("1,0", "1"), ("GPU-5f3,GPU-8", "GPU-5f3")]
+)
+def test_the_gpu_named_is_the_first_that_is_seen(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: str
+) -> None:
+    assert gpu.gpu_name() is None
+    FakeGpu(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        return SimpleNamespace(stdout="NVIDIA H200\n")
+
+    monkeypatch.setattr(gpu.subprocess, "run", run)
+    assert gpu.gpu_name() == "NVIDIA H200"
+    assert f"--id={asked}" in commands[0]
+
+
 # ------------------------------------------------------------------- memory of a GPU that runs out
 
 TOLD_BY_FAISS = (
@@ -253,7 +275,7 @@ def test_a_mapped_index_is_not_copied_to_a_gpu(
 ) -> None:
     out = build_index(options(tmp_path, factory="Flat", index_device="cpu")).out
     fake = FakeGpu(monkeypatch)
-    told = r"--index-device gpu holds all of .*\(--mapped, or larger than .*use cpu"
+    told = r"--index-device gpu holds all of .*\(--mapped, or too large .*use cpu"
     with pytest.raises(ConfigError, match=told):
         open_index(out, index_device="gpu", mapped=True)
     assert open_index(out, index_device="auto", mapped=True).bundle.placed is None

@@ -54,13 +54,13 @@ def read_only(folder: Path) -> None:
 def test_a_mapped_index_finds_the_same(tmp_path: Path, rows: np.ndarray, factory: str) -> None:
     out = build(tmp_path, rows, factory=factory)
     opened = open_index(out)
-    expected = [hits_of(opened, rows[:9]), hits_of(opened, rows[:9], row_filter="even == 1")]
+    asked = [(rows[:9], {}), (rows[:9], {"row_filter": "even == 1"}), (rows[:1], {})]
+    expected = [hits_of(opened, some, **how) for some, how in asked]
     shutil.rmtree(out / "store")
     out.rename(tmp_path / "moved")
     read_only(tmp_path / "moved")
     mapped = open_index(tmp_path / "moved", mapped=True)
-    found = [hits_of(mapped, rows[:9]), hits_of(mapped, rows[:9], row_filter="even == 1")]
-    assert found == expected
+    assert [hits_of(mapped, some, **how) for some, how in asked] == expected
     if "fs" not in factory and factory not in ("NSG8", "IVF6,RaBitQ"):
         assert [h.row for h in mapped.search_like(5)] == [h.row for h in opened.search_like(5)]
 

@@ -595,3 +595,15 @@ def test_a_store_can_be_moved(store, tmp_path):
     assert moved.find(shard.fingerprint) == shard
     assert moved.corpus() == make_record()
     assert moved.documents(as_part(name, 50)).num_rows == 50
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 100])
+@pytest.mark.parametrize("mean", [0.0, 3.0, 3000.0])
+def test_whether_float16_does_is_the_same_by_blocks(monkeypatch, rows, mean):
+    embeddings = np.random.default_rng(0).normal(mean, 1, size=(100, 6)).astype(np.float32)
+    whole = fits_float16(embeddings)
+    assert whole == (mean < 1000)
+    monkeypatch.setattr("whiten_index.store._LOOKED_AT_ROWS", rows)
+    assert fits_float16(embeddings) == whole
+    embeddings[-1, 0] = 1e6
+    assert not fits_float16(embeddings)

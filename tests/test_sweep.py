@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -270,6 +271,22 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
         assert seconds["total"] == pytest.approx(parts)
         # FAISS's own transforms are trained and applied with its index.
         assert (seconds["project"] > 0) == (point["family"] != "faiss")
+
+
+def test_a_batch_that_takes_long_is_timed_again_on_fewer(tmp_path, corpus, monkeypatch):
+    few = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat"}
+    monkeypatch.setattr("whiten_index.sweep.trial._LONG_SECONDS", 0)
+    monkeypatch.setattr("whiten_index.sweep.trial._FEW_QUERIES", 20)
+    times = iter(range(10**6))
+    monkeypatch.setattr(
+        "whiten_index.sweep.trial.time", SimpleNamespace(perf_counter=lambda: next(times))
+    )
+    run_sweep(sweep_config(options(corpus, tmp_path, baselines=False, **few)))
+    (point,) = points_of(tmp_path).values()
+    # A tick each way: all of them in one, and twenty in another.
+    assert point["throughput"]["queries_per_second"] == HELD
+    assert point["throughput"]["batch"] == HELD
+    assert point["index_recall@10"] == 1
 
 
 def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, corpus):

@@ -75,12 +75,30 @@ def test_figures_of_a_gpu_are_another_run_and_name_it(
     assert heads[0]["run"] != heads[1]["run"]
 
 
-def test_where_its_memory_runs_out_a_point_is_measured_on_the_cpu(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["train", "add"])
+def test_where_its_memory_runs_out_auto_measures_on_the_cpu(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    FakeGpu(monkeypatch).fails["train"] = "out of memory"
-    found = points({**options, "index_device": "gpu", "indexes": "ivf", "codecs": "fp32"})
+    FakeGpu(monkeypatch).fails[step] = "out of memory"
+    found = points({**options, "index_device": "auto", "indexes": "ivf", "codecs": "fp32"})
+    # Lists that were learned on the CPU still go to the GPU.
+    assert {record["device"] for record in found.values()} == {"gpu" if step == "train" else "cpu"}
     assert all(record["index_recall@10"] > 0.85 for record in found.values())
+
+
+@pytest.mark.parametrize("step", ["train", "add"])
+def test_where_the_memory_of_a_gpu_asked_for_runs_out_a_point_is_skipped_and_tried_again(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    fake = FakeGpu(monkeypatch)
+    fake.fails[step] = "out of memory"
+    given = {**options, "index_device": "gpu", "indexes": "ivf", "codecs": "fp32"}
+    report = run_sweep(sweep_config(given))
+    assert report.measured == 0
+    assert len(report.skipped) == 2
+    assert all("the GPU's memory ran out" in why for why in report.skipped.values())
+    fake.fails.clear()
+    assert run_sweep(sweep_config(given)).measured == 2
 
 
 def test_without_a_gpu_the_command_says_so_before_any_work(

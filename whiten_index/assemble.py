@@ -331,9 +331,14 @@ def _tuned(
     if examination is None:
         exact = faiss_index.is_exact(faiss_index.inner_index(job.plan.built, job.whitening.k))
         if not exact and faiss_index.has_parameters(inner):
+            few = job.record.rows < _HELD_OUT_SHARE
             job.stages.watcher.note(
-                f"note: {job.plan.built} learns from every row, so none is left to set it to "
-                f"--target-recall {target:g} with; fewer lists leave some"
+                f"note: {job.plan.built} is not set to --target-recall {target:g}: "
+                + (
+                    f"{job.record.rows} rows are too few to hold any out"
+                    if few
+                    else "it learns from every row; fewer lists leave some to be held out"
+                )
             )
         return OperatingPoint(target=target, reached=exact), rerank
     asked: dict[str, Any] = {

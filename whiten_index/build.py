@@ -338,7 +338,8 @@ def _factory_facts(plan: IndexPlan, made: Assembled) -> dict[str, Any]:
         "rerank": made.rerank,
         "memory_budget": plan.budget,
         "device": made.device,
-        "mapped": made.mapped,
+        # As it is searched unless asked otherwise.
+        "mapped": made.mapped or (plan.budget is not None and made.file_bytes > plan.budget),
         "rotated": made.rotated,
     }
 

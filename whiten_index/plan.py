@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,24 @@ class BuildPlan:
         return dict(vars(self))
 
 
+@dataclass
+class _Looked:
+    """What the store has of a corpus, and which shards it lacks."""
+
+    reused: int = 0
+    to_encode: int = 0
+    raw_bytes: int = 0
+    missing: list[Shard] = field(default_factory=list)
+
+    def add(self, shard: Shard, rows: int, size: int, there: bool) -> None:
+        self.raw_bytes += size
+        if there:
+            self.reused += rows
+        elif rows:
+            self.to_encode += rows
+            self.missing.append(shard)
+
+
 def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> BuildPlan:
     """Say what a build or an encode would do, and write nothing.
 
@@ -91,33 +109,28 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
         check_labels(config, labels)
     # What compiling gains is found by the build itself.
     work = shard_work(replace(config, compile=False), corpus, write=False)
-    missing: list[Shard] = []
-    reused = to_encode = raw_bytes = 0
+    looked = _Looked()
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
-            rows, size, there = _look_up(work, shard)
-            raw_bytes += size
-            reused, to_encode = (reused + rows, to_encode) if there else (reused, to_encode + rows)
-            if not there and rows:
-                missing.append(shard)
+            looked.add(shard, *_look_up(work, shard))
             watcher.advance(shard.rows)
     rate = None
-    if config.embedding_column is None and missing:
+    if config.embedding_column is None and looked.missing:
         # GPUs add up; the cores of one CPU do not.
         devices = chosen_devices(config.encoder_config().device)
         several = len(devices) if devices[0].startswith("cuda") else 1
-        rate = several * _calibrate(work, missing, stages)
-    rows, dim = reused + to_encode, int(work.store.encoder["dim"])
+        rate = several * _calibrate(work, looked.missing, stages)
+    rows, dim = looked.reused + looked.to_encode, int(work.store.encoder["dim"])
     width = _width(config, dim)
     k, choice = _widest(config, rows=rows, dim=dim, k=width)
     return BuildPlan(
         shards=len(corpus.shards),
         read=corpus.rows,
-        reused=reused,
-        to_encode=to_encode,
+        reused=looked.reused,
+        to_encode=looked.to_encode,
         rows_per_second=rate,
-        seconds=None if rate is None else to_encode / rate,
-        raw_bytes=raw_bytes,
+        seconds=None if rate is None else looked.to_encode / rate,
+        raw_bytes=looked.raw_bytes,
         vector_bytes=rows * k * _FLOAT32_BYTES,
         factory=choice.built,
         why=choice.why,

@@ -23,7 +23,7 @@ _POOLINGS = (
 def config_option(also: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
     """Return the option of a job file, whose values become the defaults of the other options.
 
-    A job serves several commands alike, so what only another one knows is passed over.
+    A job of a build serves other commands too: what of it they do not know is passed over.
 
     Args:
         also: what a file may set beside the options of a build -> the parameter that takes it; a
@@ -262,8 +262,8 @@ whitening_options = [
     ),
     click.option(
         "--memory-budget",
-        help="Bytes the index may hold in memory, such as 512MB or 4GiB; a larger one is made "
-        "and kept on disk. [default: as many as it takes]",
+        help="Bytes the index and making it may hold in memory, such as 512MB or 4GiB; one of "
+        "more than three quarters of it is made and kept on disk. [default: as many as it takes]",
     ),
     click.option(
         "--index-device",

@@ -64,6 +64,13 @@ sweep_options = [
         help="Index recall that lists and graphs are tuned for.",
     ),
     click.option(
+        "--choose-sample",
+        type=int,
+        default=1_000,
+        show_default=True,
+        help="Documents that the transform auto is chosen on at most.",
+    ),
+    click.option(
         "--sample",
         type=click.IntRange(min=30),
         default=500,

@@ -4,8 +4,9 @@ The text is parsed as a Python expression and only comparisons, ``in``, ``is Non
 ``or`` and ``not`` over columns and literals are translated: nothing is ever evaluated. As in SQL, a
 null satisfies no comparison, neither ``==`` nor ``!=``, neither ``in`` nor ``not in``. Numbers are
 rounded as a column of floats is: ``score == 0.1`` finds 0.1 in float32 too.
-Dates and times are written ``date('2024-01-31')`` and ``datetime('2024-01-31T12:00:00')``, columns
-whose names are no words of Python ``column('my column')``.
+Dates and times are written ``date('2024-01-31')``, ``time('12:00')`` and
+``datetime('2024-01-31T12:00:00')``, columns whose names are no words of Python
+``column('my column')``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import ast
 import datetime
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,9 @@ from whiten_index.errors import ConfigError, CorpusError
 
 _Types = Mapping[str, pa.DataType]
 
+_TEXTS = (
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
+)  # fmt: skip
 _COMPARE = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -41,7 +45,11 @@ _NOT_UNDERSTOOD = (
 )  # fmt: skip
 _COLUMN = "column"
 # What dates and times are written as: day >= date('2024-01-31').
-_LITERALS = {"date": datetime.date.fromisoformat, "datetime": datetime.datetime.fromisoformat}
+_LITERALS: Mapping[str, Callable[[str], Any]] = {
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "datetime": datetime.datetime.fromisoformat,
+}
 
 
 @dataclass(frozen=True)
@@ -181,16 +189,15 @@ def _rounded(value: Any, beside: pa.DataType | None) -> Any:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return any(
-        test(inner)
-        for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    )
+    """Tell whether a column may be compared with text; bytes may be text nobody declared."""
+    return any(test(kind) for test in _TEXTS)
 
 
 def _type_of(node: ast.expr, types: _Types) -> pa.DataType | None:
+    """Return the type of a column's values, None for what is no column."""
     name = _column_name(node)
-    return None if name is None else types.get(name)
+    kind = None if name is None else types.get(name)
+    return kind.value_type if kind is not None and pa.types.is_dictionary(kind) else kind
 
 
 def _column_name(node: ast.expr) -> str | None:

@@ -233,13 +233,22 @@ class ParquetCorpus:
                 "make them unique, filter the repeated rows out, or leave out --id-column"
             )
 
+    def _first_blocks(self, column: str) -> Iterator[pa.RecordBatch]:
+        """Yield a column from the first row on, until the caller has seen enough."""
+        columns = list(dict.fromkeys([column, *filter_columns(self._filter)]))
+        try:
+            for shard in self.shards:
+                yield from self._blocks(shard, columns)
+        finally:
+            # It stands in the middle of a shard.
+            self._reader.close()
+
     def _find_dim(self) -> int:
         """Return the width of the first embedding that is not null."""
         column = self.config.embedding_column
         assert column is not None
         seen = kept = 0
-        columns = list(dict.fromkeys([column, *filter_columns(self._filter)]))
-        for block in (block for shard in self.shards for block in self._blocks(shard, columns)):
+        for block in self._first_blocks(column):
             table = pa.Table.from_batches([block])
             if self._filter is not None:
                 table = self._filter.apply(table)

@@ -261,8 +261,8 @@ def _placed(bundle: Bundle, device: str, *, mapped: bool) -> Placed | None:
     if mapped and device == "gpu":
         raise ConfigError(
             f"--index-device gpu holds all of {bundle.folder} in memory, and it is read from its "
-            "file as it is searched (--mapped, or larger than the memory budget of its build); use "
-            "cpu"
+            "file as it is searched (--mapped, or too large for the memory budget of its build); "
+            "use cpu"
         )
     inner = load_faiss().downcast_index(bundle.index.index)
     where = "cpu" if mapped and device == "auto" else device

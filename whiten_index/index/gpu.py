@@ -5,6 +5,7 @@ Only the index proper goes there: FAISS's transforms do not clone to a GPU.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ DEVICES = ("auto", "cpu", "gpu")
 # The kinds that keep their codes as they are on both sides, with the id of every row.
 _KINDS = ("IndexFlat", "IndexFlatIP", "IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
 _FIRST = 0
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Rows a query, and lists it looks into, that FAISS's kernels can take.
 MOST_ON_GPU = 2_048
 # As the CUDA runtime, RMM and C++ say it.
@@ -131,11 +133,18 @@ def require_device(device: str) -> None:
         raise ConfigError(f"--index-device gpu: {reason}; use cpu or auto")
 
 
+def takes(inner: Any) -> bool:
+    """Tell whether a kind of index goes to GPUs at all."""
+    return type(load_faiss().downcast_index(inner)).__name__ in _KINDS
+
+
 def gpu_name() -> str | None:
     """Return the name of the GPU that indexes go to, None where there is none."""
     if _missing() is not None:
         return None
-    command = ["nvidia-smi", f"--id={_FIRST}", "--query-gpu=name", "--format=csv,noheader"]
+    # The first that this process sees, by number or UUID.
+    visible = os.environ.get(_VISIBLE, "").partition(",")[0].strip() or str(_FIRST)
+    command = ["nvidia-smi", f"--id={visible}", "--query-gpu=name", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -165,7 +174,7 @@ def _moved(inner: Any) -> Placed:
     """
     faiss = load_faiss()
     kind = type(faiss.downcast_index(inner)).__name__
-    if kind not in _KINDS:
+    if not takes(inner):
         raise ConfigError(f"{kind} is not known to GPUs")
     resources = faiss.StandardGpuResources()
     try:

@@ -19,7 +19,7 @@ from whiten_index.index.factory import (
     lists_of,
     share_centroids,
 )
-from whiten_index.index.gpu import Placed, place
+from whiten_index.index.gpu import Placed, place, takes
 from whiten_index.index.library import first_line, load_faiss
 from whiten_index.index.nearest import nearest, nearest_on_gpu
 from whiten_index.index.pages import gather_pages
@@ -40,13 +40,14 @@ class SharedLists:
 
     Attributes:
         centroids: (nlist, k).
-        lists: (n,) int64, the list of each row.
+        lists: (n,) int64, the list of each row; None where a GPU learned them, which finds each
+            row its list as it adds it.
         train_seconds: spent on the centroids.
         assign_seconds: spent on finding each row its list.
     """
 
     centroids: NDArray[np.float32]
-    lists: NDArray[np.int64]
+    lists: NDArray[np.int64] | None
     train_seconds: float
     assign_seconds: float
 
@@ -68,7 +69,7 @@ class SharedLists:
             device: where; ``auto`` takes a GPU where there is one.
 
         Raises:
-            ConfigError: there are too few rows.
+            ConfigError: there are too few rows, or the memory of a GPU that was asked for ran out.
         """
         factory = f"IVF{count},Flat"
         inner = inner_index(factory, vectors.shape[1])
@@ -80,6 +81,8 @@ class SharedLists:
         )
         inner = placed.on_cpu()
         trained = time.perf_counter()
+        if placed.device != "cpu":
+            return cls(coarse_centroids(inner), None, trained - started, 0.0)
         quantizer = load_faiss().downcast_index(lists_of(inner).quantizer)
         found = [quantizer.search(block, 1)[1].ravel() for _, block in _blocks(vectors)]
         ended = time.perf_counter()
@@ -125,10 +128,11 @@ def filled(
         vectors: what is added, in order.
         shared: lists learned before, for an index with lists.
         seed: of the training sample, and of the rotation before lossy codes.
-        device: where rows are added; ``auto`` takes a GPU where there is one that takes this kind.
+        device: where rows are added, for kinds that go to GPUs; others stay on the CPU.
 
     Raises:
-        ConfigError: FAISS cannot make, train or fill the factory.
+        ConfigError: FAISS cannot make, train or fill the factory, or the memory of a GPU that was
+            asked for ran out.
     """
     k = vectors.shape[1]
     inner = inner_index(factory, k)
@@ -140,8 +144,9 @@ def filled(
     if not inner.is_trained:
         _train(made, vectors, factory, seed=seed)
     trained = time.perf_counter()
+    device = device if takes(inner) else "cpu"
     placed = place(inner, device, note=_quiet)
-    known = shared if placed.device == "cpu" else None
+    known = _known_lists(inner, shared) if placed.device == "cpu" else None
     placed = placed.attempt(
         lambda index: _add(index, made, vectors, known, factory),
         instead=inner,
@@ -151,12 +156,13 @@ def filled(
     ended = time.perf_counter()
     if placed.device == "cpu":
         _gather(inner)
-    before = (0.0, 0.0) if shared is None else (shared.train_seconds, shared.assign_seconds)
+    trained_before = 0.0 if shared is None else shared.train_seconds
+    assigned_before = 0.0 if shared is None or known is None else shared.assign_seconds
     return replace(
         made,
         placed=placed,
-        train_seconds=before[0] + trained - started,
-        add_seconds=before[1] + ended - trained,
+        train_seconds=trained_before + trained - started,
+        add_seconds=assigned_before + ended - trained,
     )
 
 
@@ -229,11 +235,20 @@ def _quiet(_: str) -> None:
     """Say nothing: where an index was made is part of what is told of it."""
 
 
+def _known_lists(inner: Any, shared: SharedLists | None) -> NDArray[np.int64] | None:
+    """Return the list of each row, None where that is not known or cannot be told to the index."""
+    faiss = load_faiss()
+    # Fast-scan lists take blocks of their own making only.
+    if shared is None or isinstance(faiss.downcast_index(inner), faiss.IndexIVFFastScan):
+        return None
+    return shared.lists
+
+
 def _add(
     index: Any,
     made: Filled,
     vectors: NDArray[np.float32],
-    shared: SharedLists | None,
+    known: NDArray[np.int64] | None,
     factory: str,
 ) -> None:
     """Add all vectors, to the lists they belong to where these are known.
@@ -242,15 +257,13 @@ def _add(
         ConfigError: FAISS cannot add them.
     """
     faiss = load_faiss()
-    # Fast-scan lists take blocks of their own making only.
-    known = shared is not None and not isinstance(index, faiss.IndexIVFFastScan)
     try:
         for start, narrow in _blocks(vectors):
             block = np.ascontiguousarray(made.turned(narrow))
-            if shared is None or not known:
+            if known is None:
                 index.add(block)
                 continue
-            own = np.ascontiguousarray(shared.lists[start : start + len(block)])
+            own = np.ascontiguousarray(known[start : start + len(block)])
             index.add_core(len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(own))
     except RuntimeError as error:
         raise ConfigError(

@@ -45,14 +45,15 @@ class Runner(Protocol):
 
 
 class LocalRunner:
-    """Does the work in this process: two items are got ready ahead, one finished behind."""
+    """Does the work in this process, by turns or with the steps of several items side by side."""
 
     def __init__(self, work: Work[Any, Any], *, one_by_one: bool = False) -> None:
         """Take the work.
 
         Args:
             work: to do.
-            one_by_one: finish an item before the next is read, so that memory holds one.
+            one_by_one: finish an item before the next is read, so that memory holds one; else two
+                are got ready ahead in other threads, and one is finished behind.
         """
         self._work, self._one_by_one = work, one_by_one
 
@@ -62,7 +63,7 @@ class LocalRunner:
         """Yield what the work makes of every item, in the order of the items.
 
         Args:
-            items: drawn from in another thread.
+            items: drawn from in another thread, unless done one by one.
             advance: told how many rows are done, as they are, in the caller's thread.
         """
         work = self._work if advance is None else self._work.telling(advance)

@@ -7,6 +7,7 @@ import datetime
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from whiten_index.manifest import fingerprint
 from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.dataset import Dataset
 
+# Raised when a figure comes to be measured in another way.
+_MEASURES = 2
 # What of a machine tells its figures from another's.
 _TELLING = ("processor", "cores", "gpu")
 
@@ -29,15 +32,7 @@ def header(config: SweepConfig, dataset: Dataset, threads: int) -> dict[str, Any
     added later to those measured before, and never stand beside figures of something else.
     """
     machine, versions = _machine(config.build.index_device), _versions()
-    settings: dict[str, Any] = {
-        "target_recall": config.build.target_recall,
-        "threads": threads,
-        "seed": config.build.seed,
-        "sample": config.sample if dataset.judged is None else None,
-        "choose_sample": config.build.choose_sample,
-    }
-    if "gpu" in machine:
-        settings["index_device"] = "gpu"
+    settings = _settings(config, dataset, threads, machine)
     judged = dataset.judged
     identity = {
         "corpus": dataset.encoded.record.fingerprint,
@@ -46,6 +41,7 @@ def header(config: SweepConfig, dataset: Dataset, threads: int) -> dict[str, Any
         "settings": settings,
         "machine": [machine[name] for name in _TELLING if name in machine],
         "versions": versions,
+        "measures": _MEASURES,
     }
     return {
         "type": "sweep",
@@ -69,6 +65,22 @@ def header(config: SweepConfig, dataset: Dataset, threads: int) -> dict[str, Any
             "rank": dataset.spectrum.rank,
         },
     }
+
+
+def _settings(
+    config: SweepConfig, dataset: Dataset, threads: int, machine: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what holds for every point."""
+    settings: dict[str, Any] = {
+        "target_recall": config.build.target_recall,
+        "threads": threads,
+        "seed": config.build.seed,
+        "sample": config.sample if dataset.judged is None else None,
+        "choose_sample": config.build.choose_sample,
+    }
+    if "gpu" in machine:
+        settings["index_device"] = "gpu"
+    return settings
 
 
 def _machine(index_device: str) -> dict[str, Any]:
@@ -106,7 +118,7 @@ def _versions() -> dict[str, str]:
 def _commit() -> str | None:
     """Return the commit of this package's own checkout, None where it is installed.
 
-    It says where the checkout differs from the commit.
+    It says where the package differs from the commit.
     """
     folder = Path(whiten_index.__file__).parent
 
@@ -118,5 +130,6 @@ def _commit() -> str | None:
 
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if git("ls-files", "__init__.py"):
-            return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
+            changed = git("status", "--porcelain", "--", ".")
+            return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     return None

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from whiten_index.errors import ConfigError
 from whiten_index.index import expected_bytes
 from whiten_index.plan import plan_build
@@ -58,7 +60,7 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         WhiteningError: no k that was asked for fits the embeddings.
     """
     require_query_encoder(config, Judged.read(config))
-    seconds = None
+    seconds, kept = None, _kept(config)
     if config.build.corpus:
         build = plan_build(config.build, progress=progress)
         rows, dim, to_encode = build.reused + build.to_encode, build.dim, build.to_encode
@@ -66,6 +68,7 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
     else:
         store = EmbeddingStore.open(config.build.store_path)
         rows, dim, to_encode = store.corpus().rows, int(store.encoder["dim"]), 0
+        kept = _stored(store)
     points = grid(config, dim=dim, rank=dim, rows=rows)
     path = config.folder / RESULTS
     done = Results.read(path).done if path.exists() else {}
@@ -81,14 +84,21 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         found=sum(point.key in keys for point in points.points),
         skipped={point.key: why for point, why in points.skipped},
         # Raw rows as they are kept and of unit length, the projected corpus, and one transform's.
-        work_bytes=rows * (_kept(config) * dim + 4 * dim + 2 * 4 * widest),
+        work_bytes=rows * (kept * dim + 4 * dim + 2 * 4 * widest),
         largest_index_bytes=_largest(points, rows=rows, dim=dim),
     )
 
 
 def _kept(config: SweepConfig) -> int:
-    """Return the bytes of a number in the store."""
-    return 2 if config.build.dtype_kept() is StoreDtype.FLOAT16 else 4
+    """Return the bytes of a number that the store will have, at most."""
+    kept = config.build.dtype_kept()
+    return 8 if kept is StoreDtype.OWN else np.dtype(kept.value).itemsize
+
+
+def _stored(store: EmbeddingStore) -> int:
+    """Return the bytes of a number in a store."""
+    shards = (store.require(part.shard, verify=False) for part in store.corpus().parts if part.rows)
+    return max(np.dtype(shard.dtype).itemsize for shard in shards)
 
 
 def _largest(points: Grid, *, rows: int, dim: int) -> int:

@@ -129,8 +129,7 @@ class Trial:
             peer, rng = peer_index(factory, self.dataset.dim), np.random.default_rng(seed)
             return filled_peer(peer, self.dataset.raw, rng=rng), peer, {}
         self._require_memory(factory, point.vectors.k)
-        # That there is a GPU where one was asked for is known by now; not every kind goes there.
-        device = "cpu" if self.config.build.index_device == "cpu" else "auto"
+        device = self.config.build.index_device
         shared = space.shared_lists(seed, device) if point.index == "ivf" else None
         made = filled(factory, space.vectors, shared=shared, seed=seed, device=device)
         parameters = {}
@@ -156,7 +155,7 @@ class Trial:
         free = available_memory()
         if free is not None and size > free:
             raise ConfigError(
-                f"{factory} takes {size:,} bytes of memory and {free:,} are free; free memory and "
+                f"{factory} takes {size:,} bytes of memory, more than are free; free memory and "
                 "sweep again, or sweep fewer rows with --limit"
             )
 
