@@ -6,14 +6,19 @@ import os
 import string
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-pytest.register_assert_rewrite("tests.corpus_helpers")
+if TYPE_CHECKING:
+    from tests.choosing_helpers import Place
+    from whiten_index.build import BuildReport
+
+for _helper in ("bad_input", "build", "choosing", "corpus", "moments"):
+    pytest.register_assert_rewrite(f"tests.{_helper}_helpers")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -82,6 +87,41 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         transformers.BertModel(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the model of the tests of ``--whiten auto``. Do not write to it."""
+    from tests import tiny_models
+
+    folder = tiny_models.bert(tmp_path_factory.mktemp("models") / "bert")
+    return tiny_models.add_modules(folder, max_length=tiny_models.POSITIONS)
+
+
+@pytest.fixture(scope="session")
+def chosen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Place, BuildReport]:
+    """A place and the report of its first build. Do not write to it; ``place`` is a copy."""
+    from tests.choosing_helpers import ROWS, Place, documents, parquet
+
+    root = tmp_path_factory.mktemp("chosen")
+    texts = documents()
+    ids = [f"d{i}" for i in range(ROWS)]
+    parquet(root / "c.parquet", id=ids, text=texts, weight=list(range(1, ROWS + 1)))
+    place = Place(root, model, texts)
+    return place, place.build("first")
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus and its index. Do not write to it; bad input's ``place`` is a copy."""
+    from tests.bad_input_helpers import run, table
+
+    root = tmp_path_factory.mktemp("published")
+    (root / "good").mkdir()
+    pq.write_table(table(), root / "good" / "c.parquet")
+    arguments = ("--embedding-column", "e", "--id-column", "id", "--k", 3, "--out", root / "out")
+    assert run("build", root / "good", *arguments)[0] == 0
+    return root
 
 
 @pytest.fixture(scope="session")

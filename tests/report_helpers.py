@@ -6,6 +6,9 @@ import json
 
 import numpy as np
 
+from whiten_index.report.advice import advise
+from whiten_index.report.records import read_results
+
 DIM = 384
 EIGENVALUES = [float(0.02 * i**-0.9) for i in range(1, 382)]
 _LOSS = {"auto": 0.0, "pca": 0.004, "whitening": 0.03, "truncate": 0.05, "faiss-pca": 0.006,
@@ -109,3 +112,19 @@ def write_results(path, records):
     """Write records as JSON lines."""
     path.write_text("".join(f"{json.dumps(r)}\n" for r in records), encoding="utf-8")
     return path
+
+
+RAW = point("none", DIM, ndcg=0.6451, p50=1.0)
+
+
+def read(tmp_path, records):
+    return read_results(write_results(tmp_path / "results.jsonl", records))
+
+
+def advice(tmp_path, *points, **dataset):
+    """The advice on a sweep of these points."""
+    return advise(read(tmp_path, [header(**dataset), *points])[0])
+
+
+def titles_of(advice):
+    return {title: pick.point for pick in advice.picks for title in pick.titles}

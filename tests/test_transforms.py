@@ -6,29 +6,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 from scipy.linalg import fractional_matrix_power
 
-from tests.whitening_helpers import cosines, covariance_of, few, fit, make_rows, quick, seeds
-from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
-from whiten_index.moments import Moments
-from whiten_index.whitening import (
-    Affine,
-    Kind,
-    Weighting,
-    Whitening,
-    WhiteningConfig,
-    inverse_frequency,
-    zipfian,
+from tests.whitening_helpers import (
+    ROTATED_BACK,
+    SLICED,
+    WHITENS,
+    cosines,
+    covariance_of,
+    few,
+    fit,
+    make_rows,
+    seeds,
 )
+from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.moments import Moments
+from whiten_index.whitening import Kind, Whitening, WhiteningConfig
 
-SLICED = [
-    *(Kind.PCA, Kind.WHITENING, Kind.ALL_BUT_THE_TOP),
-    *(Kind.RANDOM, Kind.TRUNCATE),
-]
-ROTATED_BACK = [Kind.ZCA, Kind.ZCA_COR, Kind.GROUP]
-WHITENS = [Kind.WHITENING, *ROTATED_BACK]
 EQUIVARIANT = [Kind.NONE, Kind.PCA, Kind.WHITENING, Kind.ZCA, Kind.ALL_BUT_THE_TOP]
 FITTED = [kind for kind in Kind if kind is not Kind.NONE]
 
@@ -323,6 +317,20 @@ def test_a_matrix_handed_out_is_the_callers_own():
     np.testing.assert_array_equal(whitening.apply(rows), before)
 
 
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_goes_into_faiss(kind):
+    faiss = pytest.importorskip("faiss")
+    from whiten_index.index.factory import wrap
+
+    rows = make_rows(ratio=3).astype(np.float32)
+    whitening = fit(rows, kind=kind)
+    index = wrap(faiss.IndexFlatIP(whitening.k), whitening)
+    index.add(rows)
+    scores, labels = index.search(rows[:20], 200)
+    truth = np.take_along_axis(cosines(whitening.apply(rows))[:20], labels, axis=1)
+    np.testing.assert_allclose(scores, truth, atol=1e-4)
+
+
 # Floor
 
 
@@ -348,330 +356,3 @@ def test_directions_below_the_floor_weigh_nothing(kind):
 def test_a_floor_is_named_where_it_leaves_too_few():
     with pytest.raises(WhiteningError, match=r"k = 12 is above the rank \d .*--floor 0\.01"):
         fit(make_rows(condition=1e4), k=12, floor=0.01)
-
-
-# What goes with what
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "said"),
-    [
-        (Kind.PCA, {"shrinkage": "oas"}, r"scales nothing, so --shrinkage cannot.*use --whiten wh"),
-        (Kind.WHITENING, {"groups": 4}, r"so --groups cannot apply; .*use --whiten group$"),
-        (Kind.ZCA, {"remove_top": 2}, r"so --remove-top cannot.*pca or whitening or all-but-the-"),
-        (Kind.ZCA, {"shuffle": True}, r"so --shuffle cannot apply; .*use --whiten group$"),
-        (Kind.ZCA_COR, {"k": 0.9}, r"keeps all coordinates.*so --k cannot.*or use --whiten pca"),
-        (Kind.GROUP, {"group_size": 4, "remove_top": 1}, r"--remove-top cannot.*leave it out$"),
-        (Kind.ALL_BUT_THE_TOP, {"exponent": 1}, r"so --exponent cannot apply; .*whitening"),
-        (Kind.RANDOM, {"k": 0.9}, r"so --k as a share of variance cannot apply"),
-        (Kind.TRUNCATE, {"floor": 0.1}, r"so --floor cannot apply"),
-        (Kind.TRUNCATE, {"shrinkage": 0.1, "floor": 0.1}, r"so --shrinkage and --floor cannot"),
-        (Kind.GROUP, {}, r"needs one of --groups .* and --group-size .*neither is given"),
-        (Kind.GROUP, {"groups": 2, "group_size": 2}, r"both are given"),
-        (Kind.GROUP, {"groups": 0}, r"--groups 0 is outside the whole numbers from 1"),
-        (Kind.GROUP, {"group_size": -3}, r"--group-size -3 is outside"),
-        (Kind.GROUP, {"group_size": 2.5}, r"--group-size 2\.5 is outside"),
-        (Kind.WHITENING, {"floor": 1}, r"--floor 1 is outside 0 to below 1"),
-        (Kind.WHITENING, {"floor": float("nan")}, r"--floor nan is outside"),
-        (Kind.WHITENING, {"remove_top": -1}, r"--remove-top -1 is outside"),
-        (Kind.RANDOM, {"seed": -1}, r"--seed -1 is outside"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused_with_what_would(kind, options, said):
-    with pytest.raises(ConfigError, match=said):
-        WhiteningConfig(kind=kind, **options)
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_defaults_told_aloud_are_no_wish(kind):
-    groups = 4 if kind is Kind.GROUP else None
-    WhiteningConfig(kind=kind, center=True, shrinkage="empirical", seed=3, k="full", groups=groups)
-    WhiteningConfig(kind=kind, shrinkage=0, groups=groups)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "said"),
-    [
-        (Kind.ZCA, {"k": 5}, r"zca keeps all 12 coordinates, so --k 5 cannot .*--whiten whitening"),
-        (Kind.GROUP, {"group_size": 5}, r"--group-size 5 does not divide.* 12 .*-size 4 or 6$"),
-        (Kind.GROUP, {"group_size": None, "groups": 7}, r"--groups 7 does not .*--groups 6 or 12$"),
-        (Kind.GROUP, {"group_size": 24}, r"use --group-size 12$"),
-        (Kind.RANDOM, {"k": 13}, r"--k 13 is more than the 12 dims .*use --k 12 or less"),
-        (Kind.TRUNCATE, {"k": 100}, r"--k 100 is more than the 12 dims"),
-    ],
-)
-def test_what_the_width_forbids_is_known_before_and_at_the_fit(kind, options, said):
-    for refused in (
-        lambda: fit(make_rows(), kind=kind, **options),
-        lambda: WhiteningConfig(kind=kind, **options).require_dim(12),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            refused()
-
-
-@pytest.mark.parametrize("options", [{"k": 11, "remove_top": 2}, {"remove_top": 12}])
-def test_the_top_taken_away_leaves_fewer(options):
-    with pytest.raises(ConfigError, match=r"--remove-top (2|12)"):
-        WhiteningConfig(**options).require_dim(12)
-    with pytest.raises(WhiteningError, match=r"--remove-top (2|12)"):
-        fit(make_rows(), **options)
-
-
-@pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize("k", [None, "full"])
-def test_the_width_foretold_is_the_one_that_comes(kind, k):
-    options = {"kind": kind, "k": k, **({"groups": 4} if kind is Kind.GROUP else {})}
-    assert WhiteningConfig(**options).width(12) == fit(make_rows(), **options).k
-    assert WhiteningConfig(k=0.9).width(12) is None
-
-
-@pytest.mark.parametrize("kind", [Kind.RANDOM, Kind.TRUNCATE, Kind.NONE])
-def test_what_does_not_look_at_the_data_takes_a_single_row(kind):
-    row = make_rows(0, 1)
-    assert np.isfinite(fit(row, kind=kind).apply(row)).all()
-
-
-@pytest.mark.parametrize("kind", [*SLICED[:3], *ROTATED_BACK])
-def test_what_does_needs_two_and_says_what_else_there_is(kind):
-    with pytest.raises(WhiteningError, match=r"there are 1; .*or use --whiten none"):
-        fit(make_rows(0, 1), kind=kind)
-    with pytest.raises(WhiteningError, match=r"embeddings are equal.*--whiten none"):
-        fit(np.ones((5, 12)), kind=kind)
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_every_kind_goes_into_faiss(kind):
-    faiss = pytest.importorskip("faiss")
-    from whiten_index.index.factory import wrap
-
-    rows = make_rows(ratio=3).astype(np.float32)
-    whitening = fit(rows, kind=kind)
-    index = wrap(faiss.IndexFlatIP(whitening.k), whitening)
-    index.add(rows)
-    scores, labels = index.search(rows[:20], 200)
-    truth = np.take_along_axis(cosines(whitening.apply(rows))[:20], labels, axis=1)
-    np.testing.assert_allclose(scores, truth, atol=1e-4)
-
-
-# As one matrix and one bias
-
-
-@pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize("normalize_input", [False, True])
-def test_an_export_maps_as_the_transform_does(kind, normalize_input, tmp_path):
-    rows = make_rows(ratio=1)
-    wish = {} if kind is Kind.NONE else {"normalize_input": normalize_input}
-    whitening = fit(rows, kind=kind, **wish)
-    path = tmp_path / "matrix.safetensors"
-    whitening.export().save(path)
-    affine = Affine.load(path)
-    assert affine.matrix.dtype == affine.bias.dtype == affine.apply(rows).dtype == np.float32
-    assert affine.matrix.shape == (12, whitening.k)
-    np.testing.assert_allclose(affine.apply(rows), whitening.apply(rows), atol=1e-3)
-    assert affine.error == whitening.export().error
-
-
-def test_an_export_of_none_is_the_identity():
-    affine = fit(make_rows(), kind=Kind.NONE).export()
-    np.testing.assert_array_equal(affine.matrix, np.eye(12))
-    np.testing.assert_array_equal(affine.bias, np.zeros(12))
-
-
-def relative_error(found, truth):
-    return np.linalg.norm(found - truth) / np.linalg.norm(truth)
-
-
-@pytest.mark.parametrize("kind", WHITENS)
-@pytest.mark.parametrize("ratio", [0, 1, 100, 1e4])
-@pytest.mark.parametrize("dim", [12, 96])
-def test_what_folding_the_mean_costs_is_foretold_on_the_safe_side(kind, ratio, dim):
-    rows = make_rows(0, 300, dim, condition=1e3, ratio=ratio).astype(np.float32)
-    whitening = fit(rows, kind=kind, k="full")
-    affine, truth = whitening.export(), whitening.apply(rows)
-    folded = relative_error(affine.apply(rows), truth)
-    assert folded < affine.error < 30 * folded
-    if ratio == 100:
-        mean = whitening.mean.astype(np.float32)
-        first = relative_error((rows - mean) @ whitening.matrix().astype(np.float32), truth)
-        assert first < folded
-        assert 1e-5 < folded < 1e-3
-
-
-def test_a_matrix_beyond_float32_is_an_error():
-    with pytest.raises(WhiteningError, match="too large for float32"):
-        fit(make_rows() * 1e-60).export()
-
-
-def test_a_row_of_another_width_is_refused_and_a_damaged_export_too(tmp_path):
-    affine, path = fit(make_rows()).export(), tmp_path / "matrix.safetensors"
-    with pytest.raises(ConfigError, match=r"takes \(n, 12\) embeddings; these have shape"):
-        affine.apply(np.zeros((3, 11)))
-    affine.save(path)
-    save_file(load_file(path), path, {"kind": "affine", "format_version": "1"})
-    with pytest.raises(ArtifactError, match="cannot be read as an exported matrix"):
-        Affine.load(path)
-
-
-# On disk
-
-CHOICES = [
-    *({"kind": kind} for kind in Kind),
-    {"kind": Kind.GROUP, "shuffle": True, "seed": 2**63 - 1},
-    {"shrinkage": "oas"},
-    {"shrinkage": "ledoit-wolf", "kind": Kind.ZCA},
-    {"shrinkage": 0.25},
-    {"floor": 1e-3},
-    {"remove_top": 2},
-    {"kind": Kind.RANDOM, "center": True, "seed": 4},
-    {"kind": Kind.TRUNCATE, "k": 3},
-]
-
-
-def format_of(path):
-    with safe_open(path, framework="numpy") as file:
-        return int(file.metadata()["format_version"])
-
-
-@pytest.mark.parametrize("options", CHOICES)
-def test_save_and_load_keep_every_bit(tmp_path, options):
-    rows, path = make_rows(), tmp_path / "whitening.safetensors"
-    saved = fit(rows, **options)
-    saved.save(path)
-    found = Whitening.load(path)
-    np.testing.assert_array_equal(found.apply(rows), saved.apply(rows))
-    np.testing.assert_array_equal(found.variances, saved.variances)
-    assert found.describe() == saved.describe()
-    for name, value in vars(saved).items():
-        np.testing.assert_array_equal(getattr(found, name), value)
-    # What an earlier release knows, it can read.
-    plain = set(options) <= {"kind"} and options.get("kind") in (
-        Kind.NONE,
-        Kind.PCA,
-        Kind.WHITENING,
-    )
-    assert format_of(path) == (1 if plain else 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "missing"),
-    [
-        ({"kind": Kind.ZCA_COR}, ("coordinate_scale", "basis_variances", "floor", "remove_top")),
-        ({"kind": Kind.GROUP}, ("groups", "basis_variances", "shrinkage")),
-        ({"kind": Kind.RANDOM}, ("seed", "basis_variances")),
-    ],
-)
-def test_a_file_without_what_its_kind_needs_is_an_error(tmp_path, options, missing):
-    path = tmp_path / "whitening.safetensors"
-    fit(make_rows(), **options).save(path)
-    with safe_open(path, framework="numpy") as file:
-        facts = file.metadata()
-    whole = load_file(path)
-    for name in missing:
-        save_file({key: x for key, x in whole.items() if key != name}, path, facts)
-        with pytest.raises(ArtifactError, match=f"cannot be read as whitening .*{name}"):
-            Whitening.load(path)
-    for damage in ({"estimator": "magic"}, {"shuffle": "maybe"}, {"format_version": "1"}):
-        save_file(whole, path, facts | damage)
-        with pytest.raises(ArtifactError, match="cannot be read as a whitening"):
-            Whitening.load(path)
-
-
-@pytest.mark.parametrize(
-    ("options", "damage", "said"),
-    [
-        ({"remove_top": 2, "k": 5}, {"remove_top": 8}, "remove_top 8 and 5 directions, of 12"),
-        ({"remove_top": 2, "k": 5}, {"remove_top": -1}, "remove_top -1 and 5"),
-        ({"kind": Kind.ALL_BUT_THE_TOP}, {"remove_top": 2}, "remove_top 2 and 11"),
-        ({"kind": Kind.GROUP}, {"groups": 0}, "0 groups of 12 channels"),
-        ({"kind": Kind.GROUP}, {"groups": 5}, "5 groups of 12 channels"),
-        ({"k": 12}, {"basis": np.ones((12, 13))}, "remove_top 0 and 13 directions, of 12"),
-    ],
-)
-def test_counts_that_the_width_has_no_room_for_are_an_error(tmp_path, options, damage, said):
-    path = tmp_path / "whitening.safetensors"
-    fit(make_rows(), **options).save(path)
-    with safe_open(path, framework="numpy") as file:
-        facts = file.metadata()
-    changed = {name: np.atleast_1d(value) for name, value in damage.items()}
-    save_file(load_file(path) | changed, path, facts)
-    with pytest.raises(ArtifactError, match=rf"cannot be read as a whitening \({said}.*restore"):
-        Whitening.load(path)
-
-
-# Weights by frequency
-
-
-@quick
-@given(counts=st.lists(st.integers(0, 10**6), min_size=1).filter(any))
-def test_weights_by_frequency_have_mean_one_and_order_rows_by_it(counts):
-    relative = np.array(counts) / np.mean(counts)
-    rare, often = inverse_frequency(counts), zipfian(counts)
-    for name, weights in (("inverse-frequency", rare), ("zipfian", often)):
-        np.testing.assert_array_equal(Weighting(name).function(np.array(counts)), weights)
-    assert rare.mean() == pytest.approx(1)
-    assert often.mean() == pytest.approx(1)
-    np.testing.assert_allclose(rare / rare[0] * (1 + relative), 1 + relative[0], rtol=1e-9)
-    np.testing.assert_allclose(often, relative, rtol=1e-9)
-
-
-@quick
-@given(
-    counts=st.lists(st.integers(0, 10**6), min_size=1).filter(any), times=st.sampled_from([2, 1000])
-)
-def test_the_number_of_rows_does_not_matter_to_weights_by_frequency(counts, times):
-    for weigh in (inverse_frequency, zipfian):
-        many = weigh(np.repeat(counts, times))
-        np.testing.assert_allclose(many[::times], weigh(counts), rtol=1e-9)
-
-
-def test_a_million_rows_are_weighed_by_their_frequency():
-    counts = np.random.default_rng(0).zipf(1.5, size=1_000_000).clip(max=10**6)
-    weights = inverse_frequency(counts)
-    assert weights[counts.argmin()] > 100 * weights[counts.argmax()]
-
-
-def test_a_row_of_mean_frequency_weighs_half_of_one_that_never_occurs():
-    never, mean, _ = inverse_frequency([0, 5, 10])
-    assert never == pytest.approx(2 * mean)
-
-
-@quick
-@given(counts=st.lists(st.integers(1, 10**6), min_size=1))
-def test_smoothing_relative_to_a_vocabulary_is_that_of_arora(counts):
-    share = np.array(counts) / sum(counts)
-    sif = 1e-3 / (1e-3 + share)
-    found = inverse_frequency(counts, smoothing=1e-3 * len(counts))
-    np.testing.assert_allclose(found, sif / sif.mean(), rtol=1e-9)
-
-
-def test_zipfian_whitening_is_that_of_the_text_itself():
-    """A row a word, weighted by occurrences, gives what a row an occurrence gives (Yokoi 2024)."""
-    words, counts = make_rows(ratio=2), np.random.default_rng(0).geometric(0.2, size=200)
-    ours = fit(words, weights=zipfian(counts), k=6).apply(words)
-    text = words.repeat(counts, axis=0)
-    truth = fit(text, k=6).apply(words)
-    np.testing.assert_allclose(cosines(ours), cosines(truth), atol=1e-9)
-
-
-@pytest.mark.parametrize("weigh", [inverse_frequency, zipfian])
-@pytest.mark.parametrize(
-    ("counts", "said"),
-    [
-        ([1, -1], "not negative"),
-        ([1, np.nan], "finite"),
-        ([np.inf], "finite"),
-        ([0, 0], "all counts are zero"),
-        ([], "one number a row"),
-        ([[1, 2]], "one number a row"),
-    ],
-)
-def test_counts_that_weigh_nothing_are_refused(weigh, counts, said):
-    with pytest.raises(ConfigError, match=said):
-        weigh(counts)
-
-
-def test_the_smoothing_is_positive_and_large_counts_are_no_trouble():
-    for smoothing in (0, -1, np.nan, np.inf):
-        with pytest.raises(ConfigError, match=r"smoothing .* must be a positive number"):
-            inverse_frequency([1, 2], smoothing=smoothing)
-    np.testing.assert_allclose(zipfian([1e308, 1e308, 0]), [1.5, 1.5, 0])

@@ -479,7 +479,7 @@ def test_no_error_costs_nothing():
     assert equal == pytest.approx(1, abs=1e-7)
 
 
-# On disk; damaged files are in test_moments.py, since both are read by tensors.py
+# On disk; damaged files are in test_damaged_tensors.py, since both are read by tensors.py
 
 CHOICES = [
     {},

@@ -16,6 +16,13 @@ few = settings(quick, max_examples=8)  # where a property is tried for every kin
 # What a kind cannot do without, for rows of 12 dims.
 NEEDS = {Kind.GROUP: {"group_size": 3}}
 
+SLICED = [
+    *(Kind.PCA, Kind.WHITENING, Kind.ALL_BUT_THE_TOP),
+    *(Kind.RANDOM, Kind.TRUNCATE),
+]
+ROTATED_BACK = [Kind.ZCA, Kind.ZCA_COR, Kind.GROUP]
+WHITENS = [Kind.WHITENING, *ROTATED_BACK]
+
 
 def make_rows(seed=0, n=200, d=12, *, condition=100.0, ratio=1.0):
     """Rows with a known falling spectrum in a random basis, and a mean beside zero."""

@@ -1,0 +1,87 @@
+"""What the tests of builds share: rows to build from, closed-form whitening, brute-force cosine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from whiten_index import BuildConfig, build_index
+from whiten_index.build import BuildReport
+
+Array = NDArray[np.float64]
+DIM, ROWS, TOP = 12, 400, 10
+
+
+def random_rows(
+    seed: int = 0, *, rows: int = ROWS, dim: int = DIM, mean: float = 0.0
+) -> NDArray[np.float32]:
+    """Correlated rows with spreads from 0.5 to 2 around a mean."""
+    random = np.random.default_rng(seed)
+    mixing = np.linalg.qr(random.standard_normal((dim, dim)))[0]
+    rows_ = (random.standard_normal((rows, dim)) * np.linspace(0.5, 2, dim)) @ mixing
+    return (rows_ + mean * random.choice([-1, 1], dim)).astype(np.float32)
+
+
+def write_rows(path: Path, embeddings: NDArray[Any], **columns: Any) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns.setdefault("id", np.arange(len(embeddings)))
+    pq.write_table(pa.table({**columns, "embedding": list(embeddings)}), path)
+    return str(path)
+
+
+def build(out: Path, *corpus: str, **options: Any) -> BuildReport:
+    options = {
+        "embedding_column": "embedding",
+        "id_column": "id",
+        "k": 6,
+        "whiten": "whitening",
+        **options,
+    }
+    return build_index(BuildConfig(corpus=corpus, out=str(out), **options))
+
+
+def closed_form(
+    rows: NDArray[Any],
+    *,
+    k: int,
+    exponent: float = 1.0,
+    center: bool = True,
+    normalize_input: bool = False,
+    fitted_on: NDArray[Any] | None = None,
+) -> Array:
+    """Return (x − μ) U[:, :k] Λ[:k]^(−γ/2), from numpy's own covariance and eigh."""
+
+    def prepared(x: NDArray[Any]) -> Array:
+        x = np.asarray(x, dtype=np.float64)
+        return x / np.linalg.norm(x, axis=1, keepdims=True) if normalize_input else x
+
+    sample = prepared(rows if fitted_on is None else fitted_on)
+    values, vectors = np.linalg.eigh(np.cov(sample.T))
+    values, vectors = values[::-1][:k], vectors[:, ::-1][:, :k]
+    return (prepared(rows) - (sample.mean(axis=0) if center else 0)) @ (
+        vectors * values ** (-exponent / 2)
+    )
+
+
+def cosines(queries: Array, documents: Array) -> Array:
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, documents)]
+    return np.asarray(unit[0] @ unit[1].T)
+
+
+def assert_ranked_by(hits: Sequence[Any], expected: Array, *, tolerance: float = 1e-5) -> None:
+    """The hits are the best rows by ``expected`` (n,), in order, with those very scores."""
+    order = np.argsort(-expected)[: len(hits)]
+    assert [hit.row for hit in hits] == order.tolist()
+    np.testing.assert_allclose([hit.score for hit in hits], expected[order], atol=tolerance)
+
+
+def index_file(out: Path) -> str:
+    current = json.loads((out / "CURRENT").read_text())["version"]
+    return str(out / "versions" / current / "index.faiss")

@@ -1,0 +1,76 @@
+"""Rows with a mean of any size, their moments by the definition, and how far two moments differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from whiten_index.moments import Moments
+
+seeds = st.integers(0, 2**32 - 1)
+quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+
+
+def make_rows(seed, n, d, *, ratio=1.0):
+    """Correlated rows whose mean is ``ratio`` times their spread."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) / np.sqrt(d) + ratio
+
+
+def two_pass(rows, weights=None):
+    """Count, mean and scatter by the definition, in extended precision."""
+    x = np.asarray(rows).astype(np.longdouble)
+    w = np.ones(len(x), np.longdouble) if weights is None else np.asarray(weights, np.longdouble)
+    mean = (w[:, None] * x).sum(axis=0) / w.sum()
+    centred = x - mean
+    return float(w.sum()), mean, (w[:, None, None] * centred[:, :, None] * centred[:, None]).sum(0)
+
+
+def distance(ours, truth):
+    """Relative Frobenius distance."""
+    truth = np.asarray(truth, np.longdouble)
+    norm = np.sqrt((truth**2).sum())
+    return float(np.sqrt(((ours - truth) ** 2).sum()) / (norm if norm > 0 else 1))
+
+
+def assert_same(ours, other, *, within=1e-12, scale=None):
+    scale = scale or other
+    assert ours.count == pytest.approx(other.count, rel=within)
+    assert np.abs(ours.mean - other.mean).max() <= within * max(1, np.abs(scale.mean).max())
+    norm = np.linalg.norm(scale.scatter)
+    assert np.linalg.norm(ours.scatter - other.scatter) <= within * max(norm, 1e-300)
+
+
+def higher_by_definition(rows, weights=None):
+    """Σ w‖c‖²c and Σ w‖c‖⁴ in extended precision."""
+    w = np.ones(len(rows), np.longdouble) if weights is None else weights.astype(np.longdouble)
+    centred = np.asarray(rows).astype(np.longdouble) - two_pass(rows, weights)[1]
+    square = (centred**2).sum(axis=1)
+    return (w * square) @ centred, (w * square**2).sum()
+
+
+def assert_same_higher(ours, other, *, within=1e-12, scale=None):
+    """Compare cubic and quartic, an error of the former being against its bound by Hölder."""
+    scale = scale or other
+    limit = within * scale.quartic + 1e-300
+    assert abs(ours.quartic - other.quartic) <= limit
+    bound = within * scale.quartic**0.75 * scale.count**0.25 + 1e-300
+    assert np.linalg.norm(ours.cubic - other.cubic) <= bound
+
+
+def assert_same_sums(ours, other, *, within=1e-12, scale=None):
+    """All five."""
+    assert_same(ours, other, within=within, scale=scale)
+    assert_same_higher(ours, other, within=within, scale=scale)
+
+
+def assert_identical(ours, other):
+    assert ours.count == other.count
+    for name in ("mean", "scatter", "cubic", "quartic"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(other, name))
+
+
+def without_higher(moments):
+    return Moments(moments.count, moments.mean, moments.scatter)

@@ -1,0 +1,335 @@
+"""Bad input of a build: corpora, models and options that cannot be used."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests import bad_input_helpers
+from tests.bad_input_helpers import (
+    CORPUS,
+    DIM,
+    EMBEDDED,
+    ENCODER,
+    INF,
+    NAN,
+    OPTIONS,
+    ROWS,
+    WHITENING,
+    Place,
+    assert_refused,
+    numbers,
+    run,
+    table,
+)
+
+place = bad_input_helpers.place
+
+
+def with_value(position: int, value: Any, rows: int = ROWS) -> list[Any]:
+    return [value if i == position else list(row) for i, row in enumerate(numbers(rows=rows))]
+
+
+def constant(width: int = DIM) -> list[list[float]]:
+    return [[0.25] * width] * ROWS
+
+
+def rank_two() -> list[Any]:
+    basis = np.random.default_rng(1).standard_normal((2, DIM))
+    return list(np.random.default_rng(2).standard_normal((ROWS, 2)) @ basis)
+
+
+TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
+    "missing embedding column": (
+        table,
+        ("--embedding-column", "nope"),
+        CORPUS,
+        "no column 'nope'; its columns are id, e, text, year",
+    ),
+    "missing kept column": (table, (*EMBEDDED, "--keep", "nope"), CORPUS, "columns are id, e"),
+    "missing id column": (
+        table,
+        ("--embedding-column", "e", "--id-column", "nope"),
+        CORPUS,
+        "no column 'nope'",
+    ),
+    "filter on a missing column": (
+        table,
+        (*EMBEDDED, "--filter", "lang == 'en'"),
+        CORPUS,
+        "no column 'lang'",
+    ),
+    "filter that is no condition": (table, (*EMBEDDED, "--filter", "year +"), OPTIONS, "filter"),
+    "filter that calls": (
+        table,
+        (*EMBEDDED, "--filter", "__import__('os').getcwd() == 1"),
+        OPTIONS,
+        "not understood",
+    ),
+    "filter of another type": (table, (*EMBEDDED, "--filter", "year == 'x'"), CORPUS, "filter"),
+    "filter that nothing passes": (
+        table,
+        (*EMBEDDED, "--filter", "year > 999"),
+        CORPUS,
+        "none of the 60 rows .*60 filtered",
+    ),
+    "text for an embedding column": (
+        table,
+        ("--embedding-column", "text"),
+        CORPUS,
+        "'text' .*is string; .*columns that fit: e",
+    ),
+    "an embedding for an id": (
+        table,
+        ("--embedding-column", "e", "--id-column", "e"),
+        CORPUS,
+        "an id column takes strings or integers; columns that fit: id, text, year",
+    ),
+    "number for a text column": (
+        table,
+        ("--text-column", "year"),
+        CORPUS,
+        "a text column takes strings; columns that fit: id, text",
+    ),
+    "no column": (table, (), OPTIONS, "--text-column .* or --embedding-column"),
+    "both columns": (table, (*EMBEDDED, "--text-column", "text"), OPTIONS, "not both"),
+    "no rows": (lambda: table().slice(0, 0), EMBEDDED, CORPUS, "holds no rows"),
+    "only nulls": (
+        lambda: table(e=pa.array([None] * ROWS, pa.list_(pa.float32()))),
+        EMBEDDED,
+        CORPUS,
+        "every value of e is null|60 without e",
+    ),
+    "duplicate ids": (
+        lambda: table(id=[f"d{i % 59}" for i in range(ROWS)]),
+        EMBEDDED,
+        CORPUS,
+        "1 ids? of column id occurs? more than once .*'d0'",
+    ),
+    "null id": (
+        lambda: table(id=[None, *map(str, range(ROWS - 1))]),
+        EMBEDDED,
+        CORPUS,
+        "bad.parquet#0:0 .*has no id",
+    ),
+    "NaN": (lambda: table(e=with_value(9, [NAN] * DIM)), EMBEDDED, CORPUS, "#0:9 .*NaN"),
+    "infinity": (
+        lambda: table(e=with_value(8, [INF] + [0.0] * (DIM - 1))),
+        EMBEDDED,
+        CORPUS,
+        "#0:8 .*infinity",
+    ),
+    "a null inside": (
+        lambda: table(e=with_value(7, [None] + [0.0] * (DIM - 1))),
+        EMBEDDED,
+        CORPUS,
+        "#0:7 .*NaN",
+    ),
+    "another width": (lambda: table(e=with_value(6, [1.0])), EMBEDDED, CORPUS, "#0:6 .*width"),
+    "null embedding, strict": (
+        lambda: table(e=with_value(5, None)),
+        (*EMBEDDED, "--on-bad-row", "error"),
+        CORPUS,
+        "#0:5 .*has no e",
+    ),
+    "beyond float32": (
+        lambda: table(e=with_value(4, [1e100] * DIM)),
+        (*EMBEDDED, "--whiten", "none"),
+        OPTIONS,
+        "beyond float32",
+    ),
+    "beyond the square root of float64": (
+        lambda: table(e=with_value(4, [1e200] * DIM)),
+        EMBEDDED,
+        OPTIONS,
+        "beyond|large|scale",
+    ),
+    "fewer rows than k": (
+        lambda: table(rows=4),
+        (*EMBEDDED, "--k", 5),
+        WHITENING,
+        "k = 5 is above the rank 3 .*4 rows",
+    ),
+    "one row": (lambda: table(rows=1), (*EMBEDDED, "--k", 1), WHITENING, "more than 1 rows?"),
+    "constant embeddings": (
+        lambda: table(e=constant()),
+        EMBEDDED,
+        WHITENING,
+        "all 60 embeddings are equal",
+    ),
+    "k above the rank": (
+        lambda: table(e=rank_two()),
+        (*EMBEDDED, "--k", 3),
+        WHITENING,
+        "above the rank 2 .*--k 2 or less, or --k full",
+    ),
+    "k above the width": (table, (*EMBEDDED, "--k", DIM + 1), OPTIONS, "more than the 6 dims"),
+    "k of 0": (table, (*EMBEDDED, "--k", "0"), OPTIONS, "--k 0 is not understood"),
+    "negative k": (table, (*EMBEDDED, "--k=-3"), OPTIONS, "not understood"),
+    "k of a half": (table, (*EMBEDDED, "--k", "2.5"), OPTIONS, "not understood"),
+    "k that is NaN": (table, (*EMBEDDED, "--k", "nan"), OPTIONS, "not understood"),
+    "k that is infinite": (table, (*EMBEDDED, "--k", "inf"), OPTIONS, "not understood"),
+    "k in words": (table, (*EMBEDDED, "--k", "many"), OPTIONS, "'full'"),
+    "k with none": (table, (*EMBEDDED, "--whiten", "none", "--k", "3"), OPTIONS, "cannot apply"),
+    "exponent of PCA": (
+        table,
+        (*EMBEDDED, "--whiten", "pca", "--exponent", "0.5"),
+        OPTIONS,
+        "PCA has exponent 0",
+    ),
+    "exponent that is NaN": (table, (*EMBEDDED, "--exponent", "nan"), OPTIONS, "--exponent"),
+    "unknown whitening": (table, (*EMBEDDED, "--whiten", "bleach"), OPTIONS, "auto.*none.*pca"),
+    "factory with its own PCA": (
+        table,
+        (*EMBEDDED, "--factory", "PCA4,Flat"),
+        OPTIONS,
+        "transform of its own .*--k",
+    ),
+    "factory with its own norm": (
+        table,
+        (*EMBEDDED, "--factory", "L2norm,Flat"),
+        OPTIONS,
+        "transform of its own",
+    ),
+    "factory with a PCA inside": (
+        table,
+        (*EMBEDDED, "--factory", "PCA4,Flat,RFlat"),
+        OPTIONS,
+        "transform of its own",
+    ),
+    "factory with ids": (table, (*EMBEDDED, "--factory", "IDMap,Flat"), OPTIONS, "IDMap"),
+    "factory unknown": (table, (*EMBEDDED, "--factory", "Tree"), OPTIONS, "FAISS cannot make"),
+    "factory that does not divide": (
+        table,
+        (*EMBEDDED, "--k", 5, "--factory", "PQ2"),
+        OPTIONS,
+        "FAISS cannot make 'PQ2' over 5 dims",
+    ),
+    "factory with too many lists": (
+        table,
+        (*EMBEDDED, "--factory", "IVF500,Flat"),
+        OPTIONS,
+        "cannot train 'IVF500,Flat' on 60 rows",
+    ),
+    "limit of 0": (table, (*EMBEDDED, "--limit", "0"), OPTIONS, "--limit"),
+    "kept column called id": (
+        table,
+        ("--embedding-column", "e", "--keep", "id"),
+        OPTIONS,
+        "cannot be called 'id'",
+    ),
+    "no such model": (table, ("--text-column", "text", "--model", "./none"), ENCODER, "./none"),
+    "layers in words": (
+        table,
+        ("--text-column", "text", "--layers", "first"),
+        OPTIONS,
+        "no list of layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_a_corpus_or_option_that_cannot_be_used(place: Place, name: str) -> None:
+    make, options, status, match = TABLES[name]
+    corpus = place.write(make())
+    assert_refused(place, ("build", corpus, *options, "--out", place.out), status, match)
+
+
+TEXTS: dict[str, tuple[list[Any], tuple[Any, ...], int, str]] = {
+    "null text": ([*"abc", None], ("--on-bad-row", "error"), CORPUS, "#0:3 .*no text in text"),
+    "blank text": (["a", " \t\n", "b"], ("--on-bad-row", "error"), CORPUS, "#0:1 .*no text"),
+    "only blanks": (["", None, "  "], (), CORPUS, "none of the 3 rows .*3 blank_text"),
+    "length beyond the model": (["a", "b"], ("--max-length", 99), OPTIONS, "more than the 32"),
+    "length without room": (["a", "b"], ("--max-length", 2), OPTIONS, "at least 3"),
+    "layer beyond the model": (["a", "b"], ("--layers", "3"), OPTIONS, "layer 3 does not exist"),
+    "device unknown": (["a", "b"], ("--device", "abacus"), OPTIONS, "device 'abacus'"),
+}
+
+
+@pytest.mark.parametrize("name", list(TEXTS))
+def test_texts_or_encoder_options_that_cannot_be_used(
+    place: Place, tiny_model: Path, name: str
+) -> None:
+    texts, options, status, match = TEXTS[name]
+    corpus = place.write(pa.table({"text": pa.array(texts, pa.string())}))
+    arguments = ("--text-column", "text", "--model", tiny_model, *options, "--out", place.out)
+    assert_refused(place, ("build", corpus, *arguments), status, match)
+
+
+def _truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def _flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    path.write_bytes(data)
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "truncated": _truncated,
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "flipped": _flipped,
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("id,text\n1,hello\n"),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGE))
+def test_a_corrupt_file_among_good_ones_is_named(place: Place, damage: str) -> None:
+    for name in "ace":
+        part = table(id=[f"{name}{i}" for i in range(ROWS)], e=list(numbers(ord(name))))
+        corpus = place.write(part, f"bad/{name}.parquet")
+    DAMAGE[damage](corpus / "c.parquet")
+    arguments = ("build", corpus, *EMBEDDED, "--k", 3, "--out", place.out)
+    assert_refused(place, arguments, CORPUS, r"bad/c\.parquet .*(restore|take it out)")
+    # Taken out of the corpus, as the message says, the rest goes through.
+    (corpus / "c.parquet").unlink()
+    assert run(*arguments)[0] == 0
+
+
+@pytest.mark.parametrize("corpus", ["gone.parquet", "gone/", "gone/*.parquet", "empty"])
+def test_a_corpus_that_is_not_there(place: Place, corpus: str) -> None:
+    (place.root / "empty").mkdir()
+    (place.root / "empty" / "notes.txt").write_text("no rows")
+    arguments = ("build", place.root / corpus, *EMBEDDED, "--out", place.out)
+    assert_refused(place, arguments, CORPUS, "does not exist|holds no Parquet|no file matches")
+
+
+def test_a_uri_that_nothing_reads(place: Place) -> None:
+    arguments = ("build", "nosuch://bucket/corpus", *EMBEDDED, "--out", place.out)
+    assert_refused(place, arguments, CORPUS, "nosuch://bucket/corpus cannot be opened")
+
+
+def test_a_corpus_named_twice(place: Place) -> None:
+    file = place.root / "good" / "c.parquet"
+    arguments = ("build", file, file.parent, *EMBEDDED, "--out", place.out)
+    assert_refused(place, arguments, CORPUS, "named twice")
+
+
+@pytest.mark.parametrize("broken", ["no weights", "no config", "corrupt weights", "no json"])
+def test_a_model_folder_that_is_not_whole(place: Place, tiny_model: Path, broken: str) -> None:
+    model = place.root / "model"
+    shutil.copytree(tiny_model, model)
+    if broken == "no weights":
+        (model / "model.safetensors").unlink()
+    elif broken == "no config":
+        (model / "config.json").unlink()
+    elif broken == "corrupt weights":
+        (model / "model.safetensors").write_bytes(b"\xff" * 64)
+    else:
+        (model / "config.json").write_text("{")
+    corpus = place.write(table())
+    arguments = ("build", corpus, "--text-column", "text", "--model", model, "--out", place.out)
+    assert_refused(place, arguments, ENCODER, "model")
+
+
+def test_queries_cannot_come_from_a_model_of_another_width(place: Place, tiny_model: Path) -> None:
+    arguments = ("build", place.root / "good", *EMBEDDED, "--model", tiny_model, "--out", place.out)
+    assert_refused(place, arguments, CORPUS, "6-dim embeddings and .* gives 32")

@@ -1,0 +1,131 @@
+"""Bad input of a search: questions that cannot be answered, and encoders that do not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests import bad_input_helpers
+from tests.bad_input_helpers import (
+    CORPUS,
+    DIM,
+    DISK,
+    ENCODER,
+    NAN,
+    OPTIONS,
+    Place,
+    assert_one_error,
+    assert_refused,
+    numbers,
+    run,
+    table,
+)
+
+place = bad_input_helpers.place
+
+SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
+    "unknown document": (("--like", "d999"), CORPUS, "no document has the id 'd999'"),
+    "top-k of 0": (("--like", "d1", "--top-k", "0"), OPTIONS, "--top-k"),
+    "nothing asked": ((), OPTIONS, "a text, --queries FILE, --like ID"),
+    "two things asked": (("text", "--like", "d1"), OPTIONS, "one of"),
+    "text without an encoder": (("text",), OPTIONS, "built from an embedding column"),
+    "queries that are gone": (
+        ("--queries", "gone.parquet", "--embedding-column", "e", "--run", "r.trec"),
+        CORPUS,
+        "gone.parquet does not exist",
+    ),
+    "queries without a run": (("--queries", "q.parquet"), OPTIONS, "--run FILE"),
+    "run of no format": (
+        ("--queries", "q.parquet", "--embedding-column", "e", "--run", "r.csv"),
+        OPTIONS,
+        "r.csv names no run format",
+    ),
+    "run in no folder": (
+        ("--queries", "q.parquet", "--embedding-column", "e", "--run", "gone/r.trec"),
+        DISK,
+        "cannot write .*gone",
+    ),
+    "run onto a folder": (
+        ("--queries", "q.parquet", "--embedding-column", "e", "--run", "folder.trec"),
+        DISK,
+        "cannot write .*folder.trec",
+    ),
+    "queries without a column": (
+        ("--queries", "q.parquet", "--run", "r.trec"),
+        OPTIONS,
+        "--embedding-column",
+    ),
+    "queries of another width": (
+        ("--queries", "q.parquet", "--embedding-column", "narrow", "--run", "r.trec"),
+        OPTIONS,
+        "takes .n, 6. raw embeddings",
+    ),
+    "queries with NaN": (
+        ("--queries", "q.parquet", "--embedding-column", "broken", "--run", "r.trec"),
+        CORPUS,
+        "NaN or an infinity",
+    ),
+    "duplicate query ids": (
+        (
+            *("--queries", "q.parquet", "--embedding-column", "e"),
+            *("--id-column", "same", "--run", "r.trec"),
+        ),
+        CORPUS,
+        "more than once",
+    ),
+    "unknown verify": (("--like", "d1", "--verify", "none"), OPTIONS, "--verify"),
+}
+
+
+@pytest.mark.parametrize("name", list(SEARCHES))
+def test_a_search_that_cannot_be_answered(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    options, status, match = SEARCHES[name]
+    queries = pa.table(
+        {
+            "e": list(numbers(3, rows=2)),
+            "narrow": [[1.0], [2.0]],
+            "broken": [[1.0] * DIM, [NAN] * DIM],
+            "same": ["q", "q"],
+        }
+    )
+    pq.write_table(queries, place.root / "q.parquet")
+    (place.root / "folder.trec").mkdir()
+    monkeypatch.chdir(place.root)
+    assert_refused(place, ("search", place.out, *options), status, match)
+    assert not list(place.root.glob("r.*"))
+
+
+@pytest.fixture(scope="module")
+def text_index(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    root = tmp_path_factory.mktemp("texts")
+    pq.write_table(table(), root / "c.parquet")
+    arguments = ("--text-column", "text", "--model", tiny_model, "--k", 3, "--out", root / "out")
+    assert run("build", root / "c.parquet", *arguments)[0] == 0
+    return root / "out"
+
+
+def test_another_encoder_than_the_one_of_the_index(
+    tmp_path: Path, text_index: Path, tiny_model: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+    status, _, stderr = run("search", text_index, "the cat", "--model", other)
+    assert status == ENCODER
+    assert_one_error(stderr, match="built with .*gives other embeddings")
+    assert run("search", text_index, "the cat", "--model", tiny_model)[0] == 0
+
+
+def test_a_blank_query(text_index: Path) -> None:
+    status, _, stderr = run("search", text_index, "  ")
+    assert status == OPTIONS
+    assert_one_error(stderr, match="a query is blank")

@@ -1,0 +1,172 @@
+"""Builds of a corpus of texts: what is encoded, what is taken from the store, what is searched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+import whiten_index
+from tests.build_helpers import assert_ranked_by, build, closed_form, cosines
+from whiten_index import BuildConfig, encode_corpus, open_index
+from whiten_index.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+def text_corpus(folder: Path, words: Sequence[str], *, files: int = 2, rows: int = 40) -> str:
+    random = np.random.default_rng(20)
+    for file in range(files):
+        texts = [" ".join(random.choice(words, 6)) + f" {file} {i}" for i in range(rows)]
+        ids = [f"{file}-{i}" for i in range(rows)]
+        folder.mkdir(exist_ok=True)
+        table = pa.table({"id": ids, "text": texts, "year": range(rows)})
+        pq.write_table(table, folder / f"{file}.parquet")
+    return str(folder)
+
+
+@pytest.fixture
+def texts(tmp_path: Path, tiny_words: tuple[str, ...]) -> str:
+    return text_corpus(tmp_path / "corpus", tiny_words)
+
+
+def text_options(model: Path, **more: Any) -> dict[str, Any]:
+    plain = {"embedding_column": None, "text_columns": "text", "model": str(model)}
+    return {**plain, "shard_rows": 20, "threads": 1, **more}
+
+
+def test_a_build_from_the_store_alone_needs_no_encoder_and_gives_the_same_index(
+    tmp_path: Path, texts: str, tiny_model: Path
+) -> None:
+    store, out = tmp_path / "store", tmp_path / "alone"
+    whole = build(
+        tmp_path / "whole", texts, store=str(store), keep="year", **text_options(tiny_model)
+    )
+    script = (
+        "import sys; from whiten_index import BuildConfig, build_index, open_index\n"
+        f"report = build_index(BuildConfig(store={str(store)!r}, out={str(out)!r}, k=6, "
+        "whiten='whitening'))\n"
+        "assert report.encoded.counts.reused == report.encoded.counts.read == 80\n"
+        "assert report.encoded.counts.encoded == 0\n"
+        f"assert len(open_index({str(out)!r}).search_like('1-7')) == 10\n"
+        "print(*sorted({'torch', 'transformers'} & set(sys.modules)), 'loaded')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr
+    assert whole.encoded.counts.encoded == 80
+    queries = ["the cat sat on the mat", "stars and the moon"]
+    indexes = open_index(tmp_path / "whole", device="cpu"), open_index(out, device="cpu")
+    for one, other in zip(*(index.search(queries) for index in indexes), strict=True):
+        assert [(hit.id, dict(hit.columns)) for hit in one] == [
+            (hit.id, dict(hit.columns)) for hit in other
+        ]
+        np.testing.assert_allclose([h.score for h in one], [h.score for h in other], atol=1e-6)
+
+
+def test_search_by_text_is_the_encoder_then_the_closed_form(
+    tmp_path: Path, texts: str, tiny_model: Path
+) -> None:
+    build(tmp_path / "out", texts, store_dtype="float32", **text_options(tiny_model))
+    encoder = whiten_index.Encoder.load(str(tiny_model), device="cpu", threads=1)
+    files = [pq.read_table(path) for path in sorted(Path(texts).iterdir())]
+    documents = pa.concat_tables(files)
+    rows = encoder.encode(documents.column("text").to_pylist())
+    queries = ["the cat sat on the mat", "a large red house"]
+    expected = cosines(
+        closed_form(encoder.encode_queries(queries), k=6, fitted_on=rows), closed_form(rows, k=6)
+    )
+    found = open_index(tmp_path / "out", device="cpu").search(queries, top_k=5)
+    for hits, row in zip(found, expected, strict=True):
+        assert_ranked_by(hits, row, tolerance=5e-5)
+        assert [hit.id for hit in hits] == [documents.column("id")[hit.row].as_py() for hit in hits]
+
+
+@pytest.mark.parametrize("columns", ["text", ("title", "text")])
+def test_rows_without_text_are_counted_and_take_their_ids_along(
+    tmp_path: Path, tiny_model: Path, columns: Any
+) -> None:
+    texts = ["the cat", None, "a red house", "  ", "moon and stars", ""]
+    titles = [None, "", "small", " ", None, None]
+    pq.write_table(
+        pa.table({"id": list("abcdef"), "title": titles, "text": texts}), tmp_path / "c.parquet"
+    )
+    options = text_options(tiny_model, text_columns=columns, whiten="none", k=None)
+    report = build(tmp_path / "out", str(tmp_path / "c.parquet"), **options)
+    counts = report.encoded.counts
+    assert (counts.read, counts.encoded, dict(counts.skipped)) == (6, 3, {"blank_text": 3})
+    queries = ["the cat", "small a red house" if "title" in columns else "a red house"]
+    found = open_index(tmp_path / "out", device="cpu").search([*queries, "moon and stars"], top_k=1)
+    assert [hits[0].id for hits in found] == ["a", "c", "e"]
+
+
+def test_other_ids_or_kept_columns_encode_nothing_again(
+    tmp_path: Path, texts: str, tiny_model: Path
+) -> None:
+    out = tmp_path / "out"
+    build(out, texts, **text_options(tiny_model))
+    for change in ({"keep": ("year",)}, {"id_column": None}, {"id_column": None, "keep": ("id",)}):
+        if "id" in change.get("keep", ()):
+            with pytest.raises(ConfigError, match="cannot be called 'id'"):
+                build(out, texts, **text_options(tiny_model, **change))
+            continue
+        report = build(out, texts, **text_options(tiny_model, **change))
+        assert (report.encoded.counts.encoded, report.encoded.counts.reused) == (0, 80)
+    hit = open_index(out, device="cpu").search(["the cat"], top_k=1)[0][0]
+    assert str(hit.id).endswith(f"#0:{str(hit.id).rpartition(':')[2]}")
+
+
+def test_a_changed_file_encodes_its_own_shards_only(
+    tmp_path: Path, texts: str, tiny_model: Path
+) -> None:
+    out = tmp_path / "out"
+    build(out, texts, **text_options(tiny_model))
+    path = Path(texts) / "1.parquet"
+    table = pq.read_table(path)
+    column = [*table.column("text").to_pylist()[:-1], "the king and the queen"]
+    pq.write_table(table.set_column(1, "text", pa.array(column)), path)
+    report = build(out, texts, **text_options(tiny_model))
+    # 40 rows a file in shards of 20: the last shard of the second file is new.
+    assert (report.encoded.counts.encoded, report.encoded.counts.reused) == (20, 60)
+    assert not report.up_to_date
+    found = open_index(out, device="cpu").search(["the king and the queen"], top_k=1)
+    assert found[0][0].id == "1-39"
+    assert found[0][0].score == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("victim", ["embeddings.safetensors", "moments.safetensors"])
+def test_a_damaged_shard_is_made_again_and_counted(
+    tmp_path: Path, texts: str, tiny_model: Path, victim: str
+) -> None:
+    out = tmp_path / "out"
+    first = build(out, texts, **text_options(tiny_model))
+    path = sorted((out / "store").rglob(victim))[0]
+    whole = load_file(path)
+    damaged = bytearray(path.read_bytes())
+    damaged[-5] ^= 0x40
+    path.write_bytes(damaged)
+    report = build(out, texts, **text_options(tiny_model))
+    counts = report.encoded.counts
+    assert (counts.remade_shards, counts.encoded, counts.reused) == (1, 20, 60)
+    assert report.version == first.version
+    for name, tensor in load_file(path).items():
+        np.testing.assert_allclose(tensor, whole[name], rtol=1e-5)
+
+
+def test_encode_then_build_is_build(tmp_path: Path, texts: str, tiny_model: Path) -> None:
+    options = text_options(tiny_model, id_column="id")
+    report = encode_corpus(BuildConfig(corpus=(texts,), store=str(tmp_path / "store"), **options))
+    assert (report.counts.encoded, report.record.rows) == (80, 80)
+    built = build(tmp_path / "out", texts, store=str(tmp_path / "store"), **options)
+    assert built.encoded.counts.encoded == 0

@@ -1,0 +1,226 @@
+"""A choice is found again in the store, and is told from a transform that was named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import faiss
+import pytest
+from safetensors.numpy import load_file
+
+from tests import choosing_helpers
+from tests.choosing_helpers import (
+    ROWS,
+    Place,
+    assert_applied,
+    assert_same_choice,
+    choice,
+    pairs,
+    parquet,
+    stages,
+)
+from whiten_index.build import BuildReport
+from whiten_index.errors import OutputError
+from whiten_index.store import EmbeddingStore
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+place = choosing_helpers.place
+
+
+# --------------------------------------------------------------------------- named or chosen
+
+
+def test_the_manifest_tells_a_transform_that_was_chosen_from_the_same_one_named(
+    place: Place, chosen: tuple[Place, BuildReport]
+) -> None:
+    named = {"whiten": "whitening", **choice(chosen[1])["chosen"]}
+    first = place.build("out", **named)
+    assert first.manifest["choice"] is None
+    auto = place.build("out")
+    assert choice(auto) == choice(chosen[1])
+    assert auto.manifest["whitening"] == first.manifest["whitening"]
+    assert auto.version != first.version
+    again = place.build("out", **named)
+    assert again.manifest["choice"] is None
+    assert again.version == first.version
+    assert not again.up_to_date
+    # Neither is made a second time.
+    assert place.build("out").version == auto.version
+    assert len(list((place.root / "out" / "versions").iterdir())) == 2
+
+
+def test_the_manifest_tells_by_what_the_same_transform_was_chosen(place: Place) -> None:
+    settled = {"k": 16, "exponent": 0.25, "center": True}
+    labels = {"pairs": pairs(place.root / "pairs.parquet")}
+    for options, rule in (({}, "pieces"), (labels, "labels"), ({}, "pieces")):
+        report = place.build("out", **settled, **options)
+        assert choice(report)["chosen"] == settled
+        assert choice(report)["rule"] == rule
+
+
+def test_what_is_named_is_not_chosen(chosen: tuple[Place, BuildReport]) -> None:
+    report = chosen[0].build("named", whiten="pca", k=5)
+    assert report.manifest["choice"] is None
+    assert report.manifest["whitening"]["kind"] == "pca"
+    assert not {"encode pieces", "choose"} & stages(report)
+
+
+# --------------------------------------------------------------------------- found again
+
+
+def test_a_second_build_finds_the_choice_in_the_store(
+    place: Place, chosen: tuple[Place, BuildReport]
+) -> None:
+    again = place.build("first")
+    assert choice(again) == choice(chosen[1])
+    assert not {"encode pieces", "choose"} & stages(again)
+    elsewhere = place.build("elsewhere")
+    assert choice(elsewhere) == choice(chosen[1])
+    assert not {"encode pieces", "choose"} & stages(elsewhere)
+
+
+def test_the_same_command_again_has_nothing_to_do(chosen: tuple[Place, BuildReport]) -> None:
+    place, first = chosen
+    again = place.build("first")
+    assert again.up_to_date
+    assert again.version == first.version
+
+
+def test_other_wishes_choose_anew_from_the_same_sample(place: Place) -> None:
+    report = place.build("out", k=20)
+    assert "choose" in stages(report)
+    assert "encode pieces" not in stages(report)
+    assert choice(report)["rule"] == "pieces"
+
+
+def test_a_store_alone_gives_the_same_choice(
+    place: Place, chosen: tuple[Place, BuildReport]
+) -> None:
+    alone = {"corpus": (), "text_columns": (), "id_column": None}
+    report = place.build("alone", **alone)
+    assert choice(report) == choice(chosen[1])
+    assert_applied(report)
+    with_a_wish = place.build("wish", k=20, **alone)
+    assert choice(with_a_wish)["rule"] == "pieces"
+    assert_applied(with_a_wish)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"choose_sample": 60}, {"seed": 5}, {"query_prompt": "query "}],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_sample_is_encoded_where_it_would_differ(
+    place: Place, change: dict[str, Any]
+) -> None:
+    """The query prompt is not part of a store's name, but it is part of every piece."""
+    assert "encode pieces" in stages(place.build("out", **change))
+
+
+def test_a_new_document_is_a_new_corpus(place: Place) -> None:
+    texts = [*place.texts[1:], "the king and the queen. they sat. " * 3]
+    parquet(Path(place.corpus), id=[f"d{i}" for i in range(ROWS)], text=texts)
+    assert "encode pieces" in stages(place.build("out"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"weight_column": "weight"}),
+        (
+            {"weight_column": "weight"},
+            {"weight_column": "weight", "weighting": "inverse-frequency"},
+        ),
+        ({"keep": ("weight",)}, {"weight_column": "weight"}),
+    ],
+    ids=["none, then zipfian", "zipfian, then inverse", "kept, then zipfian"],
+)
+def test_a_choice_is_the_same_whatever_was_chosen_before(
+    place: Place, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    """Weights change the moments, and so every score: an older choice is not theirs."""
+    place.build("first", **first)
+    warm = choice(place.build("second", **second))
+    for folder in place.store.glob("*/choices"):
+        shutil.rmtree(folder)
+    report = place.build("cold", **second)
+    assert "choose" in stages(report)
+    cold = choice(report)
+    scores = [[row["score"] for row in each["candidates"]] for each in (warm, cold)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+    assert warm["chosen"] == cold["chosen"]
+
+
+def damaged(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    at = len(data) // 2
+    path.write_bytes(
+        {
+            "empty": b"",
+            "garbage": b"\xff\x00garbage",
+            "another object": b'{"rule": "pieces"}',
+            "half": data[:at],
+            "list": b"[]",
+        }[how]
+    )
+
+
+@pytest.mark.parametrize("how", ["empty", "garbage", "another object", "half", "list"])
+@pytest.mark.parametrize("kind", ["choices", "samples"])
+def test_a_damaged_note_is_made_anew(
+    place: Place, chosen: tuple[Place, BuildReport], kind: str, how: str
+) -> None:
+    (path,) = place.store.glob(f"*/{kind}/*")
+    damaged(path, how)
+    if kind == "samples":
+        for note in place.store.glob("*/choices/*"):
+            note.unlink()
+    report = place.build("out")
+    assert_same_choice(choice(report), choice(chosen[1]))
+    assert ("encode pieces" in stages(report)) is (kind == "samples")
+    assert "choose" in stages(report)
+    assert not {"encode pieces", "choose"} & stages(place.build("again"))
+
+
+@pytest.mark.parametrize("name", ["rows", "candidates"])
+def test_a_sample_of_rows_that_are_not_there_is_made_anew(
+    place: Place, chosen: tuple[Place, BuildReport], name: str
+) -> None:
+    """A flipped byte may leave a file that can be read and says something else."""
+    (path,) = place.store.glob("*/samples/*")
+    (note,) = place.store.glob("*/choices/*")
+    note.unlink()
+    data, value = bytearray(path.read_bytes()), load_file(path)[name].tobytes()
+    at = bytes(data).index(value) + 7  # the sign of the first number
+    data[at] ^= 0x80
+    path.write_bytes(data)
+    assert_same_choice(choice(place.build("out")), choice(chosen[1]))
+
+
+def test_a_store_that_cannot_be_written_still_serves(
+    place: Place, chosen: tuple[Place, BuildReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.forget()
+
+    def refuse(*_: Any) -> None:
+        raise OutputError("the file system is read-only")
+
+    monkeypatch.setattr(EmbeddingStore, "save_choice", refuse)
+    monkeypatch.setattr(EmbeddingStore, "save_sample", refuse)
+    assert_same_choice(choice(place.build("out")), choice(chosen[1]))
+
+
+@pytest.mark.parametrize("kind", ["choices", "samples"])
+def test_what_a_writer_that_died_left_is_removed(place: Place, kind: str) -> None:
+    (folder,) = place.store.glob(f"*/{kind}")
+    left = folder / ".tmp-left-by-a-writer"
+    left.write_bytes(b"half")
+    place.build("out")
+    assert not left.exists()

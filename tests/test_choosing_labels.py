@@ -1,0 +1,281 @@
+"""A transform chosen by labels: judged queries by nDCG, pairs by ranks and by correlation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import spearmanr
+
+from tests import choosing_helpers
+from tests.choosing_helpers import (
+    Array,
+    Judged,
+    Place,
+    assert_applied,
+    assert_same_choice,
+    choice,
+    documents,
+    judged,
+    names_of,
+    pairs,
+    parquet,
+    raw_embeddings,
+    reciprocal_ranks,
+    setting_of,
+    stages,
+    vectors_of,
+)
+from whiten_index.build import BuildReport
+from whiten_index.choosing import labelled
+from whiten_index.encoding import Encoder
+from whiten_index.moments import Moments
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+place = choosing_helpers.place
+
+
+# --------------------------------------------------------------------------- by judged queries
+
+
+def ndcg(ranked: list[str], grades: dict[str, int]) -> float:
+    """nDCG@10 by its definition, with the gain trec_eval takes: the grade itself."""
+    discount = 1 / np.log2(np.arange(2, 12))
+    gains = [grades.get(name, 0) for name in ranked[:10]]
+    ideal = sorted(grades.values(), reverse=True)[:10]
+    return float(gains @ discount[: len(gains)] / (ideal @ discount[: len(ideal)]))
+
+
+def assert_scored_by_labels(report: BuildReport, model: Path, labels: Judged) -> None:
+    raw = raw_embeddings(report)
+    names = names_of(report)
+    embedded = Encoder.load(str(model)).encode_queries(list(labels.texts.values()))
+    for row in choice(report)["candidates"]:
+        queries, vectors = vectors_of(Moments.of(raw), row, embedded.astype(np.float64), raw)
+        scores = []
+        for cosines, query in zip(queries @ vectors.T, labels.texts, strict=True):
+            # Each document at the place of its nearest row.
+            ranked = list(dict.fromkeys(names[i] for i in np.argsort(-cosines)))
+            scores.append(ndcg(ranked, labels.grades[query]))
+        assert row["score"] == pytest.approx(np.mean(scores), abs=2e-3)
+
+
+def test_judged_queries_choose_the_best_by_ndcg(place: Place) -> None:
+    labels = judged(place.root, place.texts, count=60)
+    report = place.build("out", **labels.options())
+    found = choice(report)
+    assert found["rule"] == "labels"
+    assert found["sample"] == 60
+    assert found["measure"].startswith("nDCG@10")
+    assert "encode pieces" not in stages(report)
+    assert_scored_by_labels(report, place.model, labels)
+    assert_applied(report)
+    # The best of each width, not the gentlest near it; and then the narrowest near the best.
+    leaders = [row for row in found["candidates"] if row["leads"]]
+    gentler_near = 0
+    for leader in leaders:
+        same = [row for row in found["candidates"] if row["k"] == leader["k"]]
+        assert leader["score"] == max(row["score"] for row in same)
+        near = (row for row in same if row["score"] >= leader["score"] - row["error"])
+        gentler_near += any(row["exponent"] < leader["exponent"] for row in near)
+    assert gentler_near  # else this would not tell one rule from the other
+    top = max(row["score"] for row in leaders)
+    near = min(row["k"] for row in leaders if row["score"] >= 0.97 * top)
+    assert found["chosen"]["k"] == near
+
+
+def test_judged_queries_are_scored_by_the_best_passage(tmp_path: Path, model: Path) -> None:
+    texts = documents(120, sentences=8)
+    ids = [f"d{i}" for i in range(120)]
+    corpus = parquet(tmp_path / "c.parquet", id=ids, text=texts)
+    labels = judged(tmp_path, texts, count=20)
+    report = Place(tmp_path, model, texts).build(
+        "out", corpus=(corpus,), passage_tokens=40, k=16, exponent=0.5, **labels.options()
+    )
+    assert report.encoded.record.rows > 200
+    assert_scored_by_labels(report, model, labels)
+
+
+def test_queries_beside_a_column_of_embeddings_are_encoded_by_its_model(
+    tmp_path: Path, model: Path
+) -> None:
+    texts = documents(120)
+    embeddings = Encoder.load(str(model)).encode(texts).astype(np.float32)
+    corpus = parquet(tmp_path / "c.parquet", id=[f"d{i}" for i in range(120)], e=list(embeddings))
+    labels = judged(tmp_path, texts)
+    report = Place(tmp_path, model, texts).build(
+        "out", corpus=(corpus,), text_columns=(), embedding_column="e", **labels.options()
+    )
+    assert choice(report)["rule"] == "labels"
+    assert choice(report)["sample"] == 40
+    np.testing.assert_array_equal(raw_embeddings(report), embeddings)
+    assert_scored_by_labels(report, model, labels)
+    assert_applied(report)
+
+
+def test_labels_are_the_same_whatever_the_ids_look_like(tmp_path: Path, model: Path) -> None:
+    texts = documents(120)
+    found = []
+    for prefix in ("d", "#"):
+        # Beside the row numbers, so that an id looks like another row.
+        ids = [f"{prefix}{i}" for i in range(120)]
+        order = np.random.default_rng(0).permutation(120)
+        corpus = parquet(
+            tmp_path / prefix / "c.parquet",
+            id=[ids[i] for i in order],
+            text=[texts[i] for i in order],
+        )
+        labels = judged(tmp_path / prefix, texts, prefix=prefix)
+        options = {"store": str(tmp_path / prefix / "store"), **labels.options()}
+        report = Place(tmp_path, model, texts).build(prefix, corpus=(corpus,), **options)
+        found.append([row["score"] for row in choice(report)["candidates"]])
+    assert found[0] == pytest.approx(found[1], abs=1e-9)
+
+
+def test_labels_choose_anew_where_they_or_the_query_prompt_change(place: Place) -> None:
+    labels = judged(place.root, place.texts)
+    place.build("a", **labels.options())
+    assert "choose" not in stages(place.build("b", **labels.options()))
+    fewer = judged(place.root / "fewer", place.texts, count=30)
+    assert "choose" in stages(place.build("c", **fewer.options()))
+    report = place.build("d", query_prompt="query ", **labels.options())
+    assert "choose" in stages(report)
+
+
+# --------------------------------------------------------------------------- by pairs
+
+
+def embedded_pairs(path: str, model: Path) -> tuple[Array, Array]:
+    table, encoder = pq.read_table(path), Encoder.load(str(model))
+    first, second = (table[name].to_pylist() for name in ("sentence1", "sentence2"))
+    return (
+        encoder.encode_queries(first).astype(np.float64),
+        encoder.encode(second).astype(np.float64),
+    )
+
+
+def test_pairs_without_scores_find_each_other(place: Place) -> None:
+    path = pairs(place.root / "pairs.parquet")
+    report = place.build("out", pairs=path)
+    assert choice(report)["rule"] == "labels"
+    assert choice(report)["sample"] == 60
+    assert_applied(report)
+    raw, embedded = Moments.of(raw_embeddings(report)), embedded_pairs(path, place.model)
+    for row in choice(report)["candidates"]:
+        first, second = vectors_of(raw, row, *embedded)
+        expected = reciprocal_ranks(first, second).mean()
+        assert row["score"] == pytest.approx(expected, abs=2e-3)
+
+
+def cosines_under(fitted_on: Moments, embedded: tuple[Array, Array], row: dict[str, Any]) -> Array:
+    """Return the cosine of each pair after one of the transforms."""
+    first, second = vectors_of(fitted_on, row, *embedded)
+    return np.einsum("nk,nk->n", first, second)
+
+
+@pytest.mark.parametrize(("exponent", "count"), [(0.125, 30), (0.125, 437), (0.875, 60)])
+def test_scored_pairs_choose_the_transform_that_ranks_them_so(
+    place: Place, exponent: float, count: int
+) -> None:
+    """The scores are its own cosines, so that it correlates with them as nothing else does."""
+    wanted = {"k": 16, "exponent": exponent, "center": True}
+    path = pairs(place.root / "pairs.parquet", count)
+    raw = Moments.of(raw_embeddings(place.build("raw", whiten="none")))
+    embedded = embedded_pairs(path, place.model)
+    scores = cosines_under(raw, embedded, wanted)
+    path = pairs(place.root / "pairs.parquet", count, np.round(scores, 6))
+    report = place.build("out", pairs=path, k=16)
+    assert choice(report)["chosen"] == wanted
+    rows = {setting_of(row): row["score"] for row in choice(report)["candidates"]}
+    assert rows[setting_of(wanted)] == pytest.approx(1, abs=1e-3)
+    # The pair of i-th least score is of fold i mod n, n of them for ten pairs each, 20 at most.
+    places = np.argsort(np.argsort(scores, kind="stable"), kind="stable")
+    fold = places % {30: 3, 60: 6, 437: 20}[count]
+    for row in choice(report)["candidates"]:
+        found = cosines_under(raw, embedded, row)
+        each = [spearmanr(scores[fold == i], found[fold == i]).statistic for i in set(fold)]
+        assert row["score"] == pytest.approx(np.mean(each), abs=2e-3), row
+
+
+def test_scores_that_grow_with_the_distance_still_choose(place: Place) -> None:
+    """All correlations are below nought; that is odd, and no reason to fail without a word."""
+    path = pairs(place.root / "pairs.parquet")
+    raw = Moments.of(raw_embeddings(place.build("raw", whiten="none")))
+    plain = {"k": 32, "exponent": 0.0, "center": True}
+    scores = cosines_under(raw, embedded_pairs(path, place.model), plain)
+    path = pairs(place.root / "pairs.parquet", scores=-scores)
+    found = choice(place.build("out", pairs=path))
+    assert all(-1 <= row["score"] <= 1 for row in found["candidates"])
+    assert max(row["score"] for row in found["candidates"]) < 0
+
+
+def test_pairs_that_are_too_many_are_drawn_by_the_seed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert labelled._MOST_PAIRS == 2_000
+    monkeypatch.setattr(labelled, "_MOST_PAIRS", 40)
+    embed, encoded = labelled._pairs, list[Any]()
+
+    def spy(encoder: Encoder, drawn: Any, *arguments: Any) -> Any:
+        encoded.append(drawn)
+        return embed(encoder, drawn, *arguments)
+
+    monkeypatch.setattr(labelled, "_pairs", spy)
+    scores = np.random.default_rng(0).random(60)
+    path = pairs(place.root / "pairs.parquet", scores=scores)
+    table = pq.read_table(path)
+    all_first, all_second = (table[f"sentence{i}"].to_pylist() for i in (1, 2))
+
+    def drawn(seed: int) -> tuple[list[int], dict[str, Any]]:
+        place.forget()
+        report = place.build("drawn", pairs=path, seed=seed)
+        kept = encoded.pop()
+        rows = [all_first.index(text) for text in kept.first]
+        assert [all_second[row] for row in rows] == kept.second
+        return rows, choice(report)
+
+    rows, found = drawn(1)
+    assert found["sample"] == 40
+    assert "on 40 pairs" in found["why"]
+    assert sorted(set(rows)) == rows
+    again = drawn(1)
+    assert again[0] == rows
+    assert_same_choice(again[1], found)
+    assert drawn(2)[0] != rows
+    # Each pair's score stays beside it.
+    raw = Moments.of(raw_embeddings(place.build("raw", whiten="none")))
+    first, second = (side[rows] for side in embedded_pairs(path, place.model))
+    for row in found["candidates"]:
+        cosines = cosines_under(raw, (first, second), row)
+        order = np.argsort(scores[rows], kind="stable")
+        folds = [order[i::4] for i in range(4)]
+        each = [spearmanr(scores[rows][part], cosines[part]).statistic for part in folds]
+        assert row["score"] == pytest.approx(np.mean(each), abs=2e-3), row
+
+
+@pytest.mark.parametrize(("count", "values"), [(30, [0, 1, 2]), (40, [1, 0]), (400, [1, 0])])
+def test_scores_that_take_turns_choose_too(place: Place, count: int, values: list[int]) -> None:
+    """A file of a good pair, then a bad one, and so on, is a usual one."""
+    scores = np.resize(values, count)
+    path = pairs(place.root / "pairs.parquet", count, scores)
+    found = choice(place.build("out", pairs=path))
+    assert found["sample"] == count
+    assert all(-1 <= row["score"] <= 1 for row in found["candidates"])
+    assert len({row["score"] for row in found["candidates"]}) > 1
+
+
+def test_pairs_without_a_score_are_left_out_and_counted(place: Place) -> None:
+    scores = np.random.default_rng(0).random(60)
+    path = pairs(place.root / "pairs.parquet", scores=[None, *scores[1:-1], None])
+    found = choice(place.build("out", pairs=path))
+    assert found["sample"] == 58
+    assert "2 without a score left out" in found["why"]

@@ -1,0 +1,317 @@
+"""A transform chosen by pieces of the corpus: scores, rule, sample, and the limit of time."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import count as counting
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from tests import choosing_helpers
+from tests.choosing_helpers import (
+    ROWS,
+    Place,
+    assert_applied,
+    assert_same_choice,
+    assert_scored_by_pieces,
+    choice,
+    documents,
+    kept_sample,
+    names_of,
+    parquet,
+    raw_embeddings,
+    setting_of,
+    stages,
+    vectors_of,
+)
+from whiten_index import BuildConfig, open_index
+from whiten_index.build import BuildReport
+from whiten_index.choosing import Wishes, choose_setting
+from whiten_index.choosing import sample as sampling
+from whiten_index.encode import encode_shards, open_corpus
+from whiten_index.encoding import Encoder
+from whiten_index.errors import CorpusError
+from whiten_index.moments import Moments
+from whiten_index.pieces import cut_pieces
+from whiten_index.progress import Silent, Stages
+from whiten_index.whitening import Whitening
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+place = choosing_helpers.place
+
+
+def test_a_corpus_of_texts_is_chosen_by_its_pieces(chosen: tuple[Place, BuildReport]) -> None:
+    _, report = chosen
+    found = choice(report)
+    assert found["rule"] == "pieces"
+    assert found["sample"] == ROWS // 2
+    assert "one standard error" in found["why"]
+    tried = [setting_of(row) for row in found["candidates"]]
+    assert len(set(tried)) == len(tried) > 30
+    assert setting_of(found["chosen"]) in tried
+    assert all(0 <= row["score"] <= 1 and row["error"] >= 0 for row in found["candidates"])
+    assert_applied(report)
+    assert "encode pieces" in stages(report)
+
+
+def test_the_rule_can_be_checked_in_the_manifest(chosen: tuple[Place, BuildReport]) -> None:
+    """The gentlest within one standard error of its width, the narrowest of those within 3 %."""
+    found = choice(chosen[1])
+    leaders = {}
+    for k in {row["k"] for row in found["candidates"]}:
+        rows = [row for row in found["candidates"] if row["k"] == k]
+        best = max(row["score"] for row in rows)
+        close = [row for row in rows if row["score"] >= best - row["error"] - 1e-12]
+        gentlest = min(row["exponent"] for row in close)
+        (leaders[k],) = (row for row in rows if row["leads"])
+        assert leaders[k] in close
+        assert leaders[k]["exponent"] == gentlest
+    top = max(row["score"] for row in leaders.values())
+    k = min(k for k, row in leaders.items() if row["score"] >= 0.97 * top)
+    assert setting_of(found["chosen"]) == setting_of(leaders[k])
+
+
+def test_scores_are_those_of_whitenings_fitted_without_the_sample(
+    chosen: tuple[Place, BuildReport],
+) -> None:
+    place, report = chosen
+    sample, raw = kept_sample(place), raw_embeddings(report)
+    rest = Moments.of(np.delete(raw, sample["rows"], axis=0))
+    assert_scored_by_pieces(report, sample, rest)
+
+
+def test_with_unit_input_too(place: Place) -> None:
+    report = place.build("out", normalize_input=True)
+    sample, raw = kept_sample(place), raw_embeddings(report)
+    rest = np.delete(raw, sample["rows"], axis=0)
+    rest /= np.linalg.norm(rest, axis=1, keepdims=True)
+    assert_scored_by_pieces(report, sample, Moments.of(rest), normalize_input=True)
+    assert report.manifest["whitening"]["normalize_input"] is True
+    assert_applied(report)
+
+
+def test_with_weights_too(place: Place) -> None:
+    place.forget()
+    report = place.build("out", weight_column="weight")
+    sample, raw = kept_sample(place), raw_embeddings(report)
+    weights = np.arange(1, ROWS + 1) / np.mean(np.arange(1, ROWS + 1))
+    rest = np.delete(np.arange(ROWS), sample["rows"])
+    assert_scored_by_pieces(report, sample, Moments.of(raw[rest], weights=weights[rest]))
+
+
+def test_pieces_are_those_of_the_sampled_documents_encoded_as_what_they_stand_for(
+    tmp_path: Path, chosen: tuple[Place, BuildReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sentences and windows are queries; what is left of a document is a document."""
+    place, cut = chosen[0], []
+
+    def spy(text: str, *arguments: Any, **options: Any) -> Any:
+        cut.append((text, cut_pieces(text, *arguments, **options)))
+        return cut[-1][1]
+
+    monkeypatch.setattr(sampling, "cut_pieces", spy)
+    prompts = {"document_prompt": "passage ", "query_prompt": "query "}
+    place.build(tmp_path / "out", store=str(tmp_path / "store"), choose_sample=60, **prompts)
+    sample = kept_sample(Place(tmp_path, place.model, place.texts))
+    kept = [(text, pieces) for text, pieces in cut if pieces is not None]
+    assert len(kept) == len(sample["rows"]) == 60
+    assert [place.texts[row] for row in sample["rows"]] == [text for text, _ in kept]
+    encoder = Encoder.load(str(place.model), **prompts)
+    for name, encode, texts in (
+        ("sentences", encoder.encode_queries, [pieces.sentence for _, pieces in kept]),
+        ("windows", encoder.encode_queries, [pieces.window for _, pieces in kept]),
+        ("others", encoder.encode, [pieces.others for _, pieces in kept]),
+    ):
+        np.testing.assert_allclose(sample[name], encode(texts), atol=4e-3)
+    # Each document once, its own before the others.
+    assert sample["candidates"][:60].tolist() == sample["rows"].tolist()
+    assert sorted(sample["candidates"]) == list(range(ROWS))
+
+
+def test_the_sample_is_drawn_by_the_seed(place: Place) -> None:
+    def sampled(**options: Any) -> tuple[list[int], dict[str, Any]]:
+        shutil.rmtree(place.store)
+        report = place.build("out", choose_sample=50, **options)
+        return kept_sample(place)["rows"].tolist(), choice(report)
+
+    first = sampled(seed=1)
+    assert len(set(first[0])) == 50
+    again = sampled(seed=1)
+    assert again[0] == first[0]
+    assert_same_choice(again[1], first[1])
+    assert sampled(seed=2)[0] != first[0]
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"k": 20},
+        {"k": "0.9"},
+        {"k": "full"},
+        {"exponent": 0.3},
+        {"center": False},
+        {"center": True, "exponent": 0.0},
+        {"k": 7, "exponent": 1.0, "center": False},
+        {"floor": 0.1},
+        {"floor": 0.1, "k": "full"},
+        {"floor": 0.1, "normalize_input": True},
+    ],
+    ids=lambda wishes: ",".join(f"{name}={value}" for name, value in wishes.items()),
+)
+def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> None:
+    report = place.build("out", **wishes)
+    assert_applied(report)
+    for name in ("k", "exponent", "center"):
+        if name in wishes and not isinstance(wishes[name], str):
+            tried = {row[name] for row in choice(report)["candidates"]}
+            assert tried == {wishes[name]}
+    if (share := wishes.get("k")) == "0.9":
+        values = np.linalg.eigvalsh(np.cov(raw_embeddings(report).T))[::-1]
+        kept = np.cumsum(values) / values.sum()
+        assert choice(report)["chosen"]["k"] == np.argmax(kept >= float(share)) + 1
+    if "floor" in wishes:
+        whitening = report.manifest["whitening"]
+        folder = report.out / "versions" / report.version
+        values = Whitening.load(folder / "whitening.safetensors").eigenvalues
+        # Directions below the floor would be nought in every vector.
+        assert values[whitening["k"] - 1] > wishes["floor"] * values[0]
+
+
+def test_the_index_finds_by_the_chosen_transform(chosen: tuple[Place, BuildReport]) -> None:
+    report = chosen[1]
+    raw = raw_embeddings(report)
+    opened = open_index(report.out)
+    queries = opened.encode(["the cat sat on the mat", "king and queen"]).astype(np.float64)
+    unit, found = vectors_of(Moments.of(raw), choice(report)["chosen"], queries, raw)
+    for hits, cosines in zip(opened.search_embeddings(queries), unit @ found.T, strict=True):
+        best = np.argsort(-cosines)[:10]
+        assert [hit.row for hit in hits] == best.tolist()
+        np.testing.assert_allclose([hit.score for hit in hits], cosines[best], atol=1e-4)
+
+
+def test_widths_are_tried_from_the_widest_down_to_one_that_loses_3_percent(place: Place) -> None:
+    report = place.build("out")
+    given = (1, 2, 4, 8, 16, 32)
+    moments = Moments.of(raw_embeddings(report))
+    wishes = Wishes(widths=given)
+    found = choose_setting(report.encoded, moments, wishes, Stages(Silent()))
+    scores: dict[int, float] = {}
+    for row in found.candidates:
+        scores[row.setting.k] = max(row.score, scores.get(row.setting.k, 0))
+    tried = sorted(scores, reverse=True)
+    assert tuple(tried) == given[::-1][: len(tried)]
+    assert 1 < len(tried) < len(given)
+    # Each but the last is near the best so far, and the last is not.
+    near = [scores[k] >= 0.97 * max(scores[wider] for wider in tried if wider >= k) for k in tried]
+    assert near == [True] * (len(tried) - 1) + [False]
+    assert found.setting.k > tried[-1]
+
+
+# --------------------------------------------------------------------------- passages
+
+
+def test_passages_are_chosen_by_their_pieces(tmp_path: Path, model: Path) -> None:
+    texts = documents(120, sentences=8)
+    corpus = parquet(tmp_path / "c.parquet", id=list(range(120)), text=texts)
+    place = Place(tmp_path, model, texts)
+    report = place.build("out", corpus=(corpus,), passage_tokens=40)
+    assert report.encoded.record.rows > 200
+    assert choice(report)["rule"] == "pieces"
+    sample, raw = kept_sample(place), raw_embeddings(report)
+    rest = Moments.of(np.delete(raw, sample["rows"], axis=0))
+    assert_scored_by_pieces(report, sample, rest)
+
+
+def test_passages_of_one_document_are_no_wrong_answers(tmp_path: Path, model: Path) -> None:
+    texts = documents(120, sentences=8)
+    corpus = parquet(tmp_path / "c.parquet", id=[f"d{i}" for i in range(120)], text=texts)
+    place = Place(tmp_path, model, texts)
+    report = place.build("out", corpus=(corpus,), passage_tokens=40, choose_sample=60)
+    sample, names = kept_sample(place), np.array(names_of(report))
+    rows, candidates = sample["rows"], sample["candidates"]
+    own = names[rows]
+    assert len(set(own)) == len(rows) == 60
+    assert candidates[: len(rows)].tolist() == rows.tolist()
+    assert not set(names[candidates[len(rows) :]]) & set(own)
+    # All but the other passages of these documents are there.
+    others = np.flatnonzero(np.isin(names, own))
+    assert len(others) > len(rows)
+    left = np.setdiff1d(np.arange(len(names)), others)
+    assert sorted(candidates[len(rows) :]) == left.tolist()
+    assert len(left)
+
+
+# --------------------------------------------------------------------------- the corpus meanwhile
+
+
+def test_a_corpus_that_changed_after_it_was_encoded_is_not_cut_into_pieces(place: Place) -> None:
+    config = BuildConfig(
+        corpus=(place.corpus,),
+        store=str(place.root / "other"),
+        model=str(place.model),
+        text_columns=("text",),
+        id_column="id",
+        shard_rows=100,
+    )
+    stages = Stages(Silent())
+    encoded = encode_shards(config, open_corpus(config, stages), stages)
+    texts = list(place.texts)
+    texts[150] = texts[150].replace(" ", "  ", 1)
+    parquet(Path(place.corpus), id=[f"d{i}" for i in range(ROWS)], text=texts)
+    with pytest.raises(CorpusError, match=r"changed after it was encoded; run the same"):
+        sampling.sample_pieces(encoded, 60, 0, stages)
+    encoded = encode_shards(config, open_corpus(config, stages), stages)
+    assert len(sampling.sample_pieces(encoded, 60, 0, stages)) == 60
+
+
+# --------------------------------------------------------------------------- a limit of time
+
+
+def limit_documents(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let time pass so that ``count`` documents are encoded, each alone."""
+    clock = counting()
+    monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(sampling, "_CHUNK_CHARACTERS", 1)
+    # A document takes one tick, and one passes before the next begins.
+    monkeypatch.setattr(sampling, "_SECONDS", 2 * count)
+    monkeypatch.setattr(sampling, "_SHARE_OF_BUILD", 0)
+
+
+def test_where_time_runs_out_the_sample_is_smaller_and_says_so(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.forget()
+    limit_documents(monkeypatch, 70)
+    report = place.build("out")
+    found, sample = choice(report), kept_sample(place)
+    assert found["rule"] == "pieces"
+    assert found["sample"] == len(sample["rows"]) == 70
+    assert "pieces of 70 documents" in found["why"]
+    assert {len(sample[name]) for name in ("sentences", "others", "windows")} == {70}
+    assert sample["candidates"][:70].tolist() == sample["rows"].tolist()
+    rest = Moments.of(np.delete(raw_embeddings(report), sample["rows"], axis=0))
+    assert_scored_by_pieces(report, sample, rest)
+
+
+def test_where_time_is_too_short_for_50_documents_the_spectrum_decides(
+    place: Place, chosen: tuple[Place, BuildReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.forget()
+    with monkeypatch.context() as short:
+        limit_documents(short, 49)
+        found = choice(place.build("out"))
+    assert found["rule"] == "spectrum"
+    assert "only 49 documents' pieces are encoded in 98 s" in found["why"]
+    assert found["candidates"] == []
+    # Another day there is more time.
+    assert_same_choice(choice(place.build("out")), choice(chosen[1]))

@@ -1,0 +1,100 @@
+"""A transform chosen by the spectrum: where texts are short or few, and where there are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faiss
+import pytest
+
+from tests.choosing_helpers import (
+    Place,
+    assert_applied,
+    choice,
+    documents,
+    embedded,
+    parquet,
+)
+from whiten_index import BuildConfig, build_index, encode_corpus
+from whiten_index.build import BuildReport
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+def test_short_texts_are_chosen_for_by_the_spectrum_and_told_why(
+    tmp_path: Path, model: Path
+) -> None:
+    texts = documents(150, sentences=1)
+    corpus = parquet(tmp_path / "c.parquet", id=list(range(150)), text=texts)
+    place = Place(tmp_path, model, texts)
+    report = place.build("out", corpus=(corpus,))
+    found = choice(report)
+    assert found["rule"] == "spectrum"
+    assert "150 of 150 texts are too short" in found["why"]
+    assert found["candidates"] == []
+    assert 0 <= found["chosen"]["exponent"] <= 1
+    assert_applied(report)
+
+
+def test_few_long_texts_among_many_short_ones_do_not_choose(tmp_path: Path, model: Path) -> None:
+    texts = [*documents(20), *documents(180, sentences=1)]
+    corpus = parquet(tmp_path / "c.parquet", id=list(range(200)), text=texts)
+    found = choice(Place(tmp_path, model, texts).build("out", corpus=(corpus,)))
+    assert found["rule"] == "spectrum"
+    assert "180 of 200" in found["why"]
+
+
+def test_a_corpus_in_many_small_files_is_chosen_by_its_pieces_too(
+    tmp_path: Path, model: Path
+) -> None:
+    """Each file is a shard of its own; no text of this corpus is short."""
+    texts = documents(200)
+    for start in range(0, 200, 4):
+        rows = range(start, start + 4)
+        path = tmp_path / "c" / f"{start:03}.parquet"
+        parquet(path, id=list(rows), text=[texts[row] for row in rows])
+    found = choice(Place(tmp_path, model, texts).build("out", corpus=(str(tmp_path / "c"),)))
+    assert "short" not in found["why"]
+    assert found["rule"] == "pieces"
+
+
+@pytest.mark.parametrize(("rows", "rule"), [(99, "spectrum"), (100, "pieces")])
+def test_fewer_than_100_documents_are_too_few(
+    tmp_path: Path, model: Path, rows: int, rule: str
+) -> None:
+    texts = documents(rows)
+    corpus = parquet(tmp_path / "c.parquet", id=list(range(rows)), text=texts)
+    found = choice(Place(tmp_path, model, texts).build("out", corpus=(corpus,)))
+    assert found["rule"] == rule
+    if rule == "spectrum":
+        assert "99 documents are too few" in found["why"]
+
+
+@pytest.mark.parametrize("wishes", [{}, {"k": 5}, {"exponent": 0.3}, {"center": False}])
+def test_embeddings_are_chosen_for_by_the_spectrum(tmp_path: Path, wishes: dict[str, Any]) -> None:
+    options = {**embedded(tmp_path / "c.parquet"), **wishes}
+    report = build_index(BuildConfig(out=str(tmp_path / "out"), **options))
+    assert choice(report)["rule"] == "spectrum"
+    assert "only embeddings" in choice(report)["why"]
+    assert choice(report)["chosen"].items() >= wishes.items()
+    assert_applied(report)
+
+
+def test_a_store_that_was_only_encoded_into_is_chosen_for_by_the_spectrum(
+    tmp_path: Path, chosen: tuple[Place, BuildReport]
+) -> None:
+    place = chosen[0]
+    config = BuildConfig(
+        corpus=(place.corpus,),
+        store=str(tmp_path / "store"),
+        text_columns=("text",),
+        model=str(place.model),
+    )
+    encode_corpus(config)
+    report = build_index(BuildConfig(out=str(tmp_path / "out"), store=str(tmp_path / "store")))
+    assert choice(report)["rule"] == "spectrum"
+    assert_applied(report)

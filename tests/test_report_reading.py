@@ -1,0 +1,112 @@
+"""The report of a sweep: what it reads of the results, and the fronts that no point beats."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.report_helpers import RAW, header, point, read, write_results
+from whiten_index.errors import ArtifactError
+from whiten_index.report.fronts import front
+from whiten_index.report.records import Point, read_results
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+
+def test_figures_are_those_of_the_records(tmp_path):
+    record = point("auto", 64, "sq8", "ivf", rerank=100)
+    (sweep,) = read(tmp_path, [header(), record])
+    (found,) = sweep.points
+    assert (found.k, found.codec, found.index, found.candidates) == (64, "sq8", "ivf", 100)
+    assert found.per_row == record["bytes"]["per_row"]
+    assert found.fixed == record["bytes"]["fixed"]
+    assert found.rerank_bytes == record["rerank"]["bytes_per_row"]
+    assert found.p50 == record["latency_ms"]["p50"]
+    assert found.ndcg == record["quality"]["ndcg@10"]
+    assert found.index_recall == record["index_recall@10"]
+    assert found.agreement == record["agreement@10"]
+
+
+def test_a_torn_last_line_is_left_out_and_any_other_is_named(tmp_path):
+    path = write_results(tmp_path / "results.jsonl", [header(), RAW])
+    whole = path.read_text()
+    path.write_text(whole + '{"type": "point", "run')
+    assert len(read_results(path)[0].points) == 1
+    path.write_text(whole + "{half\n" + json.dumps(RAW) + "\n")
+    with pytest.raises(ArtifactError, match=r"line 3 of .* is not JSON; remove it or sweep again"):
+        read_results(path)
+    path.write_text(whole + "[1, 2]\n")
+    message = r"line 3 of .* is no record but b'\[1, 2\]'; remove that line, or sweep again into"
+    with pytest.raises(ArtifactError, match=message):
+        read_results(path)
+
+
+def test_a_point_measured_twice_counts_once_as_it_was_last(tmp_path):
+    again = {**RAW, "quality": {"ndcg@10": 0.7}}
+    (sweep,) = read(tmp_path, [header(), RAW, again])
+    assert [p.ndcg for p in sweep.points] == [0.7]
+    skipped = {"type": "skipped", "run": "r1", "key": "a", "why": "because"}
+    measured = {**point(), "key": "a"}
+    (sweep,) = read(tmp_path, [header(), skipped, measured])
+    assert (len(sweep.points), len(sweep.skipped)) == (1, 0)
+
+
+def test_sweeps_of_one_file_stay_apart_and_later_kinds_of_line_do_no_harm(tmp_path):
+    records = [header("a", "A"), header("b", "B"), point(run="b"), {"type": "note", "run": "b"},
+               point(run="a"), point(k=32, run="a")]  # fmt: skip
+    first, second = read(tmp_path, records)
+    assert (first.name, len(first.points)) == ("A", 2)
+    assert (second.name, len(second.points)) == ("B", 1)
+
+
+def test_the_line_that_starts_a_sweep_counts_wherever_it_stands(tmp_path):
+    records = [RAW, {**point(), "key": "a"}, header("b", "B"), point(run="b"), header()]
+    first, second = read(tmp_path, records)
+    assert (first.name, len(first.points)) == ("SciFact", 2)
+    assert (second.name, len(second.points)) == ("B", 1)
+
+
+def test_results_that_are_missing_empty_or_headless_say_what_to_do(tmp_path):
+    with pytest.raises(ArtifactError, match=r"cannot read .*No such file.* sweep --out wrote"):
+        read_results(tmp_path / "results.jsonl")
+    with pytest.raises(ArtifactError, match="holds no sweep; run whiten-index sweep"):
+        read(tmp_path, [])
+    with pytest.raises(ArtifactError, match=r"line 1 of .* of run r1, whose own first line is not"):
+        read(tmp_path, [RAW])
+
+
+def test_what_is_no_measurement_is_absent(tmp_path):
+    record = {**point(), "quality": {"ndcg@10": float("nan")}, "latency_ms": None, "bytes": [],
+              "agreement@10": "high", "index_recall@10": True, "center": 1}  # fmt: skip
+    (sweep,) = read(tmp_path, [header(), record])
+    found = sweep.points[0]
+    assert [found.ndcg, found.p50, found.per_row, found.agreement, found.index_recall] == [None] * 5
+    assert found.center is None
+
+
+# Fronts
+
+_COORDINATE = st.one_of(st.none(), st.integers(0, 6).map(float))
+
+
+@given(st.lists(st.tuples(_COORDINATE, _COORDINATE), max_size=12))
+def test_the_front_is_what_no_point_beats(pairs):
+    points = [
+        Point(str(n), "ours", "auto", 8, "fp32", "flat", per_row=x, ndcg=y)
+        for n, (x, y) in enumerate(pairs)
+    ]
+    known = [p for p in points if p.per_row is not None and p.ndcg is not None]
+
+    def beats(a, b):
+        no_worse = a.per_row <= b.per_row and a.ndcg >= b.ndcg
+        return no_worse and (a.per_row, a.ndcg) != (b.per_row, b.ndcg)
+
+    truth = {(p.per_row, p.ndcg) for p in known if not any(beats(o, p) for o in known)}
+    found = front(points, lambda p: p.per_row, lambda p: p.ndcg)
+    assert {(p.per_row, p.ndcg) for p in found} == truth
+    assert len(found) == len(truth)
+    assert found == sorted(found, key=lambda p: p.per_row)

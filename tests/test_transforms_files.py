@@ -1,0 +1,156 @@
+"""Every kind of transform in files: exported as one matrix and one bias, and saved as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from tests.whitening_helpers import WHITENS, fit, make_rows
+from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
+from whiten_index.whitening import Affine, Kind, Whitening
+
+# As one matrix and one bias
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("normalize_input", [False, True])
+def test_an_export_maps_as_the_transform_does(kind, normalize_input, tmp_path):
+    rows = make_rows(ratio=1)
+    wish = {} if kind is Kind.NONE else {"normalize_input": normalize_input}
+    whitening = fit(rows, kind=kind, **wish)
+    path = tmp_path / "matrix.safetensors"
+    whitening.export().save(path)
+    affine = Affine.load(path)
+    assert affine.matrix.dtype == affine.bias.dtype == affine.apply(rows).dtype == np.float32
+    assert affine.matrix.shape == (12, whitening.k)
+    np.testing.assert_allclose(affine.apply(rows), whitening.apply(rows), atol=1e-3)
+    assert affine.error == whitening.export().error
+
+
+def test_an_export_of_none_is_the_identity():
+    affine = fit(make_rows(), kind=Kind.NONE).export()
+    np.testing.assert_array_equal(affine.matrix, np.eye(12))
+    np.testing.assert_array_equal(affine.bias, np.zeros(12))
+
+
+def relative_error(found, truth):
+    return np.linalg.norm(found - truth) / np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize("kind", WHITENS)
+@pytest.mark.parametrize("ratio", [0, 1, 100, 1e4])
+@pytest.mark.parametrize("dim", [12, 96])
+def test_what_folding_the_mean_costs_is_foretold_on_the_safe_side(kind, ratio, dim):
+    rows = make_rows(0, 300, dim, condition=1e3, ratio=ratio).astype(np.float32)
+    whitening = fit(rows, kind=kind, k="full")
+    affine, truth = whitening.export(), whitening.apply(rows)
+    folded = relative_error(affine.apply(rows), truth)
+    assert folded < affine.error < 30 * folded
+    if ratio == 100:
+        mean = whitening.mean.astype(np.float32)
+        first = relative_error((rows - mean) @ whitening.matrix().astype(np.float32), truth)
+        assert first < folded
+        assert 1e-5 < folded < 1e-3
+
+
+def test_a_matrix_beyond_float32_is_an_error():
+    with pytest.raises(WhiteningError, match="too large for float32"):
+        fit(make_rows() * 1e-60).export()
+
+
+def test_a_row_of_another_width_is_refused_and_a_damaged_export_too(tmp_path):
+    affine, path = fit(make_rows()).export(), tmp_path / "matrix.safetensors"
+    with pytest.raises(ConfigError, match=r"takes \(n, 12\) embeddings; these have shape"):
+        affine.apply(np.zeros((3, 11)))
+    affine.save(path)
+    save_file(load_file(path), path, {"kind": "affine", "format_version": "1"})
+    with pytest.raises(ArtifactError, match="cannot be read as an exported matrix"):
+        Affine.load(path)
+
+
+# On disk
+
+CHOICES = [
+    *({"kind": kind} for kind in Kind),
+    {"kind": Kind.GROUP, "shuffle": True, "seed": 2**63 - 1},
+    {"shrinkage": "oas"},
+    {"shrinkage": "ledoit-wolf", "kind": Kind.ZCA},
+    {"shrinkage": 0.25},
+    {"floor": 1e-3},
+    {"remove_top": 2},
+    {"kind": Kind.RANDOM, "center": True, "seed": 4},
+    {"kind": Kind.TRUNCATE, "k": 3},
+]
+
+
+def format_of(path):
+    with safe_open(path, framework="numpy") as file:
+        return int(file.metadata()["format_version"])
+
+
+@pytest.mark.parametrize("options", CHOICES)
+def test_save_and_load_keep_every_bit(tmp_path, options):
+    rows, path = make_rows(), tmp_path / "whitening.safetensors"
+    saved = fit(rows, **options)
+    saved.save(path)
+    found = Whitening.load(path)
+    np.testing.assert_array_equal(found.apply(rows), saved.apply(rows))
+    np.testing.assert_array_equal(found.variances, saved.variances)
+    assert found.describe() == saved.describe()
+    for name, value in vars(saved).items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+    # What an earlier release knows, it can read.
+    plain = set(options) <= {"kind"} and options.get("kind") in (
+        Kind.NONE,
+        Kind.PCA,
+        Kind.WHITENING,
+    )
+    assert format_of(path) == (1 if plain else 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({"kind": Kind.ZCA_COR}, ("coordinate_scale", "basis_variances", "floor", "remove_top")),
+        ({"kind": Kind.GROUP}, ("groups", "basis_variances", "shrinkage")),
+        ({"kind": Kind.RANDOM}, ("seed", "basis_variances")),
+    ],
+)
+def test_a_file_without_what_its_kind_needs_is_an_error(tmp_path, options, missing):
+    path = tmp_path / "whitening.safetensors"
+    fit(make_rows(), **options).save(path)
+    with safe_open(path, framework="numpy") as file:
+        facts = file.metadata()
+    whole = load_file(path)
+    for name in missing:
+        save_file({key: x for key, x in whole.items() if key != name}, path, facts)
+        with pytest.raises(ArtifactError, match=f"cannot be read as whitening .*{name}"):
+            Whitening.load(path)
+    for damage in ({"estimator": "magic"}, {"shuffle": "maybe"}, {"format_version": "1"}):
+        save_file(whole, path, facts | damage)
+        with pytest.raises(ArtifactError, match="cannot be read as a whitening"):
+            Whitening.load(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "damage", "said"),
+    [
+        ({"remove_top": 2, "k": 5}, {"remove_top": 8}, "remove_top 8 and 5 directions, of 12"),
+        ({"remove_top": 2, "k": 5}, {"remove_top": -1}, "remove_top -1 and 5"),
+        ({"kind": Kind.ALL_BUT_THE_TOP}, {"remove_top": 2}, "remove_top 2 and 11"),
+        ({"kind": Kind.GROUP}, {"groups": 0}, "0 groups of 12 channels"),
+        ({"kind": Kind.GROUP}, {"groups": 5}, "5 groups of 12 channels"),
+        ({"k": 12}, {"basis": np.ones((12, 13))}, "remove_top 0 and 13 directions, of 12"),
+    ],
+)
+def test_counts_that_the_width_has_no_room_for_are_an_error(tmp_path, options, damage, said):
+    path = tmp_path / "whitening.safetensors"
+    fit(make_rows(), **options).save(path)
+    with safe_open(path, framework="numpy") as file:
+        facts = file.metadata()
+    changed = {name: np.atleast_1d(value) for name, value in damage.items()}
+    save_file(load_file(path) | changed, path, facts)
+    with pytest.raises(ArtifactError, match=rf"cannot be read as a whitening \({said}.*restore"):
+        Whitening.load(path)
