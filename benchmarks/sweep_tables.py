@@ -134,9 +134,10 @@ def growth() -> str:
     ]
     for row in sorted(read("growth"), key=lambda row: (row["kind"], row["rows"])):
         n, held = row["rows"], (row["anonymous_peak"] - row["anonymous_before"]) / 2**20
+        built = row["factory"]["built"]
         rest = row["seconds"] - row["stages"]["encode"] - row["stages"]["check ids"]
         lines.append(
-            f"| {row['factory']} | {n:,} | {1e6 * row['seconds'] / n:.1f} | {1e6 * rest / n:.1f} "
+            f"| {built} | {n:,} | {1e6 * row['seconds'] / n:.1f} | {1e6 * rest / n:.1f} "
             f"| {row['bytes']['index_file'] / n:.1f} | {held:.0f} |"
         )
     return "\n".join(lines)

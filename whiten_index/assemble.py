@@ -174,6 +174,9 @@ def assemble_index(
         ConfigError: FAISS cannot build or train the factory asked for.
         OSError: the disk is full or cannot be written.
     """
+    if plan.budget is not None:
+        # What reading and fitting freed is not to count.
+        faiss_index.give_back()
     inner = faiss_index.inner_index(plan.built, whitening.k)
     rotation = faiss_index.rotation_for(inner, whitening.k, seed=plan.seed)
     job = _Job(store, record, whitening, plan, stages, rotation)

@@ -23,6 +23,7 @@ from whiten_index.index.factory import (
 from whiten_index.index.gpu import DEVICES, Placed, gpu_name, place, require_device
 from whiten_index.index.library import describe_faiss, load_faiss, set_threads
 from whiten_index.index.on_disk import IVF_DATA, kind_on_disk
+from whiten_index.index.pages import give_back
 from whiten_index.index.rotation import gains_by_rotation, rotation_for
 from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.spilled import SpilledLists, gather
@@ -92,6 +93,7 @@ __all__ = [
     "find_version",
     "gains_by_rotation",
     "gather",
+    "give_back",
     "gpu_name",
     "has_parameters",
     "inner_index",

@@ -1,4 +1,4 @@
-"""Large pages for the vectors of an opened index: reading through them then waits less."""
+"""Memory as the system has it: large pages for an opened index, free ones given back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import mmap
 import threading
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 # What is less fits the caches, or is read quickly anyway.
@@ -30,6 +31,14 @@ def gather_pages(vectors: NDArray[np.float32]) -> threading.Thread | None:
     thread = threading.Thread(target=_advise, args=(start, length), daemon=True)
     thread.start()
     return thread
+
+
+def give_back() -> None:
+    """Give memory that was freed, and that Arrow or the C library keep, back to the system."""
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def _advise(start: int, length: int) -> None:
