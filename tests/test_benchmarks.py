@@ -12,11 +12,12 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import encoding_peers as peers
-from benchmarks import moments, sweep_tables, tables
+from benchmarks import growth, moments, sweep_tables, tables
 from benchmarks.encoding import Spent, ratio, timed
 from benchmarks.encoding_inputs import model_flops
 from benchmarks.results_file import read
 from whiten_index.encoding.batching import TokenWindow
+from whiten_index.index import parse_bytes
 from whiten_index.moments import Products
 
 
@@ -205,3 +206,15 @@ def test_so_many_times_fewer_bytes_cost_so_little(times: float, lost: float) -> 
         and point["bytes"]["per_row"] <= most
     ]  # fmt: skip
     assert min(found) <= lost
+
+
+def test_builds_hold_no_more_than_their_budget_and_bytes_grow_with_the_rows() -> None:
+    found = read("growth")
+    assert {(row["kind"], row["rows"]) for row in found} == {
+        (kind, rows) for kind in growth.KINDS for rows in growth.SIZES
+    }
+    for row in found:
+        budget = parse_bytes(row["budget"])
+        assert row["anonymous_peak"] - row["anonymous_before"] <= budget, row["factory"]
+        assert row["bytes"]["index_file"] / row["rows"] == pytest.approx(4 * growth.K, rel=0.05)
+    assert max(row["bytes"]["vectors"] for row in found) > budget
