@@ -18,6 +18,7 @@ from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError
 from whiten_index.index import gpu, inner_index, place
+from whiten_index.plan import plan_build
 
 
 def rows() -> Any:
@@ -76,6 +77,15 @@ def test_without_a_gpu_auto_is_silent_and_gpu_is_refused(monkeypatch: pytest.Mon
     assert notes == []
     with pytest.raises(ConfigError, match="--index-device gpu: FAISS sees no GPU; use cpu or auto"):
         place(inner, "gpu", note=notes.append)
+
+
+def test_a_build_says_so_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeGpu(monkeypatch, gpus=0)
+    given = options(tmp_path, index_device="gpu")
+    for work in (build_index, plan_build):
+        with pytest.raises(ConfigError, match="--index-device gpu: FAISS sees no GPU"):
+            work(given)
+    assert not (tmp_path / "out" / "store").exists()
 
 
 def test_cpu_does_not_look_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

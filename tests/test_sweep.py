@@ -142,6 +142,64 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
     assert "--transforms '3' is unknown" in done.output
 
 
+def test_lists_may_be_repeated_or_separated_by_commas(corpus, tmp_path):
+    def planned(*flags: str) -> int:
+        given = ["--embedding-column", "v", "--out", str(tmp_path / "o"), "--no-baselines"]
+        done = CliRunner().invoke(cli, ["sweep", str(corpus), *given, *flags, "--plan", "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)["points"]
+
+    once = (
+        "--k",
+        "4,8",
+        "--transforms",
+        "pca,truncate",
+        "--codecs",
+        "fp32,sq8",
+        "--indexes",
+        "flat",
+    )
+    again = [part for flag, values in zip(once[::2], once[1::2], strict=True)
+             for value in values.split(",") for part in (flag, value)]  # fmt: skip
+    assert planned(*once) == planned(*again) == 8
+
+
+def test_a_plan_counts_what_was_measured_by_the_same_settings(corpus, tmp_path):
+    few = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat"}
+    given = options(corpus, tmp_path, baselines=False, **few)
+    assert run_sweep(sweep_config(given)).measured == 1
+    assert plan_sweep(sweep_config(given)).found == 1
+    for other in ({"seed": 4}, {"target_recall": 0.8}, {"limit": 600}, {"sample": 70}):
+        assert plan_sweep(sweep_config({**given, **other})).found == 0
+
+
+@pytest.mark.parametrize("codec", ["pq7", "PQ8x99"])
+def test_a_codec_that_no_width_allows_is_named(codec):
+    wishes = {"codecs": codec, "widths": "16", "transforms": "pca", "indexes": "flat"}
+    with pytest.raises(ConfigError, match=r"nothing that was asked for .* use other --codecs"):
+        grid(config_of(**wishes), dim=64, rank=64, rows=1000)
+
+
+def test_fewer_rows_held_out_than_asked_for_are_told(tmp_path, corpus):
+    heard: list[str] = []
+    watcher = Silent()
+    watcher.note = heard.append
+    few = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat"}
+    given = options(corpus, tmp_path, baselines=False, **few)
+    report = run_sweep(sweep_config({**given, "sample": 500}), progress=watcher)
+    assert report.dataset["queries"] == ROWS // 5
+    assert any(f"{ROWS // 5} rows are held out as queries" in note for note in heard)
+
+
+def test_what_is_left_out_is_told_by_its_reason(tmp_path, corpus):
+    given = ["--embedding-column", "v", "--out", str(tmp_path / "o"), "--no-baselines"]
+    flags = ["--k", "8,128", "--transforms", "pca", "--codecs", "fp32,sq8", "--plan"]
+    done = CliRunner().invoke(cli, ["sweep", str(corpus), *given, *flags])
+    assert done.exit_code == 0, done.output
+    told = [line for line in done.output.splitlines() if line.startswith("left out")]
+    assert told == [f"left out: 5 points: k = 128 is above the {DIM} dims of the embeddings"]
+
+
 def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
     config = config_of(widths="30,50,60", transforms="pca,truncate", codecs="fp32,pq,pq16")
     found = grid(config, dim=56, rank=40, rows=10_000)

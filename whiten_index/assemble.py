@@ -367,11 +367,13 @@ def _below_target(plan: IndexPlan, point: OperatingPoint) -> str:
     again = (
         "" if plan.choice.rerank is not None else "scoring candidates again (search --rerank 100), "
     )
-    larger = "" if plan.budget is None else ", or a larger --memory-budget"
+    named = plan.choice.asked != faiss_index.AUTO
+    larger = "" if plan.budget is None or named else ", or a larger --memory-budget"
+    finer = "float32 (Flat)" if "SQ8" in plan.built else "a codec of more bits such as SQ8"
     return (
         f"note: {plan.built} finds {point.recall:.1%} of the exact neighbours at best, below "
         f"--target-recall {plan.target_recall:g} ({point.queries} vectors held out); {again}"
-        f"a codec of more bits such as SQ8{larger} finds more"
+        f"{finer}{larger} finds more"
     )
 
 

@@ -158,8 +158,9 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
 
     Raises:
         ConfigError: k or the groups do not fit the embeddings' width, the factory string cannot be
-            used, or no index of so many rows fits the memory budget.
+            used, no index of so many rows fits the memory budget, or there is no GPU for FAISS.
     """
+    faiss_index.require_device(config.index_device)
     dim = corpus.dim or resolve_encoder(config.encoder_config())[0].dim
     wanted = config.whitening_config()
     wanted.require_dim(dim)

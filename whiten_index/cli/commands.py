@@ -230,4 +230,5 @@ def _encoder_facts(encoder: Mapping[str, Any]) -> str:
 def _faiss_facts(fields: Mapping[str, Any]) -> str:
     made_by, factory = fields["made_by"]["faiss"], fields["factory"]
     facts = [f"release {made_by['version']}", str(made_by["variant"])]
-    return f"FAISS {factory['built']} ({', '.join(facts)}){terminal.tuned_words(factory)}"
+    where = "; read from its file as it is searched" if factory.get("mapped") else ""
+    return f"FAISS {factory['built']} ({', '.join(facts)}){terminal.tuned_words(factory)}{where}"

@@ -36,12 +36,13 @@ def config_option(also: Mapping[str, str] | None = None) -> Callable[[Command], 
             return
         from whiten_index.config import read_job
 
-        names = {parameter.name for parameter in context.command.params}
+        names = {parameter.name: parameter for parameter in context.command.params}
         values = {}
         for name, value in read_job(Path(path), also=more).items():
             if name in more:
                 joined = ",".join(map(str, value)) if isinstance(value, list) else value
-                values[more[name]] = joined
+                several = getattr(names[more[name]], "multiple", False)
+                values[more[name]] = [joined] if several else joined
             elif name in names:
                 values[name] = value
         context.default_map = {**(context.default_map or {}), **values}

@@ -23,23 +23,33 @@ sweep_options = [
     click.option("--queries", help="File of judged queries: .parquet or .jsonl, id and text."),
     click.option("--qrels", help="Their judgements: .parquet, .tsv, or TREC's .qrels, .txt."),
     click.option("--qrels-split", help="Which judgements, where the file has a column split."),
-    click.option("--k", "widths", default="32,64,128,256", show_default=True, help="Widths."),
+    click.option(
+        "--k",
+        "widths",
+        multiple=True,
+        default=("32,64,128,256",),
+        show_default=True,
+        help="Widths, separated by commas; this and the next three may be repeated.",
+    ),
     click.option(
         "--transforms",
-        default="auto,pca,whitening,truncate",
+        multiple=True,
+        default=("auto,pca,whitening,truncate",),
         show_default=True,
         help="Also all-but-the-top, random, and whitening with an exponent: whitening:0.25.",
     ),
     click.option(
         "--codecs",
-        default="fp32,fp16,sq8,pq",
+        multiple=True,
+        default=("fp32,fp16,sq8,pq",),
         show_default=True,
         help="Also sq6, sq4, pqfs, rabitq, rabitq2, rabitq4, pqN for N bytes a vector, and FAISS's "
         "own names such as PRQ16x3x8.",
     ),
     click.option(
         "--indexes",
-        default="flat,ivf,hnsw",
+        multiple=True,
+        default=("flat,ivf,hnsw",),
         show_default=True,
         help="Structures; a graph is built of the first codec at the two middle widths only.",
     ),
@@ -88,6 +98,8 @@ sweep_options = [
     click.option("--name", help="What the report calls the corpus. [default: its file or folder]"),
 ]
 
+# Points left out that are named one by one.
+_NAMED = 3
 # What a job file sets of a sweep alone -> the parameter.
 _IN_JOB_FILES = {
     "k": "widths",
@@ -140,7 +152,8 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
 def _config(options: Mapping[str, Any]) -> SweepConfig:
     from whiten_index.sweep import sweep_config
 
-    return sweep_config(options)
+    several = ("widths", "transforms", "codecs", "indexes")
+    return sweep_config({**options, **{name: ",".join(options[name]) for name in several}})
 
 
 def _print_plan(config: SweepConfig, *, as_json: bool) -> None:
@@ -164,8 +177,8 @@ def _print_plan(config: SweepConfig, *, as_json: bool) -> None:
         ("bytes of the largest index", terminal.in_words(plan["largest_index_bytes"])),
     ]
     click.echo(terminal.table(rows))
-    for key, why in plan["skipped"].items():
-        click.echo(f"left out: {key}: {why}")
+    for line in _by_reason(plan["skipped"]):
+        click.echo(f"left out: {line}")
 
 
 def _print_report(report: Mapping[str, Any]) -> None:
@@ -182,14 +195,30 @@ def _print_report(report: Mapping[str, Any]) -> None:
             f"  note: {dataset['judged_queries_without_text']:,} judged queries have no text and "
             "are left out"
         )
+    if dataset["judgement_splits"]:
+        click.echo(
+            f"  note: the judgements' splits {', '.join(dataset['judgement_splits'])} are used "
+            "together; --qrels-split picks one"
+        )
     click.echo("points")
     counts = [(name, f"{report[name]:,}") for name in ("measured", "found")]
     counts.append(("skipped", f"{len(report['skipped']):,}"))
     click.echo(terminal.table(counts))
-    for key, why in report["skipped"].items():
-        click.echo(f"  {key}: {why}")
+    for line in _by_reason(report["skipped"]):
+        click.echo(f"  {line}")
     click.echo("time")
     # Points have no rate worth telling.
     rows = {stage: count for stage, count in report["stage_rows"].items() if stage != "measure"}
     click.echo(terminal.table(terminal.stage_rows(report["seconds"], rows)))
     click.echo(f"results: {report['results']}")
+
+
+def _by_reason(skipped: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason: the points it holds for, or how many they are."""
+    reasons: dict[str, list[str]] = {}
+    for key, why in skipped.items():
+        reasons.setdefault(why, []).append(key)
+    return [
+        f"{', '.join(keys) if len(keys) <= _NAMED else f'{len(keys)} points'}: {why}"
+        for why, keys in reasons.items()
+    ]

@@ -139,6 +139,18 @@ def read_pairs(path: str | Path) -> Pairs:
     return Pairs(first, second, scores, dropped)
 
 
+def qrels_splits(path: str | Path) -> tuple[str, ...]:
+    """Return the splits that a file of judgements has, none where it has no column of them.
+
+    Raises:
+        ConfigError: the ending names no format.
+        CorpusError: the file cannot be used.
+    """
+    known = {*_QUERY, *_DOCUMENT, *_GRADE, _SPLIT}
+    table = LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, headless=True)
+    return tuple(dict.fromkeys(map(str, table.columns.get(_SPLIT, ()))))
+
+
 def _rows_of(table: LabelTable, split: str | None) -> Iterator[int]:
     """Yield the rows of a split, all rows where none is asked for."""
     if split is None:

@@ -139,6 +139,11 @@ class Dataset:
         held = np.zeros(record.rows, dtype=bool)
         if asked is None:
             count = min(config.sample, record.rows // 5)
+            if count < config.sample:
+                stages.watcher.note(
+                    f"note: {count} rows are held out as queries, a fifth of all, and not the "
+                    f"--sample of {config.sample}"
+                )
             held[rng.choice(record.rows, count, replace=False)] = True
         with stages.stage("lay out", record.rows) as watcher:
             raw, held_rows = _laid_out(encoded, held, folder / "raw", watcher.advance)
@@ -196,6 +201,7 @@ def _facts(dataset: Dataset, config: SweepConfig, *, missing: int) -> dict[str, 
         "tuned_with": "queries" if dataset.tuning.own is None else "rows",
         "relevant_documents_missing": missing,
         "judged_queries_without_text": 0 if judged is None else judged.left_out,
+        "judgement_splits": [] if judged is None else list(judged.splits),
         "fingerprint": dataset.encoded.record.fingerprint,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index import inner_index
@@ -121,6 +121,7 @@ def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
 
     Raises:
         WhiteningError: no k that was asked for is within d and the rank.
+        ConfigError: no codec or structure that was asked for can be made of these rows.
     """
     points, skipped = list[Point](), list[tuple[Point, str]]()
     wanted = [*_baselines(config, dim), *_ours(config)] if config.baselines else _ours(config)
@@ -131,11 +132,25 @@ def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
         else:
             skipped.append((point, why))
     if not any(point.vectors.family in (OURS, TRUNCATE) for point in points):
-        raise WhiteningError(
-            f"none of --k {','.join(map(str, config.ks))} can be measured on {dim}-dim embeddings "
-            f"of rank {rank} ({skipped[-1][1]}); give a --k of {min(rank, dim)} or less"
-        )
+        _raise_nothing(config, skipped, dim=dim, rank=rank)
     return Grid(tuple(points), tuple(skipped))
+
+
+def _raise_nothing(
+    config: SweepConfig, skipped: list[tuple[Point, str]], *, dim: int, rank: int
+) -> NoReturn:
+    """Say why none of the points that were asked for can be measured."""
+    reasons = [why for point, why in skipped if point.vectors.family in (OURS, TRUNCATE)]
+    others = dict.fromkeys(why for why in reasons if not why.startswith("k = "))
+    if others:
+        raise ConfigError(
+            f"nothing that was asked for can be measured ({'; '.join(others)}); use other "
+            "--codecs, --indexes or --k"
+        )
+    raise WhiteningError(
+        f"none of --k {','.join(map(str, config.ks))} can be measured on {dim}-dim embeddings "
+        f"of rank {rank} ({reasons[-1]}); give a --k of {min(rank, dim)} or less"
+    )
 
 
 def _why_not(point: Point, *, dim: int, rank: int, rows: int) -> str | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.encode import EncodeReport
 from whiten_index.errors import ConfigError, CorpusError, OutputError
-from whiten_index.labels import read_qrels, read_queries
+from whiten_index.labels import qrels_splits, read_qrels, read_queries
 from whiten_index.manifest import fingerprint
 from whiten_index.metrics import evaluate, require_evaluator
 from whiten_index.progress import Stages
@@ -35,6 +35,7 @@ class Judged:
         qrels: query id -> document id -> grade, of the same queries.
         others: texts of queries that are not judged here, which indexes can be tuned with.
         left_out: judged queries that have no text.
+        splits: of the judgements, where several are used together.
     """
 
     source: str
@@ -42,6 +43,7 @@ class Judged:
     qrels: Mapping[str, Mapping[str, int]]
     others: Sequence[str]
     left_out: int
+    splits: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, config: SweepConfig) -> Judged | None:
@@ -71,7 +73,9 @@ class Judged:
         kept = {query: relevant[query] for query in texts}
         asked = set(texts.values())
         others = [text for text in dict.fromkeys(every.values()) if text not in asked]
-        return cls(config.qrels, texts, kept, others, len(relevant) - len(texts))
+        splits = qrels_splits(config.qrels) if config.qrels_split is None else ()
+        left_out = len(relevant) - len(texts)
+        return cls(config.qrels, texts, kept, others, left_out, splits if len(splits) > 1 else ())
 
     def digest(self, encoder: Mapping[str, Any]) -> str:
         """Return the identity of judgements and embedded queries, whatever their files are called.

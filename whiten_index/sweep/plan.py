@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from whiten_index.errors import ConfigError
-from whiten_index.index import expected_bytes
+from whiten_index.index import expected_bytes, require_device
 from whiten_index.plan import plan_build
 from whiten_index.progress import Progress
 from whiten_index.store import EmbeddingStore, StoreDtype
@@ -30,7 +31,7 @@ class SweepPlan:
         dim: width d of the embeddings.
         points: to measure, those found already counted in.
         by_family: family -> points.
-        found: points in the results file under the same name, of this run or of others.
+        found: points in the results file of runs of as many rows by the same settings.
         skipped: key -> why a point cannot be measured.
         work_bytes: of the files that the sweep lays out and removes.
         largest_index_bytes: of the index that takes the most memory.
@@ -59,6 +60,7 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         CorpusError: corpus or judgements cannot be used.
         WhiteningError: no k that was asked for fits the embeddings.
     """
+    require_device(config.build.index_device)
     require_query_encoder(config, Judged.read(config))
     seconds, kept = None, _kept(config)
     if config.build.corpus:
@@ -71,8 +73,7 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         kept = _stored(store)
     points = grid(config, dim=dim, rank=dim, rows=rows)
     path = config.folder / RESULTS
-    done = Results.read(path).done if path.exists() else {}
-    keys = {key for some in done.values() for key in some}
+    keys = _found(Results.read(path), config, rows) if path.exists() else set()
     widest = max((k for k in config.ks if k <= dim), default=dim)
     return SweepPlan(
         rows=rows,
@@ -87,6 +88,25 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         work_bytes=rows * (kept * dim + 4 * dim + 2 * 4 * widest),
         largest_index_bytes=_largest(points, rows=rows, dim=dim),
     )
+
+
+def _found(results: Results, config: SweepConfig, rows: int) -> set[str]:
+    """Return the points of runs that this one may go on with, as far as a plan can tell."""
+    build, judged = config.build, config.qrels is not None
+    settings = {
+        "target_recall": build.target_recall,
+        "threads": build.threads or os.cpu_count() or 1,
+        "seed": build.seed,
+        "sample": None if judged else config.sample,
+        "choose_sample": build.choose_sample,
+    }
+    indexed = rows if judged else rows - min(config.sample, rows // 5)
+    found = set[str]()
+    for run, header in results.headers.items():
+        same = {name: header["settings"].get(name) for name in settings} == settings
+        if same and header["dataset"]["rows"] == indexed:
+            found |= results.done[run]
+    return found
 
 
 def _kept(config: SweepConfig) -> int:
