@@ -21,7 +21,7 @@ from whiten_index.index.documents import Documents
 from whiten_index.index.exact import Rows, Scores, flat_vectors
 from whiten_index.index.factory import inner_of
 from whiten_index.index.filtering import Selection
-from whiten_index.index.gpu import Placed, place
+from whiten_index.index.gpu import Placed, place, quiet
 from whiten_index.index.grouping import first_of_each, search_documents
 from whiten_index.index.library import load_faiss
 from whiten_index.index.nearest import nearest, nearest_on_gpu
@@ -266,12 +266,8 @@ def _placed(bundle: Bundle, device: str, *, mapped: bool) -> Placed | None:
         )
     inner = load_faiss().downcast_index(bundle.index.index)
     where = "cpu" if mapped and device == "auto" else device
-    placed = place(inner, where, note=_quiet, to_search=True)
+    placed = place(inner, where, note=quiet, to_search=True)
     return None if placed.device == "cpu" else placed
-
-
-def _quiet(_: str) -> None:
-    """Say nothing: the hits are the same wherever an index is searched."""
 
 
 def maps_by_default(fields: Mapping[str, Any]) -> bool:

@@ -133,6 +133,10 @@ def require_device(device: str) -> None:
         raise ConfigError(f"--index-device gpu: {reason}; use cpu or auto")
 
 
+def quiet(_: str) -> None:
+    """Say nothing of where an index is: what is made of it tells, or is the same everywhere."""
+
+
 def takes(inner: Any) -> bool:
     """Tell whether a kind of index goes to GPUs at all."""
     return type(load_faiss().downcast_index(inner)).__name__ in _KINDS

@@ -19,7 +19,7 @@ from whiten_index.index.factory import (
     lists_of,
     share_centroids,
 )
-from whiten_index.index.gpu import Placed, place, takes
+from whiten_index.index.gpu import Placed, place, quiet, takes
 from whiten_index.index.library import first_line, load_faiss
 from whiten_index.index.nearest import nearest, nearest_on_gpu
 from whiten_index.index.pages import gather_pages
@@ -76,8 +76,8 @@ class SharedLists:
         sample = drawn(vectors, _ROWS_A_LIST * count, rng)
         too_few_rows(inner, len(sample))
         started = time.perf_counter()
-        placed = place(inner, device, note=_quiet).attempt(
-            lambda index: train(index, sample, factory), instead=inner, device=device, note=_quiet
+        placed = place(inner, device, note=quiet).attempt(
+            lambda index: train(index, sample, factory), instead=inner, device=device, note=quiet
         )
         inner = placed.on_cpu()
         trained = time.perf_counter()
@@ -145,13 +145,13 @@ def filled(
         _train(made, vectors, factory, seed=seed)
     trained = time.perf_counter()
     device = device if takes(inner) else "cpu"
-    placed = place(inner, device, note=_quiet)
+    placed = place(inner, device, note=quiet)
     known = _known_lists(inner, shared) if placed.device == "cpu" else None
     placed = placed.attempt(
         lambda index: _add(index, made, vectors, known, factory),
         instead=inner,
         device=device,
-        note=_quiet,
+        note=quiet,
     )
     ended = time.perf_counter()
     if placed.device == "cpu":
@@ -229,10 +229,6 @@ def _gather(inner: Any) -> None:
     gathering = None if vectors is None else gather_pages(vectors)
     if gathering is not None:
         gathering.join()
-
-
-def _quiet(_: str) -> None:
-    """Say nothing: where an index was made is part of what is told of it."""
 
 
 def _known_lists(inner: Any, shared: SharedLists | None) -> NDArray[np.int64] | None:

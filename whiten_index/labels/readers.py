@@ -59,8 +59,7 @@ def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[
         CorpusError: the file or a row cannot be used, a pair has two grades, or no grade is
             above 0.
     """
-    known = {*_QUERY, *_DOCUMENT, *_GRADE, _SPLIT}
-    table = LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, headless=True)
+    table = _judgements(path)
     query_name, document_name, grade_name = map(table.need, (_QUERY, _DOCUMENT, _GRADE))
     qrels: dict[str, dict[str, int]] = {}
     for row in _rows_of(table, split):
@@ -139,6 +138,11 @@ def read_pairs(path: str | Path) -> Pairs:
     return Pairs(first, second, scores, dropped)
 
 
+def _judgements(path: str | Path) -> LabelTable:
+    known = {*_QUERY, *_DOCUMENT, *_GRADE, _SPLIT}
+    return LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, headless=True)
+
+
 def qrels_splits(path: str | Path) -> tuple[str, ...]:
     """Return the splits that a file of judgements has, none where it has no column of them.
 
@@ -146,8 +150,7 @@ def qrels_splits(path: str | Path) -> tuple[str, ...]:
         ConfigError: the ending names no format.
         CorpusError: the file cannot be used.
     """
-    known = {*_QUERY, *_DOCUMENT, *_GRADE, _SPLIT}
-    table = LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, headless=True)
+    table = _judgements(path)
     return tuple(dict.fromkeys(map(str, table.columns.get(_SPLIT, ()))))
 
 
