@@ -1,0 +1,407 @@
+"""Word vectors: every format against files written by hand, averages and SIF against loops."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whiten_index.encoding.word_counts import WordCounts, read_counts
+from whiten_index.encoding.word_files import open_word_file
+from whiten_index.encoding.words import WordEmbedder, WordVectors, tokenize
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation import common_component, without_component
+
+_VECTORS = {"cat": [1.0, -2.5, 3.0], "the": [0.5, 0.25, -1.0], "été": [1e-3, 7.0, 1e10]}
+_TABLE = np.array(list(_VECTORS.values()), np.float32)
+
+
+def _glove() -> bytes:
+    return "".join(f"{w} {' '.join(map(repr, v))}\n" for w, v in _VECTORS.items()).encode()
+
+
+def _fasttext() -> bytes:
+    """As fastText writes it: a header, and a blank at the end of every line."""
+    lines = [f"{w} {' '.join(map(repr, v))} \n" for w, v in _VECTORS.items()]
+    return ("3 3\n" + "".join(lines)).encode()
+
+
+def _word2vec(between: bytes = b"\n") -> bytes:
+    entries = [w.encode() + b" " + struct.pack("<3f", *v) + between for w, v in _VECTORS.items()]
+    return b"3 3\n" + b"".join(entries)
+
+
+def _zip(path: Path, members: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def _windows() -> bytes:
+    return b"\xef\xbb\xbf" + _glove().replace(b"\n", b"\r\n")
+
+
+def _lists(path: Path) -> None:
+    vectors = [np.array(v, np.float32) for v in _VECTORS.values()]
+    pq.write_table(pa.table({"word": list(_VECTORS), "vector": vectors}), path)
+
+
+def _coordinates(path: Path) -> None:
+    columns = {f"d{i}": _TABLE[:, i] for i in range(3)}
+    pq.write_table(pa.table({"token": list(_VECTORS), **columns}), path)
+
+
+_FORMATS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "glove": ("v.txt", lambda p: p.write_bytes(_glove())),
+    "tabs": ("v.tsv", lambda p: p.write_bytes(_glove().replace(b" ", b"\t"))),
+    "windows": (
+        "v.txt",
+        lambda p: p.write_bytes(_windows()),
+    ),
+    "no ending": ("vectors", lambda p: p.write_bytes(_glove())),
+    "no last newline": ("v.txt", lambda p: p.write_bytes(_glove().rstrip(b"\n"))),
+    "fasttext": ("v.vec", lambda p: p.write_bytes(_fasttext())),
+    "word2vec": ("v.bin", lambda p: p.write_bytes(_word2vec())),
+    "gensim": ("v.bin", lambda p: p.write_bytes(_word2vec(b""))),
+    "glove.gz": ("v.txt.gz", lambda p: p.write_bytes(gzip.compress(_glove()))),
+    "vec.gz": ("v.vec.gz", lambda p: p.write_bytes(gzip.compress(_fasttext()))),
+    "bin.gz": ("v.bin.gz", lambda p: p.write_bytes(gzip.compress(_word2vec()))),
+    "glove.zip": ("v.zip", lambda p: _zip(p, {"deep/glove.txt": _glove(), "__MACOSX/x": b"no"})),
+    "bin.zip": ("v.zip", lambda p: _zip(p, {"v.bin": _word2vec()})),
+    "parquet of lists": ("v.parquet", _lists),
+    "parquet of coordinates": ("v.parquet", _coordinates),
+}
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+def test_every_format_gives_the_words_and_numbers_written(tmp_path: Path, name: str) -> None:
+    ending, write = _FORMATS[name]
+    write(path := tmp_path / ending)
+    vectors = WordVectors.read(path)
+    assert list(vectors.rows) == list(_VECTORS)
+    np.testing.assert_array_equal(vectors.vectors, _TABLE)
+    assert (vectors.vectors.dtype, vectors.dim, len(vectors)) == (np.float32, 3, 3)
+    chosen = WordVectors.read(path, words={"été", "absent"})
+    assert chosen.rows == {"été": 0}
+    np.testing.assert_array_equal(chosen.vectors, _TABLE[2:])
+
+
+def test_words_that_cross_the_chunks_of_a_binary_file_are_whole(tmp_path: Path) -> None:
+    """Floats hold newlines and blanks as bytes, and 2,000 × 300 of them are more than a chunk."""
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((2000, 300)).astype("<f4")
+    table[:, 0] = np.frombuffer(b" \n \n", "<f4")
+    entries = [f"w{i} ".encode() + row.tobytes() + b"\n" for i, row in enumerate(table)]
+    (tmp_path / "v.bin").write_bytes(b"2000 300\n" + b"".join(entries))
+    vectors = WordVectors.read(tmp_path / "v.bin")
+    assert list(vectors.rows) == [f"w{i}" for i in range(2000)]
+    np.testing.assert_array_equal(vectors.vectors, table)
+
+
+def test_words_with_blanks_and_strange_newlines_are_read_from_the_right(tmp_path: Path) -> None:
+    """As in GloVe 840B; what Unicode calls a newline or a blank belongs to the word."""
+    words = ["the", ". . .", "at name@domain.com", "a\u2028b", "c\x85d", "\u00a0", "1", "nan"]
+    lines = [f"{w} {i} {i + 0.5}\n" for i, w in enumerate(words)]
+    (tmp_path / "v.txt").write_bytes("".join(lines).encode())
+    vectors = WordVectors.read(tmp_path / "v.txt")
+    assert list(vectors.rows) == words
+    np.testing.assert_array_equal(vectors.vectors[:, 0], np.arange(8))
+
+
+def test_the_first_of_two_vectors_wins_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "v.txt").write_bytes(b"a 1 2\nb 3 4\n\na 5 6\n\xff\xfe 7 8\na 9 9\n")
+    vectors = WordVectors.read(tmp_path / "v.txt")
+    np.testing.assert_array_equal(vectors.vectors, [[1, 2], [3, 4]])
+    assert (vectors.duplicates, vectors.undecodable) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("v.txt", b"", "is empty; name a file of word vectors"),
+        ("v.txt", b"a 1 2\nb 3\n", "line 2, has 2 fields, expected a word and 2 numbers"),
+        ("v.txt", b"a 1 2\n\nb 3 x\n", "line 3, the word 'b': expected 2 finite numbers"),
+        ("v.txt", b"a 1 2\nb 3 nan\n", "line 2, the word 'b'.*NaN, infinite"),
+        ("v.txt", b"a 1 2\nb -inf 3\n", "line 2.*NaN, infinite"),
+        ("v.txt", b"a 1 2\nb 1e39 3\n", "line 2.*beyond float32"),
+        ("v.txt", b"a 1 2\nb 3 4 c 5 6\n", "line 2, has 6 fields"),
+        ("v.txt", b"a 1 2\nb 3 4c 5 6\n", "line 2, has 5 fields"),
+        ("v.txt", b"alone\n", "neither a word with its numbers nor the header"),
+        ("v.vec", b"3 2\na 1 2\nb 3 4\n", "holds 2 words and its header says 3"),
+        ("v.vec", b"1 2\na 1 2\nb 3 4\n", "holds 2 words and its header says 1"),
+        ("v.vec", b"2 3\na 1 2\nb 3 4\n", "line 2, has 3 fields, expected a word and 3 numbers"),
+        ("v.bin", b"a 1 2\n", "does not begin with the header"),
+        ("v.bin", b"1 9999999999\n", "does not begin with the header"),
+        ("v.bin", struct.pack("<i", 793712314) + b"\x0c\n", r"fastText model.*name its \.vec"),
+        ("v.bin", _word2vec()[:-3], "holds 2 words and its header says 3"),
+        ("v.bin", _word2vec() + b"more", "goes on after the 3 words of 3 dims"),
+        ("v.bin", b"1 2\n" + b"x" * 9000, "word 1, has no end"),
+        ("v.bin", b"1 1\na " + struct.pack("<f", np.nan), "word 1, the word 'a'.*NaN"),
+        ("v.txt.gz", gzip.compress(_glove() * 99)[:-20], "is damaged or cut short"),
+        ("v.txt.gz", _glove(), "is damaged or cut short"),
+        ("v.zip", _glove(), "is damaged or cut short"),
+        ("v.parquet", _glove(), "is damaged or cut short"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_is_refused_with_its_place(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (path := tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError, match=f"{re.escape(str(path))}.*{message}"):
+        WordVectors.read(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": ["x"], "b": ["y"], "v": [[1.0]]}, "has the columns a, b, v; expected one of text"),
+        ({"word": ["x"]}, "has the columns word; expected"),
+        ({"word": ["x", "y"], "v": [[1.0, 2.0], [1.0]]}, r"row 1 \(from 0\).*there are 1"),
+        ({"word": ["x"], "v": [[1.0, None]]}, r"row 0 \(from 0\), the word 'x': expected 2"),
+        ({"word": ["x", "y"], "v": [[1.0], None]}, r"row 1 \(from 0\)"),
+        ({"word": ["x", None], "v": [[1.0], [2.0]]}, r"row 1 \(from 0\), has no word"),
+        ({"word": ["x"], "v": [[1.0]], "w": [[1.0]]}, "has the columns word, v, w"),
+        ({"word": pa.array([], pa.string()), "v": pa.array([], pa.float32())}, "is empty"),
+    ],
+)
+def test_parquet_that_cannot_be_used_is_refused(
+    tmp_path: Path, columns: dict[str, object], message: str
+) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "v.parquet")
+    with pytest.raises(CorpusError, match=message):
+        WordVectors.read(tmp_path / "v.parquet")
+
+
+def test_an_archive_of_several_files_is_refused_with_their_names(tmp_path: Path) -> None:
+    _zip(tmp_path / "glove.6B.zip", {"glove.6B.50d.txt": _glove(), "glove.6B.100d.txt": _glove()})
+    with pytest.raises(CorpusError, match=r"2 files \(glove.6B.50d.txt, glove.6B.100d.txt\)"):
+        WordVectors.read(tmp_path / "glove.6B.zip")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    for read in (WordVectors.read, read_counts, WordEmbedder.open):
+        with pytest.raises(CorpusError, match="does not exist"):
+            read(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("The dog's bone, isn't it?", ["the", "dog", "'s", "bone", ",", "is", "n't", "it", "?"]),
+        ("You can’t; WE'RE", ["you", "ca", "n't", ";", "we", "'re"]),
+        ("did n't it 's", ["did", "n't", "it", "'s"]),
+        ("pro-life costs $1,000.50.", ["pro", "-", "life", "costs", "$", "1,000.50", "."]),
+        ("the U.S. in the 1990s", ["the", "u.s.", "in", "the", "1990s"]),
+        ("Ünïted été", ["ünïted", "été"]),
+        (" \n", []),
+    ],
+)
+def test_tokens_are_words_and_signs(text: str, tokens: list[str]) -> None:
+    assert tokenize(text) == tokens
+    assert [t.lower() for t in tokenize(text, keep_case=True)] == tokens
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=60))
+def test_no_letter_is_lost_and_tokens_tokenise_to_themselves(text: str) -> None:
+    """What is left out are blanks, and nothing else."""
+    tokens = tokenize(text, keep_case=True)
+    assert "".join(tokens) == "".join(text.replace("’", "'").split())
+
+
+def _small() -> WordVectors:
+    return WordVectors({w: i for i, w in enumerate(_VECTORS)}, _TABLE)
+
+
+def test_average_and_sif_equal_a_calculation_by_hand() -> None:
+    """p(the) = 0.9, p(cat) = 0.1, a = 0.1: the weights are 0.1 and 0.5."""
+    cat, the = np.array(_VECTORS["cat"]), np.array(_VECTORS["the"])
+    texts = ["The cat, the cat the!", "unknown words", "cat"]
+    plain = _small().average(texts)
+    np.testing.assert_allclose(plain.embeddings[0], (2 * cat + 3 * the) / 5, rtol=1e-6)
+    np.testing.assert_array_equal(plain.embeddings[1:], [[0, 0, 0], cat])
+    assert (plain.tokens, plain.unknown, plain.without_words) == (10, 4, 1)
+    sif = _small().sif(texts, WordCounts({"the": 90, "cat": 10}, 100), a=0.1)
+    expected = (2 * 0.5 * cat + 3 * 0.1 * the) / 5
+    np.testing.assert_allclose(sif.embeddings[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(sif.embeddings[2], 0.5 * cat, rtol=1e-6)
+
+
+def test_words_without_a_count_are_as_rare_as_the_rarest_and_signs_weigh_nothing() -> None:
+    counts = WordCounts({"the": 900.0, "s": 60.0, "t": 30.0, "cat": 10.0, "never": 0.0}, 1000.0)
+    weigh = counts.sif_weights(0.01)
+    assert weigh("The") == weigh("the") == pytest.approx(0.01 / 0.91)
+    assert (weigh("'s"), weigh("n't")) == (weigh("s"), weigh("t"))
+    assert weigh("zebra") == weigh("25") == weigh("cat") == pytest.approx(0.5)
+    assert weigh("never") == 1
+    assert weigh(",") == 0
+    assert WordCounts({",": 5.0, "a": 5.0}, 10.0).sif_weights(0.5)(",") == pytest.approx(0.5)
+    with pytest.raises(ConfigError, match="give a number above 0"):
+        counts.sif_weights(0)
+
+
+def test_a_text_of_signs_alone_has_no_sif_embedding() -> None:
+    vectors = WordVectors({"!": 0, "a": 1}, np.eye(2, dtype=np.float32))
+    sif = vectors.sif(["!", "a !"], WordCounts({"a": 1.0}, 1.0), a=1.0)
+    np.testing.assert_array_equal(sif.embeddings, [[0, 0], [0, 0.5]])
+    assert (sif.without_words, sif.unknown) == (1, 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(["aa", "bb", "cc", "Dd", "zz"]), max_size=8), max_size=6),
+    st.integers(0, 2**16),
+)
+def test_averages_equal_a_loop_over_a_dictionary(lists: list[list[str]], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = {w: rng.standard_normal(5).astype(np.float32) for w in ("aa", "bb", "cc", "dd")}
+    vectors = WordVectors({w: i for i, w in enumerate(table)}, np.array(list(table.values())))
+    count = {"aa": 50.0, "bb": 30.0, "dd": 20.0}
+    weight = {w: 0.1 / (0.1 + count.get(w, 20.0) / 100) for w in table}
+    texts = [" ".join(words) for words in lists]
+    plain = vectors.average(texts).embeddings
+    sif = vectors.sif(texts, WordCounts(count, 100.0), a=0.1).embeddings
+    assert plain.shape == sif.shape == (len(texts), 5)
+    for words, average, weighted in zip(lists, plain, sif, strict=True):
+        known = [w.lower() for w in words if w != "zz"]
+        total = sum((table[w] for w in known), np.zeros(5))
+        heavy = sum((weight[w] * table[w] for w in known), np.zeros(5))
+        np.testing.assert_allclose(average, total / max(len(known), 1), atol=1e-6)
+        np.testing.assert_allclose(weighted, heavy / max(len(known), 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["c.txt", "c.tsv", "c.txt.gz", "c.zip", "c.parquet"])
+def test_counts_are_read_from_every_format_and_added_up(tmp_path: Path, name: str) -> None:
+    path, lines = tmp_path / name, b"the 7\ncat 2\n\nthe 1\n"
+    if name.endswith(".parquet"):
+        pq.write_table(pa.table({"word": ["the", "cat", "the"], "count": [7, 2, 1]}), path)
+    elif name.endswith(".zip"):
+        _zip(path, {"c.txt": lines})
+    elif name.endswith(".gz"):
+        path.write_bytes(gzip.compress(lines))
+    else:
+        path.write_bytes(lines.replace(b" ", b"\t") if name.endswith(".tsv") else lines)
+    counts = read_counts(path)
+    assert (dict(counts.counts), counts.total) == ({"the": 8, "cat": 2}, 10)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"the 7\ncat\n", "line 2, is b'cat.*expected a word and its count"),
+        (b"the 7\ncat x\n", "line 2, .*expected a word and its count"),
+        (b"5\n", "line 1, .*expected a word and its count"),
+        (b"the -7\n", "line 1, "),
+        (b"the nan\n", "line 1, "),
+        (b"\xff 7\n", "line 1, "),
+        (b"the 0\n", "counts no word"),
+        (b"", "counts no word"),
+    ],
+)
+def test_counts_that_cannot_be_used_are_refused(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "c.txt").write_bytes(content)
+    with pytest.raises(CorpusError, match=message):
+        read_counts(tmp_path / "c.txt")
+
+
+def test_counts_in_damaged_files_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"word": ["a", "b"], "count": [1, -2]}), tmp_path / "c.parquet")
+    with pytest.raises(CorpusError, match=r"row 1 \(from 0\),.*-2 as count"):
+        read_counts(tmp_path / "c.parquet")
+    (tmp_path / "c.txt.gz").write_bytes(b"the 7\n")
+    with pytest.raises(CorpusError, match="is damaged"):
+        read_counts(tmp_path / "c.txt.gz")
+
+
+def test_sif_without_the_common_component_equals_a_singular_value_decomposition(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "v.txt").write_bytes(_glove().replace(b"10000000000.0", b"1.5"))
+    (tmp_path / "c.txt").write_bytes(b"the 90\ncat 9\n")
+    texts = ["the cat", "cat été", "the été the", "cat"]
+    made = WordEmbedder.open(tmp_path / "v.txt", counts=tmp_path / "c.txt").embed(texts)
+    u = np.linalg.svd(made.astype(np.float64))[2][0]
+    expected = made - np.outer(made @ u, u)
+    mine = without_component(made, common_component(made))
+    np.testing.assert_allclose(mine, expected, atol=1e-9)
+    np.testing.assert_allclose(mine @ u, 0, atol=1e-9)
+
+
+def test_the_embedder_gives_the_same_whatever_is_asked_first(tmp_path: Path) -> None:
+    (path := tmp_path / "v.txt").write_bytes(_glove())
+    texts = ["The cat.", "été", "the cat the", "nothing", "The cat."]
+    expected = WordVectors.read(path).average(texts).embeddings
+    together = WordEmbedder.open(path)
+    np.testing.assert_array_equal(together.embed(texts), expected)
+    one_by_one = WordEmbedder.open(path)
+    np.testing.assert_array_equal([one_by_one.embed([t])[0] for t in texts], expected)
+    assert together.embed([]).shape == (0, 3)
+    assert one_by_one.facts() == together.facts()
+
+
+def test_facts_say_what_was_used_and_what_was_unknown(tmp_path: Path) -> None:
+    (path := tmp_path / "v.txt").write_bytes(_glove() + b"cat 9 9 9\n")
+    (tmp_path / "c.txt").write_bytes(b"the 90\ncat 9\n")
+    embedder = WordEmbedder.open(path, counts=tmp_path / "c.txt", weight=0.01, cased=True)
+    before = embedder.facts()
+    assert before["dim"] == 3
+    assert "unknown_share" not in before
+    embedder.embed(["the cat saw", "saw", "the cat saw"])
+    facts = embedder.facts()
+    assert facts == json.loads(json.dumps(facts))
+    assert facts | before == facts
+    assert (facts["vectors"], facts["counts"], facts["sif_weight"]) == ("v.txt", "c.txt", 0.01)
+    assert (facts["texts"], facts["tokens"], facts["unknown_share"]) == (2, 4, 0.5)
+    assert (facts["texts_without_words"], facts["duplicate_words"]) == (1, 1)
+
+
+def test_case_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
+    (path := tmp_path / "v.txt").write_bytes(b"us 1 0\nUS 0 1\n")
+    texts = ["US", "us", "Us"]
+    np.testing.assert_array_equal(WordEmbedder.open(path).embed(texts), [[1, 0]] * 3)
+    cased = WordEmbedder.open(path, cased=True).embed(texts)
+    np.testing.assert_array_equal(cased, [[0, 1], [1, 0], [1, 0]])
+
+
+def test_only_the_words_of_the_texts_are_kept(tmp_path: Path) -> None:
+    (path := tmp_path / "v.txt").write_bytes(b"".join(b"w%d 1 2\n" % i for i in range(5000)))
+    embedder = WordEmbedder.open(path)
+    embedder.embed(["w17 w4000 absent"])
+    assert set(embedder._vectors.rows) == {"w17", "w4000"}
+
+
+def test_a_broken_row_of_a_word_that_nobody_asks_for_is_no_hindrance(tmp_path: Path) -> None:
+    (path := tmp_path / "v.txt").write_bytes(b"a 1 2\nb x y\n")
+    assert WordEmbedder.open(path).embed(["a"]).tolist() == [[1, 2]]
+    with pytest.raises(CorpusError, match="line 2, the word 'b'"):
+        WordEmbedder.open(path).embed(["b"])
+
+
+def test_the_width_is_known_before_the_file_is_read(tmp_path: Path) -> None:
+    (path := tmp_path / "v.vec").write_bytes(b"2000000 3\na 1 2 3\n")
+    with open_word_file(path) as file:
+        assert file.dim == 3
+
+
+def test_word_vectors_load_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, whiten_index.encoding.words;"
+        "print(sorted({'torch', 'transformers', 'faiss', 'sklearn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
