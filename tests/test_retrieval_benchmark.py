@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipelines import build_index, retrieval_benchmark
-from pipelines.retrieval_benchmark import main, set_files
+from pipelines.retrieval_benchmark import main
 from whiten_index.errors import (
     ArtifactError,
     BusyError,
@@ -24,6 +24,7 @@ from whiten_index.errors import (
     OutputError,
     WhiteningError,
 )
+from whiten_index.labels.beir import set_files
 from whiten_index.stopping import INTERRUPTED
 
 ROWS = 120
@@ -113,12 +114,12 @@ def test_a_torn_copy_is_made_again(tmp_path, documents):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"_id": "x", "text": "caf\xe9"}', r"line 121 of .*corpus.jsonl is not UTF-8 .*convert"),
-        (b'{"_id": "x", "text": ', r"line 121 of .*corpus.jsonl is not a document .*; mend it"),
-        (b"[" * 100_000, r"line 121 of .*corpus.jsonl is not a document .*RecursionError.*; mend"),
+        (b'{"_id": "x", "text": "caf\xe9"}', r"corpus.jsonl, line 121, is not UTF-8; convert"),
+        (b'{"_id": "x", "text": ', r"corpus.jsonl, line 121, is not a document .*; mend it"),
+        (b"[" * 100_000, r"corpus.jsonl, line 121, is not a document .*RecursionError.*; mend"),
         (
             b'{"_id": "x", "text": "\\ud83d"}',
-            r"line 121 of .* not a document .*surrogates.*mend",
+            r"corpus.jsonl, line 121, is not a document .*surrogates.*mend",
         ),
     ],
 )

@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from pipelines.retrieval_benchmark import main, set_files
+from pipelines.retrieval_benchmark import main
 from whiten_index.encoding import Encoder
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.labels.beir import set_files
 from whiten_index.metrics import evaluate
 from whiten_index.store import EmbeddingStore
 from whiten_index.sweep import run_sweep, sweep_config, trial
@@ -272,7 +273,7 @@ def test_bad_sets_and_jobs_say_what_is_wrong(tmp_path, beir):
     broken = tmp_path / "broken"
     _write_set(broken, {"a": "x"}, {"q": "x"}, {"q": {"a": 1}})
     (broken / "corpus.jsonl").write_text('{"_id": "a", "text": "x"}\n{"text": "y"}\n')
-    with pytest.raises(CorpusError, match=r"line 2 of .*corpus.jsonl is not a document of BEIR"):
+    with pytest.raises(CorpusError, match=r"corpus.jsonl, line 2, is not a document of BEIR"):
         set_files(broken, "test", work=tmp_path / "work")
     for text, message in (
         ('sets = ["a"]', "says no folder for the report"),

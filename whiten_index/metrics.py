@@ -42,7 +42,7 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
         ConfigError: the metric is unknown, or pytrec_eval is not installed.
     """
     pytrec_eval = require_evaluator()
-    name, cut = _parse(metric)
+    name, cut = parse_metric(metric)
     judged = {
         query: {document: int(grade) for document, grade in grades.items()}
         for query, grades in qrels.items()
@@ -85,35 +85,59 @@ def spearman(gold: ArrayLike, predicted: ArrayLike) -> float:
             of one are equal, so that they rank nothing.
     """
     lists = {"gold": np.asarray(gold, np.float64), "predicted": np.asarray(predicted, np.float64)}
-    a, b = (_centred_ranks(name, scores) for name, scores in lists.items())
+    return _correlation(*(_centred_ranks(name, scores) for name, scores in lists.items()))
+
+
+def pearson(gold: ArrayLike, predicted: ArrayLike) -> float:
+    """Return the linear correlation of two (n,) score lists, in −1 … 1 (Pearson 1895).
+
+    Raises:
+        ConfigError: as ``spearman``.
+    """
+    lists = {"gold": np.asarray(gold, np.float64), "predicted": np.asarray(predicted, np.float64)}
+    a, b = (_checked(name, scores) for name, scores in lists.items())
+    return _correlation(a - a.mean(), b - b.mean())
+
+
+def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Return the cosine of two centred lists (n,)."""
     if len(a) != len(b):
         raise ConfigError(f"{len(a)} gold scores and {len(b)} predicted ones; give one for each")
     return float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
 
 
-def _centred_ranks(name: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ranks of (n,) scores, their mean taken off."""
+def _checked(name: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (n,) scores that can be correlated."""
     if scores.ndim != 1 or len(scores) < 2:
         raise ConfigError(
-            f"the {name} scores have shape {scores.shape}; a rank correlation needs a list of 2 or "
-            "more"
+            f"the {name} scores have shape {scores.shape}; a correlation needs a list of 2 or more"
         )
     if np.isnan(scores).any():
         raise ConfigError(
             f"the {name} scores hold {np.isnan(scores).sum()} NaN; leave those pairs out"
         )
-    _, groups, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    if len(counts) == 1:
+    if (scores == scores[0]).all():
         raise ConfigError(
             f"all {len(scores)} {name} scores are equal ({scores[0]:g}), so they rank nothing; "
             "give scores that differ"
         )
+    return scores
+
+
+def _centred_ranks(name: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the ranks of (n,) scores, their mean taken off."""
+    _, groups, counts = np.unique(_checked(name, scores), return_inverse=True, return_counts=True)
     mean_ranks = np.cumsum(counts) - (counts - 1) / 2
     centred: NDArray[np.float64] = mean_ranks[groups] - (len(scores) + 1) / 2
     return centred
 
 
-def _parse(metric: str) -> tuple[str, int]:
+def parse_metric(metric: str) -> tuple[str, int]:
+    """Return name and cut of a metric, such as ndcg and 10.
+
+    Raises:
+        ConfigError: it is unknown.
+    """
     name, _, cut = metric.partition("@")
     if name not in _MEASURES or not cut.isdigit() or int(cut) < 1:
         known = ", ".join(f"{known}@10" for known in _MEASURES)
@@ -122,5 +146,8 @@ def _parse(metric: str) -> tuple[str, int]:
 
 
 def _best(scores: Mapping[str, float], count: int) -> dict[str, float]:
-    ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-    return dict(ranked[:count])
+    # As trec_eval ranks: by scores in float32, and of equal ones the last id in UTF-8 first.
+    with np.errstate(over="ignore"):
+        single = np.array(list(scores.values()), np.float32).tolist()
+    order = sorted(zip(single, scores, strict=True), reverse=True)
+    return {document: scores[document] for _, document in order[:count]}

@@ -1,22 +1,31 @@
-"""Run files: the ranking of every query, as TREC, Parquet or JSON lines."""
+"""Run files: the ranking of every query, as TREC, Parquet or JSON lines; written and read."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.labels.table import check_readable, first_line, read_lines, shown
 from whiten_index.manifest import replacing, writing
+from whiten_index.metrics import Run
 
 TREC, PARQUET, JSONL = (".trec", ".run", ".txt"), ".parquet", ".jsonl"
+RUN_ENDINGS = (*TREC, PARQUET, JSONL)
 _TAG = "whiten-index"
 _CHUNK = 256
+_TREC_FIELDS = ("query", "Q0", "document", "rank", "score", "tag")
+_JUDGEMENT_FIELDS = 4
+_READ = ("query_id", "doc_id", "score")
+# Where a score stands, the query, the document, the score.
+_Line = tuple[str, Any, Any, Any]
 _EMPTY = pa.schema(
     {"query_id": pa.string(), "doc_id": pa.string(), "rank": pa.int64(), "score": pa.float64()}
 )
@@ -44,7 +53,7 @@ def check_run_path(path: Path) -> None:
     Raises:
         ConfigError: it does not.
     """
-    if path.suffix not in (*TREC, PARQUET, JSONL):
+    if path.suffix not in RUN_ENDINGS:
         raise ConfigError(
             f"the ending of {path.name} names no run format; use {', '.join(TREC)} (TREC), "
             f"{PARQUET} or {JSONL}"
@@ -122,3 +131,129 @@ def _word(value: str | int) -> str:
             "run instead"
         )
     return word
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a run as query id -> document id -> score; integer ids become strings.
+
+    The order is that of the scores, whatever the ranks say, as trec_eval has it.
+
+    Args:
+        path: TREC's six columns (``.trec``, ``.run``, ``.txt``), or ``.parquet`` with query_id,
+            doc_id and score, or ``.jsonl`` with query_id and hits, as ``write_run`` writes them.
+
+    Raises:
+        ConfigError: the ending names no format.
+        CorpusError: the file is missing, empty or damaged, a line lacks something, a score is no
+            finite number, or a query has a document twice: which of the two scores counts would
+            change the figures.
+    """
+    path = Path(path)
+    check_run_path(path)
+    check_readable(path)
+    lines = {PARQUET: _parquet_lines, JSONL: _jsonl_lines}.get(path.suffix, _trec_lines)(path)
+    run: dict[str, dict[str, float]] = {}
+    for where, query_id, document_id, score in lines:
+        query = _to_id(query_id, f"{where} query id")
+        found = run.setdefault(query, {})
+        if document_id is None:
+            continue
+        document = _to_id(document_id, f"{where} document id")
+        if document in found:
+            raise CorpusError(
+                f"{where} has document {document!r} of query {query!r} again; keep one, such as "
+                "the best passage of a document"
+            )
+        found[document] = _to_score(score, where)
+    if not run:
+        raise CorpusError(f"{path} is empty: it ranks nothing; name a run that does")
+    return run
+
+
+def _trec_lines(path: Path) -> Iterator[_Line]:
+    for number, line in read_lines(path):
+        fields = line.split()
+        if len(fields) != len(_TREC_FIELDS):
+            hint = "; four are a file of judgements" if len(fields) == _JUDGEMENT_FIELDS else ""
+            raise CorpusError(
+                f"{path}, line {number}, has {len(fields)} fields, expected {len(_TREC_FIELDS)} "
+                f"between blanks ({' '.join(_TREC_FIELDS)}): {shown(line)}; mend the line or take "
+                f"it out{hint}"
+            )
+        yield f"{path}, line {number},", fields[0], fields[2], fields[4]
+
+
+def _jsonl_lines(path: Path) -> Iterator[_Line]:
+    first_lines: dict[str, int] = {}
+    for number, line in read_lines(path):
+        where = f"{path}, line {number},"
+        try:
+            ranking = json.loads(line)
+            query, hits = (
+                ranking["query_id"],
+                [(hit["id"], hit["score"]) for hit in ranking["hits"]],
+            )
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CorpusError(
+                f'{where} is no ranking such as {{"query_id": "q1", "hits": [{{"id": "d1", '
+                f'"score": 0.5}}]}} ({type(error).__name__}: {first_line(error)}): {shown(line)}; '
+                "mend it or take it out"
+            ) from error
+        if (earlier := first_lines.setdefault(str(query), number)) != number:
+            raise CorpusError(f"{where} ranks query {query!r} of line {earlier} again; keep one")
+        # A query without hits is ranked all the same.
+        yield where, query, None, None
+        for document, score in hits:
+            yield where, query, _present(document, where), score
+
+
+def _parquet_lines(path: Path) -> Iterator[_Line]:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            if missing := [name for name in _READ if name not in names]:
+                raise CorpusError(
+                    f"{path} has no column {' and no '.join(missing)}; its columns are "
+                    f"{', '.join(names)}: rename or add one"
+                )
+            numbers = itertools.count()
+            for batch in file.iter_batches(columns=list(_READ)):
+                batch.validate(full=True)
+                columns = (batch.column(name).to_pylist() for name in _READ)
+                # The numbers last: they never end, and none is to be lost between two batches.
+                for query, document, score, number in zip(*columns, numbers, strict=False):
+                    where = f"{path}, row {number} (from 0),"
+                    yield where, query, _present(document, where), score
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise CorpusError(
+            f"{path} is not a readable Parquet file ({first_line(error)}); restore it or name "
+            "another"
+        ) from error
+
+
+def _present(document: Any, where: str) -> Any:
+    if document is None:
+        raise CorpusError(f"{where} has no document id; mend it or take it out")
+    return document
+
+
+def _to_id(value: Any, where: str) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str) and value.strip():
+        return value
+    raise CorpusError(
+        f"{where} is {shown(value)}, expected text or a whole number; mend it or take it out"
+    )
+
+
+def _to_score(value: Any, where: str) -> float:
+    try:
+        score = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        score = math.nan
+    if not math.isfinite(score):
+        raise CorpusError(
+            f"{where} has {shown(value)} as score, expected a finite number; mend it or take it out"
+        )
+    return score

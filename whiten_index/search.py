@@ -170,12 +170,41 @@ class SearchIndex:
             embeddings = (
                 self.encode(batch.texts) if isinstance(batch, TextBatch) else batch.embeddings
             )
-            scores, rows = self._nearest(embeddings, top_k, chosen)
-            for query_id, row_scores, row_numbers in zip(ids, scores, rows, strict=True):
-                found = row_numbers[row_numbers >= 0].tolist()
-                yield Ranking(
-                    query_id, self.bundle.documents.ids(found), row_scores[: len(found)].tolist()
-                )
+            yield from self._rankings(ids, embeddings, top_k, chosen)
+
+    def rank_embeddings(
+        self,
+        ids: Sequence[str | int],
+        embeddings: NDArray[np.floating],
+        *,
+        top_k: int,
+        row_filter: str | None = None,
+    ) -> Iterator[Ranking]:
+        """Yield the ranking of every query by its raw, unwhitened embedding; see ``search``.
+
+        Args:
+            ids: of the n queries.
+            embeddings: (n, d).
+            top_k: hits a query.
+            row_filter: condition on kept columns that hits must pass.
+        """
+        chosen = self._filter(row_filter)
+        for start in range(0, len(ids), _QUERY_ROWS):
+            part = slice(start, start + _QUERY_ROWS)
+            yield from self._rankings(ids[part], embeddings[part], top_k, chosen)
+
+    def _rankings(
+        self,
+        ids: Sequence[str | int],
+        embeddings: NDArray[np.floating],
+        top_k: int,
+        chosen: RowFilter | None,
+    ) -> Iterator[Ranking]:
+        scores, rows = self._nearest(embeddings, top_k, chosen)
+        for query_id, row_scores, row_numbers in zip(ids, scores, rows, strict=True):
+            found = row_numbers[row_numbers >= 0].tolist()
+            documents = self.bundle.documents.ids(found)
+            yield Ranking(query_id, documents, row_scores[: len(found)].tolist())
 
     def _filter(self, text: str | None) -> RowFilter | None:
         """Return a filter, checked before any query is encoded."""

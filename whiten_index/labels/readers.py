@@ -102,7 +102,7 @@ def read_queries(path: str | Path) -> dict[str, str]:
                 f"{table.where(row)} has the id {query!r} of {table.place(earlier)} again; make "
                 "the ids unique"
             )
-        queries[query] = table.parse(text_name, row, _to_text, of=f" of query {query!r}")
+        queries[query] = table.parse(text_name, row, to_text, of=f" of query {query!r}")
     return queries
 
 
@@ -123,12 +123,12 @@ def read_pairs(path: str | Path) -> Pairs:
     known = {_SCORE, *(name for names in _PAIRS for name in names)}
     table = LabelTable.read(Path(path), (PARQUET, JSONL, TSV), known)
     first, second = (
-        [table.parse(name, row, _to_text) for row in range(len(table))]
+        [table.parse(name, row, to_text) for row in range(len(table))]
         for name in _pair_columns(table)
     )
     scores, dropped = None, 0
     if _SCORE in table.columns:
-        every = np.array([table.parse(_SCORE, row, _to_score) for row in range(len(table))])
+        every = np.array([table.parse(_SCORE, row, to_score) for row in range(len(table))])
         kept = np.flatnonzero(~np.isnan(every))
         first, second = [first[i] for i in kept], [second[i] for i in kept]
         scores, dropped = every[kept], len(every) - len(kept)
@@ -196,7 +196,8 @@ def _to_grade(value: Any) -> int:
     raise ValueError(f"a grade: a whole number such as 1, up to {_TOP_GRADE:,}")
 
 
-def _to_text(value: Any) -> str:
+def to_text(value: Any) -> str:
+    """Return a text that is not blank, for ``LabelTable.parse``."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a text that is not blank")
     try:
@@ -206,7 +207,8 @@ def _to_text(value: Any) -> str:
     return value
 
 
-def _to_score(value: Any) -> float:
+def to_score(value: Any) -> float:
+    """Return a finite number, NaN for nothing, for ``LabelTable.parse``."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return math.nan
     expected = "a finite number or nothing"

@@ -59,7 +59,7 @@ class LabelTable:
             raise ConfigError(
                 f"the ending of {path.name} names no format of labels; use {', '.join(endings)}"
             )
-        _check_readable(path)
+        check_readable(path)
         if path.suffix == PARQUET:
             table = _read_parquet(path, known)
         elif path.suffix == JSONL:
@@ -113,12 +113,17 @@ class LabelTable:
             return parser(value)
         except ValueError as error:
             raise CorpusError(
-                f"{self.where(row)} has {_shown(value)} as {name}{of}, expected {error}; mend "
+                f"{self.where(row)} has {shown(value)} as {name}{of}, expected {error}; mend "
                 "the row or take it out"
             ) from error
 
 
-def _check_readable(path: Path) -> None:
+def check_readable(path: Path) -> None:
+    """Make sure that a file is there and can be read.
+
+    Raises:
+        CorpusError: it is not.
+    """
     try:
         path.open("rb").close()
     except FileNotFoundError as error:
@@ -142,7 +147,7 @@ def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
         columns = dict(zip(table.column_names, (c.to_pylist() for c in table.columns), strict=True))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise CorpusError(
-            f"{path} is not a readable Parquet file ({_first_line(error)}); restore it or name "
+            f"{path} is not a readable Parquet file ({first_line(error)}); restore it or name "
             "another"
         ) from error
     return LabelTable(path, columns, schema.names, texts, _ROW, range(rows))
@@ -151,17 +156,17 @@ def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
 def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
     records, numbers = [], []
     names: dict[str, None] = {}
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise CorpusError(
-                f"{path}, line {number}, is not JSON ({_first_line(error)}): {_shown(line)}; write "
+                f"{path}, line {number}, is not JSON ({first_line(error)}): {shown(line)}; write "
                 "one whole object a line"
             ) from error
         if not isinstance(record, dict):
             raise CorpusError(
-                f"{path}, line {number}, is no JSON object but {_shown(line)}; write one object a "
+                f"{path}, line {number}, is no JSON object but {shown(line)}; write one object a "
                 "line, with a key for every column"
             )
         names.update(dict.fromkeys(record))
@@ -174,7 +179,7 @@ def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
 
 def _read_fields(path: Path, known: Collection[str], *, headless: bool) -> LabelTable:
     """Read fields between tabs under a header, or TREC's four between blanks without one."""
-    lines = list(_lines(path))
+    lines = list(read_lines(path))
     header = lines[0][1].split("\t") if lines else []
     trec = path.suffix != TSV or (headless and len(header) == 4 and not {*header} & {*known})
     names: Sequence[str] = TREC_COLUMNS if trec else header
@@ -186,7 +191,7 @@ def _read_fields(path: Path, known: Collection[str], *, headless: bool) -> Label
             between = "blanks" if separator is None else "tabs"
             raise CorpusError(
                 f"{path}, line {number}, has {len(fields)} fields, expected {len(names)} between "
-                f"{between} ({', '.join(names)}): {_shown(line)}; mend the line or take it out"
+                f"{between} ({', '.join(names)}): {shown(line)}; mend the line or take it out"
             )
         records.append(fields)
         numbers.append(number)
@@ -195,8 +200,12 @@ def _read_fields(path: Path, known: Collection[str], *, headless: bool) -> Label
     return LabelTable(path, columns, names, (), _LINE, numbers)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of every line that is not blank."""
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield number and text of every line that is not blank.
+
+    Raises:
+        CorpusError: a line is not UTF-8, or the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -218,10 +227,12 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, cut to 160 letters."""
     return str(error).partition("\n")[0][:160]
 
 
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:60]}…"
+def shown(value: Any) -> str:
+    """Return a value as errors show it, cut to 60 letters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.labels.table import first_line, read_lines
 from whiten_index.manifest import canonical_json, replacing, writing
 
 _SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
@@ -44,14 +45,47 @@ def set_files(folder: Path, split: str, *, work: Path) -> SetFiles:
         CorpusError: a line of the corpus is not as BEIR has it, or a file is damaged.
         OutputError: ``work`` cannot be written.
     """
-    queries = _first(folder, "queries.parquet", "queries.jsonl")
+    queries = queries_file(folder)
+    qrels, split_of_file = qrels_file(folder, split)
+    corpus = parquet_corpus(_first(folder, "corpus.parquet", "corpus.jsonl"), work / folder.name)
+    return SetFiles(corpus, queries, qrels, split_of_file)
+
+
+def queries_file(folder: Path) -> Path:
+    """Return the queries of a set.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    return _first(folder, "queries.parquet", "queries.jsonl")
+
+
+def qrels_file(folder: Path, split: str) -> tuple[Path, str | None]:
+    """Return the judgements of a set, and which of their rows: None for all of them.
+
+    Raises:
+        ConfigError: there are none.
+        CorpusError: they are damaged.
+    """
     qrels = _first(folder, "qrels.parquet", f"qrels/{split}.parquet", f"qrels/{split}.tsv")
-    corpus = _first(folder, "corpus.parquet", "corpus.jsonl")
-    if corpus.suffix == ".jsonl":
-        corpus = _as_parquet(corpus, work / folder.name / "corpus.parquet")
     # A file of one split says so by its name.
     of_several = qrels.suffix == ".parquet" and "split" in _columns(qrels)
-    return SetFiles(corpus, queries, qrels, split if of_several else None)
+    return qrels, split if of_several else None
+
+
+def parquet_corpus(corpus: Path, work: Path) -> Path:
+    """Return a corpus as Parquet: itself, or made in ``work`` of BEIR's JSON lines.
+
+    Raises:
+        CorpusError: a line is not as BEIR has it, or the file is damaged.
+        OutputError: ``work`` cannot be written.
+    """
+    return _as_parquet(corpus, work / "corpus.parquet") if corpus.suffix == ".jsonl" else corpus
+
+
+def is_set(folder: Path) -> bool:
+    """Tell whether a folder has the corpus of a set."""
+    return any((folder / name).is_file() for name in ("corpus.parquet", "corpus.jsonl"))
 
 
 def _first(folder: Path, *names: str) -> Path:
@@ -59,6 +93,16 @@ def _first(folder: Path, *names: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise ConfigError(f"{folder} is no retrieval set: it has no {' and no '.join(names)}")
+
+
+def id_column(corpus: Path) -> str:
+    """Return which column of a Parquet file names its documents: ``id``, or BEIR's ``_id``.
+
+    Raises:
+        CorpusError: it is damaged.
+    """
+    names = _columns(corpus)
+    return "_id" if "_id" in names and "id" not in names else "id"
 
 
 def text_columns(corpus: Path) -> list[str]:
@@ -76,7 +120,7 @@ def _columns(path: Path) -> list[str]:
         return list(pq.read_schema(path).names)
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
-            f"{path} is not a readable Parquet file ({_line(error)}); restore it"
+            f"{path} is not a readable Parquet file ({first_line(error)}); restore it"
         ) from error
 
 
@@ -112,28 +156,12 @@ def _made_of(target: Path) -> bytes | None:
 
 def _batches(source: Path) -> Iterator[list[dict[str, str]]]:
     batch: list[dict[str, str]] = []
-    for number, line in _lines(source):
-        if line.strip():
-            batch.append(_document(line, f"line {number} of {source}"))
+    for number, line in read_lines(source):
+        batch.append(_document(line, f"{source}, line {number},"))
         if len(batch) == _ROWS:
             yield batch
             batch = []
     yield batch
-
-
-def _lines(source: Path) -> Iterator[tuple[int, str]]:
-    number = 1
-    try:
-        with source.open("rb") as file:
-            # By bytes: a decoder of the whole file is ahead of the line it fails in.
-            for number, line in enumerate(file, 1):
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"line {number} of {source} is not UTF-8 ({error.reason}); convert the file to it"
-        ) from error
-    except OSError as error:
-        raise CorpusError(f"{source} cannot be read ({_line(error)}); make it readable") from error
 
 
 def _document(line: str, where: str) -> dict[str, str]:
@@ -149,10 +177,6 @@ def _document(line: str, where: str) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorpusError(
             f"{where} is not a document of BEIR, an object with _id, title and text "
-            f"({type(error).__name__}: {_line(error)}); mend it or take it out"
+            f"({type(error).__name__}: {first_line(error)}); mend it or take it out"
         ) from error
     return document
-
-
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:160]

@@ -1,0 +1,230 @@
+"""Run files read: what was written comes back, what cannot be read says where and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.metrics import evaluate, evaluate_each
+from whiten_index.run_file import RUN_ENDINGS, read_run, write_run
+
+METRICS = ("ndcg@10", "recall@20", "mrr@10", "map@20")
+
+
+@dataclass(frozen=True)
+class Ranked:
+    query_id: str | int
+    ids: list[str | int]
+    scores: list[float]
+
+
+def rankings(*, numbers: bool = False, queries: int = 40) -> list[Ranked]:
+    rng = np.random.default_rng(3)
+    made = []
+    for query in range(queries):
+        documents = rng.permutation(200)[: int(rng.integers(1, 31))].tolist()
+        scores = np.sort(rng.normal(size=len(documents)).astype(np.float32))[::-1].tolist()
+        ids = documents if numbers else [f"d{i}" for i in documents]
+        made.append(Ranked(query if numbers else f"q{query}", ids, scores))
+    return made
+
+
+def as_run(ranked: list[Ranked]) -> dict[str, dict[str, float]]:
+    return {str(r.query_id): dict(zip(map(str, r.ids), r.scores, strict=True)) for r in ranked}
+
+
+def some_qrels(run: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, int]]:
+    rng = np.random.default_rng(4)
+    return {
+        query: {document: int(rng.integers(0, 3)) for document in found} | {"elsewhere": 1}
+        for query, found in run.items()
+    }
+
+
+@pytest.mark.parametrize("ending", RUN_ENDINGS)
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, ending, numbers):
+    written = rankings(numbers=numbers)
+    path = tmp_path / f"run{ending}"
+    write_run(path, written)
+    found, expected = read_run(path), as_run(written)
+    # Nine digits are enough for every float32.
+    assert {q: {d: np.float32(s) for d, s in each.items()} for q, each in found.items()} == {
+        q: {d: np.float32(s) for d, s in each.items()} for q, each in expected.items()
+    }
+    qrels = some_qrels(expected)
+    assert evaluate(qrels, found, METRICS) == evaluate(qrels, expected, METRICS)
+
+
+def test_scores_rank_not_the_order_of_lines_nor_their_ranks(tmp_path):
+    path = tmp_path / "run.trec"
+    path.write_text("q Q0 low 1 0.1 x\r\n\nq\tQ0\thigh\t2\t9e-1\tx\nq Q0 mid 3 .5 x\n")
+    assert read_run(path) == {"q": {"low": 0.1, "high": 0.9, "mid": 0.5}}
+    assert evaluate({"q": {"high": 1}}, read_run(path), ["mrr@1"]) == {"mrr@1": 1}
+
+
+def test_ties_are_broken_alike_by_every_metric(tmp_path):
+    """trec_eval ranks equal scores, in float32, by document id, the last one first."""
+    path = tmp_path / "run.run"
+    ids = ["a", "é", "b", "10", "9", "Z"]
+    scores = ["1.0", "1.0", "1.0", "1.00000000001", "1.0", "0.99999999999"]
+    lines = [f"q Q0 {i} 1 {s} x" for i, s in zip(ids, scores, strict=True)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    run = read_run(path)
+    order = sorted(ids, key=lambda name: name.encode(), reverse=True)
+    for rank, document in enumerate(order, 1):
+        qrels = {"q": {document: 1}}
+        for cut in (1, 3, 6):
+            found = rank <= cut
+            assert evaluate_each(qrels, run, f"mrr@{cut}")["q"] == pytest.approx(found / rank)
+            assert evaluate_each(qrels, run, f"map@{cut}")["q"] == pytest.approx(found / rank)
+            assert evaluate_each(qrels, run, f"recall@{cut}")["q"] == found
+            ndcg = found / np.log2(rank + 1)
+            assert evaluate_each(qrels, run, f"ndcg@{cut}")["q"] == pytest.approx(ndcg)
+
+
+def test_a_query_without_hits_is_kept_where_the_format_can_say_so(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write_run(path, [Ranked("q0", [], []), Ranked("q1", ["d"], [1.0])])
+    assert read_run(path) == {"q0": {}, "q1": {"d": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("ending", "text", "message"),
+    [
+        (".trec", "", r"run\.trec is empty: it ranks nothing"),
+        (".trec", "\n  \n", "is empty"),
+        (".jsonl", "", "is empty"),
+        (".trec", "q Q0 d 1 0.5 x\nq Q0 e 2 0.4\n", r"line 2, has 5 fields, expected 6 .*'q Q0 e"),
+        (".trec", "q 0 d 1\n", "line 1, has 4 fields.*; four are a file of judgements"),
+        (".run", "q Q0 d 1 half x\n", "line 1, has 'half' as score, expected a finite number"),
+        (".txt", "q Q0 d 1 nan x\n", "line 1, has 'nan' as score"),
+        (".txt", "q Q0 d 1 -inf x\n", "line 1, has '-inf' as score"),
+        (
+            ".trec",
+            "q Q0 d 1 0.9 x\np Q0 d 1 0.9 x\nq Q0 d 2 0.1 x\n",
+            "line 3, has document 'd' of query 'q' again; keep one, such as the best passage",
+        ),
+        (".jsonl", '{"query_id": "q", "hits": [}', "line 1, is no ranking such as .*JSONDecode"),
+        (".jsonl", '{"query_id": "q"}', "line 1, is no ranking such as .*KeyError: 'hits'"),
+        (".jsonl", '["q"]', "line 1, is no ranking"),
+        (".jsonl", '{"query_id": "q", "hits": ["d"]}', "line 1, is no ranking"),
+        (
+            ".jsonl",
+            '{"query_id": "q", "hits": []}\n{"query_id": "q", "hits": []}\n',
+            "line 2, ranks query 'q' of line 1 again",
+        ),
+        (
+            ".jsonl",
+            '{"query_id": "q", "hits": [{"id": "d", "score": true}]}',
+            "line 1, has True as score",
+        ),
+        (
+            ".jsonl",
+            '{"query_id": null, "hits": []}',
+            "line 1, query id is None, expected text or a whole number",
+        ),
+        (
+            ".jsonl",
+            '{"query_id": 1, "hits": [{"id": 2.5, "score": 1}]}',
+            "line 1, document id is 2.5, expected text or a whole number",
+        ),
+        (
+            ".jsonl",
+            '{"query_id": 1, "hits": [{"id": null, "score": 1}]}',
+            "line 1, has no document id",
+        ),
+        (
+            ".jsonl",
+            '{"query_id": 1, "hits": [{"id": 2, "score": 1}, {"id": "2", "score": 0}]}',
+            "line 1, has document '2' of query '1' again",
+        ),
+        (".parquet", "PAR1 torn", "is not a readable Parquet file"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, ending: str, text: str, message: str):
+    path = tmp_path / f"run{ending}"
+    path.write_text(text)
+    with pytest.raises(CorpusError, match=message):
+        read_run(path)
+
+
+def test_a_line_that_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / "run.trec"
+    path.write_bytes(b"q Q0 d 1 0.5 x\nq Q0 caf\xe9 2 0.4 x\n")
+    with pytest.raises(CorpusError, match="line 2, is not UTF-8"):
+        read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"query_id": ["q"], "doc_id": ["d"]}, "has no column score; its columns are query_id"),
+        ({"query_id": [], "doc_id": [], "score": []}, "is empty: it ranks nothing"),
+        (
+            {"query_id": ["q", "q"], "doc_id": ["d", None], "score": [1.0, 0.5]},
+            r"row 1 \(from 0\), has no document id",
+        ),
+        (
+            {"query_id": ["q", None], "doc_id": ["d", "e"], "score": [1.0, 0.5]},
+            r"row 1 \(from 0\), query id is None",
+        ),
+        (
+            {"query_id": ["q", "q"], "doc_id": ["d", "e"], "score": [1.0, None]},
+            r"row 1 \(from 0\), has None as score",
+        ),
+        (
+            {"query_id": ["q", "q"], "doc_id": ["d", "e"], "score": [1.0, float("nan")]},
+            r"row 1 \(from 0\), has nan as score",
+        ),
+        (
+            {"query_id": ["q", "q"], "doc_id": [7, 7], "score": [1.0, 0.5]},
+            r"row 1 \(from 0\), has document '7' of query 'q' again",
+        ),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, columns: dict[str, list[Any]], message: str):
+    path = tmp_path / "run.parquet"
+    pq.write_table(pa.table(columns), path)
+    with pytest.raises(CorpusError, match=message):
+        read_run(path)
+
+
+def test_rows_are_counted_over_all_of_a_large_file(tmp_path):
+    rows = 150_000
+    table = pa.table(
+        {
+            "query_id": ["q"] * rows,
+            "doc_id": [*map(str, range(rows - 1)), None],
+            "score": np.arange(rows) / rows,
+        }
+    )
+    pq.write_table(table, tmp_path / "run.parquet", row_group_size=10_000)
+    with pytest.raises(CorpusError, match=rf"row {rows - 1} \(from 0\), has no document id"):
+        read_run(tmp_path / "run.parquet")
+
+
+def test_files_that_cannot_be_runs_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"run.csv names no run format; use .trec"):
+        read_run(tmp_path / "run.csv")
+    with pytest.raises(CorpusError, match=r"run.trec does not exist"):
+        read_run(tmp_path / "run.trec")
+    (tmp_path / "folder.trec").mkdir()
+    with pytest.raises(CorpusError, match=r"folder.trec is a folder"):
+        read_run(tmp_path / "folder.trec")
+
+
+def test_json_lines_of_other_tools_may_hold_more(tmp_path):
+    path = tmp_path / "run.jsonl"
+    hits = [{"id": "d", "score": 1, "rank": 1, "text": "words"}]
+    path.write_text(json.dumps({"query_id": 5, "tag": "x", "hits": hits}))
+    assert read_run(path) == {"5": {"d": 1.0}}
