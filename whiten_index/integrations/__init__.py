@@ -1,0 +1,1 @@
+"""Thin faces of frameworks that use this package; each loads with its own import, not before."""
