@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from threadpoolctl import threadpool_limits
 
 if TYPE_CHECKING:
     from tests.choosing_helpers import Place
@@ -38,6 +39,13 @@ WriteParquet = Callable[..., Path]
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what runs remember on this machine out of the user's own cache, and the other way."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Keep scikit-learn's own searches to one thread: on small arrays several are far slower."""
+    with threadpool_limits(1):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,31 @@ def write_tensors(
     metadata = {"kind": kind, "format_version": str(version), **(facts or {})}
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     Path(path).write_bytes(save(arrays, metadata))
+
+
+def create_tensor(
+    path: Path | str, name: str, shape: Sequence[int], *, kind: str, version: int
+) -> NDArray[np.float32]:
+    """Create a file of one float32 array of zeros, mapped: what is written goes to the file.
+
+    ``read_tensors`` and ``map_tensor`` read it; flush the array when it is filled.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+    """
+    count = 4 * int(np.prod(shape, dtype=np.int64))
+    metadata = {"kind": kind, "format_version": str(version)}
+    entry = {"dtype": "F32", "shape": list(shape), "data_offsets": [0, count]}
+    header = json.dumps({_HEADER: metadata, name: entry}).encode()
+    header += b" " * (-len(header) % 8)
+    with Path(path).open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        # Writing to a mapped file on a full disk would end the process without a word.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, 8 + len(header) + count)
+        else:
+            file.truncate(8 + len(header) + count)
+    return np.memmap(path, np.float32, mode="r+", offset=8 + len(header), shape=tuple(shape))
 
 
 def read_tensors(

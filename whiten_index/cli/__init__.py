@@ -13,7 +13,17 @@ from typing import Any
 import click
 
 import whiten_index
-from whiten_index.cli import commands, report_command, search_command, sweep_commands
+from whiten_index.cli import (
+    commands,
+    eval_commands,
+    eval_geometry,
+    eval_retrieval,
+    eval_sts,
+    eval_transfer,
+    report_command,
+    search_command,
+    sweep_commands,
+)
 from whiten_index.errors import WhitenIndexError
 from whiten_index.stopping import INTERRUPTED, stop_on_signals
 
@@ -55,8 +65,18 @@ for command in (
     commands.export,
     sweep_commands.sweep,
     report_command.report,
+    eval_commands.evaluate,
 ):
     cli.add_command(command)
+
+# Each subcommand of eval, in the order of the group's help.
+for command in (
+    eval_sts.sts,
+    eval_retrieval.retrieval,
+    eval_transfer.transfer,
+    eval_geometry.geometry,
+):
+    eval_commands.evaluate.add_command(command)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from whiten_index.cli.options import (
     corpus_options,
     encoder_options,
     json_option,
+    stored_options,
     verify_option,
     whitening_options,
     with_options,
@@ -30,7 +31,7 @@ plan_option = click.option(
 @config_option()
 @click.option("--out", help="Folder of the index.")
 @click.option("--store", help="Folder of raw embeddings, shared by builds. [default: OUT/store]")
-@with_options(corpus_options, encoder_options, whitening_options)
+@with_options(corpus_options, encoder_options, stored_options, whitening_options)
 @plan_option
 @json_option
 def build(plan: bool, as_json: bool, **options: Any) -> None:
@@ -65,7 +66,7 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
 @corpus_argument
 @config_option()
 @click.option("--store", help="Folder of the raw embeddings; several corpora may share it.")
-@with_options(corpus_options, encoder_options)
+@with_options(corpus_options, encoder_options, stored_options)
 @plan_option
 @json_option
 def encode(plan: bool, as_json: bool, **options: Any) -> None:

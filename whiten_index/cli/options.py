@@ -11,7 +11,7 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 # As in encoding.POOLINGS, which is not imported: --help answers at once.
-_TRANSFORMS = (
+KINDS = (
     "auto", "none", "pca", "whitening", "zca", "zca-cor", "group", "all-but-the-top", "random",
     "truncate",
 )  # fmt: skip
@@ -163,6 +163,11 @@ encoder_options = [
         "--query-prompt-name", help="Name of the model's prompt for queries, not its text."
     ),
     click.option(
+        "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
+    ),
+]
+stored_options = [
+    click.option(
         "--passage-tokens",
         type=click.IntRange(min=1),
         help="Cut long texts into passages of N tokens at most; search then shows each document "
@@ -174,38 +179,23 @@ encoder_options = [
         help="Tokens that neighbouring passages share, half a passage at most. [default: 0]",
     ),
     click.option(
-        "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
-    ),
-    click.option(
         "--store-dtype",
         type=click.Choice(["float16", "float32", "own"]),
         help="How embeddings are kept. [default: float16; own for an embedding column]",
     ),
 ]
-whitening_options = [
-    click.option(
-        "--whiten",
-        type=click.Choice(_TRANSFORMS),
-        default="auto",
-        show_default=True,
-        help="The transform; auto chooses k, exponent and centring by the corpus, or by labels.",
-    ),
-    click.option(
-        "--k",
-        help="Width kept: a number, full, or a share of variance such as 0.95. "
-        "[default: auto chooses it; else a third of the embedding's width, at most 256]",
-    ),
+shape_options = [
     click.option(
         "--exponent",
         type=float,
-        help="0 is PCA, 1 is whitening, between is soft. [default: auto chooses it; else 1, or 0 "
-        "with --whiten pca]",
+        help="0 is PCA, 1 is whitening, between is soft. [default: what --whiten says: 1, 0 with "
+        "pca; auto chooses it]",
     ),
     click.option(
         "--center/--no-center",
         default=None,
-        help="Subtract the mean. [default: auto chooses it; else yes, but for none, random and "
-        "truncate]",
+        help="Subtract the mean. [default: what --whiten says: yes, but for none, random and "
+        "truncate; auto chooses it]",
     ),
     click.option("--normalize-input", is_flag=True, help="Fit on embeddings of unit length."),
     click.option(
@@ -225,6 +215,21 @@ whitening_options = [
         help="Drop directions whose variance is below this share of the first one's.",
     ),
     click.option("--remove-top", type=click.IntRange(min=0), help="Drop the first N directions."),
+]
+whitening_options = [
+    click.option(
+        "--whiten",
+        type=click.Choice(KINDS),
+        default="auto",
+        show_default=True,
+        help="The transform; auto chooses k, exponent and centring by the corpus, or by labels.",
+    ),
+    click.option(
+        "--k",
+        help="Width kept: a number, full, or a share of variance such as 0.95. "
+        "[default: auto chooses it; else a third of the embedding's width, at most 256]",
+    ),
+    *shape_options,
     click.option(
         "--weight-column", help="Column of frequencies by which rows count in the fit; it is kept."
     ),

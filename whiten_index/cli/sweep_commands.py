@@ -13,6 +13,7 @@ from whiten_index.cli.options import (
     corpus_options,
     encoder_options,
     json_option,
+    stored_options,
     with_options,
 )
 
@@ -118,7 +119,7 @@ _IN_JOB_FILES = {
 @config_option(_IN_JOB_FILES)
 @click.option("--out", help="Folder of results.jsonl, report.html and its pictures.")
 @click.option("--store", help="Folder of raw embeddings, shared by builds. [default: OUT/store]")
-@with_options(sweep_options, corpus_options, encoder_options)
+@with_options(sweep_options, corpus_options, encoder_options, stored_options)
 @click.option(
     "--plan", is_flag=True, help="Only say what would be measured, and what is encoded already."
 )

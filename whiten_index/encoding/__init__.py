@@ -20,6 +20,7 @@ from whiten_index.encoding.spec import (
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow
     from whiten_index.encoding.quantize import Agreement, agreement
+    from whiten_index.encoding.states import StateEncoder, states_spec
     from whiten_index.encoding.window import PreparedWindow
 
 __all__ = [
@@ -36,11 +37,13 @@ __all__ = [
     "PassageSplitter",
     "PreparedWindow",
     "RanWindow",
+    "StateEncoder",
     "agreement",
     "chosen_devices",
     "embedded_available",
     "find_model",
     "resolve_encoder",
+    "states_spec",
     "window_factor",
 ]
 
@@ -51,7 +54,9 @@ _HOME = {
     "Encoder": "encoder",
     "PreparedWindow": "window",
     "RanWindow": "encoder",
+    "StateEncoder": "states",
     "agreement": "quantize",
+    "states_spec": "states",
 }
 
 

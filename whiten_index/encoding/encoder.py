@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ class Encoder:
         self.spec = spec
         # Of several devices an encoder takes the first; a job has an encoder each.
         self.device = _device(chosen_devices(config.device)[0])
-        self._transformer = Transformer(spec, folder, self.device)
+        self._transformer = self._open(spec, folder)
         prompts = {spec.document_prompt, spec.query_prompt}
         self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
         self._lanes = Lanes(self.device, config.threads)
@@ -179,7 +180,12 @@ class Encoder:
         prepared = self._prepare(_listed(texts), self.spec.query_prompt)
         return self.collect(self.run(prepared)).embeddings
 
-    def stream(self, chunks: Iterable[Sequence[str]]) -> Iterator[NDArray[np.float32]]:
+    def stream(
+        self,
+        chunks: Iterable[Sequence[str]],
+        *,
+        advance: Callable[[int], None] | None = None,
+    ) -> Iterator[NDArray[np.float32]]:
         """Yield the embeddings of documents without end, in memory bounded by a few windows.
 
         Chunks are joined or split to windows of tens of thousands of texts; reading and tokenising
@@ -187,6 +193,7 @@ class Encoder:
 
         Args:
             chunks: lists of texts, drawn in another thread.
+            advance: told how many texts each batch held, as it is done.
 
         Yields:
             (m, d) float32, the texts' order kept, m being unrelated to the chunks.
@@ -195,7 +202,7 @@ class Encoder:
             _windows(chunks, self.window_rows),
             read=_same,
             prepare=self.prepare,
-            work=self.run,
+            work=functools.partial(self.run, advance=advance),
             finish=self.collect,
         ):
             yield encoded.embeddings
@@ -291,6 +298,9 @@ class Encoder:
             distinct=len(distinct),
             _on_device=ran.on_device,
         )
+
+    def _open(self, spec: EncoderSpec, folder: ModelFolder) -> Transformer:
+        return Transformer(spec, folder, self.device)
 
     def _prepare(self, texts: Sequence[str], prompt: str) -> PreparedWindow:
         prompted = [prompt + text for text in texts]

@@ -47,9 +47,13 @@ class ChosenLayers:
 
     def __call__(self, **inputs: Any) -> Tensor:
         """Return (n, t, d) for a model's inputs."""
+        states = self.each(**inputs)
+        return states[0] if self.only_last else mean_layers(states, range(len(states)))
+
+    def each(self, **inputs: Any) -> list[Tensor]:
+        """Return the chosen hidden states for a model's inputs, (n, t, d) each, in their order."""
         if self.only_last:
-            states: Tensor = self._model(**inputs).last_hidden_state
-            return states
+            return [self._model(**inputs).last_hidden_state]
         return self._run(inputs) if self.by_hooks else self._run_whole(inputs)
 
     def _hook(self, stack: nn.ModuleList | None) -> None:
@@ -70,12 +74,13 @@ class ChosenLayers:
             ids = torch.arange(4, device=device).reshape(1, 4) % self._model.config.vocab_size
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
             with torch.inference_mode():
-                return torch.allclose(self._run(inputs), self._run_whole(inputs), atol=1e-3)
+                pairs = zip(self._run(inputs), self._run_whole(inputs), strict=True)
+                return all(torch.allclose(a, b, atol=1e-3) for a, b in pairs)
         except Exception:
             # Whatever a model's own code raises where hooks look at it, it is then run whole.
             return False
 
-    def _run(self, inputs: dict[str, Any]) -> Tensor:
+    def _run(self, inputs: dict[str, Any]) -> list[Tensor]:
         states: dict[int, Tensor] = {}
         self._seen.states = states
         try:
@@ -84,12 +89,11 @@ class ChosenLayers:
             pass
         finally:
             self._seen.states = None
-        chosen = [states[layer] for layer in self._layers]
-        return mean_layers(chosen, range(len(chosen)))
+        return [states[layer] for layer in self._layers]
 
-    def _run_whole(self, inputs: dict[str, Any]) -> Tensor:
+    def _run_whole(self, inputs: dict[str, Any]) -> list[Tensor]:
         output = self._model(**inputs, output_hidden_states=True)
-        return mean_layers(output.hidden_states, self._layers)
+        return [output.hidden_states[layer] for layer in self._layers]
 
     def _keep(self, layer: int, state: Tensor) -> None:
         states: dict[int, Tensor] | None = getattr(self._seen, "states", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from whiten_index.encoding.pooling import Pooling, pool
 from whiten_index.encoding.quantize import quantized
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import EncoderError
+
+Pool = Callable[[Tensor, Pooling], Tensor]
 
 
 class Transformer:
@@ -71,10 +75,12 @@ class Transformer:
             mask: (n, t), 1 where there is a token; None where no row is padded.
             prompt_tokens: tokens at the front of every text that are not pooled.
         """
-        states = self._layers(input_ids=ids, attention_mask=mask, **self._options)
+        inputs = {"input_ids": ids, "attention_mask": mask, **self._options}
         mask = torch.ones_like(ids) if mask is None else mask
-        pooled = pool(states, mask, self._pooling, prompt_tokens=prompt_tokens)
-        return self._after_pooling(pooled)
+        return self._embedded(
+            inputs,
+            lambda states, pooling: pool(states, mask, pooling, prompt_tokens=prompt_tokens),
+        )
 
     @torch.inference_mode()
     def packed(
@@ -91,15 +97,41 @@ class Transformer:
         """
         assert self._packed is not None
         inputs = self._packed.inputs(ids, lengths, offsets, longest)
-        states = self._layers(**inputs)[0]
-        pooled = pool_packed(states, offsets, self._pooling, prompt_tokens=prompt_tokens)
-        return self._after_pooling(pooled)
+        return self._embedded(
+            inputs,
+            lambda states, pooling: pool_packed(
+                states[0], offsets, pooling, prompt_tokens=prompt_tokens
+            ),
+        )
 
-    def _after_pooling(self, pooled: Tensor) -> Tensor:
+    def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
+        """Return (n, d) for a model's inputs; ``pool`` takes its states (n, t, d) or (1, T, d)."""
+        pooled = pool(self._layers(**inputs), self._pooling)
         if self._head is None:
             return pooled
         embeddings: Tensor = self._head(pooled)
         return embeddings
+
+
+class LayeredTransformer(Transformer):
+    """Gives the pooled states of every chosen layer side by side, before any head.
+
+    A text has (P·S·d) numbers: by pooling, by layer, by coordinate.
+    """
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        folder: ModelFolder,
+        device: torch.device,
+        poolings: Sequence[Pooling],
+    ) -> None:
+        super().__init__(replace(spec, pooling=poolings[0].value), folder, device)
+        self._poolings = tuple(poolings)
+
+    def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
+        states = self._layers.each(**inputs)
+        return torch.cat([pool(state, each) for each in self._poolings for state in states], dim=1)
 
 
 def _load(spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> tuple[Any, Any]:

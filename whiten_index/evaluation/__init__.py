@@ -1,7 +1,10 @@
-"""What embeddings and vectors are worth, measured on arrays. numpy only."""
+"""What embeddings and vectors are worth, measured on arrays. numpy, scikit-learn where needed."""
 
+from whiten_index.evaluation.common_component import common_component, without_component
+from whiten_index.evaluation.entailment import EntailmentScore, score_entailment
 from whiten_index.evaluation.geometry import (
     Geometry,
+    alignment,
     effective_rank,
     hubness,
     isoscore,
@@ -9,13 +12,44 @@ from whiten_index.evaluation.geometry import (
     mean_cosine,
     uniformity,
 )
+from whiten_index.evaluation.layers import (
+    LayerProducts,
+    combinations,
+    heat_map,
+    layer_pairs,
+)
+from whiten_index.evaluation.sts import (
+    AGGREGATIONS,
+    MEASURES,
+    Correlation,
+    correlate,
+    pair_cosines,
+)
+from whiten_index.evaluation.transfer import TransferScore, pair_features, score_transfer
 
 __all__ = [
+    "AGGREGATIONS",
+    "MEASURES",
+    "Correlation",
+    "EntailmentScore",
     "Geometry",
+    "LayerProducts",
+    "TransferScore",
+    "alignment",
+    "combinations",
+    "common_component",
+    "correlate",
     "effective_rank",
+    "heat_map",
     "hubness",
     "isoscore",
     "isotropy",
+    "layer_pairs",
     "mean_cosine",
+    "pair_cosines",
+    "pair_features",
+    "score_entailment",
+    "score_transfer",
     "uniformity",
+    "without_component",
 ]

@@ -157,6 +157,27 @@ def uniformity(vectors: ArrayLike) -> float:
     return math.log(sum(map(_closeness, _cosines(units))) / (n * (n - 1)))
 
 
+def alignment(first: ArrayLike, second: ArrayLike) -> float:
+    """Return E‖u − v‖² over pairs of rows of (n, d) at unit length: 0 (equal) to 4 (opposite).
+
+    Wang and Isola (2020), with exponent 2. The pairs are those that should be close, such as
+    paraphrases; a pair with a row of zeros is left out.
+
+    Raises:
+        ConfigError: NaN or infinity, not two matrices of one shape, or no pair with directions.
+    """
+    a, b = (np.array(rows, dtype=np.float64) for rows in (first, second))
+    if a.ndim != 2 or a.shape != b.shape:
+        raise ConfigError(f"alignment takes two (n, d) arrays; these are {a.shape} and {b.shape}")
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise ConfigError("the pairs hold NaN or infinity; drop or mend those first")
+    directed = a.any(axis=1) & b.any(axis=1)
+    if not directed.any():
+        raise ConfigError(f"none of the {len(a)} pairs has two rows that are not zero; give some")
+    apart = unit_rows(a[directed]) - unit_rows(b[directed])
+    return float(np.einsum("nd,nd->n", apart, apart).mean())
+
+
 def hubness(vectors: ArrayLike, neighbours: int = _NEIGHBOURS) -> float:
     """Return the skewness of N_k: how often each row of (n, d) is a neighbour of another.
 

@@ -1,71 +1,27 @@
-"""Which charts a sweep has, with the words beside them, and their pictures in two widths."""
+"""Which charts a sweep has, with the words beside them."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from whiten_index.manifest import replacing, writing
 from whiten_index.report import figures, words
 from whiten_index.report.compare import measure_of, p50, per_row
 from whiten_index.report.fronts import Figure, front, measured
+from whiten_index.report.pictures import WIDE, Picture, scaled
 from whiten_index.report.records import Point, Sweep
-from whiten_index.report.style import DOTS_PER_INCH, empty_figure
 from whiten_index.report.words import NDCG, Measure
 
-_WIDE, _NARROW = (9.4, 5.4), (4.1, 4.5)  # inches
-Draw = Callable[[Any, bool], None]
 
-
-@dataclass(frozen=True)
-class Chart:
+@dataclass(frozen=True, kw_only=True)
+class Chart(Picture):
     """A chart of a sweep.
 
     Attributes:
-        slug: its file name, without ending.
-        title: what it shows.
-        caption: how to read it, and what is not drawn.
-        alt: what it says, for those who do not see it.
-        draw: draws it on axes, wide or narrow.
         leading: the points of its front, numbered from 1 in the drawing.
-        height: factor on the height of the picture.
     """
 
-    slug: str
-    title: str
-    caption: str
-    alt: str
-    draw: Draw
     leading: tuple[Point, ...] = ()
-    height: float = 1.0
-
-    def render(self, png: Path) -> tuple[bytes, bytes]:
-        """Write the wide picture to ``png``, whole or not at all; return wide and narrow as SVG.
-
-        The same chart gives the same bytes.
-        """
-        wide = self.figure(narrow=False)
-        with writing(png), replacing(png) as temporary:
-            wide.savefig(temporary, format="png", dpi=DOTS_PER_INCH)
-        return self._svg(wide), self._svg(self.figure(narrow=True))
-
-    def _svg(self, figure: Any) -> bytes:
-        from matplotlib import rc_context
-
-        buffer = io.BytesIO()
-        with rc_context({"svg.hashsalt": self.slug, "svg.fonttype": "path"}):
-            figure.savefig(buffer, format="svg", metadata={"Date": None})
-        return buffer.getvalue()
-
-    def figure(self, *, narrow: bool) -> Any:
-        """Draw the chart in one of its two widths."""
-        width, height = _NARROW if narrow else _WIDE
-        figure = empty_figure(width, height * self.height)
-        self.draw(figure.subplots(), narrow)
-        return figure
 
 
 def charts_of(sweep: Sweep) -> list[Chart]:
@@ -198,7 +154,7 @@ def _recall(sweep: Sweep) -> Chart | None:
         f"quality.{_tuning(sweep) if asked is not None else ''}",
         alt=f"Index recall@10 by kind of index: {said}.",
         draw=lambda axes, narrow: figures.draw_recall(axes, rows, asked, narrow=narrow),
-        height=max(0.55, min(1.6, (len(rows) * 0.34 + 1.7) / _WIDE[1])),
+        sizes=scaled(max(0.55, min(1.6, (len(rows) * 0.34 + 1.7) / WIDE[1]))),
     )
 
 
@@ -226,5 +182,5 @@ def _spectrum(sweep: Sweep) -> Chart | None:
         "measured.",
         alt=f"{len(values)} eigenvalues, falling from {values[0]:.3g} to {values[-1]:.3g}; {said}.",
         draw=lambda axes, _: figures.draw_spectrum_of(axes, sweep),
-        height=0.75,
+        sizes=scaled(0.75),
     )

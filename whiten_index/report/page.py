@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import whiten_index
 from whiten_index.errors import ConfigError
 from whiten_index.manifest import replace_file, writing
 from whiten_index.report import across, tables, words
@@ -16,6 +14,7 @@ from whiten_index.report.advice import Pick, advise
 from whiten_index.report.charts import Chart, charts_of
 from whiten_index.report.compare import measure_of
 from whiten_index.report.records import Sweep, read_results
+from whiten_index.report.templates import fill
 
 REPORT = "report.html"
 FIGURES = "figures"
@@ -75,26 +74,17 @@ def write_report(results: Path | str, folder: Path | str) -> Path:
 
 
 def _render(sweeps: list[Sweep], sections: list[dict[str, Any]], source: str) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("whiten_index", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     names = list(dict.fromkeys(sweep.name for sweep in sweeps))
     points = sum(len(sweep.points) for sweep in sweeps)
     sets = f" on {len(sweeps)} sweeps" if len(sweeps) > 1 else ""
-    return environment.get_template("page.html.jinja").render(
+    return fill(
+        "page.html.jinja",
         title=f"Sweep of {', '.join(names)}",
         subtitle="Transforms, widths, codecs and indexes compared by quality, bytes and latency: "
         f"{points:,} points{sets}.",
         sections=sections,
         across=across.compare(sweeps),
         source=source,
-        version=whiten_index.__version__,
     )
 
 
@@ -123,16 +113,8 @@ def _card(sweep: Sweep, pick: Pick) -> dict[str, Any]:
 
 
 def _chart(chart: Chart, sweep: Sweep, png: Path) -> dict[str, Any]:
-    wide, narrow = (base64.b64encode(svg).decode() for svg in chart.render(png))
     leading = tables.leading(chart.leading, measure_of(sweep)) if chart.leading else None
-    return {
-        "title": chart.title,
-        "caption": chart.caption,
-        "alt": chart.alt,
-        "wide": wide,
-        "narrow": narrow,
-        "leading": leading,
-    }
+    return {**chart.embed(png), "leading": leading}
 
 
 def _slugs(sweeps: list[Sweep]) -> list[str]:

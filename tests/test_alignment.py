@@ -1,0 +1,82 @@
+"""Alignment against a double loop and closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from whiten_index.errors import ConfigError
+from whiten_index.evaluation import alignment
+
+
+def make_pairs(n=40, d=7, seed=0):
+    rng = np.random.default_rng(seed)
+    first = rng.normal(size=(n, d)) + 2
+    return first, first + rng.normal(size=(n, d))
+
+
+def by_loops(first, second):
+    """Sum of squared coordinates of the differences of unit rows, one by one."""
+    total = 0.0
+    for u, v in zip(first.tolist(), second.tolist(), strict=True):
+        long_u, long_v = math.hypot(*u), math.hypot(*v)
+        total += sum((a / long_u - b / long_v) ** 2 for a, b in zip(u, v, strict=True))
+    return total / len(first)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_alignment_is_the_mean_squared_distance_of_unit_rows(dtype):
+    first, second = (rows.astype(dtype) for rows in make_pairs())
+    assert alignment(first, second) == pytest.approx(by_loops(first, second), rel=1e-12)
+
+
+def test_alignment_is_two_less_twice_the_mean_cosine():
+    first, second = make_pairs(seed=1)
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    cosines = np.einsum("nd,nd->n", first, second) / lengths
+    assert alignment(first, second) == pytest.approx(2 - 2 * cosines.mean(), rel=1e-12)
+
+
+def test_equal_orthogonal_and_opposite_pairs():
+    first, _ = make_pairs(d=4)
+    turned = np.column_stack([-first[:, 1], first[:, 0], -first[:, 3], first[:, 2]])
+    assert alignment(first, 3 * first) == pytest.approx(0, abs=1e-15)
+    assert alignment(first, turned) == pytest.approx(2)
+    assert alignment(first, -first) == pytest.approx(4)
+
+
+def test_lengths_of_rows_do_not_count_and_sides_may_be_exchanged():
+    first, second = make_pairs(seed=2)
+    scales = np.geomspace(1e-3, 1e3, len(first))[:, None]
+    assert alignment(second, first * scales) == pytest.approx(alignment(first, second), rel=1e-12)
+
+
+def test_pairs_with_a_row_of_zeros_are_left_out():
+    first, second = make_pairs(seed=3)
+    first[4], second[9] = 0, 0
+    kept = np.setdiff1d(np.arange(len(first)), [4, 9])
+    assert alignment(first, second) == pytest.approx(by_loops(first[kept], second[kept]))
+
+
+def test_inputs_are_left_alone():
+    first, second = make_pairs()
+    before = first.copy(), second.copy()
+    alignment(first, second)
+    np.testing.assert_array_equal((first, second), before)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "match"),
+    [
+        (np.ones((3, 2)), np.ones((4, 2)), r"two \(n, d\) arrays; these are \(3, 2\) and \(4, 2\)"),
+        (np.ones(3), np.ones(3), r"these are \(3,\)"),
+        (np.ones((3, 2)), np.full((3, 2), np.nan), "NaN or infinity"),
+        (np.zeros((3, 2)), np.ones((3, 2)), "none of the 3 pairs"),
+        (np.ones((0, 2)), np.ones((0, 2)), "none of the 0 pairs"),
+    ],
+)
+def test_what_has_no_alignment_is_refused(first, second, match):
+    with pytest.raises(ConfigError, match=match):
+        alignment(first, second)

@@ -1,0 +1,124 @@
+"""``eval geometry``: pairs through a tiny encoder, checked by the measures on its embeddings."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.bad_input_helpers import OPTIONS, assert_one_error, run
+from whiten_index import Encoder, Moments, Whitening
+from whiten_index.evaluate.geometry import read_geometry_sets
+from whiten_index.evaluation import Geometry, alignment
+from whiten_index.whitening import Kind, WhiteningConfig
+
+PAIRS = 40
+MODEL = ("--pooling", "mean", "--model")
+
+
+@pytest.fixture(scope="module")
+def columns(tiny_words):
+    rng = np.random.default_rng(0)
+    first, second = ([" ".join(rng.choice(tiny_words, 6)) for _ in range(PAIRS)] for _ in "ab")
+    return {
+        "sentence1": first,
+        "sentence2": second,
+        "score": np.arange(PAIRS) % 6,
+        "dataset": ["STSB"] * PAIRS,
+        "split": np.where(np.arange(PAIRS) % 2, "dev", "test"),
+    }
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory, columns):
+    path = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def measured(path, tiny_model, *arguments):
+    status, out, error = run("eval", "geometry", path, *MODEL, tiny_model, *arguments, "--json")
+    assert status == 0, error
+    return json.loads(out)
+
+
+def encode(tiny_model, texts):
+    return Encoder.load(str(tiny_model), pooling="mean").encode(texts).astype(float)
+
+
+def test_alignment_is_of_the_pairs_above_the_score_and_the_rest_of_all_texts(
+    pairs, columns, tiny_model
+):
+    found = measured(pairs, tiny_model, "--split", "STSB=dev")["datasets"]["STS-B"]
+    dev = [i for i in range(PAIRS) if columns["split"][i] == "dev"]
+    high = [i for i in dev if columns["score"][i] > 4]
+    first, second = columns["sentence1"], columns["sentence2"]
+    u, v = (encode(tiny_model, [side[i] for i in high]) for side in (first, second))
+    assert found["alignment"] == pytest.approx(alignment(u, v), rel=1e-5)
+    assert (found["positive_pairs"], found["pairs"]) == (len(high), len(dev))
+    texts = dict.fromkeys([*(first[i] for i in dev), *(second[i] for i in dev)])
+    expected = Geometry.of(encode(tiny_model, list(texts))).to_json()
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_transforms_are_shown_beside_the_raw_embeddings(pairs, columns, tiny_model):
+    report = measured(pairs, tiny_model, "--split", "STSB=dev", "--k", 8, "--k", 4)
+    names = [run["name"] for run in report["runs"]]
+    assert names == ["raw", "whitening, k = 8", "whitening, k = 4"]
+    assert report["datasets"] == report["runs"][0]["datasets"]
+    # The target is every sentence of the set, those of other splits too.
+    both = encode(tiny_model, [*columns["sentence1"], *columns["sentence2"]])
+    whitening = Whitening.fit(Moments.of(both), WhiteningConfig(kind=Kind.WHITENING, k=8))
+    dev = columns["split"] == "dev"
+    texts = [*np.array(columns["sentence1"])[dev], *np.array(columns["sentence2"])[dev]]
+    cloud = whitening.apply(encode(tiny_model, list(dict.fromkeys(texts))))
+    found = report["runs"][1]["datasets"]["STS-B"]
+    assert found["isoscore"] == pytest.approx(Geometry.of(cloud).isoscore, rel=1e-3)
+    assert found["isoscore"] > report["datasets"]["STS-B"]["isoscore"]
+
+
+def test_pairs_without_scores_are_all_positive(tmp_path, columns, tiny_model):
+    path = tmp_path / "plain.parquet"
+    pq.write_table(
+        pa.table({"query": columns["sentence1"], "document": columns["sentence2"]}), path
+    )
+    found = measured(path, tiny_model)["datasets"]["plain"]
+    u, v = (encode(tiny_model, columns[f"sentence{side}"]) for side in (1, 2))
+    assert found["positive_pairs"] == PAIRS
+    assert found["alignment"] == pytest.approx(alignment(u, v), rel=1e-5)
+
+
+def test_no_pair_above_the_score_leaves_alignment_out(pairs, tiny_model):
+    found = measured(pairs, tiny_model, "--positive-above", 5)["datasets"]["STS-B"]
+    assert found["alignment"] is None
+    assert found["positive_pairs"] == 0
+    status, out, _ = run("eval", "geometry", pairs, *MODEL, tiny_model, "--positive-above", 5)
+    assert status == 0
+    assert "0 positive pairs" in out
+
+
+def test_texts_beyond_the_most_are_drawn_and_it_is_said(pairs, tiny_model):
+    found = measured(pairs, tiny_model, "--most-texts", 20)["datasets"]["STS-B"]
+    assert (found["rows"], found["texts"]) == (20, 40)
+    status, out, _ = run("eval", "geometry", pairs, *MODEL, tiny_model, "--most-texts", 20)
+    assert status == 0
+    assert "STS-B: 20 texts of 40, drawn" in out
+
+
+def test_a_split_that_is_not_there_is_refused(pairs, tiny_model):
+    status, _, error = run("eval", "geometry", pairs, *MODEL, tiny_model, "--split", "STS-B=none")
+    assert status == OPTIONS
+    assert_one_error(error, match="no scored pairs of STS-B in split 'none'")
+
+
+@pytest.mark.data
+def test_without_data_it_is_the_dev_split_of_sts_b(data):
+    (found,) = read_geometry_sets(
+        [data / "sts" / "sts_raw.parquet"], names=["STS-B"], splits={"STS-B": "dev"}
+    )
+    assert len(found.first) == 1_500
+    assert len(found.task) == 2 * 8_628
+    assert 0 < found.positive.sum() < 750

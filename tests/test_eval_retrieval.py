@@ -1,0 +1,434 @@
+"""Retrieval judged: by brute force, by run files, by public figures; what does not fit is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from whiten_index.build import build_index
+from whiten_index.cli import cli
+from whiten_index.encoding import Encoder
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluate import retrieval
+from whiten_index.evaluate.retrieval import evaluate_retrieval
+from whiten_index.evaluate.retrieval_config import METRICS, RetrievalConfig
+from whiten_index.evaluate.runs import drops_self, evaluate_run
+from whiten_index.metrics import evaluate
+from whiten_index.run_file import read_run
+
+DOCUMENTS, QUERIES = 160, 30
+
+
+@pytest.fixture(scope="module")
+def documents(tiny_words) -> dict[str, str]:
+    rng = np.random.default_rng(5)
+    return {f"d{i}": " ".join(rng.choice(tiny_words, size=12)) for i in range(DOCUMENTS)}
+
+
+@pytest.fixture(scope="module")
+def queries(documents) -> dict[str, str]:
+    """The first words of some documents, and one query that nobody judged."""
+    asked = {f"q{i}": " ".join(documents[f"d{3 * i}"].split()[:7]) for i in range(QUERIES)}
+    return {**asked, "unjudged": "cat"}
+
+
+@pytest.fixture(scope="module")
+def qrels() -> dict[str, dict[str, int]]:
+    return {f"q{i}": {f"d{3 * i}": 2, f"d{3 * i + 1}": 1, "d159": 0} for i in range(QUERIES)}
+
+
+@pytest.fixture(scope="module")
+def beir(tmp_path_factory, documents, queries, qrels) -> Path:
+    return write_set(tmp_path_factory.mktemp("sets") / "one", documents, queries, qrels)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def embedded(tiny_model, documents, queries) -> tuple[np.ndarray, np.ndarray]:
+    """Raw embeddings of documents and of the judged queries, in float64."""
+    encoder = Encoder.load(str(tiny_model))
+    judged = [text for query, text in queries.items() if query != "unjudged"]
+    rows = encoder.encode(list(documents.values()))
+    # As the store keeps them.
+    return rows.astype(np.float16).astype(float), encoder.encode_queries(judged).astype(float)
+
+
+def write_set(folder: Path, documents, queries, qrels) -> Path:
+    (folder / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", documents), ("queries", queries)):
+        lines = [json.dumps({"_id": key, "title": "", "text": text}) for key, text in texts.items()]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    lines = [f"{q}\t{d}\t{grade}" for q, grades in qrels.items() for d, grade in grades.items()]
+    tsv = "\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n"
+    (folder / "qrels" / "test.tsv").write_text(tsv)
+    return folder
+
+
+def judged(tiny_model: Path, **options: Any) -> dict[str, Any]:
+    """Return the report of an evaluation whose options are those of the command line."""
+    given = {"model": str(tiny_model), "threads": 1, **options}
+    return evaluate_retrieval(RetrievalConfig.from_options(given))
+
+
+def figures(found: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in found.items() if name != "counts"}
+
+
+def by_brute_force(rows, asked, *, names, own=None) -> dict[str, dict[str, float]]:
+    """Return the 100 documents nearest to each query by cosine, its own left out."""
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (asked, rows)]
+    scores = unit[0] @ unit[1].T
+    run = {}
+    for number, each in enumerate(scores):
+        if own is not None:
+            each[own[number]] = -np.inf
+        best = np.argsort(-each)[:100]
+        run[f"q{number}"] = {names[i]: float(each[i]) for i in best}
+    return run
+
+
+def run_cli(*arguments: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(cli, ["eval", "retrieval", *map(str, arguments)])
+    return done.exit_code, done.stdout, done.stderr
+
+
+# --------------------------------------------------------------------------- figures
+
+
+def test_figures_are_those_of_brute_force_at_every_k(
+    tiny_model, beir, store, documents, qrels, embedded
+):
+    rows, asked = embedded
+    mean, vectors = rows.mean(axis=0), np.linalg.eigh(np.cov(rows.T))[1][:, ::-1]
+    raw = judged(tiny_model, sets=[str(beir)], store=store)
+    swept = judged(tiny_model, sets=[str(beir)], store=store, whiten="pca", k=("8", "16"))
+    assert [run["name"] for run in swept["runs"]] == ["pca, k = 8", "pca, k = 16"]
+    assert swept["datasets"] == swept["runs"][0]["datasets"]
+    spaces = {
+        "raw": (raw["datasets"], lambda x: x),
+        "8": (swept["runs"][0]["datasets"], lambda x: (x - mean) @ vectors[:, :8]),
+        "16": (swept["runs"][1]["datasets"], lambda x: (x - mean) @ vectors[:, :16]),
+    }
+    for found, transform in spaces.values():
+        run = by_brute_force(transform(rows), transform(asked), names=list(documents))
+        expected = {name: 100 * value for name, value in evaluate(qrels, run, METRICS).items()}
+        assert figures(found["one"]) == pytest.approx(expected, abs=1e-6)
+        assert 0 < found["one"]["ndcg@10"] < 100
+    counts = raw["datasets"]["one"]["counts"]
+    assert (counts["documents"], counts["queries"], counts["hits"]) == (DOCUMENTS, QUERIES, 3000)
+    assert raw["encoder"]["model"] == str(tiny_model)
+    assert raw["setting"]["transform"] == {"kind": "none"}
+    assert swept["setting"]["transform"]["k"] == 8
+
+
+def test_every_text_is_encoded_once_over_all_transforms(tiny_model, beir, tmp_path, monkeypatch):
+    reports, asked = [], []
+    build, encode = retrieval.build_index, Encoder.encode_queries
+
+    def remembered(config, **more):
+        reports.append(build(config, **more))
+        return reports[-1]
+
+    def counted(self, texts):
+        asked.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(retrieval, "build_index", remembered)
+    monkeypatch.setattr(Encoder, "encode_queries", counted)
+    given = {"sets": [str(beir)], "whiten": "whitening", "k": ("4", "8", "16")}
+    first = judged(tiny_model, **given, store=str(tmp_path / "store"))
+    assert [report.encoded.counts.encoded for report in reports] == [DOCUMENTS, 0, 0]
+    assert asked == [QUERIES]
+    again = judged(tiny_model, **given, store=str(tmp_path / "store"))
+    assert reports[-1].encoded.counts.encoded == 0
+    assert asked == [QUERIES]
+    assert again["runs"] == first["runs"]
+    assert not reports[0].out.exists()
+
+
+def test_a_run_written_is_judged_as_the_search_was(tiny_model, beir, store, tmp_path):
+    found = judged(
+        tiny_model,
+        sets=[str(beir)],
+        store=store,
+        whiten="pca",
+        k=("8", "0.9"),
+        run_out=str(tmp_path / "runs"),
+    )
+    written = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert written == ["one.pca-k0.9.trec", "one.pca-k8.trec"]
+    for run, name in zip(found["runs"], ("8", "0.9"), strict=True):
+        path = tmp_path / f"runs/one.pca-k{name}.trec"
+        read = evaluate_retrieval(RetrievalConfig(sets=(str(beir),), run=str(path)))
+        assert figures(read["datasets"]["one"]) == figures(run["datasets"]["one"])
+        assert read["encoder"] == {}
+    one = tmp_path / "deep/one.parquet"
+    raw = judged(tiny_model, sets=[str(beir)], store=store, run_out=str(one), metrics=["map@20"])
+    assert {len(hits) for hits in read_run(one).values()} == {20}
+    read = evaluate_retrieval(
+        RetrievalConfig(qrels=str(beir / "qrels/test.tsv"), run=str(one), metrics=("map@20",))
+    )
+    assert figures(read["datasets"]["one"]) == figures(raw["datasets"]["one"])
+
+
+def test_an_index_that_is_there_is_judged_as_one_built_for_it(
+    tiny_model, beir, store, tmp_path, documents
+):
+    config = RetrievalConfig.from_options(
+        {"model": str(tiny_model), "threads": 1, "sets": [str(beir)], "k": ("8",)}
+    )
+    corpus = tmp_path / "c.parquet"
+    columns = {"id": list(documents), "text": list(documents.values())}
+    pq.write_table(pa.table(columns), corpus)
+    build = config.build_config(
+        config.base.transforms[0], corpus=(str(corpus),), out=str(tmp_path / "out"), store=store
+    )
+    build_index(build)
+    there = evaluate_retrieval(
+        RetrievalConfig.from_options({"index": str(tmp_path / "out"), "sets": [str(beir)]})
+    )
+    built = judged(tiny_model, sets=[str(beir)], k=("8",))
+    assert figures(there["datasets"]["one"]) == pytest.approx(figures(built["datasets"]["one"]))
+    assert there["setting"]["transform"] == built["setting"]["transform"]
+
+
+def test_files_named_are_as_good_as_a_folder(
+    tiny_model, beir, store, tmp_path, documents, queries, qrels
+):
+    columns = {"_id": list(documents), "text": list(documents.values())}
+    pq.write_table(pa.table(columns), tmp_path / "docs.parquet")
+    lines = [f"{q} 0 {d} {grade}" for q, grades in qrels.items() for d, grade in grades.items()]
+    (tmp_path / "x.qrels").write_text("\n".join(lines))
+    folder = judged(tiny_model, sets=[str(beir)], store=store)
+    common = {"store": store, "queries": str(beir / "queries.jsonl")}
+    for corpus in (tmp_path / "docs.parquet", beir / "corpus.jsonl"):
+        files = judged(tiny_model, corpus=[str(corpus)], qrels=str(tmp_path / "x.qrels"), **common)
+        (found,) = files["datasets"].values()
+        assert found == folder["datasets"]["one"]
+    # A folder of files has its columns named, as in a build.
+    files = judged(
+        tiny_model,
+        corpus=[str(tmp_path / "*.parquet")],
+        text_columns=["text"],
+        id_column="_id",
+        qrels=str(tmp_path / "x.qrels"),
+        **common,
+    )
+    assert list(files["datasets"].values()) == [folder["datasets"]["one"]]
+
+
+def test_several_sets_have_their_mean(tiny_model, beir, store, tmp_path, documents, queries, qrels):
+    few = {query: qrels[query] for query in list(qrels)[:7]}
+    other = write_set(tmp_path / "other", documents, queries, few)
+    found = judged(tiny_model, sets=[str(beir), str(other)], store=store, metrics=["ndcg@10"])
+    values = [found["datasets"][name]["ndcg@10"] for name in ("one", "other")]
+    assert values[0] != values[1]
+    assert found["average"] == {"ndcg@10": pytest.approx(sum(values) / 2)}
+    assert found["datasets"]["other"]["counts"]["queries"] == 7
+
+
+# --------------------------------------------------------------------------- queries of the corpus
+
+
+def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, documents, embedded):
+    """As in ArguAna: queries are documents, and what answers them is another one."""
+    asked = {f"d{i}": documents[f"d{i}"] for i in range(20)}
+    answers = {f"d{i}": {f"d{i + 40}": 1} for i in range(20)}
+    folder = write_set(tmp_path / "self", documents, asked, answers)
+    rows, _ = embedded
+    left_out = by_brute_force(rows, rows[:20], names=list(documents), own=range(20))
+    kept = by_brute_force(rows, rows[:20], names=list(documents))
+    renamed = {f"q{i}": grades for i, grades in enumerate(answers.values())}
+    store = str(tmp_path / "store")
+    for drop, run in ((None, left_out), (True, left_out), (False, kept)):
+        found = judged(tiny_model, sets=[str(folder)], store=store, drop_self=drop)
+        expected = evaluate(renamed, run, METRICS)
+        assert figures(found["datasets"]["self"]) == pytest.approx(
+            {name: 100 * value for name, value in expected.items()}, abs=1e-6
+        )
+        counts = found["datasets"]["self"]["counts"]
+        assert counts["hits_of_self"] == (0 if drop is False else 20)
+        # One more was searched for, so that a hundred are left.
+        assert counts["hits"] == 2000
+        assert found["setting"]["drop_self"] is (drop is not False)
+
+
+def test_ids_that_are_judged_to_be_of_other_texts_are_kept():
+    qrels = {"1": {"7": 1}, "2": {"2": 1}}
+    assert not drops_self(None, qrels)
+    assert drops_self(True, qrels)
+    assert drops_self(None, {"1": {"7": 1}, "2": {"2": 0}})
+    run = {"1": {"1": 0.9, "7": 0.8}, "2": {"2": 0.9}}
+    assert evaluate_run(run, qrels, ["mrr@10"]).figures == {"mrr@10": 0.75}
+    dropped = evaluate_run(run, qrels, ["mrr@10"], drop_self=True)
+    assert dropped.figures == {"mrr@10": 0.5}
+    assert dropped.counts["hits_of_self"] == 2
+
+
+# --------------------------------------------------------------------------- what does not meet
+
+
+def test_what_run_and_judgements_lack_is_counted():
+    qrels = {"a": {"d1": 1, "d2": 0}, "b": {"d1": 1}, "irrelevant": {"d1": 0}}
+    run = {"a": {"d1": 3.0, "d2": 2.0, "d9": 1.0}, "irrelevant": {"d1": 1.0}, "else": {"d1": 1.0}}
+    found = evaluate_run(run, qrels, ["mrr@10", "recall@10"])
+    assert found.figures == {"mrr@10": 0.5, "recall@10": 0.5}
+    assert found.counts == {
+        "queries": 2,
+        "queries_not_in_run": 1,
+        "run_queries_not_judged": 2,
+        "hits": 3,
+        "hits_not_judged": 1,
+        "hits_of_self": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (
+            {"Q1": {"d1": 1.0}, "Q2": {}},
+            r"no query of run.trec is in test.tsv: the run has ids such as 'Q1' and 'Q2', the "
+            r"judgements 'q1' and 'q2'; give files of one set, and check the split",
+        ),
+        (
+            {"q1": {"c.parquet:0:1": 1.0}, "q2": {}},
+            r"no document of run.trec is in test.tsv: the run has ids such as 'c.parquet:0:1', "
+            r"the judgements 'd1' and 'd2'; .* the id column of the corpus",
+        ),
+        ({"q1": {}}, r"no document of run.trec is in test.tsv: the run has ids such as none"),
+        ({"graded 0": {"d1": 1.0}}, "no query of run.trec is in test.tsv"),
+    ],
+)
+def test_a_run_whose_ids_match_nothing_is_refused(run, message):
+    qrels = {"q1": {"d1": 1}, "q2": {"d2": 1}, "graded 0": {"d1": 0}}
+    with pytest.raises(CorpusError, match=message):
+        evaluate_run(run, qrels, ["ndcg@10"], names=("run.trec", "test.tsv"))
+
+
+def test_the_command_refuses_a_run_of_another_set(beir, tmp_path):
+    path = tmp_path / "run.trec"
+    path.write_text("q0 Q0 nothing 1 0.5 x\n")
+    status, out, err = run_cli(beir, "--run", path)
+    assert (status, out) == (CorpusError.exit_code, "")
+    assert "no document of" in err
+    assert "'nothing'" in err
+    assert "'d0'" in err
+
+
+def test_a_corpus_whose_ids_match_nothing_is_refused(tiny_model, store, tmp_path, documents, beir):
+    columns = {"id": [f"x{name}" for name in documents], "text": list(documents.values())}
+    pq.write_table(pa.table(columns), tmp_path / "c.parquet")
+    files = {"queries": str(beir / "queries.jsonl"), "qrels": str(beir / "qrels/test.tsv")}
+    with pytest.raises(CorpusError, match=r"names no document of the corpus: .*'xd0'.*--id-column"):
+        judged(tiny_model, corpus=[str(tmp_path / "c.parquet")], store=store, **files)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "no set is named, and no --corpus and no --queries and no --qrels: name the folder"),
+        ({"run": "r.trec"}, "no set is named, and no --qrels: name"),
+        ({"index": "i", "queries": "q.jsonl"}, "no set is named, and no --qrels: name"),
+        ({"sets": ["a", "b/a"]}, "two sets are named alike: a, a"),
+        ({"sets": ["a", "b"], "index": "i"}, "an index or a run is of one set, and 2 are named"),
+        ({"sets": ["a"], "qrels": "q.tsv"}, "--qrels names the files of a set, and a folder"),
+        ({"sets": ["a"], "run": "r.trec", "index": "i"}, "--run and --index each say what is"),
+        ({"sets": ["a"], "run": "r.trec", "k": ("8",)}, "--whiten or --k says how to build, and"),
+        ({"sets": ["a"], "run": "r.trec", "run_out": "o.trec"}, "--run-out writes what is"),
+        ({"sets": ["a"], "index": "i", "store": "s"}, "--store says how to build, and an index"),
+        ({"sets": ["a"], "index": "i", "max_length": 9}, "--max-length says how to build, and an"),
+        ({"sets": ["a"], "run": "r.trec", "model": "m"}, "--model says how to build, and a run"),
+        ({"sets": ["a"], "run_out": "runs.csv"}, "the ending of runs.csv names no run format"),
+        ({"sets": ["a"], "metrics": ["spam@10"]}, "metric 'spam@10' is unknown; use one such as"),
+        ({"sets": ["a"], "whiten": "pca", "fit": "nli"}, "--fit is for pairs of sentences"),
+        ({"sets": ["a"], "word_vectors": "w.txt"}, "--word-vectors is for pairs of sentences"),
+        (
+            {"sets": ["a"], "k": ("8", "16"), "run_out": "one.trec"},
+            "--run-out one.trec is one file, and there are several runs to write; name a folder",
+        ),
+        ({"sets": ["a"], "whiten": "pca", "exponent": 1.0}, "PCA has exponent 0"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message, monkeypatch):
+    monkeypatch.delenv("WHITEN_INDEX_DATA", raising=False)
+    with pytest.raises(ConfigError, match=message):
+        RetrievalConfig.from_options(options)
+
+
+def test_without_data_the_sets_at_hand_are_listed(beir, monkeypatch, tmp_path):
+    (tmp_path / "retrieval").mkdir()
+    (tmp_path / "retrieval/one").symlink_to(beir)
+    (tmp_path / "retrieval/notes.txt").touch()
+    monkeypatch.setenv("WHITEN_INDEX_DATA", str(tmp_path))
+    status, _, err = run_cli()
+    assert status == ConfigError.exit_code
+    assert err.strip().endswith(f"WHITEN_INDEX_DATA has {tmp_path / 'retrieval/one'}")
+
+
+def test_k_that_no_embedding_has_is_refused_before_any_work(tiny_model, beir, monkeypatch):
+    monkeypatch.setattr(retrieval, "build_index", None)
+    with pytest.raises(ConfigError, match="--k 99 is more than the 32 dims"):
+        judged(tiny_model, sets=[str(beir)], k=("8", "99"))
+
+
+# --------------------------------------------------------------------------- the command
+
+
+def test_the_command_prints_a_table_or_one_object(tiny_model, beir, store):
+    given = (beir, "--model", tiny_model, "--threads", 1, "--store", store, "--k", 8, "--k", 16)
+    status, out, _ = run_cli(*given, "--json")
+    assert status == 0
+    report = json.loads(out)
+    assert {"encoder", "setting", "datasets", "runs"} <= report.keys()
+    status, out, _ = run_cli(*given)
+    lines = out.splitlines()
+    assert lines[1] == f"one: {DOCUMENTS} documents, {QUERIES} judged queries"
+    assert lines[2].split() == ["×", "100", *METRICS]
+    for run, line in zip(report["runs"], lines[3:], strict=True):
+        name, *values = line.rsplit(maxsplit=len(METRICS))
+        assert name.strip() == run["name"]
+        assert values == [f"{run['datasets']['one'][metric]:.2f}" for metric in METRICS]
+
+
+def test_splits_used_together_are_said(tmp_path):
+    columns = {"query_id": ["a", "b"], "doc_id": ["d", "d"], "relevance": [1, 1]}
+    table = pa.table({**columns, "split": ["train", "test"]})
+    pq.write_table(table, tmp_path / "qrels.parquet")
+    (tmp_path / "run.trec").write_text("a Q0 d 1 0.5 x\n")
+    files = ("--qrels", tmp_path / "qrels.parquet", "--run", tmp_path / "run.trec")
+    status, out, err = run_cli(*files)
+    assert status == 0
+    assert "splits train, test are used together; --qrels-split picks one" in err
+    assert "note: 1 judged queries are not in the run, and count 0" in out
+    status, out, err = run_cli(*files, "--qrels-split", "train")
+    assert (status, err) == (0, "")
+    assert "1 judged queries\n" in out
+    # The folder of a set is of its test split.
+    assert run_cli(tmp_path, "--run", tmp_path / "run.trec")[0] == CorpusError.exit_code
+
+
+# --------------------------------------------------------------------------- public figures
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.timeout(1800)
+def test_scifact_has_its_published_figure(data):
+    """All-MiniLM-L6-v2 on MTEB's board: nDCG@10 64.51."""
+    options = {"pooling": "mean", "max_length": 256, "sets": [str(data / "retrieval/scifact")]}
+    report = evaluate_retrieval(RetrievalConfig.from_options(options))
+    found = report["datasets"]["scifact"]
+    assert found["ndcg@10"] == pytest.approx(64.5, abs=0.1)
+    assert (found["counts"]["documents"], found["counts"]["queries"]) == (5183, 300)

@@ -1,0 +1,320 @@
+"""Evaluating pairs: against numpy and scipy, against public figures, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import scipy.stats
+from click.testing import CliRunner
+
+from whiten_index.cli import cli
+from whiten_index.encoding import EncoderConfig
+from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.evaluate.config import EvalConfig
+from whiten_index.evaluate.sts import evaluate_sts
+from whiten_index.labels import chosen_sets, read_sts
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli, ["eval", "sts", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory, write_parquet, tiny_words) -> Path:
+    """60 pairs that share 0 to 5 of 6 words, the gold score being how many."""
+    rng = np.random.default_rng(3)
+    first, second, score = [], [], []
+    for _ in range(60):
+        words = rng.choice(tiny_words, 12, replace=False)
+        shared = int(rng.integers(6))
+        first.append(" ".join(words[:6]))
+        second.append(" ".join([*words[:shared], *words[6 : 12 - shared]]))
+        score.append(float(shared))
+    return write_parquet(
+        tmp_path_factory.mktemp("pairs") / "mine.parquet",
+        {
+            "sentence1": first,
+            "sentence2": second,
+            "score": score,
+            "subset": ["x"] * 20 + ["y"] * 40,
+        },
+    )
+
+
+# ------------------------------------------------------ from the definition, another way
+
+
+def hidden_states(folder: Path, texts: list[str], layers: tuple[int, ...]) -> np.ndarray:
+    """Return the token means of the SUM of layers by transformers itself, a batch at a time."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    out = []
+    for start in range(0, len(texts), 64):
+        inputs = tokenizer(
+            texts[start : start + 64],
+            padding=True,
+            truncation=True,
+            max_length=256,
+            return_tensors="pt",
+        )
+        with torch.inference_mode():
+            states = model(**inputs, output_hidden_states=True).hidden_states
+        total = sum(states[layer] for layer in layers)
+        mask = inputs["attention_mask"].unsqueeze(-1)
+        out.append(((total * mask).sum(1) / mask.sum(1)).double().numpy())
+    return np.concatenate(out)
+
+
+def whitened(target: np.ndarray, k: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and W = U Λ^(-1/2), by the singular values of the covariance."""
+    u, s, _ = np.linalg.svd(np.cov(target.T))
+    rank = int((s > 1e-10 * s[0]).sum())
+    return target.mean(0), u[:, : k or rank] / np.sqrt(s[: k or rank])
+
+
+@pytest.fixture(scope="module")
+def by_hand(data) -> tuple[dict[str, list], dict[tuple[int, ...], np.ndarray]]:
+    """STS16's pairs and their embeddings, first sides first: layers 1 + 6 and the last."""
+    from whiten_index.encoding import find_model
+
+    table = pq.read_table(data / "sts" / "sts_raw.parquet").to_pydict()
+    rows = [i for i, name in enumerate(table["dataset"]) if name == "STS16"]
+    columns = {name: [values[i] for i in rows] for name, values in table.items()}
+    texts = columns["sentence1"] + columns["sentence2"]
+    folder = find_model("all-MiniLM-L6-v2").path
+    return columns, {layers: hidden_states(folder, texts, layers) for layers in ((1, 6), (6,))}
+
+
+@pytest.mark.parametrize("layers", [(1, 6), (6,)])
+@pytest.mark.parametrize("k", [None, 256, 128])
+def test_whitening_from_the_definition_gives_the_same_figures(data, by_hand, layers, k, sts_store):
+    columns, embeddings = by_hand
+    x = embeddings[layers]
+    mean, w = whitened(x, k)
+    z = (x - mean) @ w
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    n = len(x) // 2
+    cosines, gold = (z[:n] * z[n:]).sum(1), np.array(columns["score"])
+    subsets = np.array(columns["subset"])
+    groups = [subsets == name for name in dict.fromkeys(subsets)]
+    each = [scipy.stats.spearmanr(gold[g], cosines[g]).statistic for g in groups]
+    sizes = [g.sum() for g in groups]
+    truth = {
+        "all": 100 * scipy.stats.spearmanr(gold, cosines).statistic,
+        "mean": 100 * np.mean(each),
+        "wmean": 100 * np.average(each, weights=sizes),
+    }
+    options = {"pooling": "mean", "max_length": 256, "layers": layers, "k": (k or "full",)}
+    config = EvalConfig.from_options({**options, "whiten": "whitening", "store": str(sts_store)})
+    sets = chosen_sets(read_sts([data / "sts" / "sts_raw.parquet"]), ["STS16"])
+    found = evaluate_sts(config, sets)["datasets"]["STS16"]
+    assert found["spearman"] == pytest.approx(truth, abs=0.01)
+    pearson = 100 * scipy.stats.pearsonr(gold, cosines).statistic
+    assert found["pearson"]["all"] == pytest.approx(pearson, abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def sts_store(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("sts-store")
+
+
+# Public MTEB scores of all-MiniLM-L6-v2, and SICK-R's test split by its own.
+PUBLIC = {
+    "STS12": 72.37, "STS13": 80.60, "STS14": 75.59, "STS15": 85.39, "STS16": 78.99,
+    "STS-B": 82.03, "SICK-R": 77.58,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_seven_sets_have_their_public_figures(data):
+    encoder = EncoderConfig(pooling="mean", max_length=256)
+    report = evaluate_sts(EvalConfig(encoder=encoder), read_sts([data / "sts" / "sts_raw.parquet"]))
+    found = {name: each["spearman"]["all"] for name, each in report["datasets"].items()}
+    assert found == pytest.approx(PUBLIC, abs=0.02)
+    assert report["datasets"]["SICK-R"]["splits"]["test"] == pytest.approx(77.15, abs=0.02)
+
+
+# ------------------------------------------------------------------------ the flow
+
+
+def test_a_sweep_over_k_equals_one_by_one(pairs, tiny_model, tmp_path):
+    sets = read_sts([pairs])
+
+    def report(*ks, **more):
+        options = {"model": str(tiny_model), "k": ks, "store": str(tmp_path), **more}
+        return evaluate_sts(EvalConfig.from_options(options), sets)
+
+    together = report("4", "8", "full")
+    assert [run["name"] for run in together["runs"]] == [
+        "whitening, k = 4", "whitening, k = 8", "whitening, k = full",
+    ]  # fmt: skip
+    for number, k in enumerate(("4", "8", "full")):
+        alone = report(k)
+        assert "runs" not in alone
+        assert alone["datasets"] == together["runs"][number]["datasets"]
+    assert together["datasets"] == together["runs"][0]["datasets"]
+
+
+def test_what_a_transform_is_fitted_on(pairs, tiny_model, tmp_path, write_parquet):
+    """A file of the set's own sentences is the target, each as often as it is named there."""
+    table = pq.read_table(pairs).to_pydict()
+    sentences = write_parquet(
+        tmp_path / "s.parquet", {"text": table["sentence1"] + table["sentence2"]}
+    )
+    sets = read_sts([pairs])
+
+    def figures(fit, **more):
+        options = {"model": str(tiny_model), "k": ("8",), "fit": fit, **more}
+        return evaluate_sts(EvalConfig.from_options(options), sets)["datasets"]["mine"]["spearman"]
+
+    target = figures("target")
+    # The store of a corpus keeps float16.
+    assert figures(str(sentences)) == pytest.approx(target, abs=0.5)
+    assert figures(str(pairs)) == pytest.approx(target, abs=0.5)
+    assert figures("nli", nli=str(sentences)) == pytest.approx(target, abs=0.5)
+    half = write_parquet(tmp_path / "h.parquet", {"text": table["sentence1"]})
+    assert figures(str(half)) != pytest.approx(target, abs=0.5)
+
+
+def test_sentences_that_repeat_count_as_often_or_once(pairs, tiny_model, tmp_path, write_parquet):
+    table = pq.read_table(pairs).to_pydict()
+    doubled = {name: values + values[:20] * 4 for name, values in table.items()}
+    sets = read_sts([write_parquet(tmp_path / "mine.parquet", doubled)])
+
+    def cosines(fit):
+        options = {"model": str(tiny_model), "k": ("8",), "fit": fit}
+        report = evaluate_sts(EvalConfig.from_options(options), sets)
+        return report["datasets"]["mine"]["pearson"]["all"]
+
+    assert cosines("target") != pytest.approx(cosines("target-distinct"), abs=1e-6)
+    assert cosines("target") == pytest.approx(cosines("target-scored"), abs=1e-9)
+
+
+def test_only_scored_pairs_are_fitted_on_where_asked(pairs, tiny_model, tmp_path, write_parquet):
+    table = pq.read_table(pairs).to_pydict()
+    table["split"] = ["train"] * 20 + ["test"] * 40
+    both = write_parquet(tmp_path / "mine.parquet", table)
+    test = write_parquet(tmp_path / "test" / "mine.parquet", {k: v[20:] for k, v in table.items()})
+
+    def figure(path, fit, **options):
+        config = EvalConfig.from_options({"model": str(tiny_model), "k": ("8",), "fit": fit})
+        return evaluate_sts(config, read_sts([path], **options))["datasets"]["mine"]["spearman"]
+
+    split = {"splits": {"mine": "test"}}
+    alone = figure(test, "target")
+    assert figure(both, "target-scored", **split) == pytest.approx(alone, abs=1e-9)
+    assert figure(both, "target", **split) != pytest.approx(alone, abs=1e-6)
+
+
+def test_an_index_is_evaluated_by_its_own_encoder_and_transform(
+    pairs, tiny_model, tmp_path, write_parquet
+):
+    table = pq.read_table(pairs).to_pydict()
+    corpus = write_parquet(
+        tmp_path / "c.parquet", {"text": table["sentence1"] + table["sentence2"]}
+    )
+    arguments = [
+        "build", str(corpus), "--text-column", "text", "--model", str(tiny_model), "--whiten",
+        "whitening", "--k", "8", "--store-dtype", "float32", "--out", str(tmp_path / "index"),
+    ]  # fmt: skip
+    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    _, out, _ = run(pairs, "--index", tmp_path / "index", "--json")
+    ours = json.loads(out)
+    _, out, _ = run(pairs, "--model", tiny_model, "--k", 8, "--json")
+    by_model = json.loads(out)
+    assert ours["setting"]["fit"] == "index"
+    found, expected = (each["datasets"]["mine"]["spearman"] for each in (ours, by_model))
+    assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_store_keeps_the_embeddings(pairs, tiny_model, tmp_path):
+    arguments = (pairs, "--model", tiny_model, "--store", tmp_path / "store")
+    _, first, _ = run(*arguments, "--json")
+    code, again, _ = run(*arguments, "--json")
+    assert (code, json.loads(again)["datasets"]) == (0, json.loads(first)["datasets"])
+    assert "encode" in json.loads(first)["seconds"]
+    assert "encode" not in json.loads(again)["seconds"]
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def test_the_shape_of_the_json(pairs, tiny_model):
+    code, out, _ = run(pairs, "--model", tiny_model, "--json")
+    report = json.loads(out)
+    assert code == 0
+    figures = report["datasets"]["mine"]
+    assert set(figures["spearman"]) == set(figures["pearson"]) == {"all", "mean", "wmean"}
+    assert figures["pairs"] == 60
+    assert set(figures["subsets"]) == {"x", "y"}
+    assert report["encoder"]["pooling"] == "mean"
+    assert all(abs(value) <= 100 for value in figures["spearman"].values())
+    mean = np.mean([figures["subsets"][name]["spearman"] for name in "xy"])
+    assert figures["spearman"]["mean"] == pytest.approx(mean)
+
+
+def test_the_table_says_what_the_json_says(pairs, tiny_model):
+    _, out, _ = run(pairs, "--model", tiny_model, "--json")
+    spearman = json.loads(out)["datasets"]["mine"]["spearman"]
+    _, shown, _ = run(pairs, "--model", tiny_model)
+    row = next(line.split() for line in shown.splitlines() if line.split()[:1] == ["mine"])
+    assert row == ["mine", "60", *(f"{spearman[how]:.2f}" for how in ("all", "mean", "wmean"))]
+
+
+def test_dropped_pairs_are_told(pairs, tiny_model, tmp_path, write_parquet):
+    table = pq.read_table(pairs).to_pydict()
+    table["score"][4] = None
+    path = write_parquet(tmp_path / "mine.parquet", table)
+    code, out, _ = run(path, "--model", tiny_model)
+    assert code == 0
+    assert "1 pairs of mine have no score and are left out" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--layers", "1,7"), 2, "layer 7 does not exist"),
+        (("--k", "33"), 2, "--k 33 is more than the 32 dims"),
+        (("--k", "nonsense"), 2, "--k nonsense is not understood"),
+        (("--whiten", "none", "--k", "3"), 2, "leave out --k"),
+        (("--fit", "nli", "--k", "3"), 2, "give them as Parquet with --nli"),
+        (("--fit", "target-scored"), 2, "add --whiten whitening"),
+        (("--fit", "no.parquet", "--k", "3"), 3, "cannot be read as Parquet"),
+        (("--set", "STS12"), 2, "there is no set STS12; the sets are mine"),
+        (("--split", "mine"), 2, "no SET=SPLIT"),
+        (("--word-vectors", "x.txt"), 2, "each say what to evaluate"),
+        (("--index", "nowhere"), 2, "each say what to evaluate"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence(pairs, tiny_model, arguments, code, message):
+    status, out, err = run(pairs, "--model", tiny_model, *arguments)
+    assert (status, out) == (code, "")
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_no_data(tiny_model, monkeypatch, tmp_path):
+    monkeypatch.delenv("WHITEN_INDEX_DATA", raising=False)
+    assert "WHITEN_INDEX_DATA is not set; name the files" in run("--model", tiny_model)[2]
+    monkeypatch.setenv("WHITEN_INDEX_DATA", str(tmp_path))
+    assert "which has no sts/sts_raw.parquet" in run("--model", tiny_model)[2]
+
+
+def test_a_model_that_gives_one_embedding_for_all(pairs, tiny_model):
+    """One token a text leaves [CLS] and [SEP] alone, and one word: the first is always the same."""
+    sets = read_sts([pairs])
+    config = EvalConfig(encoder=EncoderConfig(model=str(tiny_model), pooling="cls", layers=(0,)))
+    with pytest.raises(ConfigError, match=r"mine: all 60 predicted similarities are 1, so they"):
+        evaluate_sts(config, sets)
+    options = {"model": str(tiny_model), "pooling": "cls", "layers": (0,), "k": ("4",)}
+    with pytest.raises(WhiteningError, match="embeddings are equal, so there is no direction"):
+        evaluate_sts(EvalConfig.from_options(options), sets)

@@ -1,0 +1,196 @@
+"""Sets of pairs: how they are read, and their figures against scipy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation import correlate, pair_cosines
+from whiten_index.labels import chosen_sets, read_sts
+from whiten_index.metrics import pearson, spearman
+
+Columns = dict[str, list]
+
+
+def columns(n: int = 6, **more: list) -> Columns:
+    return {
+        "sentence1": [f"a {i}" for i in range(n)],
+        "sentence2": [f"b {i}" for i in range(n)],
+        "score": [float(i) for i in range(n)],
+        **more,
+    }
+
+
+# --------------------------------------------------------------------------- figures
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(-5, 5), st.sampled_from("xyz")), min_size=12)
+)
+def test_three_aggregations_equal_scipy(rows):
+    gold, found, subsets = (np.array(column) for column in zip(*rows, strict=True))
+    groups = [subsets == name for name in dict.fromkeys(subsets.tolist())]
+    if any(len(np.unique(each[inside])) < 2 for each in (gold, found) for inside in groups):
+        return
+    for measure, truth in (("spearman", scipy.stats.spearmanr), ("pearson", scipy.stats.pearsonr)):
+        ours = correlate(gold, found.astype(float), subsets, measure=measure)
+        each = [truth(gold[inside], found[inside]).statistic for inside in groups]
+        sizes = [int(inside.sum()) for inside in groups]
+        assert ours.all == pytest.approx(truth(gold, found).statistic, abs=1e-12)
+        assert ours.mean == pytest.approx(np.mean(each), abs=1e-12)
+        assert ours.wmean == pytest.approx(np.average(each, weights=sizes), abs=1e-12)
+        assert list(ours.subsets.values()) == pytest.approx(each, abs=1e-12)
+
+
+def test_aggregations_differ_where_subsets_do():
+    """Each subset is ranked perfectly, but the second one's cosines are all lower."""
+    gold, found = [1, 2, 3, 1, 2, 3, 4], [0.7, 0.8, 0.9, 0.1, 0.2, 0.3, 0.4]
+    ours = correlate(gold, found, ["x"] * 3 + ["y"] * 4)
+    assert ours.mean == ours.wmean == pytest.approx(1)
+    assert ours.all < 0.6
+
+
+def test_subsets_that_are_no_files_are_not_averaged():
+    ours = correlate([1, 2, 3, 4], [1, 3, 2, 4], ["x", "x", "y", "y"], averaged=False)
+    assert ours.all == ours.mean == ours.wmean == pytest.approx(0.8)
+    assert ours.subsets == {"x": pytest.approx(1), "y": pytest.approx(1)}
+
+
+@pytest.mark.parametrize("measure", ["spearman", "pearson"])
+def test_constant_predictions_have_no_correlation(measure):
+    equal = np.full(4, 0.3) + np.array([0, 1, -1, 0]) * 1e-14  # what rounding makes of equal ones
+    with pytest.raises(ConfigError, match=r"STS99: all 4 predicted similarities are 0\.3.* check"):
+        correlate([1, 2, 3, 4], equal, ["x"] * 4, measure=measure, name="STS99")
+    with pytest.raises(ConfigError, match="STS99, subset y: all 2 predicted similarities"):
+        correlate([1, 2, 3, 4], [0.1, 0.2, 0.5, 0.5], list("xxyy"), measure=measure, name="STS99")
+
+
+def test_constant_gold_scores_and_nan():
+    with pytest.raises(ConfigError, match="set: all 3 gold scores are equal"):
+        correlate([2, 2, 2], [1, 2, 3], list("xxx"), name="set")
+    with pytest.raises(ConfigError, match="1 NaN"):
+        correlate([1, 2, 3], [1, np.nan, 3], list("xxx"))
+
+
+def test_pearson_is_linear_and_spearman_is_not():
+    gold, bent = np.arange(1.0, 9), np.arange(1.0, 9) ** 3
+    assert spearman(gold, bent) == pytest.approx(1)
+    assert pearson(gold, 2 * gold + 7) == pytest.approx(1)
+    assert pearson(gold, bent) == pytest.approx(scipy.stats.pearsonr(gold, bent).statistic)
+
+
+def test_cosines_of_pairs():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(9, 5)), rng.normal(size=(9, 5))
+    a[3] = 0
+    ours = pair_cosines(a, b)
+    assert ours[3] == 0
+    for row in (0, 1, 8):
+        cosine = a[row] @ b[row] / np.linalg.norm(a[row]) / np.linalg.norm(b[row])
+        assert ours[row] == pytest.approx(cosine, abs=1e-14)
+    np.testing.assert_allclose(pair_cosines(a, 3 * a)[[0, 1, 2, 4]], 1, atol=1e-14)
+
+
+# --------------------------------------------------------------------------- files
+
+
+def test_sets_by_their_names(write_parquet, tmp_path):
+    path = write_parquet(
+        tmp_path / "p.parquet",
+        columns(
+            dataset=["STS12", "STS12", "stsb", "stsb", "stsb", "stsb"],
+            subset=["x", "y", "x", "x", "x", "x"],
+            split=["test", "test", "train", "dev", "test", "test"],
+        ),
+    )
+    first, second = read_sts([path])
+    assert (first.name, first.averaged, first.scored.tolist()) == ("STS12", True, [True, True])
+    assert (second.name, second.averaged) == ("STS-B", False)
+    assert second.scored.tolist() == [False, False, True, True]
+    (all_of_it,) = chosen_sets(read_sts([path], splits={"STSB": "all"}), ["sts-b"])
+    assert all_of_it.scored.all()
+
+
+def test_a_plain_file_is_one_set(write_parquet, tmp_path):
+    (only,) = read_sts([write_parquet(tmp_path / "mine.parquet", columns())])
+    assert (only.name, len(only), only.averaged, only.scored.all()) == ("mine", 6, False, True)
+
+
+def test_own_sets_with_subsets_are_averaged_over_them(write_parquet, tmp_path):
+    path = write_parquet(tmp_path / "mine.parquet", columns(subset=list("xxxyyy")))
+    assert read_sts([path])[0].averaged
+
+
+def test_other_formats_and_folders(write_parquet, tmp_path):
+    write_parquet(tmp_path / "one.parquet", columns())
+    (tmp_path / "two.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2.5\n")
+    (tmp_path / "notes.md").write_text("not pairs")
+    assert [each.name for each in read_sts([tmp_path])] == ["one", "two"]
+
+
+def test_pairs_without_a_score_are_dropped_and_counted(write_parquet, tmp_path):
+    table = columns()
+    table["score"] = [1.0, None, 3.0, float("nan"), 5.0, 6.0]
+    (only,) = read_sts([write_parquet(tmp_path / "p.parquet", table)])
+    assert (only.dropped, only.first) == (2, ["a 0", "a 2", "a 4", "a 5"])
+    assert only.scores.tolist() == [1, 3, 5, 6]
+
+
+def refused(path: Path, error: type[Exception], match: str, **options) -> None:
+    with pytest.raises(error, match=match):
+        read_sts([path], **options)
+
+
+def test_an_unknown_layout_names_the_columns(write_parquet, tmp_path):
+    path = write_parquet(tmp_path / "p.parquet", {"premise": ["a"], "hypothesis": ["b"]})
+    refused(path, CorpusError, r"no column sentence1 and no sentence2 and no score.*premise, hypo")
+    path = write_parquet(tmp_path / "q.parquet", {"sentence1": ["a"], "sentence2": ["b"]})
+    refused(path, CorpusError, "no column score.*its columns are sentence1, sentence2")
+
+
+def test_files_that_cannot_be_used(write_parquet, tmp_path):
+    refused(tmp_path / "no.parquet", CorpusError, "does not exist")
+    refused(tmp_path / "no.csv", ConfigError, "names no format")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", CorpusError, "holds no .parquet")
+    table = columns()
+    table["score"] = [None] * 5 + [1.0]
+    path = write_parquet(tmp_path / "p.parquet", table)
+    refused(path, CorpusError, r"1 pairs of p with a score \(5 have none\)")
+    table = columns(sentence1=["a", " ", "c", "d", "e", "f"])
+    path = write_parquet(tmp_path / "q.parquet", table)
+    refused(path, CorpusError, r"row 1 .*sentence1, expected a text that is not blank")
+    table = columns(score=["1", "x", "3", "4", "5", "6"])
+    path = write_parquet(tmp_path / "r.parquet", table)
+    refused(path, CorpusError, "has 'x' as score")
+
+
+def test_splits_and_sets_that_are_not_there(write_parquet, tmp_path):
+    path = write_parquet(tmp_path / "p.parquet", columns(split=["dev"] * 6))
+    refused(
+        path, ConfigError, "no scored pairs of p in split 'test'.*are dev", splits={"p": "test"}
+    )
+    refused(path, ConfigError, "--split names STS12, and the sets are p", splits={"STS12": "test"})
+    plain = write_parquet(tmp_path / "q.parquet", columns())
+    refused(plain, ConfigError, "no column split; do not ask", splits={"q": "test"})
+    with pytest.raises(ConfigError, match="there is no set STS99; the sets are q"):
+        chosen_sets(read_sts([plain]), ["STS99"])
+    with pytest.raises(CorpusError, match="holds the set q again"):
+        read_sts([plain, plain])
+
+
+def test_the_public_sets_have_their_official_sizes(data):
+    sets = {each.name: each for each in read_sts([data / "sts" / "sts_raw.parquet"])}
+    assert {name: int(each.scored.sum()) for name, each in sets.items()} == {
+        "STS12": 3108, "STS13": 1500, "STS14": 3750, "STS15": 3000, "STS16": 1186,
+        "STS-B": 1379, "SICK-R": 9927,
+    }  # fmt: skip
+    subsets = {name: len(set(each.subsets)) for name, each in sets.items() if each.averaged}
+    assert subsets == {"STS12": 5, "STS13": 3, "STS14": 6, "STS15": 5, "STS16": 5}

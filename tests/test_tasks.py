@@ -1,0 +1,161 @@
+"""Transfer tasks: what is written is what is read, and what cannot be used is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.labels import read_task, task_files
+
+TEXTS, LABELS = ["a cat", "a dog", "a bird", "a fish"], [1, 0, 1, 0]
+SPLITS = ["train", "train", "test", "test"]
+# Rows and classes of the public sets, counted in their files.
+PUBLIC = {
+    "mr": (10_662, 2), "cr": (3_771, 2), "subj": (10_000, 2), "mpqa": (10_603, 2),
+    "sst2": (9_613, 2), "sst5": (11_855, 5), "trec": (5_952, 6), "mrpc": (5_801, 2),
+    "rte": (2_767, 2),
+}  # fmt: skip
+
+
+def parquet(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def sound(path: Path, **changed: Any) -> Path:
+    return parquet(path, **{"text": TEXTS, "label": LABELS, "split": SPLITS, **changed})
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".tsv"])
+def test_texts_labels_and_splits_are_read_from_every_format(tmp_path, ending):
+    path = tmp_path / f"mood{ending}"
+    if ending == ".parquet":
+        sound(path)
+    else:
+        rows = list(zip(TEXTS, LABELS, SPLITS, strict=True))
+        names = ("text", "label", "split")
+        records = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+        fields = ["\t".join(map(str, row)) for row in (names, *rows)]
+        path.write_text("\n".join(records if ending == ".jsonl" else fields) + "\n")
+    task = read_task(path)
+    assert (task.name, task.first, task.second) == ("mood", TEXTS, None)
+    assert task.labels.tolist() == LABELS
+    assert task.classes == ("0", "1")
+    assert task.splits.tolist() == SPLITS
+    assert task.dropped == {"text": 0, "label": 0}
+
+
+def test_pairs_keep_their_sides_and_all_texts_are_both(tmp_path):
+    other = [text.upper() for text in TEXTS]
+    path = parquet(
+        tmp_path / "p.parquet", sentence1=TEXTS, sentence2=other, label=LABELS, split=["all"] * 4
+    )
+    task = read_task(path)
+    assert (task.first, task.second, task.texts) == (TEXTS, other, TEXTS + other)
+
+
+def test_numbers_are_ordered_as_numbers_and_names_as_names(tmp_path):
+    numbers = read_task(sound(tmp_path / "n.parquet", label=["10", "9", "-1", "9"]))
+    assert numbers.classes == ("-1", "9", "10")
+    assert numbers.labels.tolist() == [2, 1, 0, 1]
+    names = read_task(sound(tmp_path / "s.parquet", label=["NUM", "ABBR", "HUM", "NUM"]))
+    assert names.classes == ("ABBR", "HUM", "NUM")
+    assert names.labels.tolist() == [2, 0, 1, 2]
+    floats = read_task(sound(tmp_path / "f.parquet", label=[2.0, 0.0, 2.0, 0.0]))
+    assert floats.classes == ("0", "2")
+
+
+def test_rows_without_text_or_label_are_dropped_and_counted(tmp_path):
+    path = parquet(
+        tmp_path / "t.parquet",
+        text=["a", None, "  ", "b", "c", "d"],
+        label=[0.0, 1.0, 1.0, None, float("nan"), 1.0],
+        split=["all"] * 6,
+    )
+    task = read_task(path)
+    assert task.first == ["a", "d"]
+    assert task.labels.tolist() == [0, 1]
+    assert task.dropped == {"text": 2, "label": 2}
+
+
+def test_a_pair_without_its_second_text_is_dropped(tmp_path):
+    path = parquet(
+        tmp_path / "t.parquet",
+        sentence1=["a", "b", "c"],
+        sentence2=["x", None, "z"],
+        label=[0, 1, 1],
+        split=["all"] * 3,
+    )
+    task = read_task(path)
+    assert (task.first, task.second) == (["a", "c"], ["x", "z"])
+    assert task.dropped["text"] == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ({"sentence": TEXTS, "label": LABELS, "split": SPLITS},
+         "no column text, and not both sentence1 and sentence2 .*columns are sentence, label, spl"),
+        ({"sentence1": TEXTS, "label": LABELS, "split": SPLITS}, "not both sentence1"),
+        ({"text": TEXTS, "split": SPLITS}, "no column label .*its columns are text, split"),
+        ({"text": TEXTS, "label": LABELS}, "no column split"),
+        ({"text": TEXTS}, "no column label and no split"),
+        ({"text": TEXTS, "sentence1": TEXTS, "sentence2": TEXTS, "label": LABELS, "split": SPLITS},
+         "has the columns text and sentence1 and sentence2"),
+        ({"text": TEXTS, "label": [3] * 4, "split": SPLITS}, "all 4 rows .* have the label '3'"),
+        ({"text": TEXTS, "label": [0.5, 1, 1, 0], "split": SPLITS},
+         r"row 0 \(from 0\), has 0.5 as label, expected a class: a whole number or a name"),
+        ({"text": TEXTS, "label": LABELS, "split": ["test"] * 4}, "has the splits test; a task"),
+        ({"text": TEXTS, "label": LABELS, "split": ["train"] * 4}, "has the splits train; a task"),
+        ({"text": TEXTS, "label": LABELS, "split": ["all", "all", "all", "test"]},
+         "has the splits all, test; a task has all; or train and test"),
+        ({"text": TEXTS, "label": LABELS, "split": ["train", None, "test", "test"]},
+         "has the splits None, test, train"),
+        ({"text": [None] * 4, "label": LABELS, "split": SPLITS}, r"no row .*\(4 lack a text, 0"),
+        ({"text": [1, 2, 3, 4], "label": LABELS, "split": SPLITS}, "has 1 as text, expected a tex"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_named(tmp_path, columns, match):
+    with pytest.raises(CorpusError, match=match):
+        read_task(parquet(tmp_path / "t.parquet", **columns))
+
+
+def test_an_unknown_format_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"t\.csv names no format"):
+        read_task(tmp_path / "t.csv")
+
+
+def test_files_of_a_folder_come_in_the_order_of_the_papers(tmp_path):
+    for name in ("zebra", "rte", "trec", "own", "cr", "mr"):
+        sound(tmp_path / f"{name}.parquet")
+    (tmp_path / "README.md").write_text("no task")
+    names = [file.stem for file in task_files([tmp_path])]
+    assert names == ["mr", "cr", "trec", "rte", "own", "zebra"]
+    assert [file.stem for file in task_files([tmp_path], ["OWN", "mr"])] == ["mr", "own"]
+
+
+def test_files_that_are_not_there_or_twice_are_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    file = sound(tmp_path / "mr.parquet")
+    with pytest.raises(CorpusError, match=r"empty holds no \.parquet, \.jsonl, \.tsv file"):
+        task_files([tmp_path / "empty"])
+    with pytest.raises(ConfigError, match="there is no task sst9; the tasks are mr"):
+        task_files([file], ["sst9"])
+    with pytest.raises(CorpusError, match="are tasks of one name"):
+        task_files([file, tmp_path])
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_sets_are_whole(data, name):
+    task = read_task(data / "senteval" / f"{name}.parquet")
+    assert (len(task), len(task.classes)) == PUBLIC[name]
+    assert task.dropped == {"text": 0, "label": 0}
+    assert set(np.unique(task.labels)) == set(range(len(task.classes)))

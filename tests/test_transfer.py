@@ -1,0 +1,325 @@
+"""Transfer scores against scikit-learn's own searches, closed forms, and the public sets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import make_classification
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
+
+from whiten_index.errors import ConfigError
+from whiten_index.evaluation import (
+    classifier,
+    pair_features,
+    score_entailment,
+    score_transfer,
+)
+from whiten_index.evaluation.entailment import tuned_threshold
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GRID, GRID_OF_FOLDS = [0.25, 0.5, 1, 2, 4, 8], [0.5, 1, 2, 4, 8, 16, 32]
+
+
+def make_task(n=300, d=12, classes=2, seed=0):
+    return make_classification(
+        n, d, n_informative=6, n_classes=classes, flip_y=0.15, class_sep=0.6, random_state=seed
+    )
+
+
+def search(grid, folds, seed):
+    inner = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    model = LogisticRegression(max_iter=5000, tol=1e-6)
+    return GridSearchCV(model, {"C": grid}, cv=inner, scoring="accuracy")
+
+
+# Protocols
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_split_all_is_a_search_within_each_fold(classes):
+    features, labels = make_task(classes=classes)
+    found = score_transfer(features, labels, ["all"] * 300, folds=5, seed=7)
+    outer = StratifiedKFold(5, shuffle=True, random_state=7)
+    each = cross_val_score(search(GRID, 5, 7), features, labels, cv=outer)
+    # Where two C differ by rounding alone another may be chosen, which moves a row or two.
+    assert found.accuracy == pytest.approx(each.mean(), abs=2 / 300)
+    assert found.deviation == pytest.approx(each.std(ddof=1), abs=0.01)
+    assert found.deviation_of == "folds"
+    assert found.chosen_by == "nested folds"
+    assert (len(found.chosen), found.classifiers) == (5, 5)
+    assert set(found.chosen) <= set(GRID)
+    assert found.rows == {"all": 300}
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_train_and_test_is_a_search_over_folds_of_train(classes):
+    features, labels = make_task(classes=classes, seed=1)
+    splits = np.where(np.arange(300) % 3, "train", "test")
+    found = score_transfer(features, labels, splits, folds=5, seed=3)
+    train, test = splits == "train", splits == "test"
+    fitted = search(GRID_OF_FOLDS, 5, 3).fit(features[train], labels[train])
+    assert found.accuracy == pytest.approx(fitted.score(features[test], labels[test]), abs=0.011)
+    assert found.chosen_by == "train folds"
+    assert found.rows == {"train": 200, "test": 100}
+    assert found.deviation_of == "binomial"
+    assert found.deviation**2 * 100 == pytest.approx(found.accuracy * (1 - found.accuracy))
+
+
+def test_a_dev_split_chooses_and_is_not_trained_on():
+    features, labels = make_task(seed=2)
+    splits = np.array(["train", "dev", "test"])[np.arange(300) % 3]
+    # A dev split whose labels are turned around wants the opposite of what trains.
+    wrong = np.where(splits == "dev", 1 - labels, labels)
+    for given_labels in (labels, wrong):
+        parts = {name: splits == name for name in ("train", "dev", "test")}
+        models = [
+            LogisticRegression(C=c, max_iter=5000, tol=1e-6).fit(
+                features[parts["train"]], given_labels[parts["train"]]
+            )
+            for c in GRID
+        ]
+        rights = [m.score(features[parts["dev"]], given_labels[parts["dev"]]) for m in models]
+        best = models[int(np.argmax(np.round(rights, 4)))]
+        found = score_transfer(features, given_labels, splits)
+        expected = best.score(features[parts["test"]], given_labels[parts["test"]])
+        assert found.accuracy == pytest.approx(expected, abs=0.011)
+        assert found.chosen_by == "dev"
+        assert found.rows == {"train": 100, "dev": 100, "test": 100}
+
+
+def test_the_reference_with_its_own_choices_is_within_a_point_on_many_rows():
+    features, labels = make_task(n=1500, seed=4)
+    found = score_transfer(features, labels, ["all"] * 1500, folds=5)
+    outer = StratifiedKFold(5, shuffle=True, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        reference = LogisticRegressionCV(Cs=10, cv=5, scoring="accuracy")
+        each = cross_val_score(reference, features, labels, cv=outer)
+    assert found.accuracy == pytest.approx(each.mean(), abs=0.01)
+
+
+def test_f1_is_that_of_the_positive_class():
+    features, labels = make_task(seed=5)
+    splits = np.where(np.arange(300) < 200, "train", "test")
+    found = score_transfer(features, labels, splits, positive=1)
+    model = LogisticRegression(C=found.chosen[0], max_iter=5000).fit(features[:200], labels[:200])
+    called, gold = model.predict(features[200:]) == 1, labels[200:] == 1
+    f1 = 2 * (called & gold).sum() / (called.sum() + gold.sum())
+    assert found.f1 == pytest.approx(f1, abs=0.011)
+    assert score_transfer(features, labels, splits).f1 is None
+
+
+def test_what_a_line_can_tell_apart_is_told_apart_by_the_smallest_c():
+    labels = np.arange(100) % 2
+    features = np.column_stack([10.0 * labels - 5, np.zeros(100)])
+    found = score_transfer(features, labels, ["all"] * 100, positive=1)
+    assert (found.accuracy, found.deviation, found.f1) == (1, 0, 1)
+    assert set(found.chosen) == {0.25}
+
+
+def test_features_that_say_nothing_score_the_largest_class_and_it_is_said():
+    labels = np.r_[np.zeros(60, int), np.ones(40, int)]
+    found = score_transfer(np.ones((100, 3)), labels, ["all"] * 100, positive=1)
+    assert found.accuracy == pytest.approx(0.6)
+    assert found.majority == pytest.approx(0.6)
+    assert (found.constant, found.classifiers) == (10, 10)
+    assert found.f1 == 0
+
+
+def test_an_orthogonal_map_changes_nothing():
+    features, labels = make_task(seed=6)
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(12, 12)))[0]
+    there, turned = (
+        score_transfer(rows, labels, ["all"] * 300, folds=5) for rows in (features, features @ turn)
+    )
+    assert turned.accuracy == pytest.approx(there.accuracy, abs=2 / 300)
+
+
+def test_the_seed_draws_the_folds_and_threads_do_not_matter():
+    features, labels = make_task(seed=8)
+    scores = [
+        score_transfer(features, labels, ["all"] * 300, folds=5, seed=seed, threads=threads)
+        for seed, threads in ((0, 1), (0, 3), (1, 1))
+    ]
+    assert scores[0] == scores[1]
+    assert scores[0].deviation != scores[2].deviation
+
+
+def test_a_class_that_only_test_has_is_counted():
+    features, labels = make_task(seed=9)
+    splits = np.where(np.arange(300) < 200, "train", "test")
+    labels[290:] = 2
+    found = score_transfer(features, labels, splits)
+    assert found.unseen == 10
+    assert found.accuracy <= 0.9
+
+
+def test_fits_that_run_out_of_steps_are_counted(monkeypatch):
+    features, labels = make_task(seed=10)
+    splits = np.where(np.arange(300) < 200, "train", "test")
+    assert score_transfer(features, labels, splits).unconverged == 0
+    monkeypatch.setattr(classifier, "_MOST_STEPS", 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        assert score_transfer(features, labels, splits).unconverged > 0
+
+
+def test_pair_features_are_the_same_whichever_text_comes_first():
+    rng = np.random.default_rng(0)
+    u, v = rng.normal(size=(2, 5, 3))
+    found = pair_features(u, v)
+    np.testing.assert_array_equal(found, pair_features(v, u))
+    for row in range(5):
+        for column in range(3):
+            a, b = u[row, column], v[row, column]
+            assert found[row, column] == abs(a - b)
+            assert found[row, 3 + column] == a * b
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"labels": [0] * 20}, "all 20 rows to train on have one class"),
+        ({"labels": [0] * 17 + [1] * 3}, "class 1 has 3 of the 20 rows, and 10 folds need 10"),
+        ({"folds": 1}, "1 folds leave nothing to train on"),
+        ({"splits": ["test"] * 20}, "the splits are test; give all, train and test, or"),
+        ({"splits": ["train"] * 10 + ["dev"] * 10}, "the splits are dev, train; give"),
+        ({"splits": ["all"] * 3}, r"splits of shape \(3,\) for 20 rows"),
+        ({"labels": [0, 1]}, r"features of shape \(20, 2\) and labels of shape \(2,\)"),
+        ({"features": np.full((20, 2), np.nan)}, "the features hold NaN"),
+        ({"features": np.ones(20)}, r"features of shape \(20,\)"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(changed, match):
+    sound = {"features": np.ones((20, 2)), "labels": [0, 1] * 10, "splits": ["all"] * 20}
+    folds = changed.pop("folds", 10)
+    with pytest.raises(ConfigError, match=match):
+        score_transfer(*{**sound, **changed}.values(), folds=folds)
+
+
+def test_without_scikit_learn_the_error_prints_the_line_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(ConfigError, match=r"pip install 'whiten-index\[eval\]'"):
+        score_transfer(np.ones((20, 2)), [0, 1] * 10, ["all"] * 20)
+
+
+def test_scikit_learn_is_not_loaded_before_it_is_needed():
+    code = "import sys, whiten_index.evaluation; sys.exit('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Entailment
+
+
+def at_cosines(cosines):
+    """Pairs in the plane whose cosines are these."""
+    angles = np.arccos(cosines)
+    first = np.tile([1.0, 0.0], (len(angles), 1))
+    return first, 3 * np.column_stack([np.cos(angles), np.sin(angles)])
+
+
+def test_half_a_cosine_or_more_is_entailment():
+    cosines = np.array([0.9, 0.51, 0.49, -0.3, 0.7, 0.2])
+    entailed = np.array([1, 1, 1, 0, 0, 0], bool)
+    tested = np.array([1, 1, 1, 1, 0, 0], bool)
+    found = score_entailment(*at_cosines(cosines), entailed, tested)
+    assert found.accuracy == 0.75
+    assert found.deviation == pytest.approx(np.sqrt(0.75 * 0.25 / 4))
+    assert found.majority == 0.75
+    assert not found.constant
+    assert found.rows == {"train": 2, "dev": 4}
+
+
+def test_a_threshold_that_calls_all_pairs_the_same_is_reported():
+    entailed = np.array([1, 0, 0, 1, 0], bool)
+    tested = np.array([1, 1, 1, 0, 0], bool)
+    for cosines, share in (([0.9] * 5, 1 / 3), ([0.1] * 5, 2 / 3)):
+        found = score_entailment(*at_cosines(np.array(cosines)), entailed, tested)
+        assert found.constant
+        assert found.tuned_constant
+        assert found.accuracy == pytest.approx(share)
+
+
+def test_zeros_have_cosine_zero():
+    zeros = np.zeros((4, 3))
+    found = score_entailment(zeros, zeros, [True, False] * 2, [True, True, False, False])
+    assert (found.accuracy, found.constant) == (0.5, True)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(st.tuples(st.integers(-8, 8), st.booleans()), min_size=1, max_size=25),
+)
+def test_no_threshold_beats_the_tuned_one(pairs):
+    cosines = np.array([value / 8 for value, _ in pairs])
+    entailed = np.array([truth for _, truth in pairs])
+
+    def right(threshold):
+        return int(((cosines >= threshold) == entailed).sum())
+
+    tried = np.r_[np.arange(-17, 18) / 16, 2.0]
+    assert right(tuned_threshold(cosines, entailed)) == max(map(right, tried))
+
+
+def test_the_tuned_threshold_is_halfway_between_the_pairs_it_parts():
+    assert tuned_threshold([0.2, 0.4, 0.8, 0.9], [0, 0, 1, 1]) == pytest.approx(0.6)
+    assert tuned_threshold([0.2, 0.4], [1, 1]) == 0.2
+    assert 0.4 < tuned_threshold([0.2, 0.4], [0, 0]) < 0.4 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"second": np.ones((3, 2))}, r"shapes \(4, 2\) and \(3, 2\)"),
+        ({"first": np.full((4, 2), np.inf)}, "NaN or infinity"),
+        ({"entailed": [True]}, "give one for each pair"),
+        ({"tested": [True] * 4}, "4 of 4 pairs are to be tested"),
+        ({"tested": [False] * 4}, "0 of 4 pairs are to be tested"),
+    ],
+)
+def test_pairs_that_cannot_be_scored_are_refused(changed, match):
+    sound = {
+        "first": np.ones((4, 2)),
+        "second": np.ones((4, 2)),
+        "entailed": [True, False] * 2,
+        "tested": [True, True, False, False],
+    }
+    with pytest.raises(ConfigError, match=match):
+        score_entailment(*{**sound, **changed}.values())
+
+
+# Public sets
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cr", "trec"])
+def test_minilm_is_within_a_point_of_the_reference(data, name):
+    from whiten_index import Encoder
+    from whiten_index.labels import read_task
+
+    task = read_task(data / "senteval" / f"{name}.parquet")
+    features = Encoder.load(pooling="mean", max_length=256).encode(task.first)
+    found = score_transfer(features, task.labels, task.splits)
+    reference = LogisticRegressionCV(Cs=10, cv=5, max_iter=1000, scoring="accuracy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        if name == "cr":
+            outer = StratifiedKFold(10, shuffle=True, random_state=0)
+            expected = cross_val_score(reference, features, task.labels, cv=outer).mean()
+        else:
+            train, test = task.splits == "train", task.splits == "test"
+            reference.fit(features[train], task.labels[train])
+            expected = reference.score(features[test], task.labels[test])
+    assert found.accuracy == pytest.approx(expected, abs=0.01)
+    assert found.unconverged == 0

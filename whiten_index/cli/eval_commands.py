@@ -1,0 +1,127 @@
+"""``whiten-index eval``: how good embeddings and their transforms are, on judged data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from whiten_index.cli import terminal
+from whiten_index.cli.options import (
+    KINDS,
+    config_option,
+    encoder_options,
+    json_option,
+    shape_options,
+    with_options,
+)
+
+_SOURCES = [
+    click.option(
+        "--word-vectors",
+        help="File of word vectors (GloVe, word2vec, fastText; text, .bin, .gz, .zip, .parquet), "
+        "averaged over a text's words in the place of an encoder.",
+    ),
+    click.option(
+        "--word-counts",
+        help="Words and their counts (Parquet word, count; or text): weighs words as SIF does.",
+    ),
+    click.option(
+        "--sif-weight", type=float, default=1e-3, show_default=True, help="a of a/(a + p(word))."
+    ),
+    click.option("--cased", is_flag=True, help="Look words up as they are written first."),
+    click.option("--index", help="Evaluate the encoder and the transform of a published index."),
+    click.option(
+        "--store", help="Folder that keeps the embeddings for later runs. [default: none kept]"
+    ),
+]
+_TRANSFORMS = [
+    click.option(
+        "--whiten",
+        type=click.Choice([kind for kind in KINDS if kind != "auto"]),
+        help="The transform. [default: none; whitening with --k]",
+    ),
+    click.option(
+        "--k",
+        multiple=True,
+        help="Width kept: a number, full, or a share of variance; repeated, all of them side by "
+        "side. [default: a third of the embedding's width, at most 256]",
+    ),
+    click.option(
+        "--fit",
+        default="target",
+        show_default=True,
+        help="What transforms are fitted on: target (all texts of the task, as often as they "
+        "occur), target-distinct (each once), target-scored (those of the pairs that are scored), "
+        "nli, or a Parquet file of sentences.",
+    ),
+    click.option(
+        "--fit-column",
+        "fit_columns",
+        multiple=True,
+        help="Its column of sentences; may be repeated. [default: those known by name]",
+    ),
+    click.option("--nli", help="Parquet of NLI sentences, what --fit nli stands for."),
+    click.option(
+        "--remove-common",
+        is_flag=True,
+        help="Take the first singular vector of the task's texts off, as SIF does.",
+    ),
+    *shape_options,
+    click.option(
+        "--seed", type=int, default=0, show_default=True, help="Of everything that is drawn."
+    ),
+]
+eval_options = [config_option(), *_SOURCES, *encoder_options, *_TRANSFORMS, json_option]
+
+
+@click.group(name="eval")
+def evaluate() -> None:
+    """Evaluate embeddings and their transforms: sts, retrieval, transfer, geometry.
+
+    Without DATA the sets are read from the folder that WHITEN_INDEX_DATA names. Figures are
+    multiplied by 100.
+    """
+
+
+def parse_splits(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """Return set -> split of options ``SET=SPLIT``; the callback of ``--split``."""
+    splits = {}
+    for text in given:
+        name, equals, split = text.partition("=")
+        if not equals or not name or not split:
+            raise click.BadParameter(f"{text!r} is no SET=SPLIT, such as SICK-R=test")
+        splits[name] = split
+    return splits
+
+
+def print_report(report: Mapping[str, Any], *, as_json: bool, lines: Sequence[str]) -> None:
+    """Print an evaluation as one JSON object, or as the lines of a terminal."""
+    if as_json:
+        terminal.print_json(report)
+        return
+    for line in lines:
+        click.echo(line)
+
+
+def encoder_line(report: Mapping[str, Any]) -> str:
+    """Return what was evaluated, on one line."""
+    facts = report["encoder"]
+    if facts.get("kind") != "transformer":
+        return ", ".join(f"{name}: {value}" for name, value in facts.items())
+    layers = "+".join(map(str, facts["layers"]))
+    return (
+        f"{facts['model']}: {facts['pooling']} pooling of layer {layers}, at most "
+        f"{facts['max_length']} tokens, {facts['dim']} dims"
+    )
+
+
+__all__ = [
+    "encoder_line",
+    "eval_options",
+    "evaluate",
+    "parse_splits",
+    "print_report",
+    "with_options",
+]

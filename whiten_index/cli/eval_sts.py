@@ -1,0 +1,84 @@
+"""``whiten-index eval sts``: parse, evaluate, print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from whiten_index.cli import terminal
+from whiten_index.cli.eval_commands import (
+    encoder_line,
+    eval_options,
+    parse_splits,
+    print_report,
+    with_options,
+)
+
+
+@click.command()
+@click.argument("data", nargs=-1)
+@click.option("--set", "names", multiple=True, help="Only this set, such as STS12; repeatable.")
+@click.option(
+    "--split",
+    "splits",
+    multiple=True,
+    callback=parse_splits,
+    help="SET=SPLIT, the split that is scored, or all; repeatable. [default: STS-B=test, all "
+    "pairs of others]",
+)
+@click.option(
+    "--measure",
+    type=click.Choice(["spearman", "pearson"]),
+    default="spearman",
+    show_default=True,
+    help="What the table shows; --json has both.",
+)
+@with_options(eval_options)
+def sts(
+    data: tuple[str, ...],
+    names: tuple[str, ...],
+    splits: Mapping[str, str],
+    measure: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Correlate the cosines of sentence pairs with gold scores, in all three aggregations.
+
+    DATA are files of pairs (sentence1, sentence2, score; dataset, subset, split where they have
+    them) or folders of such. A set's figure is of all its pairs together (all), the mean over
+    its subsets (mean), and that weighted by their pairs (wmean); papers differ in which they
+    print.
+    """
+    from whiten_index.evaluate.config import EvalConfig
+    from whiten_index.evaluate.data import data_path
+    from whiten_index.evaluate.sts import evaluate_sts
+    from whiten_index.labels import chosen_sets, read_sts
+
+    config = EvalConfig.from_options(options)
+    paths = data or (str(data_path("sts/sts_raw.parquet")),)
+    sets = chosen_sets(read_sts(paths, splits=splits), names)
+    report = evaluate_sts(config, sets, progress=terminal.Bars(facts=not as_json))
+    print_report(report, as_json=as_json, lines=[] if as_json else list(_lines(report, measure)))
+
+
+def _lines(report: Mapping[str, Any], measure: str) -> Iterator[str]:
+    yield encoder_line(report)
+    dropped = {name: each["dropped"] for name, each in report["datasets"].items()}
+    for name, count in dropped.items():
+        if count:
+            yield f"  note: {count:,} pairs of {name} have no score and are left out"
+    runs = report.get("runs") or [{"name": "", **report}]
+    for run in runs:
+        yield f"{measure} × 100" + (f", {run['name']}" if run["name"] else "")
+        rows: list[tuple[str, ...]] = [("", "pairs", "all", "mean", "wmean")]
+        for name, each in run["datasets"].items():
+            rows.append((name, f"{each['pairs']:,}", *_figures(each[measure])))
+        if len(run["datasets"]) > 1:
+            rows.append(("mean of sets", "", *_figures(run["average"][measure])))
+        yield terminal.table(rows)
+
+
+def _figures(values: Mapping[str, float]) -> tuple[str, ...]:
+    return tuple(f"{values[how]:.2f}" for how in ("all", "mean", "wmean"))

@@ -1,0 +1,1 @@
+"""How good embeddings and vectors are at what they are for: flows that read, encode, measure."""

@@ -1,0 +1,200 @@
+"""Retrieval judged: indexes built of sets and searched, an index that is there, or a run file."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.build import build_index
+from whiten_index.encoding import resolve_encoder
+from whiten_index.evaluate.retrieval_config import RetrievalConfig
+from whiten_index.evaluate.retrieval_sets import RetrievalSet, judgements, read_sets
+from whiten_index.evaluate.runs import drops_self, evaluate_run, run_figures
+from whiten_index.evaluate.spaces import name_of
+from whiten_index.evaluate.sts import report_of
+from whiten_index.evaluate.texts import encoder_facts
+from whiten_index.index import load_faiss
+from whiten_index.labels import qrels_splits, read_qrels
+from whiten_index.manifest import writing
+from whiten_index.metrics import require_evaluator
+from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.run_file import read_run, write_run
+from whiten_index.search import Ranking, SearchIndex, open_index, recorded_spec
+from whiten_index.store import EmbeddingStore
+from whiten_index.whitening import Kind, WhiteningConfig
+
+
+def evaluate_retrieval(
+    config: RetrievalConfig, *, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Search the judged queries of each set under each transform, and judge what is found.
+
+    Indexes are built as ``build_index`` builds them, of one store, so that every text is encoded
+    once; they are removed when they have been searched. A run or an index that is there is judged
+    as it is.
+
+    Returns:
+        JSON values: encoder, setting and datasets of the first run, ``runs`` of all of them where
+        there are several; figures times 100, ``counts`` beside.
+
+    Raises:
+        WhitenIndexError: model, transform, corpus, queries, judgements, index or run cannot be
+            used, or do not fit together.
+    """
+    require_evaluator()
+    stages = Stages(progress or Silent())
+    if config.run is not None:
+        return _judge_file(config, stages)
+    load_faiss()
+    with tempfile.TemporaryDirectory(prefix="whiten-index-") as folder:
+        sets = read_sets(config, Path(folder) / "corpora")
+        for each in sets:
+            _note_splits(each.judged.splits, stages)
+        if config.base.transforms:
+            dim = resolve_encoder(config.base.encoder)[0].dim
+            for transform in config.base.transforms:
+                transform.require_dim(dim)
+        return _search_all(config, sets, Path(folder), stages)
+
+
+def _judge_file(config: RetrievalConfig, stages: Stages) -> dict[str, Any]:
+    source = str(config.run)
+    path, split = judgements(config)
+    qrels = read_qrels(path, split=split)
+    _note_splits(qrels_splits(path) if split is None else (), stages)
+    run = read_run(source)
+    with stages.stage("judge", len(qrels)) as watcher:
+        names = (source, str(path))
+        found = evaluate_run(run, qrels, config.metrics, drop_self=config.drop_self, names=names)
+        watcher.advance(len(qrels))
+    setting = {"run": source, "drop_self": drops_self(config.drop_self, qrels)}
+    run_of = {"name": source, "setting": setting, "datasets": {config.names[0]: found.to_json()}}
+    return report_of({}, [run_of], stages)
+
+
+def _note_splits(splits: tuple[str, ...], stages: Stages) -> None:
+    if len(splits) > 1:
+        stages.watcher.note(
+            f"note: the judgements' splits {', '.join(splits)} are used together; --qrels-split "
+            "picks one"
+        )
+
+
+def _search_all(
+    config: RetrievalConfig, sets: list[RetrievalSet], work: Path, stages: Stages
+) -> dict[str, Any]:
+    encoder: dict[str, Any] = {}
+    runs: dict[WhiteningConfig | None, dict[str, Any]] = {}
+    for each in sets:
+        for transform in config.base.transforms or (None,):
+            index = work / "index"
+            opened, store = _open(each, transform, work, index, stages)
+            embeddings = each.embeddings(opened, store, stages)
+            encoder = encoder or _encoder_of(opened)
+            run = runs.setdefault(transform, {**_named(opened, each), "datasets": {}})
+            path = config.run_path(each.name, transform)
+            run["datasets"][each.name] = _judge(each, opened, embeddings, path, stages)
+            # Room for the next one; the store stays.
+            shutil.rmtree(index, ignore_errors=True)
+    if len(sets) > 1:
+        for run in runs.values():
+            run["average"] = {
+                metric: float(np.mean([one[metric] for one in run["datasets"].values()]))
+                for metric in config.metrics
+            }
+    return report_of(encoder, list(runs.values()), stages)
+
+
+def _open(
+    each: RetrievalSet, transform: WhiteningConfig | None, work: Path, out: Path, stages: Stages
+) -> tuple[SearchIndex, EmbeddingStore | None]:
+    """Return the index that is there, or build one of a set, and its store."""
+    base = each.config.base
+    how: dict[str, Any] = {"device": base.encoder.device, "threads": base.encoder.threads}
+    if base.index is not None:
+        return open_index(base.index, **how), None
+    build = each.config.build_config(
+        transform, corpus=each.corpus, out=str(out), store=base.store or str(work / "store")
+    )
+    report = build_index(build, progress=stages.watcher)
+    for name, seconds in report.encoded.stages.seconds.items():
+        stages.seconds[name] = stages.seconds.get(name, 0.0) + seconds
+    return open_index(out, **how), report.encoded.store
+
+
+def _judge(
+    each: RetrievalSet,
+    opened: SearchIndex,
+    embeddings: NDArray[np.float32],
+    path: Path | None,
+    stages: Stages,
+) -> dict[str, Any]:
+    """Search the judged queries, write the rankings where a path is given, judge them."""
+    judged, documents = each.judged, opened.bundle.documents
+    names = [str(name) for name in documents.ids(range(len(documents)))]
+    missing = judged.missing(names)
+    rankings, dropped = _rank(each, opened, embeddings, stages)
+    if path is not None:
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_run(path, rankings)
+    run = {
+        str(ranking.query_id): dict(zip(map(str, ranking.ids), ranking.scores, strict=True))
+        for ranking in rankings
+    }
+    counts = {
+        "documents": len(set(names)),
+        "rows_skipped": sum(opened.bundle.manifest["counts"]["skipped"].values()),
+        "relevant_documents_missing": missing,
+        "queries_without_text": judged.left_out,
+        "hits_of_self": dropped,
+    }
+    return run_figures(run, judged.qrels, each.config.metrics).to_json(counts)
+
+
+def _rank(
+    each: RetrievalSet, opened: SearchIndex, embeddings: NDArray[np.float32], stages: Stages
+) -> tuple[list[Ranking], int]:
+    """Return the best hits of every judged query, and how many of themselves were left out."""
+    asked, depth = list(each.judged.texts), each.config.depth
+    drop = drops_self(each.config.drop_self, each.judged.qrels)
+    with stages.stage("search", len(asked)) as watcher:
+        # One more, since a query that is a document finds itself.
+        found = opened.rank_embeddings(asked, embeddings, top_k=depth + drop)
+        cut = [_cut(ranking, depth, drop=drop) for ranking in found]
+        watcher.advance(len(asked))
+    return [ranking for ranking, _ in cut], sum(dropped for _, dropped in cut)
+
+
+def _cut(ranking: Ranking, depth: int, *, drop: bool) -> tuple[Ranking, int]:
+    """Return the best hits of a query, and how many of itself were left out."""
+    hits = list(zip(ranking.ids, ranking.scores, strict=True))
+    own = [hit for hit in hits if drop and str(hit[0]) == str(ranking.query_id)]
+    kept = [hit for hit in hits if hit not in own][:depth]
+    ids, scores = [name for name, _ in kept], [score for _, score in kept]
+    return Ranking(ranking.query_id, ids, scores), len(own)
+
+
+def _named(opened: SearchIndex, each: RetrievalSet) -> dict[str, Any]:
+    """Return what a run is called, and how it was made."""
+    manifest, whitening = opened.bundle.manifest, opened.bundle.whitening
+    raw = whitening.kind is Kind.NONE
+    setting = {
+        "transform": {"kind": "none"} if raw else whitening.choices(),
+        "factory": manifest["factory"]["built"],
+        "top_k": each.config.depth,
+        "drop_self": drops_self(each.config.drop_self, each.judged.qrels),
+    }
+    return {"name": "raw" if raw else name_of(whitening), "setting": setting}
+
+
+def _encoder_of(opened: SearchIndex) -> dict[str, Any]:
+    recorded: Mapping[str, Any] = opened.bundle.manifest["encoder"]
+    spec = recorded_spec(recorded)
+    return dict(recorded) if spec is None else encoder_facts(spec)

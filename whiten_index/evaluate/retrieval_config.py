@@ -1,0 +1,236 @@
+"""What an evaluation of retrieval is asked: which sets, which index or run, which metrics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from whiten_index.config import BuildConfig
+from whiten_index.encoding import EncoderConfig
+from whiten_index.errors import ConfigError
+from whiten_index.evaluate.config import TARGET, EvalConfig
+from whiten_index.evaluate.data import VARIABLE
+from whiten_index.labels.beir import is_set
+from whiten_index.metrics import parse_metric
+from whiten_index.run_file import RUN_ENDINGS, check_run_path
+from whiten_index.whitening import WhiteningConfig
+
+METRICS = ("ndcg@10", "recall@100", "mrr@10", "map@100")
+_SPLIT = "test"
+# Of the encoder's options, those that an index's own encoder takes too.
+_OF_SEARCH = ("device", "threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalConfig:
+    """The sets to search, what searches them, and how it is judged.
+
+    Attributes:
+        base: encoder, transforms, store, or a published index; its fit is the corpus of each set.
+        sets: folders in BEIR form.
+        corpus, queries, qrels: or the files of one set, a corpus as ``BuildConfig`` takes it.
+        qrels_split: which judgements, where a file has a column of it; ``test`` for folders.
+        text_columns: of the corpus; title and text, those there are, where they are left out.
+        id_column: of the corpus; ``id``, or BEIR's ``_id``.
+        row_filter: condition that documents must pass.
+        run: run file to judge, in the place of a search.
+        run_out: file or folder that the rankings are written to.
+        metrics: such as ``ndcg@10``; as many hits are searched for as the deepest counts.
+        factory: FAISS factory string of the indexes that are built.
+        drop_self: leave out hits with the query's own id; None is decided by the judgements.
+    """
+
+    base: EvalConfig = field(default_factory=EvalConfig)
+    sets: tuple[str, ...] = ()
+    corpus: tuple[str, ...] = ()
+    queries: str | None = None
+    qrels: str | None = None
+    qrels_split: str | None = None
+    text_columns: tuple[str, ...] = ()
+    id_column: str | None = None
+    row_filter: str | None = None
+    run: str | None = None
+    run_out: str | None = None
+    metrics: tuple[str, ...] = METRICS
+    factory: str = "Flat"
+    drop_self: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            raise ConfigError(f"no metric is named; use some such as {', '.join(METRICS)}")
+        _ = self.depth
+        self._require_source()
+        self._require_one_set()
+        self._require_built()
+        self._require_place()
+        for transform in self.base.transforms or (None,):
+            # What a build would refuse is refused before the first of them.
+            self.build_config(transform, corpus=("corpus",), out="index", store="store")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> RetrievalConfig:
+        """Read the options of the command line, by their names.
+
+        Raises:
+            ConfigError: options that do not go together.
+        """
+        own = {f.name for f in fields(cls)} - {"base"}
+        given = {name: value for name, value in options.items() if name in own}
+        for name in ("sets", "corpus", "text_columns", "metrics"):
+            given[name] = tuple(given.get(name) or ())
+        given["metrics"] = given["metrics"] or METRICS
+        return cls(base=EvalConfig.from_options(options), **given)
+
+    @property
+    def depth(self) -> int:
+        """Hits a query that the metrics need."""
+        return max(parse_metric(metric)[1] for metric in self.metrics)
+
+    @property
+    def split(self) -> str:
+        """Which judgements of a folder count."""
+        return self.qrels_split or _SPLIT
+
+    @property
+    def builds(self) -> bool:
+        """Whether indexes are built, not an index or a run judged that is there."""
+        return self.run is None and self.base.index is None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the sets: their folders'."""
+        return tuple(Path(each).resolve().name for each in self.sets) or (_name(str(self.qrels)),)
+
+    @property
+    def writes_one_run(self) -> bool:
+        """Whether the rankings go to a file, not to a folder of them."""
+        return self.run_out is not None and Path(self.run_out).suffix in RUN_ENDINGS
+
+    def run_path(self, name: str, transform: WhiteningConfig | None) -> Path | None:
+        """Return where a ranking goes, None where it goes nowhere."""
+        if self.run_out is None or self.writes_one_run:
+            return None if self.run_out is None else Path(self.run_out)
+        kind = "index" if self.base.index is not None else "raw"
+        if transform is not None:
+            kind = transform.kind.value + ("" if transform.k is None else f"-k{transform.k}")
+        return Path(self.run_out) / f"{name}.{kind}.trec"
+
+    def build_config(
+        self, transform: WhiteningConfig | None, *, corpus: tuple[str, ...], out: str, store: str
+    ) -> BuildConfig:
+        """Return the build of an index of one corpus under one transform, None for none."""
+        shape: dict[str, Any] = {"whiten": "none", "seed": self.base.seed}
+        if transform is not None:
+            shape = asdict(transform)
+            shape["whiten"] = shape.pop("kind").value
+        return BuildConfig(
+            corpus=corpus,
+            out=out,
+            store=store,
+            text_columns=self.text_columns or ("text",),
+            id_column=self.id_column or "id",
+            row_filter=self.row_filter,
+            factory=self.factory,
+            **vars(self.base.encoder),
+            **shape,
+        )
+
+    def _require_source(self) -> None:
+        given = {"--run": self.run, "--index": self.base.index, "--corpus": self.corpus}
+        several = [name for name, value in given.items() if value]
+        if len(several) > 1:
+            raise ConfigError(
+                f"{' and '.join(several)} each say what is searched; give one of them"
+            )
+        wanted = {
+            "--corpus": self.corpus or not self.builds,
+            "--queries": self.queries or self.run,
+            "--qrels": self.qrels,
+        }
+        missing = [name for name, value in wanted.items() if not value]
+        if missing and not self.sets:
+            raise ConfigError(
+                f"no set is named, and no {' and no '.join(missing)}: name the folder of a set "
+                f"(corpus, queries and qrels), or its files{_at_hand()}"
+            )
+        parts = {"--corpus": self.corpus, "--queries": self.queries, "--qrels": self.qrels}
+        files = [name for name, value in parts.items() if value]
+        if self.sets and files:
+            raise ConfigError(
+                f"{' and '.join(files)} names the files of a set, and a folder of one is named "
+                "too; give one of the two"
+            )
+
+    def _require_one_set(self) -> None:
+        if len(set(self.names)) < len(self.names):
+            raise ConfigError(f"two sets are named alike: {', '.join(self.names)}; rename a folder")
+        if not self.builds and len(self.names) > 1:
+            raise ConfigError(
+                f"an index or a run is of one set, and {len(self.names)} are named; name the one"
+            )
+
+    def _require_place(self) -> None:
+        if self.run_out is None:
+            return
+        if self.run is not None:
+            raise ConfigError("--run-out writes what is searched, and --run is judged; give one")
+        path = Path(self.run_out)
+        if path.suffix and not path.is_dir():
+            check_run_path(path)
+        if self.writes_one_run and len(self.names) * max(1, len(self.base.transforms)) > 1:
+            raise ConfigError(
+                f"--run-out {self.run_out} is one file, and there are several runs to write; name "
+                "a folder"
+            )
+
+    def _require_built(self) -> None:
+        """Refuse what can only be said of sentences, or of indexes that are built here."""
+        base = self.base
+        asked = {
+            "--word-vectors": base.word_vectors is not None,
+            "--remove-common": base.remove_common,
+            "--fit": base.fit != TARGET,
+        }
+        if given := [name for name, value in asked.items() if value]:
+            raise ConfigError(
+                f"{' and '.join(given)} is for pairs of sentences; retrieval searches indexes as a "
+                "build makes them, fitted on their corpus: leave it out"
+            )
+        of_builds = {
+            "--whiten or --k": bool(base.transforms),
+            "--store": base.store is not None,
+            "--text-column": bool(self.text_columns),
+            "--id-column": self.id_column is not None,
+            "--filter": self.row_filter is not None,
+            "--factory": self.factory != RetrievalConfig.factory,
+        }
+        given = [name for name, value in of_builds.items() if value]
+        given += [
+            f"--{name.replace('_', '-')}"
+            for name, value in vars(base.encoder).items()
+            if name not in _OF_SEARCH and value != getattr(EncoderConfig, name)
+        ]
+        if not self.builds and given:
+            what = "an index" if self.run is None else "a run"
+            raise ConfigError(
+                f"{' and '.join(given)} says how to build, and {what} that is there is judged; "
+                "leave it out"
+            )
+
+
+def _at_hand() -> str:
+    """Return what a user could name, where the public sets are."""
+    folder = Path(os.environ.get(VARIABLE, "")) / "retrieval"
+    if not os.environ.get(VARIABLE) or not folder.is_dir():
+        return ""
+    sets = ", ".join(str(each) for each in sorted(folder.iterdir()) if is_set(each))
+    return f"; {VARIABLE} has {sets}" if sets else ""
+
+
+def _name(qrels: str) -> str:
+    """Return what a set is called by its file of judgements: its folder."""
+    parent = Path(qrels).resolve().parent
+    return (parent.parent if parent.name == "qrels" else parent).name or Path(qrels).stem

@@ -1,0 +1,110 @@
+"""The sets of an evaluation of retrieval: files found, queries and judgements read and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.evaluate.retrieval_config import RetrievalConfig
+from whiten_index.labels import JudgedQueries, read_judged
+from whiten_index.labels.beir import (
+    id_column,
+    parquet_corpus,
+    qrels_file,
+    queries_file,
+    set_files,
+    text_columns,
+)
+from whiten_index.progress import Stages
+from whiten_index.queries import query_embeddings
+from whiten_index.search import SearchIndex
+from whiten_index.store import EmbeddingStore
+
+
+@dataclass(eq=False)
+class RetrievalSet:
+    """A set whose queries and judgements were read.
+
+    Attributes:
+        name: of the set.
+        judged: its queries and judgements.
+        corpus: what is to be indexed, empty where an index is there.
+        config: with the columns of this corpus.
+    """
+
+    name: str
+    judged: JudgedQueries
+    corpus: tuple[str, ...]
+    config: RetrievalConfig
+    _embeddings: NDArray[np.float32] | None = field(default=None, repr=False)
+
+    def embeddings(
+        self, opened: SearchIndex, store: EmbeddingStore | None, stages: Stages
+    ) -> NDArray[np.float32]:
+        """Return the embeddings (q, d) of the queries, encoded once for all transforms."""
+        if self._embeddings is None:
+            texts = list(self.judged.texts.values())
+            self._embeddings = query_embeddings(store, texts, opened.encode, stages)
+        return self._embeddings
+
+
+def read_sets(config: RetrievalConfig, work: Path) -> list[RetrievalSet]:
+    """Read queries and judgements of all sets, before the corpus of one is encoded.
+
+    Args:
+        config: names the sets.
+        work: for corpora of JSON lines, as Parquet.
+
+    Raises:
+        ConfigError: a file is missing, or has an unknown ending.
+        CorpusError: a file cannot be used, or queries and judgements do not fit together.
+    """
+    if not config.builds:
+        qrels, split = judgements(config)
+        queries = queries_file(Path(config.sets[0])) if config.sets else Path(str(config.queries))
+        return [
+            RetrievalSet(
+                config.names[0],
+                read_judged(queries, qrels, split=split),
+                (),
+                config,
+            )
+        ]
+    if not config.sets:
+        read = read_judged(str(config.queries), str(config.qrels), split=config.qrels_split)
+        return [_with_corpus(config.names[0], read, config.corpus, config, work)]
+    made = []
+    for name, folder in zip(config.names, config.sets, strict=True):
+        files = set_files(Path(folder), config.split, work=work)
+        read = read_judged(files.queries, files.qrels, split=files.split)
+        made.append(_with_corpus(name, read, (str(files.corpus),), config, work))
+    return made
+
+
+def judgements(config: RetrievalConfig) -> tuple[Path, str | None]:
+    """Return the judgements of the one set, and which of their rows: None for all of them."""
+    if config.sets:
+        return qrels_file(Path(config.sets[0]), config.split)
+    return Path(str(config.qrels)), config.qrels_split
+
+
+def _with_corpus(
+    name: str,
+    judged: JudgedQueries,
+    corpus: tuple[str, ...],
+    config: RetrievalConfig,
+    work: Path,
+) -> RetrievalSet:
+    files = [parquet_corpus(Path(each), work) for each in corpus if Path(each).is_file()]
+    if len(files) != len(corpus):
+        # Folders, globs and URIs are a build's to open; their columns are named, or the usual ones.
+        return RetrievalSet(name, judged, corpus, config)
+    seen = replace(
+        config,
+        text_columns=config.text_columns or tuple(text_columns(files[0])),
+        id_column=config.id_column or id_column(files[0]),
+    )
+    return RetrievalSet(name, judged, tuple(map(str, files)), seen)

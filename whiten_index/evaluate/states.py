@@ -1,0 +1,205 @@
+"""The pooled hidden states of a task's texts: encoded once, then any layers, any pooling."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.encoding import EncoderConfig, EncoderSpec, StateEncoder, resolve_encoder
+from whiten_index.encoding import states_spec as spec_of_states
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.evaluate.config import EvalConfig
+from whiten_index.evaluate.texts import encoder_facts
+from whiten_index.manifest import check_files, fingerprint, publish_folder, read_manifest, writing
+from whiten_index.progress import Stages
+from whiten_index.tensors import create_tensor, map_tensor
+
+_KIND, _VERSION, _FILE, _TENSOR = "pooled-states", 1, "states.safetensors", "states"
+POOLINGS = ("mean", "cls")
+
+
+@dataclass(frozen=True, eq=False)
+class PooledStates:
+    """Pooled states of n distinct texts.
+
+    Attributes:
+        values: (n, P, S, d) float32, mapped from a file: pooling, layer 0 (embeddings) … L.
+        poolings: the P ways of pooling.
+        spec: the model, every layer of it.
+        rows: text -> its row.
+    """
+
+    values: NDArray[np.floating]
+    poolings: tuple[str, ...]
+    spec: EncoderSpec
+    rows: Mapping[str, int] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        texts: Sequence[str],
+        config: EncoderConfig,
+        folder: Path,
+        stages: Stages,
+        *,
+        poolings: Sequence[str] = POOLINGS,
+    ) -> PooledStates:
+        """Encode distinct texts once, or take what an earlier run left in ``folder``.
+
+        Args:
+            texts: of all tasks; each distinct one is encoded once.
+            config: the model; its pooling and layers play no part.
+            folder: keeps the states, 4·P·S·d bytes a text.
+            stages: told of the encoding.
+            poolings: ways of pooling to keep.
+
+        Raises:
+            EncoderError: the model cannot be found or used.
+            OutputError: the folder cannot be written, or the disk has no room.
+        """
+        distinct = list(dict.fromkeys(texts))
+        resolved, model = resolve_encoder(config)
+        spec = spec_of_states(resolved, model, poolings)
+        layers = model.layers + 1
+        shape = (len(distinct), len(poolings), layers, model.hidden_size)
+        identity = {"encoder": spec.fingerprint, "texts": distinct}
+        final = folder / f"states-{fingerprint(identity)}"
+        if not _is_whole(final):
+            with writing(final):
+                # What is there is damaged, and would be kept.
+                shutil.rmtree(final, ignore_errors=True)
+
+            def fill(temporary: Path) -> dict[str, Any]:
+                encoder = StateEncoder(resolved, model, config, poolings=poolings)
+                values = create_tensor(
+                    temporary / _FILE, _TENSOR, shape, kind=_KIND, version=_VERSION
+                )
+                _encode(encoder, distinct, values, stages)
+                return {"kind": _KIND, "format_version": _VERSION, "encoder": spec.to_json()}
+
+            publish_folder(final, fill)
+        values = map_tensor(final / _FILE, _TENSOR, remedy=f"remove {final} and run again")
+        rows = {text: row for row, text in enumerate(distinct)}
+        return cls(values, tuple(poolings), spec, rows)
+
+    @property
+    def layers(self) -> int:
+        """How many states a text has, the embedding layer counted."""
+        return int(self.values.shape[2])
+
+    def only(self, texts: Sequence[str]) -> PooledStates:
+        """Return the states of some of the texts, each once, in memory."""
+        names = list(dict.fromkeys(texts))
+        rows = np.array([self.rows[text] for text in names], np.int64)
+        # In the file's order: a mapped file is read forwards.
+        order = np.argsort(rows)
+        values = np.empty((len(rows), *self.values.shape[1:]), np.float32)
+        values[order] = self.values[rows[order]]
+        own = {text: row for row, text in enumerate(names)}
+        return PooledStates(values, self.poolings, self.spec, own)
+
+    def layer(self, number: int) -> int:
+        """Return the index of a layer counted from either end.
+
+        Raises:
+            ConfigError: the model does not have it.
+        """
+        index = number if number >= 0 else self.layers + number
+        if not 0 <= index < self.layers:
+            raise ConfigError(
+                f"layer {number} does not exist: {self.spec.model} has layers 0 (embeddings) to "
+                f"{self.layers - 1}"
+            )
+        return index
+
+    def embedder(self, *, pooling: str, layers: Sequence[int]) -> StateTexts:
+        """Return an embedder of one pooling and the mean of some layers.
+
+        Raises:
+            ConfigError: a layer that the model does not have, or a pooling that was not kept.
+        """
+        if pooling not in self.poolings:
+            raise ConfigError(
+                f"pooling {pooling!r} was not kept; use one of {', '.join(self.poolings)}"
+            )
+        chosen = tuple(sorted({self.layer(number) for number in layers}))
+        return StateTexts(self, pooling, chosen)
+
+    def of_texts(self, texts: Sequence[str], pooling: str) -> NDArray[np.float32]:
+        """Return all states of texts in one pooling, (m, S, d)."""
+        rows = np.array([self.rows[text] for text in texts], np.int64)
+        kind = self.poolings.index(pooling)
+        # In the file's order, each row once: a mapped file is read forwards.
+        distinct, places = np.unique(rows, return_inverse=True)
+        found: NDArray[np.float32] = np.ascontiguousarray(self.values[distinct, kind], np.float32)
+        return found[places]
+
+
+@dataclass(frozen=True, eq=False)
+class StateTexts:
+    """Embeddings from pooled states; see ``TextEmbedder``."""
+
+    states: PooledStates
+    pooling: str
+    layers: tuple[int, ...]
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the mean of the chosen layers, (n, d)."""
+        rows = np.array([self.states.rows[text] for text in texts], np.int64)
+        kind = self.states.poolings.index(self.pooling)
+        distinct, places = np.unique(rows, return_inverse=True)
+        total = np.zeros((len(distinct), self.states.values.shape[3]), np.float32)
+        for layer in self.layers:
+            total += self.states.values[distinct, kind, layer]
+        total /= np.float32(len(self.layers))
+        return total[places]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the encoder's identity with this pooling and these layers."""
+        facts = encoder_facts(self.states.spec)
+        width = int(self.states.values.shape[3])
+        own = {"pooling": self.pooling, "layers": list(self.layers), "dim": width}
+        return {**facts, **own}
+
+
+@contextmanager
+def kept_states(
+    config: EvalConfig, texts: Sequence[str], poolings: Sequence[str], stages: Stages
+) -> Iterator[PooledStates]:
+    """Give the pooled states of texts, from the store where one is named, else for a while only.
+
+    Raises:
+        WhitenIndexError: as ``PooledStates.of``.
+    """
+    with ExitStack() as stack:
+        folder = config.store or stack.enter_context(tempfile.TemporaryDirectory())
+        yield PooledStates.of(texts, config.encoder, Path(folder), stages, poolings=poolings)
+
+
+def _encode(
+    encoder: StateEncoder, texts: list[str], values: NDArray[np.float32], stages: Stages
+) -> None:
+    flat = values.reshape(len(texts), -1)
+    filled = 0
+    with stages.stage("encode", len(texts)) as watcher:
+        for block in encoder.stream([texts], advance=watcher.advance):
+            flat[filled : filled + len(block)] = block
+            filled += len(block)
+        values.flush()  # type: ignore[attr-defined]
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        fields = read_manifest(folder, kind=_KIND, version=_VERSION)
+        check_files(folder, fields, content=True)
+    except ArtifactError:
+        return False
+    return True

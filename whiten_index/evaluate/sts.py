@@ -1,0 +1,154 @@
+"""Semantic textual similarity of any model and transform, one figure an aggregation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.evaluate.config import EvalConfig
+from whiten_index.evaluate.spaces import Space, Spaces
+from whiten_index.evaluate.texts import TextEmbedder, open_embedder
+from whiten_index.evaluation import AGGREGATIONS, MEASURES, Correlation, correlate, pair_cosines
+from whiten_index.labels import StsSet
+from whiten_index.progress import Progress, Silent, Stages
+
+
+@dataclass(frozen=True)
+class StsScores:
+    """The figures of one set in one space.
+
+    Attributes:
+        measures: spearman and pearson, of the pairs that are scored.
+        pairs: how many those are.
+        dropped: pairs without a gold score.
+        splits: split -> spearman of its pairs together, where a set has several.
+    """
+
+    measures: Mapping[str, Correlation]
+    pairs: int
+    dropped: int
+    splits: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures times 100."""
+        facts: dict[str, Any] = {name: c.to_json() for name, c in self.measures.items()}
+        spearman = self.measures["spearman"].subsets
+        return {
+            **facts,
+            "pairs": self.pairs,
+            "dropped": self.dropped,
+            "subsets": {
+                subset: {
+                    name: None if (value := c.subsets[subset]) is None else 100 * value
+                    for name, c in self.measures.items()
+                }
+                for subset in spearman
+                if len(spearman) > 1
+            },
+            "splits": {split: 100 * value for split, value in self.splits.items()},
+        }
+
+
+def evaluate_sts(
+    config: EvalConfig, sets: Sequence[StsSet], *, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Score sets of pairs by the cosine of their vectors, in each space asked for.
+
+    Returns:
+        JSON values: encoder, setting and datasets of the first space, ``runs`` of all of them
+        where there are several; figures times 100.
+
+    Raises:
+        WhitenIndexError: the model, the transform or the data cannot be used.
+    """
+    stages = Stages(progress or Silent())
+    embedder = open_embedder(config, stages)
+    embedder.embed([text for each in sets for text in each.texts])
+    maker = Spaces(config, embedder, stages)
+    with stages.stage("score", sum(len(each) for each in sets)) as watcher:
+        runs = score_sets(sets, embedder, maker, watcher=watcher)
+    return report_of(embedder.facts(), runs, stages)
+
+
+def score_sets(
+    sets: Sequence[StsSet],
+    embedder: TextEmbedder,
+    maker: Spaces,
+    *,
+    watcher: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Return a run a space: its name, its setting, and the figures of each set."""
+    runs: dict[int, dict[str, Any]] = {}
+    for each in sets:
+        first, second = embedder.embed(each.first), embedder.embed(each.second)
+        spaces = maker.of(each.texts, scored=np.tile(each.scored, 2))
+        for number, space in enumerate(spaces):
+            run = runs.setdefault(
+                number, {"name": space.name, "setting": space.setting, "datasets": {}}
+            )
+            run["datasets"][each.name] = score(each, first, second, space).to_json()
+        if watcher is not None:
+            watcher.advance(len(each))
+    for run in runs.values():
+        run["average"] = average(run["datasets"])
+    return list(runs.values())
+
+
+def score(
+    each: StsSet, first: NDArray[np.floating], second: NDArray[np.floating], space: Space
+) -> StsScores:
+    """Score the pairs of a set, whose embeddings are (n, d) and (n, d)."""
+    return scores_of(each, pair_cosines(space.apply(first), space.apply(second)))
+
+
+def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> StsScores:
+    """Score the pairs of a set by their cosines (n,)."""
+    use = each.scored
+    measures = {
+        measure: correlate(
+            each.scores[use],
+            cosines[use],
+            each.subsets[use],
+            measure=measure,
+            averaged=each.averaged,
+            name=each.name,
+        )
+        for measure in MEASURES
+    }
+    splits = {}
+    names = list(dict.fromkeys(each.splits.tolist()))
+    for split in names if len(names) > 1 else ():
+        inside = each.splits == split
+        if inside.sum() > 1:
+            found = correlate(
+                each.scores[inside], cosines[inside], each.splits[inside], name=each.name
+            )
+            splits[split] = found.all
+    return StsScores(measures, int(use.sum()), each.dropped, splits)
+
+
+def average(datasets: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mean over the sets, of each measure in each aggregation."""
+    return {
+        measure: {
+            how: float(np.mean([each[measure][how] for each in datasets.values()]))
+            for how in AGGREGATIONS
+        }
+        for measure in MEASURES
+    }
+
+
+def report_of(
+    encoder: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], stages: Stages
+) -> dict[str, Any]:
+    """Return what an evaluation found: the first run on top, all of them where there are several.
+
+    The settings of one run differ between sets in what the data gave; the first set's stand.
+    """
+    first = {name: value for name, value in runs[0].items() if name != "name"}
+    several = {"runs": list(runs)} if len(runs) > 1 else {}
+    return {"encoder": dict(encoder), **first, **several, "seconds": dict(stages.seconds)}

@@ -1,0 +1,150 @@
+"""Texts to raw embeddings for an evaluation: each distinct text once, kept for later runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
+from whiten_index.errors import ConfigError, OutputError
+from whiten_index.evaluate.config import EvalConfig
+from whiten_index.index import read_fields
+from whiten_index.manifest import fingerprint
+from whiten_index.progress import Stages
+from whiten_index.search import recorded_spec
+from whiten_index.store import EmbeddingStore
+
+
+class TextEmbedder(Protocol):
+    """Gives the raw embeddings of texts."""
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the embeddings (n, d) of n texts, unnormalised; equal texts are encoded once."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what makes the embeddings what they are, as JSON values."""
+
+
+class Remembered:
+    """Remembers what a function makes of texts, so that each distinct text is made once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+        self._values: NDArray[np.float32] | None = None
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the embeddings (n, d) of n texts; what is new is made together."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._rows]
+        if new or self._values is None:
+            made = self._make(new)
+            before = self._values
+            start = 0 if before is None else len(before)
+            self._values = made if before is None else np.concatenate([before, made])
+            self._rows.update((text, start + i) for i, text in enumerate(new))
+        return self._values[[self._rows[text] for text in texts]]
+
+    def _make(self, texts: list[str]) -> NDArray[np.float32]:
+        raise NotImplementedError
+
+
+class EncoderTexts(Remembered):
+    """Encodes with a Transformer, loaded when first needed; see ``TextEmbedder``."""
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        folder: ModelFolder,
+        config: EncoderConfig,
+        *,
+        stages: Stages,
+        store: Path | None = None,
+    ) -> None:
+        super().__init__()
+        self._spec, self._folder, self._config = spec, folder, config
+        self._stages = stages
+        self._store = store
+        self._encoder: Any = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the encoder's identity."""
+        return encoder_facts(self._spec)
+
+    def _make(self, texts: list[str]) -> NDArray[np.float32]:
+        key = {"texts": fingerprint({"texts": texts})}
+        store = self._opened()
+        if store is not None and (kept := store.sample(key, {"texts": "nd"})) is not None:
+            self._stages.watcher.note(
+                f"{len(texts):,} texts: embeddings found in {self._store}, nothing to encode"
+            )
+            return kept["texts"].astype(np.float32)
+        if self._encoder is None:
+            from whiten_index.encoding import Encoder
+
+            self._encoder = Encoder(self._spec, self._folder, self._config)
+        made = np.empty((len(texts), self._spec.dim), np.float32)
+        filled = 0
+        with self._stages.stage("encode", len(texts)) as watcher:
+            for block in self._encoder.stream([texts], advance=watcher.advance):
+                made[filled : filled + len(block)] = block
+                filled += len(block)
+        if store is not None:
+            # A store that cannot be written still serves: the texts are encoded again next time.
+            with contextlib.suppress(OutputError):
+                store.save_sample(key, {"texts": made})
+        return made
+
+    def _opened(self) -> EmbeddingStore | None:
+        if self._store is None:
+            return None
+        return EmbeddingStore.create(self._store, self._spec.to_json(), self._spec.fingerprint)
+
+
+def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
+    """Return what embeds the texts of an evaluation.
+
+    Raises:
+        EncoderError: the model cannot be found or used as asked.
+        ConfigError: a layer or a length that the model does not have; an index without an encoder.
+        CorpusError: the word vectors or counts cannot be read.
+        ArtifactError: the index is missing or damaged.
+    """
+    if config.word_vectors is not None:
+        from whiten_index.encoding.words import WordEmbedder
+
+        return WordEmbedder.open(
+            config.word_vectors,
+            counts=config.word_counts,
+            weight=config.sif_weight,
+            cased=config.cased,
+        )
+    asked = config.encoder if config.index is None else _encoder_of(config)
+    spec, folder = resolve_encoder(asked)
+    for wanted in config.transforms:
+        wanted.require_dim(spec.dim)
+    store = None if config.store is None else Path(config.store)
+    return EncoderTexts(spec, folder, asked, stages=stages, store=store)
+
+
+def encoder_facts(spec: EncoderSpec) -> dict[str, Any]:
+    """Return what a reader must know of an encoder to compare its figures with others."""
+    kept = ("model", "revision", "pooling", "layers", "max_length", "dtype", "dim")
+    facts = {name: value for name, value in spec.to_json().items() if name in kept}
+    if spec.document_prompt:
+        facts["prompt"] = spec.document_prompt
+    return {"kind": "transformer", **facts, "fingerprint": spec.fingerprint}
+
+
+def _encoder_of(config: EvalConfig) -> EncoderConfig:
+    _, fields = read_fields(Path(str(config.index)), verify="manifest")
+    spec = recorded_spec(fields["encoder"])
+    if spec is None:
+        raise ConfigError(
+            f"{config.index} was built from an embedding column and names no encoder for texts; "
+            "evaluate its model with --model, or build it again with --model"
+        )
+    return spec.as_config(device=config.encoder.device, threads=config.encoder.threads)

@@ -1,0 +1,196 @@
+"""Transfer tasks and RTE of any model and transform.
+
+No gain is to be expected of whitening before a linear classifier, which can undo any invertible
+linear map itself: what changes is what its penalty on large weights costs in each direction, and
+what a smaller k leaves out. Lengths are left as they are, so a normalisation that a model itself
+ends with is not applied: on unit vectors the grid of C would be another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError
+from whiten_index.evaluate.config import EvalConfig
+from whiten_index.evaluate.spaces import Space, Spaces
+from whiten_index.evaluate.sts import report_of
+from whiten_index.evaluate.texts import TextEmbedder, open_embedder
+from whiten_index.evaluation import pair_features, score_entailment, score_transfer
+from whiten_index.evaluation.classifier import FOLDS, require_learner
+from whiten_index.evaluation.transfer import check_splits
+from whiten_index.labels import Task
+from whiten_index.progress import Progress, Silent, Stages
+
+# The seven sets whose mean the papers print.
+SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
+_RTE, _ENTAILMENT = "rte", ("entailment", "0")
+# As published it has train and test only: its dev split is of the train part.
+_DEV_OF_TRAIN = ("mrpc",)
+_POINTS = ("accuracy", "deviation", "f1", "majority", "tuned_accuracy")
+
+
+def evaluate_transfer(
+    config: EvalConfig,
+    tasks: Sequence[Task],
+    *,
+    folds: int = FOLDS,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Score each task by a classifier on its vectors, RTE by the cosine, in each space asked for.
+
+    A set called rte is scored by ``score_entailment``, the others by ``score_transfer``; pairs by
+    their ``pair_features``. The dev split of mrpc joins its train split, as in SentEval.
+    Transforms fitted on the target see the texts of all splits and no label.
+
+    Returns:
+        JSON values: encoder, and name, setting, datasets and average of the first space; ``runs``
+        of all of them where there are several. Figures times 100.
+
+    Raises:
+        WhitenIndexError: scikit-learn is missing, or the model, the transform or the data cannot
+            be used.
+    """
+    require_learner()
+    for task in tasks:
+        _check(task, folds)
+    stages = Stages(progress or Silent())
+    embedder = open_embedder(config, stages)
+    embedder.embed([text for task in tasks for text in task.texts])
+    maker = Spaces(config, embedder, stages)
+    runs: dict[int, dict[str, Any]] = {}
+    with stages.stage("classify", sum(map(len, tasks))) as watcher:
+        for task in tasks:
+            for number, (space, found) in enumerate(_scores(task, config, folds, embedder, maker)):
+                fresh = {"name": space.name, "setting": space.setting, "datasets": {}}
+                runs.setdefault(number, fresh)["datasets"][task.name] = found
+            watcher.advance(len(task))
+    for run in runs.values():
+        run["average"] = average(run["datasets"])
+    report = report_of(embedder.facts(), list(runs.values()), stages)
+    return {"name": runs[0]["name"], **report}
+
+
+def average(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the mean accuracy of the papers' seven sets where all are there, else of all.
+
+    RTE, which has no classifier, is left out; None where fewer than two sets are left.
+    """
+    by_name = {name.lower(): each for name, each in datasets.items() if "chosen_by" in each}
+    names = SEVEN if set(SEVEN) <= set(by_name) else tuple(by_name)
+    if len(names) < 2:
+        return None
+    mean = float(np.mean([by_name[name]["accuracy"] for name in names]))
+    return {"accuracy": mean, "sets": list(names)}
+
+
+def _scores(
+    task: Task, config: EvalConfig, folds: int, embedder: TextEmbedder, maker: Spaces
+) -> Iterator[tuple[Space, dict[str, Any]]]:
+    """Yield each space and what the task scores in it."""
+    first = embedder.embed(task.first)
+    second = None if task.second is None else embedder.embed(task.second)
+    texts = [*task.first, *(task.second or ())]
+    tested = np.tile(_tested(task), len(texts) // len(task))
+    for space in maker.of(texts, scored=tested):
+        u, v = space.apply(first), None if second is None else space.apply(second)
+        if v is not None and _is_rte(task):
+            scored = score_entailment(u, v, _entailed(task), _tested(task)).to_json()
+        else:
+            features = u if v is None else pair_features(u, v)
+            scored = _classify(task, features, folds, config)
+        points = {name: _percent(value) for name, value in scored.items() if name in _POINTS}
+        yield space, {**scored, **points, "dropped": task.dropped, "notes": _notes(scored)}
+
+
+def _classify(
+    task: Task, features: NDArray[np.float64], folds: int, config: EvalConfig
+) -> dict[str, Any]:
+    paraphrases = task.second is not None and len(task.classes) == 2
+    return score_transfer(
+        features,
+        task.labels,
+        _splits(task),
+        folds=folds,
+        seed=config.seed,
+        positive=1 if paraphrases else None,
+        threads=config.encoder.threads,
+    ).to_json()
+
+
+def _splits(task: Task) -> NDArray[np.str_]:
+    if task.name.lower() in _DEV_OF_TRAIN:
+        return np.where(task.splits == "dev", "train", task.splits)
+    return task.splits
+
+
+def _entailed(task: Task) -> NDArray[np.bool_]:
+    entailed: NDArray[np.bool_] = task.labels == task.classes.index(_entailment_class(task))
+    return entailed
+
+
+def _is_rte(task: Task) -> bool:
+    return task.name.lower() == _RTE
+
+
+def _tested(task: Task) -> NDArray[np.bool_]:
+    """Return which rows (n,) are scored: those of dev in RTE, whose test labels are not public."""
+    wanted = ("dev",) if _is_rte(task) else ("all", "test")
+    return np.isin(task.splits, wanted)
+
+
+def _check(task: Task, folds: int) -> None:
+    """Refuse before anything is encoded what could not be scored after."""
+    if _is_rte(task):
+        if task.second is None or set(task.splits.tolist()) != {"train", "dev"}:
+            raise ConfigError(
+                "rte is scored by the cosine of sentence1 and sentence2 on its dev split, and "
+                "tuned on train; give it pairs in these two splits, or rename the file"
+            )
+        _entailment_class(task)
+        return
+    if not _tested(task).any():
+        raise ConfigError(
+            f"{task.name} has no split test to score a classifier on; name the part held out test"
+        )
+    try:
+        check_splits(task.labels, _splits(task), folds=folds)
+    except ConfigError as error:
+        names = ", ".join(f"{number}: {name}" for number, name in enumerate(task.classes))
+        raise ConfigError(f"{task.name} (classes {names}): {error}") from error
+
+
+def _entailment_class(task: Task) -> str:
+    for name in _ENTAILMENT:
+        if name in task.classes:
+            return name
+    raise ConfigError(
+        f"the classes of {task.name} are {', '.join(task.classes)}; call the one of entailment "
+        f"{' or '.join(_ENTAILMENT)}"
+    )
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _notes(scored: Mapping[str, Any]) -> list[str]:
+    """Return what a reader must know beside the figures."""
+    notes = []
+    if "tuned_threshold" in scored:
+        for way, threshold in (("constant", "threshold"), ("tuned_constant", "tuned_threshold")):
+            if scored[way]:
+                notes.append(f"every pair is called the same at threshold {scored[threshold]:.2f}")
+        return notes
+    if scored["constant"]:
+        notes.append(
+            f"{scored['constant']} of {scored['classifiers']} classifiers predict one class only"
+        )
+    if scored["unseen"]:
+        notes.append(f"{scored['unseen']:,} tested rows have a class that the training rows lack")
+    if scored["unconverged"]:
+        notes.append(f"{scored['unconverged']} fits ended before they converged")
+    return notes

@@ -1,0 +1,88 @@
+"""Combinations of layers: cosines of pairs for any of them from one set of inner products."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError
+
+_BLOCK = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProducts:
+    """Inner products of the layers of n pairs of texts a, b.
+
+    The embedding of layers C is the mean of their states, so that the cosine of a pair is
+    Σᵢⱼ⟨aᵢ, bⱼ⟩ / √(Σᵢⱼ⟨aᵢ, aⱼ⟩ · Σᵢⱼ⟨bᵢ, bⱼ⟩) over i, j in C: no combination looks at the states
+    again.
+
+    Attributes:
+        across: (n, S, S) float64, ⟨aᵢ, bⱼ⟩.
+        first: (n, S, S), ⟨aᵢ, aⱼ⟩.
+        second: (n, S, S), ⟨bᵢ, bⱼ⟩.
+    """
+
+    across: NDArray[np.float64]
+    first: NDArray[np.float64]
+    second: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, first: NDArray[np.floating], second: NDArray[np.floating]) -> LayerProducts:
+        """Multiply the states (n, S, d) of the pairs' texts, a block at a time."""
+        blocks: list[tuple[NDArray[np.float64], ...]] = []
+        for start in range(0, len(first), _BLOCK):
+            a = np.asarray(first[start : start + _BLOCK], np.float64)
+            b = np.asarray(second[start : start + _BLOCK], np.float64)
+            turned_a, turned_b = a.swapaxes(1, 2), b.swapaxes(1, 2)
+            blocks.append((a @ turned_b, a @ turned_a, b @ turned_b))
+        return cls(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+
+    def cosines(self, layers: Sequence[int]) -> NDArray[np.float64]:
+        """Return the cosines (n,) of the means of ``layers``; 0 where one is all zeros."""
+        chosen = np.ix_(range(len(self.across)), layers, layers)
+        dots, a, b = (
+            products[chosen].sum(axis=(1, 2)) for products in (self.across, self.first, self.second)
+        )
+        squared = np.maximum(a, 0) * np.maximum(b, 0)
+        cosines: NDArray[np.float64] = np.divide(
+            dots, np.sqrt(squared), out=np.zeros(len(dots)), where=squared > 0
+        )
+        return np.clip(cosines, -1.0, 1.0)
+
+
+def layer_pairs(count: int) -> list[tuple[int, ...]]:
+    """Return the combinations of one and of two of ``count`` layers: a heat map's cells."""
+    return combinations(count, sizes=(1, 2))
+
+
+def combinations(count: int, *, sizes: Iterable[int]) -> list[tuple[int, ...]]:
+    """Return the combinations of ``count`` layers, of each size in turn.
+
+    Raises:
+        ConfigError: a size below 1 or above ``count``.
+    """
+    found: list[tuple[int, ...]] = []
+    for size in sizes:
+        if not 1 <= size <= count:
+            raise ConfigError(
+                f"{size} layers cannot be combined: the model has {count} states, the embeddings "
+                "counted"
+            )
+        found += itertools.combinations(range(count), size)
+    return found
+
+
+def heat_map(values: dict[tuple[int, ...], float], count: int) -> NDArray[np.float64]:
+    """Return the figures of pairs as a symmetric (S, S) matrix, single layers on its diagonal."""
+    matrix = np.full((count, count), np.nan)
+    for layers, value in values.items():
+        if len(layers) <= 2:
+            i, j = layers[0], layers[-1]
+            matrix[i, j] = matrix[j, i] = value
+    return matrix

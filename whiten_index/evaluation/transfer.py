@@ -1,0 +1,259 @@
+"""Transfer tasks: what a linear classifier learns from frozen embeddings, as SentEval asks.
+
+Conneau and Kiela (2018), "SentEval: an evaluation toolkit for universal sentence
+representations". What it does is done here: embeddings as they are, neither standardised nor
+scaled, under an L2-regularised logistic regression; C in powers of 2 from 1/4 to 8 (from 1/2 to
+32 where folds of the train split choose); 10 folds, stratified and shuffled by one seed, outer
+and inner alike; mean accuracies rounded to 0.01 points, and of equal ones the smallest C. What
+differs:
+
+- The solver is L-BFGS run until it converges, along the path of C; SentEval takes scikit-learn's
+  default (100 steps, every fit from the start) or, in most papers' runs, a PyTorch classifier
+  trained by Adam with its own grid of weight decays.
+- Where there are several classes, the regression is multinomial; SentEval's of 2018 was one
+  against the rest.
+- The texts are those of the rows given; SentEval trains SST-2 on 67 thousand phrases of its
+  sentences, and these files hold the sentences alone.
+- Standard deviations are reported.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from whiten_index.errors import ConfigError
+from whiten_index.evaluation.classifier import (
+    FOLDS,
+    Folds,
+    Learner,
+    Rows,
+    check_folds,
+    require_learner,
+)
+
+ALL, TRAIN, DEV, TEST = "all", "train", "dev", "test"
+# C of SentEval's InnerKFold and Split classifiers, and of its KFold classifier.
+_GRID = tuple(2.0**power for power in range(-2, 4))
+_GRID_OF_FOLDS = tuple(2.0**power for power in range(-1, 6))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferScore:
+    """How well a linear classifier does on rows it was not trained on; shares are of 1.
+
+    Attributes:
+        accuracy: share of the tested rows it names rightly; over folds, their mean.
+        deviation: of the accuracy, see ``deviation_of``.
+        deviation_of: ``folds``: sample standard deviation of the accuracies of the folds;
+            ``binomial``: √(p(1 − p)/n) of n tested rows.
+        f1: harmonic mean of precision and recall of the positive class, over folds their mean;
+            None where none was named.
+        chosen_by: what chose C: ``nested folds``, ``train folds`` or ``dev``.
+        chosen: C, one for each classifier tested.
+        rows: rows by split.
+        majority: share of the largest class among the tested rows, what guessing it alone scores.
+        constant: classifiers tested that predicted one class only.
+        classifiers: how many were tested.
+        unseen: tested rows whose class no row trained on has, and which are wrong for that.
+        unconverged: fits that ended at the last step allowed.
+    """
+
+    accuracy: float
+    deviation: float
+    deviation_of: str
+    f1: float | None
+    chosen_by: str
+    chosen: tuple[float, ...]
+    rows: dict[str, int]
+    majority: float
+    constant: int
+    classifiers: int
+    unseen: int
+    unconverged: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures by name."""
+        return {**asdict(self), "chosen": list(self.chosen)}
+
+
+def score_transfer(
+    features: ArrayLike,
+    labels: ArrayLike,
+    splits: ArrayLike,
+    *,
+    folds: int = FOLDS,
+    seed: int = 0,
+    positive: int | None = None,
+    threads: int | None = None,
+) -> TransferScore:
+    """Return how well logistic regression on features (n, d) names the labels (n,).
+
+    Rows of split ``all`` are tested by cross-validation, C chosen within each training part by
+    cross-validation of its own. Else the rows of ``test`` are tested, C chosen on ``dev`` where
+    there is one, by cross-validation of ``train`` where there is none.
+
+    Args:
+        features: one row a text or pair, as it is.
+        labels: class numbers.
+        splits: ``all`` for every row, or ``train``, ``dev`` and ``test``.
+        folds: of every cross-validation.
+        seed: of the shuffled folds.
+        positive: class that F1 is of.
+        threads: fits at once; None takes the machine's cores.
+
+    Raises:
+        ConfigError: arrays that do not fit together, splits that cannot be used, too few rows for
+            the folds, or scikit-learn is not installed.
+    """
+    require_learner()
+    learner = Learner.of(features, labels, threads)
+    parts = check_splits(learner.labels, splits, folds=folds)
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        # Counted instead, in unconverged; the filter is set here because threads share it.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        if ALL in parts:
+            return _nested(learner, parts[ALL], Folds(folds, seed), positive)
+        return _held_out(learner, parts, Folds(folds, seed), positive)
+
+
+def check_splits(labels: ArrayLike, splits: ArrayLike, *, folds: int = FOLDS) -> dict[str, Rows]:
+    """Return the rows of each split, refusing what ``score_transfer`` could not score.
+
+    Raises:
+        ConfigError: splits that no protocol is for, one class only, or a class with fewer rows
+            than folds.
+    """
+    classes = np.asarray(labels, np.int64)
+    parts = _by_split(splits, len(classes))
+    if folds < 2:
+        raise ConfigError(f"{folds} folds leave nothing to train on; give 2 or more")
+    trained = parts[ALL] if ALL in parts else parts[TRAIN]
+    if len(np.unique(classes[trained])) < 2:
+        raise ConfigError(
+            f"all {len(trained)} rows to train on have one class, so there is nothing to learn; "
+            "give two or more"
+        )
+    if DEV not in parts:
+        check_folds(classes[trained], folds)
+    return parts
+
+
+def pair_features(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
+    """Return |u − v| and u ∘ v side by side, (n, 2d), of pairs of embeddings (n, d).
+
+    SentEval's features of a pair, the same whichever text comes first.
+    """
+    u, v = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    return np.hstack([np.abs(u - v), u * v])
+
+
+def _by_split(splits: ArrayLike, n: int) -> dict[str, Rows]:
+    """Return the rows of each split, refusing what no protocol is for."""
+    named = np.asarray(splits).astype(str)
+    if named.shape != (n,):
+        raise ConfigError(f"splits of shape {named.shape} for {n} rows; give ({n},)")
+    parts = {name: np.flatnonzero(named == name) for name in dict.fromkeys(named.tolist())}
+    if set(parts) not in ({ALL}, {TRAIN, TEST}, {TRAIN, DEV, TEST}):
+        raise ConfigError(
+            f"the splits are {', '.join(sorted(parts)) or 'none'}; give all, train and test, or "
+            "train, dev and test"
+        )
+    return parts
+
+
+def _nested(learner: Learner, rows: Rows, folds: Folds, positive: int | None) -> TransferScore:
+    outer = folds.of(rows, learner.labels)
+    inner = [part for train, _ in outer for part in folds.of(train, learner.labels)]
+    accuracies, lost = learner.paths(inner, _GRID)
+    means = accuracies.reshape(len(outer), folds.count, len(_GRID)).mean(axis=1)
+    chosen = [_best(each, _GRID) for each in means]
+    predicted, lost_last = learner.predictions(outer, chosen)
+    right = [
+        float(np.mean(found == learner.labels[test]))
+        for found, (_, test) in zip(predicted, outer, strict=True)
+    ]
+    return TransferScore(
+        accuracy=float(np.mean(right)),
+        deviation=float(np.std(right, ddof=1)),
+        deviation_of="folds",
+        f1=_mean_f1(predicted, [learner.labels[test] for _, test in outer], positive),
+        chosen_by="nested folds",
+        chosen=tuple(chosen),
+        rows={ALL: len(rows)},
+        majority=_majority(learner.labels[rows]),
+        constant=sum(map(_constant, predicted)),
+        classifiers=len(outer),
+        unseen=0,
+        unconverged=lost + lost_last,
+    )
+
+
+def _held_out(
+    learner: Learner, parts: dict[str, Rows], folds: Folds, positive: int | None
+) -> TransferScore:
+    train, test = parts[TRAIN], parts[TEST]
+    if DEV in parts:
+        grid, choosing = _GRID, [(train, parts[DEV])]
+    else:
+        grid, choosing = _GRID_OF_FOLDS, folds.of(train, learner.labels)
+    accuracies, lost = learner.paths(choosing, grid)
+    chosen = _best(accuracies.mean(axis=0), grid)
+    (found,), lost_last = learner.predictions([(train, test)], [chosen])
+    gold = learner.labels[test]
+    accuracy = float(np.mean(found == gold))
+    return TransferScore(
+        accuracy=accuracy,
+        deviation=binomial_deviation(accuracy, len(test)),
+        deviation_of="binomial",
+        f1=_mean_f1([found], [gold], positive),
+        chosen_by=DEV if DEV in parts else "train folds",
+        chosen=(chosen,),
+        rows={name: len(parts[name]) for name in (TRAIN, DEV, TEST) if name in parts},
+        majority=_majority(gold),
+        constant=int(_constant(found)),
+        classifiers=1,
+        unseen=int((~np.isin(gold, learner.labels[train])).sum()),
+        unconverged=lost + lost_last,
+    )
+
+
+def binomial_deviation(share: float, n: int) -> float:
+    """Return √(p(1 − p)/n), the standard error of a share p of n rows."""
+    return float(np.sqrt(share * (1 - share) / n))
+
+
+def _best(accuracies: NDArray[np.float64], grid: Sequence[float]) -> float:
+    """Return the smallest C of the best accuracy in points, to two decimals."""
+    return grid[int(np.argmax(np.round(100 * accuracies, 2)))]
+
+
+def _mean_f1(
+    predicted: Sequence[NDArray[np.int64]],
+    gold: Sequence[NDArray[np.int64]],
+    positive: int | None,
+) -> float | None:
+    if positive is None:
+        return None
+    from sklearn.metrics import f1_score
+
+    each = [
+        f1_score(known == positive, found == positive, zero_division=0.0)
+        for known, found in zip(gold, predicted, strict=True)
+    ]
+    return float(np.mean(each))
+
+
+def _majority(labels: NDArray[np.int64]) -> float:
+    return float(np.unique(labels, return_counts=True)[1].max() / len(labels))
+
+
+def _constant(predicted: NDArray[np.int64]) -> bool:
+    return len(np.unique(predicted)) == 1

@@ -1,0 +1,223 @@
+"""Sets of sentence pairs with gold scores: read, named as the papers name them, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.labels.readers import to_score, to_text
+from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable
+
+_PAIR, _SCORE = ("sentence1", "sentence2"), "score"
+_DATASET, _SUBSET, _SPLIT = "dataset", "subset", "split"
+ALL_SPLITS = "all"
+
+
+@dataclass(frozen=True)
+class _Published:
+    """How a public set is called and scored.
+
+    Attributes:
+        name: as the papers write it.
+        split: the split that is scored, None for all rows.
+        subsets: whether its subsets are files of their own, whose figures are averaged.
+    """
+
+    name: str
+    split: str | None
+    subsets: bool
+
+
+# SICK's rows are scored all together, as MTEB does; its test split is reported beside.
+_PUBLISHED = {
+    **{f"sts{year}": _Published(f"STS{year}", None, True) for year in range(12, 17)},
+    "stsb": _Published("STS-B", "test", False),
+    "stsbenchmark": _Published("STS-B", "test", False),
+    "sickr": _Published("SICK-R", None, False),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class StsSet:
+    """The pairs of one set.
+
+    Attributes:
+        name: of the set.
+        first: n sentences.
+        second: n sentences, the partner of each.
+        scores: (n,) gold scores, the higher the more alike.
+        subsets: (n,) the subset of each pair, one and the same where the set has none.
+        splits: (n,) the split of each pair, one and the same where the set has none.
+        scored: (n,) bool, the pairs whose figure is the set's.
+        averaged: whether the subsets are files of their own, over which figures are averaged.
+        dropped: pairs left out because they have no score.
+    """
+
+    name: str
+    first: list[str]
+    second: list[str]
+    scores: NDArray[np.float64]
+    subsets: NDArray[np.object_]
+    splits: NDArray[np.object_]
+    scored: NDArray[np.bool_]
+    averaged: bool
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def texts(self) -> list[str]:
+        """All sentences, first ones first."""
+        return [*self.first, *self.second]
+
+
+def read_sts(
+    paths: Iterable[str | Path], *, splits: Mapping[str, str] | None = None
+) -> list[StsSet]:
+    """Read sets of pairs, in the order in which they occur.
+
+    Args:
+        paths: ``.parquet``, ``.jsonl`` or ``.tsv`` files with sentence1, sentence2 and score, and
+            where they have them dataset, subset and split; or folders of such files. Without a
+            column dataset a file is one set, called as the file. Pairs without a score are
+            dropped and counted.
+        splits: name of a set -> the split to score, or ``all``. STS-B is scored on test, others
+            on all their pairs unless it says so.
+
+    Raises:
+        ConfigError: an ending names no format, or a set or split that is not there.
+        CorpusError: a file or a row cannot be used, or a set has fewer than 2 pairs to score.
+    """
+    wished = {_key(name): (name, split) for name, split in (splits or {}).items()}
+    found: list[StsSet] = []
+    for path in _files(paths):
+        for made in _read_file(path, wished):
+            if made.name in {other.name for other in found}:
+                raise CorpusError(
+                    f"{path} holds the set {made.name} again; name each set's file once"
+                )
+            found.append(made)
+    known = {_key(each.name) for each in found}
+    if missing := [name for key, (name, _) in wished.items() if key not in known]:
+        raise ConfigError(
+            f"--split names {', '.join(missing)}, and the sets are "
+            f"{', '.join(each.name for each in found)}"
+        )
+    return found
+
+
+def chosen_sets(sets: Sequence[StsSet], names: Sequence[str]) -> list[StsSet]:
+    """Return the sets called ``names``, however they are spelled; all where none are named.
+
+    Raises:
+        ConfigError: there is no such set.
+    """
+    if not names:
+        return list(sets)
+    by_key = {_key(each.name): each for each in sets}
+    asked = {
+        name: _key(_PUBLISHED[_key(name)].name if _key(name) in _PUBLISHED else name)
+        for name in names
+    }
+    if unknown := [name for name, key in asked.items() if key not in by_key]:
+        raise ConfigError(
+            f"there is no set {', '.join(unknown)}; the sets are "
+            f"{', '.join(each.name for each in sets)}"
+        )
+    return [by_key[key] for key in asked.values()]
+
+
+def _files(paths: Iterable[str | Path]) -> list[Path]:
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = [p for p in sorted(path.iterdir()) if p.suffix in (PARQUET, JSONL, TSV)]
+            if not inside:
+                raise CorpusError(
+                    f"{path} holds no .parquet, .jsonl or .tsv file; name the pairs' file"
+                )
+            files += inside
+        else:
+            files.append(path)
+    return files
+
+
+def _read_file(path: Path, wished: Mapping[str, tuple[str, str]]) -> list[StsSet]:
+    known = {*_PAIR, _SCORE, _DATASET, _SUBSET, _SPLIT}
+    table = LabelTable.read(path, (PARQUET, JSONL, TSV), known)
+    if lacking := [name for name in (*_PAIR, _SCORE) if name not in table.columns]:
+        raise table.lacks(
+            f"no column {' and no '.join(lacking)} (pairs have sentence1, sentence2 and score, and "
+            "may have dataset, subset and split)"
+        )
+    rows: dict[str, list[int]] = {}
+    names = table.columns.get(_DATASET) or [path.stem] * len(table)
+    for row, name in enumerate(names):
+        rows.setdefault(str(name if name is not None else path.stem), []).append(row)
+    return [_read_set(table, name, chosen, wished) for name, chosen in rows.items()]
+
+
+def _read_set(
+    table: LabelTable, name: str, rows: Sequence[int], wished: Mapping[str, tuple[str, str]]
+) -> StsSet:
+    published = _PUBLISHED.get(_key(name), _Published(name, None, _SUBSET in table.columns))
+    every = np.array([table.parse(_SCORE, row, to_score) for row in rows])
+    kept = [row for row, score in zip(rows, every, strict=True) if not np.isnan(score)]
+    splits = _labels(table, _SPLIT, kept)
+    split = _split_to_score(table, published, wished)
+    scored = np.ones(len(kept), bool) if split is None else splits == split
+    if split is not None and not scored.any():
+        there = ", ".join(sorted(set(splits.tolist())))
+        raise ConfigError(
+            f"{table.path} has no scored pairs of {published.name} in split {split!r}; its splits "
+            f"are {there}: name one with --split {published.name}=SPLIT, or all"
+        )
+    if scored.sum() < 2:
+        raise CorpusError(
+            f"{table.path} has {int(scored.sum())} pairs of {published.name} with a score "
+            f"({len(rows) - len(kept)} have none); a correlation needs 2 or more"
+        )
+    return StsSet(
+        name=published.name,
+        first=[table.parse(_PAIR[0], row, to_text) for row in kept],
+        second=[table.parse(_PAIR[1], row, to_text) for row in kept],
+        scores=every[~np.isnan(every)],
+        subsets=_labels(table, _SUBSET, kept),
+        splits=splits,
+        scored=scored,
+        averaged=published.subsets,
+        dropped=len(rows) - len(kept),
+    )
+
+
+def _split_to_score(
+    table: LabelTable, published: _Published, wished: Mapping[str, tuple[str, str]]
+) -> str | None:
+    """Return the split whose pairs are scored, None for all of them."""
+    asked = wished.get(_key(published.name))
+    if _SPLIT not in table.columns:
+        if asked is not None and asked[1] != ALL_SPLITS:
+            raise ConfigError(
+                f"{table.path} has no column split; do not ask for split {asked[1]!r} of "
+                f"{published.name}"
+            )
+        return None
+    split = published.split if asked is None else asked[1]
+    return None if split == ALL_SPLITS else split
+
+
+def _labels(table: LabelTable, column: str, rows: Sequence[int]) -> NDArray[np.object_]:
+    values = table.columns.get(column)
+    found = ["" if values is None or values[row] is None else str(values[row]) for row in rows]
+    return np.array(found, dtype=object)
+
+
+def _key(name: str) -> str:
+    """Return how names are compared: STS-B, STSB and stsb are one."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
