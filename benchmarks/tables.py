@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sweep_tables, whitening_tables
+from benchmarks import evaluation_tables, sweep_tables, whitening_tables
 from benchmarks.results_file import RESULTS, read
 
 README = Path(__file__).parents[1] / "README.md"
@@ -131,6 +131,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "choice_left_out": whitening_tables.choice_left_out,
     "short_texts": whitening_tables.short_texts,
     "choice_cost": whitening_tables.choice_cost,
+    "sts": evaluation_tables.sts,
+    "sts_fits": evaluation_tables.sts_fits,
+    "layer_pairs": evaluation_tables.layer_pairs,
+    "transfer": evaluation_tables.transfer,
     "sweep": sweep_tables.first,
     "small_codes": sweep_tables.small_codes,
     "structures": sweep_tables.structures,

@@ -17,7 +17,7 @@ from whiten_index.cli.options import (
     with_options,
 )
 
-_SOURCES = [
+_WORDS = [
     click.option(
         "--word-vectors",
         help="File of word vectors (GloVe, word2vec, fastText; text, .bin, .gz, .zip, .parquet), "
@@ -31,12 +31,14 @@ _SOURCES = [
         "--sif-weight", type=float, default=1e-3, show_default=True, help="a of a/(a + p(word))."
     ),
     click.option("--cased", is_flag=True, help="Look words up as they are written first."),
+]
+_KEPT = [
     click.option("--index", help="Evaluate the encoder and the transform of a published index."),
     click.option(
         "--store", help="Folder that keeps the embeddings for later runs. [default: none kept]"
     ),
 ]
-_TRANSFORMS = [
+_KINDS = [
     click.option(
         "--whiten",
         type=click.Choice([kind for kind in KINDS if kind != "auto"]),
@@ -48,6 +50,8 @@ _TRANSFORMS = [
         help="Width kept: a number, full, or a share of variance; repeated, all of them side by "
         "side. [default: a third of the embedding's width, at most 256]",
     ),
+]
+_FITS = [
     click.option(
         "--fit",
         default="target",
@@ -68,20 +72,25 @@ _TRANSFORMS = [
         is_flag=True,
         help="Take the first singular vector of the task's texts off, as SIF does.",
     ),
+]
+_SHAPES = [
     *shape_options,
     click.option(
         "--seed", type=int, default=0, show_default=True, help="Of everything that is drawn."
     ),
 ]
-eval_options = [config_option(), *_SOURCES, *encoder_options, *_TRANSFORMS, json_option]
+_ENCODED = [*_KEPT, *encoder_options, *_KINDS]
+eval_options = [config_option(), *_WORDS, *_ENCODED, *_FITS, *_SHAPES, json_option]
+# A search encodes its corpus, and fits on it.
+search_options = [config_option(), *_ENCODED, *_SHAPES, json_option]
 
 
 @click.group(name="eval")
 def evaluate() -> None:
-    """Evaluate embeddings and their transforms: sts, retrieval, transfer, geometry.
+    """Evaluate embeddings and their transforms: sts, retrieval, transfer, geometry, layers.
 
-    Without DATA the sets are read from the folder that WHITEN_INDEX_DATA names. Figures are
-    multiplied by 100.
+    Without DATA the sets are read from the folder that WHITEN_INDEX_DATA names (but for those of
+    retrieval, of which there are many). Correlations, accuracies and shares are times 100.
     """
 
 
@@ -123,5 +132,6 @@ __all__ = [
     "evaluate",
     "parse_splits",
     "print_report",
+    "search_options",
     "with_options",
 ]

@@ -8,7 +8,12 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.eval_commands import encoder_line, eval_options, print_report, with_options
+from whiten_index.cli.eval_commands import (
+    encoder_line,
+    print_report,
+    search_options,
+    with_options,
+)
 
 # What is counted -> what is said of it where it is not 0.
 _NOTES = {
@@ -57,7 +62,7 @@ _NOTES = {
     help="Leave out hits with the query's own id, as BEIR does. [default: yes, unless the "
     "judgements call such a hit relevant]",
 )
-@with_options(eval_options)
+@with_options(search_options)
 def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search judged queries exactly and judge what is found: nDCG, recall, MRR, MAP.
 
@@ -77,7 +82,7 @@ def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
 def _lines(report: Mapping[str, Any], metrics: tuple[str, ...]) -> Iterator[str]:
     if report["encoder"]:
         yield encoder_line(report)
-    runs = report.get("runs") or [{"name": "", **report}]
+    runs = report.get("runs") or [report]
     for name in report["datasets"]:
         yield from _set_lines(name, runs, metrics)
     if "average" in report:

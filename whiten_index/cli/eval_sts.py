@@ -11,23 +11,14 @@ from whiten_index.cli import terminal
 from whiten_index.cli.eval_commands import (
     encoder_line,
     eval_options,
-    parse_splits,
     print_report,
     with_options,
 )
+from whiten_index.cli.pair_options import pair_options, read_pairs
 
 
 @click.command()
-@click.argument("data", nargs=-1)
-@click.option("--set", "names", multiple=True, help="Only this set, such as STS12; repeatable.")
-@click.option(
-    "--split",
-    "splits",
-    multiple=True,
-    callback=parse_splits,
-    help="SET=SPLIT, the split that is scored, or all; repeatable. [default: STS-B=test, all "
-    "pairs of others]",
-)
+@with_options(pair_options)
 @click.option(
     "--measure",
     type=click.Choice(["spearman", "pearson"]),
@@ -52,13 +43,10 @@ def sts(
     print.
     """
     from whiten_index.evaluate.config import EvalConfig
-    from whiten_index.evaluate.data import data_path
     from whiten_index.evaluate.sts import evaluate_sts
-    from whiten_index.labels import chosen_sets, read_sts
 
     config = EvalConfig.from_options(options)
-    paths = data or (str(data_path("sts/sts_raw.parquet")),)
-    sets = chosen_sets(read_sts(paths, splits=splits), names)
+    sets = read_pairs(data, names, splits)
     report = evaluate_sts(config, sets, progress=terminal.Bars(facts=not as_json))
     print_report(report, as_json=as_json, lines=[] if as_json else list(_lines(report, measure)))
 
@@ -69,9 +57,9 @@ def _lines(report: Mapping[str, Any], measure: str) -> Iterator[str]:
     for name, count in dropped.items():
         if count:
             yield f"  note: {count:,} pairs of {name} have no score and are left out"
-    runs = report.get("runs") or [{"name": "", **report}]
+    runs = report.get("runs") or [report]
     for run in runs:
-        yield f"{measure} × 100" + (f", {run['name']}" if run["name"] else "")
+        yield f"{measure} × 100, {run['name']}"
         rows: list[tuple[str, ...]] = [("", "pairs", "all", "mean", "wmean")]
         for name, each in run["datasets"].items():
             rows.append((name, f"{each['pairs']:,}", *_figures(each[measure])))

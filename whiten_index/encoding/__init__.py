@@ -15,12 +15,13 @@ from whiten_index.encoding.spec import (
     EncoderConfig,
     EncoderSpec,
     resolve_encoder,
+    states_spec,
 )
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow
     from whiten_index.encoding.quantize import Agreement, agreement
-    from whiten_index.encoding.states import StateEncoder, states_spec
+    from whiten_index.encoding.states import StateEncoder
     from whiten_index.encoding.window import PreparedWindow
 
 __all__ = [
@@ -56,7 +57,6 @@ _HOME = {
     "RanWindow": "encoder",
     "StateEncoder": "states",
     "agreement": "quantize",
-    "states_spec": "states",
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
@@ -217,6 +218,29 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         head_sha256=head_sha256(folder.head),
     )
     return spec, folder
+
+
+def states_spec(spec: EncoderSpec, folder: ModelFolder, poolings: Sequence[str]) -> EncoderSpec:
+    """Return the identity of all pooled states of a model.
+
+    Raises:
+        ConfigError: no pooling is named, one twice, or one that is unknown.
+    """
+    known = [pooling for pooling in POOLINGS if pooling != "first-last-avg"]
+    unknown = [pooling for pooling in poolings if pooling not in known]
+    if unknown or not poolings or len(set(poolings)) < len(poolings):
+        raise ConfigError(
+            f"poolings {', '.join(poolings) or 'none'} cannot be used together; name each once, of "
+            f"{', '.join(known)}"
+        )
+    return replace(
+        spec,
+        pooling="+".join(poolings),
+        layers=tuple(range(folder.layers + 1)),
+        dim=len(poolings) * (folder.layers + 1) * folder.hidden_size,
+        head_sha256=None,
+        normalizes=False,
+    )
 
 
 def _layer(folder: ModelFolder, layer: int) -> int:

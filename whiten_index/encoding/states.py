@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling
-from whiten_index.encoding.spec import EncoderConfig, EncoderSpec, resolve_encoder
+from whiten_index.encoding.spec import (
+    EncoderConfig,
+    EncoderSpec,
+    resolve_encoder,
+    states_spec,
+)
 from whiten_index.encoding.transformer import LayeredTransformer, Transformer
-from whiten_index.errors import ConfigError
 
 _WINDOW_BYTES = 256 << 20
 
@@ -58,26 +61,3 @@ class StateEncoder(Encoder):
         return LayeredTransformer(
             spec, folder, self.device, [Pooling(each) for each in self.poolings]
         )
-
-
-def states_spec(spec: EncoderSpec, folder: ModelFolder, poolings: Sequence[str]) -> EncoderSpec:
-    """Return the identity of all pooled states of a model.
-
-    Raises:
-        ConfigError: no pooling is named, one twice, or one that is unknown.
-    """
-    known = [pooling.value for pooling in Pooling]
-    unknown = [pooling for pooling in poolings if pooling not in known]
-    if unknown or not poolings or len(set(poolings)) < len(poolings):
-        raise ConfigError(
-            f"poolings {', '.join(poolings) or 'none'} cannot be used together; name each once, of "
-            f"{', '.join(known)}"
-        )
-    return replace(
-        spec,
-        pooling="+".join(poolings),
-        layers=tuple(range(folder.layers + 1)),
-        dim=len(poolings) * (folder.layers + 1) * folder.hidden_size,
-        head_sha256=None,
-        normalizes=False,
-    )

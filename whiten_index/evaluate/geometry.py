@@ -91,6 +91,7 @@ def evaluate_geometry(
     sets: Sequence[GeometrySet],
     *,
     most_texts: int = MOST_TEXTS,
+    embedder: TextEmbedder | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measure each set raw and in each space asked for.
@@ -98,6 +99,13 @@ def evaluate_geometry(
     Alignment is over the positive pairs, None where there are none; the rest over the distinct
     texts, of which ``most_texts`` are drawn where there are more. Lengths of vectors count in
     IsoScore and effective rank alone.
+
+    Args:
+        config: embeddings and transforms.
+        sets: what to measure.
+        most_texts: measured at most.
+        embedder: gives the embeddings, where they are at hand; else the one of ``config``.
+        progress: told of the stages.
 
     Returns:
         JSON values: encoder, and setting and datasets of the raw space, ``runs`` of all spaces
@@ -109,7 +117,7 @@ def evaluate_geometry(
     if most_texts < 3:
         raise ConfigError(f"{most_texts} texts have no geometry; give 3 or more")
     stages = Stages(progress or Silent())
-    embedder = open_embedder(config, stages)
+    embedder = embedder or open_embedder(config, stages)
     fits = bool(config.transforms or config.remove_common) and config.index is None
     embedder.embed([text for each in sets for text in (each.task if fits else each.measured)])
     maker = Spaces(config, embedder, stages)
@@ -121,8 +129,7 @@ def evaluate_geometry(
                 found = _measure(each, embedder, space, most_texts, config.seed)
                 runs.setdefault(number, fresh)["datasets"][each.name] = found
             watcher.advance(len(each.measured))
-    report = report_of(embedder.facts(), list(runs.values()), stages)
-    return {"name": runs[0]["name"], **report}
+    return report_of(embedder.facts(), list(runs.values()), stages)
 
 
 def _spaces(each: GeometrySet, config: EvalConfig, maker: Spaces) -> list[Space]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import DISTINCT, SCORED, TARGET, EvalConfig
@@ -25,7 +28,9 @@ from whiten_index.labels import StsSet
 from whiten_index.progress import Progress, Silent, Stages
 
 Layers = tuple[int, ...]
+_Scored = tuple[str, dict[str, Any], dict[str, float]]
 RAW = "raw"
+_SAME = 1e-5  # of the largest coordinate, what float32 makes of equal states
 
 
 @dataclass
@@ -84,7 +89,8 @@ def evaluate_layers(
     Returns:
         JSON values, Spearman's correlation times 100: ``encoder``, ``states`` (S), and ``runs``,
         each with name, setting, ``combinations`` (layers, datasets, average over the sets) and
-        ``best``: aggregation -> number of layers -> layers and figure.
+        ``best``: aggregation -> number of layers -> layers and figure. Layer 0 alone is left out
+        where it is the same for every text, as that of [CLS] is.
 
     Raises:
         WhitenIndexError: the model, a transform or the data cannot be used.
@@ -100,17 +106,22 @@ def evaluate_layers(
     texts = [text for each in sets for text in each.texts]
     kept = kept_states(config, texts, (pooling,), stages) if states is None else nullcontext(states)
     with kept as states:
-        chosen = combinations(states.layers, sizes=sizes)
+        chosen = _telling(combinations(states.layers, sizes=sizes), states, pooling)
         runs: dict[str, _Run] = {}
         total = len(sets) * len(chosen)
         with stages.stage("score combinations", total) as watcher:
             for each in sets:
                 inside = states.only(each.texts)
                 _score_raw(runs, each, inside, pooling, chosen)
-                for layers in chosen:
-                    if config.transforms or config.remove_common:
-                        _score(runs, config, each, inside, pooling, layers, stages)
-                    watcher.advance(1)
+                if config.transforms or config.remove_common:
+                    task = _Task(config, each, inside, pooling, stages)
+                    for layers, found in zip(chosen, task.score(chosen), strict=True):
+                        for number, (name, setting, figures) in enumerate(found):
+                            run = runs.setdefault(str(number), _Run(name, setting, {}))
+                            run.datasets.setdefault(layers, {})[each.name] = figures
+                        watcher.advance(1)
+                else:
+                    watcher.advance(len(chosen))
         facts = states.embedder(pooling=pooling, layers=range(states.layers)).facts()
     return {
         "encoder": facts,
@@ -118,6 +129,14 @@ def evaluate_layers(
         "runs": [run.to_json() for run in runs.values()],
         "seconds": dict(stages.seconds),
     }
+
+
+def _telling(chosen: list[Layers], states: PooledStates, pooling: str) -> list[Layers]:
+    """Leave layer 0 alone out where it is one and the same for every text, and ranks nothing."""
+    embedded = np.asarray(states.values[:, states.poolings.index(pooling), 0])
+    if np.ptp(embedded, axis=0).max() > _SAME * np.abs(embedded).max():
+        return chosen
+    return [layers for layers in chosen if layers != (0,)]
 
 
 def _score_raw(
@@ -137,29 +156,44 @@ def _score_raw(
         figures[each.name] = _figures(each, products.cosines(layers))
 
 
-def _score(
-    runs: dict[str, _Run],
-    config: EvalConfig,
-    each: StsSet,
-    states: PooledStates,
-    pooling: str,
-    layers: Layers,
-    stages: Stages,
-) -> None:
-    """Score one combination of a set in each transform, fitted on it."""
-    embedder = states.embedder(pooling=pooling, layers=layers)
-    spaces = Spaces(config, embedder, stages).of(each.texts, scored=np.tile(each.scored, 2))
-    embeddings = embedder.embed(list(states.rows))
-    first, second = (
-        np.array([states.rows[text] for text in side]) for side in (each.first, each.second)
-    )
-    for number, space in enumerate(spaces):
-        vectors = space.apply(embeddings)
-        # The width of ``full`` is each combination's own rank.
-        name = f"{number}"
-        run = runs.setdefault(name, _Run(space.name, space.setting, {}))
-        figures = run.datasets.setdefault(layers, {})
-        figures[each.name] = _figures(each, pair_cosines(vectors[first], vectors[second]))
+class _Task:
+    """Scores combinations of layers of one set in each transform, fitted on it."""
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        each: StsSet,
+        states: PooledStates,
+        pooling: str,
+        stages: Stages,
+    ) -> None:
+        self._config, self._each, self._states = config, each, states
+        self._pooling, self._stages = pooling, stages
+        self._first, self._second = (
+            np.array([states.rows[text] for text in side]) for side in (each.first, each.second)
+        )
+
+    def score(self, chosen: Sequence[Layers]) -> Iterator[list[_Scored]]:
+        """Yield what each combination scores, several combinations at a time.
+
+        One thread a combination: eigenvectors of a few hundred dims take longer on two threads
+        than on one.
+        """
+        workers = self._config.encoder.threads or os.cpu_count() or 1
+        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+            yield from pool.map(self._score, chosen)
+
+    def _score(self, layers: Layers) -> list[_Scored]:
+        each, states = self._each, self._states
+        embedder = states.embedder(pooling=self._pooling, layers=layers)
+        maker = Spaces(self._config, embedder, self._stages)
+        embeddings = embedder.embed(list(states.rows))
+        scored = []
+        for space in maker.of(each.texts, scored=np.tile(each.scored, 2)):
+            vectors = space.apply(embeddings)
+            cosines = pair_cosines(vectors[self._first], vectors[self._second])
+            scored.append((space.name, space.setting, _figures(each, cosines)))
+        return scored
 
 
 def _figures(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, float]:

@@ -8,19 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.encoding import EncoderConfig, EncoderSpec, StateEncoder, resolve_encoder
-from whiten_index.encoding import states_spec as spec_of_states
+from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder, states_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.texts import encoder_facts
 from whiten_index.manifest import check_files, fingerprint, publish_folder, read_manifest, writing
 from whiten_index.progress import Stages
 from whiten_index.tensors import create_tensor, map_tensor
+
+if TYPE_CHECKING:
+    from whiten_index.encoding import Encoder
 
 _KIND, _VERSION, _FILE, _TENSOR = "pooled-states", 1, "states.safetensors", "states"
 POOLINGS = ("mean", "cls")
@@ -67,7 +69,7 @@ class PooledStates:
         """
         distinct = list(dict.fromkeys(texts))
         resolved, model = resolve_encoder(config)
-        spec = spec_of_states(resolved, model, poolings)
+        spec = states_spec(resolved, model, poolings)
         layers = model.layers + 1
         shape = (len(distinct), len(poolings), layers, model.hidden_size)
         identity = {"encoder": spec.fingerprint, "texts": distinct}
@@ -78,6 +80,8 @@ class PooledStates:
                 shutil.rmtree(final, ignore_errors=True)
 
             def fill(temporary: Path) -> dict[str, Any]:
+                from whiten_index.encoding import StateEncoder
+
                 encoder = StateEncoder(resolved, model, config, poolings=poolings)
                 values = create_tensor(
                     temporary / _FILE, _TENSOR, shape, kind=_KIND, version=_VERSION
@@ -185,7 +189,7 @@ def kept_states(
 
 
 def _encode(
-    encoder: StateEncoder, texts: list[str], values: NDArray[np.float32], stages: Stages
+    encoder: Encoder, texts: list[str], values: NDArray[np.float32], stages: Stages
 ) -> None:
     flat = values.reshape(len(texts), -1)
     filled = 0

@@ -149,6 +149,5 @@ def report_of(
 
     The settings of one run differ between sets in what the data gave; the first set's stand.
     """
-    first = {name: value for name, value in runs[0].items() if name != "name"}
     several = {"runs": list(runs)} if len(runs) > 1 else {}
-    return {"encoder": dict(encoder), **first, **several, "seconds": dict(stages.seconds)}
+    return {"encoder": dict(encoder), **runs[0], **several, "seconds": dict(stages.seconds)}

@@ -38,6 +38,7 @@ def evaluate_transfer(
     tasks: Sequence[Task],
     *,
     folds: int = FOLDS,
+    embedder: TextEmbedder | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Score each task by a classifier on its vectors, RTE by the cosine, in each space asked for.
@@ -45,6 +46,13 @@ def evaluate_transfer(
     A set called rte is scored by ``score_entailment``, the others by ``score_transfer``; pairs by
     their ``pair_features``. The dev split of mrpc joins its train split, as in SentEval.
     Transforms fitted on the target see the texts of all splits and no label.
+
+    Args:
+        config: embeddings and transforms.
+        tasks: what to score.
+        folds: of every cross-validation.
+        embedder: gives the embeddings, where they are at hand; else the one of ``config``.
+        progress: told of the stages.
 
     Returns:
         JSON values: encoder, and name, setting, datasets and average of the first space; ``runs``
@@ -58,7 +66,7 @@ def evaluate_transfer(
     for task in tasks:
         _check(task, folds)
     stages = Stages(progress or Silent())
-    embedder = open_embedder(config, stages)
+    embedder = embedder or open_embedder(config, stages)
     embedder.embed([text for task in tasks for text in task.texts])
     maker = Spaces(config, embedder, stages)
     runs: dict[int, dict[str, Any]] = {}
@@ -70,8 +78,7 @@ def evaluate_transfer(
             watcher.advance(len(task))
     for run in runs.values():
         run["average"] = average(run["datasets"])
-    report = report_of(embedder.facts(), list(runs.values()), stages)
-    return {"name": runs[0]["name"], **report}
+    return report_of(embedder.facts(), list(runs.values()), stages)
 
 
 def average(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:

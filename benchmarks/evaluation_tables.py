@@ -1,0 +1,119 @@
+"""The README's tables of evaluation: STS, what transforms are fitted on, layers, transfer tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.results_file import read
+
+Row = Mapping[str, Any]
+_SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+_LAYERS = {(-1,): "last layer", (1,): "layer 1"}
+_FITS = ("target", "target-distinct", "target-scored")
+_AGGREGATIONS = ("all", "mean", "wmean")
+
+
+def sts() -> str:
+    """Return the table of raw embeddings beside the public figures."""
+    (row,) = (row for row in _sts_rows() if row["public"] is not None)
+    public = row["public"]
+    datasets = {name: row["datasets"][name] for name in _SETS}
+    header = " | ".join(datasets)
+    lines = [
+        f"| Spearman × 100 | {header} |",
+        "|---|" + "---:|" * len(datasets),
+        "| public (MTEB) | " + " | ".join(f"{public[name]:.2f}" for name in datasets) + " |",
+    ]
+    for how in _AGGREGATIONS:
+        found = " | ".join(f"{each['spearman'][how]:.2f}" for each in datasets.values())
+        lines.append(f"| ours, {how} | {found} |")
+    return "\n".join(lines)
+
+
+def sts_fits() -> str:
+    """Return the table of transforms by what they are fitted on, mean over the seven sets."""
+    rows = _sts_rows()
+    lines = [
+        "| mean of seven sets, all / mean | raw | "
+        + " | ".join(f"fit {name}" for name in _FITS)
+        + " |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for layers, shown in _LAYERS.items():
+        own = [row for row in rows if tuple(row["layers"]) == layers]
+        (raw,) = (row for row in own if row["fit"] is None)
+        for name in dict.fromkeys(row["name"] for row in own if row["fit"] is not None):
+            fits = {row["fit"]: row for row in own if row["name"] == name}
+            cells = [_average(raw), *(_average(fits[fit]) for fit in _FITS)]
+            lines.append(f"| {shown}, {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def layer_pairs() -> str:
+    """Return the best layers of each run, and what looking at all pairs took."""
+    rows = read("layers_MiniLM")
+    lines = [
+        "| MiniLM, mean of seven sets | last layer alone | best single layer | best pair |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in (row for row in rows if row["figure"] == "layers"):
+        alone = next(c for c in row["combinations"] if c["layers"] == [row["states"] - 1])
+        best = row["best"]["mean"]
+        cells = [f"{alone['average']['spearman']['mean']:.2f}"]
+        cells += [
+            f"{best[size]['figure']:.2f} ({'+'.join(map(str, best[size]['layers']))})"
+            for size in ("1", "2")
+        ]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    (wall,) = (row for row in rows if row["figure"] == "ratio" and row["clock"] == "wall")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"All pairs of {_states(rows)} states, raw and whitened, with encoding took "
+            f"{wall['median']:.2f} ({wall['least']:.2f}–{wall['greatest']:.2f}) times the wall "
+            f"time of encoding the {wall['texts']:,} distinct texts once.",
+        ]
+    )
+
+
+def transfer() -> str:
+    """Return the table of transfer tasks, beside scikit-learn's own search."""
+    rows = read("transfer_MiniLM")
+    raw = {row["set"]: row for row in rows if "transform" in row["setting"] and _is_raw(row)}
+    whitened = {row["set"]: row for row in rows if not _is_raw(row)}
+    lines = [
+        "| accuracy × 100 | ours | deviation | scikit-learn's LogisticRegressionCV | whitened, "
+        "k = 256 |",
+        "|---|---:|---|---:|---:|",
+    ]
+    for name, row in raw.items():
+        beside = row.get("reference")
+        spread = f"{row['deviation']:.2f}, {row['deviation_of']}" if "deviation" in row else "–"
+        lines.append(
+            f"| {_TASKS.get(name, name.upper())} | {row['accuracy']:.2f} | {spread} "
+            f"| {'–' if not beside else format(beside['accuracy'], '.2f')} "
+            f"| {whitened[name]['accuracy']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+_TASKS = {"sst2": "SST-2", "sst5": "SST-5", "mean": "mean of seven", "rte": "RTE, cosine ≥ 0.5"}
+
+
+def _is_raw(row: Row) -> bool:
+    return bool(row["setting"]["transform"]["kind"] == "none")
+
+
+def _sts_rows() -> list[Row]:
+    return [row for row in read("sts_MiniLM") if row["figure"] == "sts"]
+
+
+def _average(row: Row) -> str:
+    figures = row["average"]["spearman"]
+    return f"{figures['all']:.2f} / {figures['mean']:.2f}"
+
+
+def _states(rows: Sequence[Row]) -> int:
+    return next(int(row["states"]) for row in rows if row["figure"] == "layers")
