@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -14,6 +15,7 @@ EIGENVALUES = [float(0.02 * i**-0.9) for i in range(1, 382)]
 _LOSS = {"auto": 0.0, "pca": 0.004, "whitening": 0.03, "truncate": 0.05, "faiss-pca": 0.006,
          "faiss-pcaw": 0.035}  # fmt: skip
 _CODEC = {"fp32": (4.0, 0.0), "sq8": (1.0, 0.001), "pq": (0.25, 0.03), "rabitq": (0.25, 0.12)}
+_HOW = ("all", "mean", "wmean")
 _GAMMA = {"auto": 0.25, "pca": 0.0, "whitening": 1.0}
 
 
@@ -128,3 +130,71 @@ def advice(tmp_path, *points, **dataset):
 
 def titles_of(advice):
     return {title: pick.point for pick in advice.picks for title in pick.titles}
+
+
+def papers_results(seed=0):
+    """What reproducing papers writes: rows that ran, a stand-in, rows that did not, drawings."""
+    rng = np.random.default_rng(seed)
+    sets = ["STS-B", "STS12", "a|b <i>"]
+
+    def row(model, status, *, published=True, **more):
+        cells = {}
+        for name in sets:
+            theirs = float(rng.uniform(20, 60)) if published else None
+            every = {how: float(rng.uniform(20, 90)) for how in ("all", "mean", "wmean")}
+            ours = {**every, "ours": every["mean"], "difference": every["mean"] - (theirs or 0.0)}
+            cells[name] = {"published": theirs, **(ours if status != "not run" else {})}
+        return {"model": model, "setting": "token=AVG, layer=L1+L12", "status": status,
+                "figures": cells, **more}  # fmt: skip
+
+    rows = [
+        row("own <b>model</b>", "ran", hub="own", ran_with="own", layers=[1, 12],
+            command="whiten-index eval sts --model 'a <own> `model`' --layers 1,12"),
+        row("BERT-base", "stand-in", why="bert is <far> away", ran_with="MiniLM", layers=[1, 6],
+            command="whiten-index eval sts --model MiniLM",
+            command_of_own="whiten-index eval sts --model bert", notes=["a note | of it"]),
+        row("GPT_3", "not run", why="no weights & no hope"),
+        row("unpublished", "ran", published=False),
+    ]  # fmt: skip
+    table = {"source": "Paper & Co", "table": "Table 1", "title": "a title", "datasets": sets,
+             "aggregation": "mean", "metric": "spearman", "rows": rows}  # fmt: skip
+    shares = {"published": 0.5531, "ours": 0.5632, "f1": 0.4321, "notes": ["by chance"]}
+    further = {"source": "Another paper", "table": "Table 9", "aggregation": None,
+               "metric": "mrr@10", "datasets": ["QQP"], "title": "search", "rows": [
+                   {"model": "m", "setting": "", "status": "ran",
+                    "figures": {"QQP": shares}}]}  # fmt: skip
+    square = rng.uniform(-5, 80, (5, 5))
+    series = [{"name": f"S_{n}", "y": [None, *map(float, rng.uniform(30, 70, 3))]}
+              for n in range(6)]  # fmt: skip
+    return {
+        "made": {"versions": {"torch": "2.13"}, "date": "2026-11-21T10:30:00", "seconds": 12.5},
+        "stand_in": {"model": "MiniLM", "layers": 6, "dim": 384},
+        "tables": [table, further],
+        "figures": [
+            {"id": "k", "source": "Paper & Co", "title": "Effect of <k>", "kind": "curves",
+             "x": [16, 64, 128, 256], "x_label": "k", "y_label": "Spearman × 100",
+             "series": series, "caption": "Of a set."},
+            {"id": "k", "source": "Paper & Co", "title": "Pairs", "kind": "heat_map",
+             "matrix": ((square + square.T) / 2).tolist(), "labels": list("01234"),
+             "axis": "layer", "caption": "Raw."},
+        ],
+        "not_run": [{"source": "A third", "table": "Table 2", "model": f"flow {n}", "setting": "",
+                     "why": "takes <training>"} for n in (1, 2)],
+    }  # fmt: skip
+
+
+def layers_report(states):
+    """What comparing the layers of a model on two sets returns, raw alone."""
+    rng = np.random.default_rng(0)
+    cells = []
+    for layers in [(i,) for i in range(states)] + list(itertools.combinations(range(states), 2)):
+        found = {name: {"spearman": {how: float(rng.uniform(40, 80)) for how in _HOW}}
+                 for name in ("STS-B", "a_very_long_name_of_a_set_" * 3)}  # fmt: skip
+        average = {how: float(np.mean([each["spearman"][how] for each in found.values()]))
+                   for how in _HOW}  # fmt: skip
+        cells.append({"layers": list(layers), "datasets": found, "average": {"spearman": average}})
+    best = {how: {"1": {"layers": [0], "figure": 1.0}, "2": {"layers": [0, 1], "figure": 1.0}}
+            for how in _HOW}  # fmt: skip
+    run = {"name": "raw", "setting": {}, "combinations": cells, "best": best}
+    encoder = {"model": "a/model", "pooling": "mean", "dim": 768, "max_length": 128}
+    return {"encoder": encoder, "states": states, "runs": [run], "seconds": {}}

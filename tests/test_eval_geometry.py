@@ -11,6 +11,7 @@ import pytest
 
 from tests.bad_input_helpers import OPTIONS, assert_one_error, run
 from whiten_index import Encoder, Moments, Whitening
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluate.geometry import read_geometry_sets
 from whiten_index.evaluation import Geometry, alignment
 from whiten_index.whitening import Kind, WhiteningConfig
@@ -87,8 +88,96 @@ def test_pairs_without_scores_are_all_positive(tmp_path, columns, tiny_model):
     )
     found = measured(path, tiny_model)["datasets"]["plain"]
     u, v = (encode(tiny_model, columns[f"sentence{side}"]) for side in (1, 2))
-    assert found["positive_pairs"] == PAIRS
+    assert (found["positive_pairs"], found["dropped"]) == (PAIRS, 0)
     assert found["alignment"] == pytest.approx(alignment(u, v), rel=1e-5)
+
+
+@pytest.fixture
+def plain(tmp_path, columns):
+    """Pairs without scores, in two splits."""
+    path = tmp_path / "plain.parquet"
+    names = ("sentence1", "sentence2", "split")
+    pq.write_table(pa.table({name: columns[name] for name in names}), path)
+    return path
+
+
+def test_a_split_of_pairs_without_scores_is_measured_and_the_fit_is_of_all(
+    plain, columns, tiny_model
+):
+    report = measured(plain, tiny_model, "--split", "plain=dev", "--k", 8)
+    found = report["datasets"]["plain"]
+    dev = [i for i in range(PAIRS) if columns["split"][i] == "dev"]
+    sides = columns["sentence1"], columns["sentence2"]
+    u, v = (encode(tiny_model, [side[i] for i in dev]) for side in sides)
+    assert (found["pairs"], found["positive_pairs"], found["texts"]) == (20, 20, 40)
+    assert found["alignment"] == pytest.approx(alignment(u, v), rel=1e-5)
+    both = encode(tiny_model, [*sides[0], *sides[1]])
+    whitening = Whitening.fit(Moments.of(both), WhiteningConfig(kind=Kind.WHITENING, k=8))
+    whitened = report["runs"][1]["datasets"]["plain"]
+    expected = alignment(whitening.apply(u), whitening.apply(v))
+    assert whitened["alignment"] == pytest.approx(expected, rel=1e-3)
+    assert measured(plain, tiny_model, "--split", "plain=all")["datasets"]["plain"]["pairs"] == 40
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("plain=none", "plain.parquet has no pairs of plain in split 'none'; its splits are dev"),
+        ("bare=dev", "bare.tsv has no column split; do not ask for split 'dev' of bare"),
+        ("other=dev", "--split names other, and the sets are plain, bare"),
+    ],
+)
+def test_a_split_that_pairs_without_scores_lack_is_refused(
+    plain, columns, tiny_model, wanted, message
+):
+    bare = plain.parent / "bare.tsv"
+    lines = [f"{a}\t{b}" for a, b in zip(columns["sentence1"], columns["sentence2"], strict=True)]
+    bare.write_text("\n".join(["sentence1\tsentence2", *lines]) + "\n")
+    status, _, error = run(
+        "eval", "geometry", plain, bare, *MODEL, tiny_model, "--split", wanted
+    )  # fmt: skip
+    assert status == OPTIONS
+    assert_one_error(error, match=message)
+
+
+def test_sets_are_chosen_among_pairs_with_and_without_scores(pairs, plain):
+    for names, expected in (
+        ((), ["plain", "STS-B"]),
+        (("Plain",), ["plain"]),
+        (("stsb",), ["STS-B"]),
+        (("STSB", "plain"), ["STS-B", "plain"]),
+    ):
+        found = read_geometry_sets([pairs, plain], names=names, splits={"STS-B": "dev"})
+        assert [each.name for each in found] == expected
+    with pytest.raises(ConfigError, match="there is no set x; the sets are plain, STS-B"):
+        read_geometry_sets([pairs, plain], names=["x"], splits={"STS-B": "dev"})
+
+
+def test_sets_of_one_name_are_refused(pairs, plain, tmp_path):
+    (tmp_path / "other").mkdir()
+    again = tmp_path / "other" / "plain.parquet"
+    again.write_bytes(plain.read_bytes())
+    stsb = tmp_path / "stsb.parquet"
+    stsb.write_bytes(plain.read_bytes())
+    for paths, name in (
+        ([plain, again], "plain"),
+        ([plain, plain], "plain"),
+        ([pairs, stsb], "STS-B"),
+    ):
+        with pytest.raises(CorpusError, match=f"two files hold a set called {name}; rename one"):
+            read_geometry_sets(paths)
+
+
+def test_pairs_that_lack_a_score_among_others_are_told(tmp_path, columns, tiny_model):
+    scores = [None if i < 3 else float(i % 6) for i in range(PAIRS)]
+    path = tmp_path / "some.parquet"
+    names = ("sentence1", "sentence2")
+    pq.write_table(pa.table({**{name: columns[name] for name in names}, "score": scores}), path)
+    found = measured(path, tiny_model)["datasets"]["some"]
+    assert (found["dropped"], found["pairs"]) == (3, PAIRS - 3)
+    status, out, _ = run("eval", "geometry", path, *MODEL, tiny_model)
+    assert status == 0
+    assert "note: 3 pairs of some have no score and are left out" in out
 
 
 def test_no_pair_above_the_score_leaves_alignment_out(pairs, tiny_model):

@@ -82,7 +82,7 @@ def judged(tiny_model: Path, **options: Any) -> dict[str, Any]:
 
 
 def figures(found: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in found.items() if name != "counts"}
+    return {name: value for name, value in found.items() if "@" in name}
 
 
 def by_brute_force(rows, asked, *, names, own=None) -> dict[str, dict[str, float]]:
@@ -228,6 +228,65 @@ def test_files_named_are_as_good_as_a_folder(
     assert list(files["datasets"].values()) == [folder["datasets"]["one"]]
 
 
+def test_every_file_of_a_corpus_of_json_lines_is_searched(
+    tiny_model, beir, store, tmp_path, documents
+):
+    lines = (beir / "corpus.jsonl").read_text().splitlines(keepends=True)
+    for name, part in (("a", lines[:60]), ("b", lines[60:])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "docs.jsonl").write_text("".join(part))
+    whole = judged(tiny_model, sets=[str(beir)], store=store)
+    found = judged(
+        tiny_model,
+        corpus=[str(tmp_path / name / "docs.jsonl") for name in "ab"],
+        queries=str(beir / "queries.jsonl"),
+        qrels=str(beir / "qrels/test.tsv"),
+        store=store,
+    )
+    (each,) = found["datasets"].values()
+    assert each["counts"]["documents"] == DOCUMENTS
+    assert each == whole["datasets"]["one"]
+
+
+def test_sets_whose_links_are_named_alike_each_have_their_own_documents(
+    tiny_model, tmp_path, documents, queries, qrels
+):
+    texts = {"left": documents, "right": dict(list(documents.items())[:100])}
+    for name, kept in texts.items():
+        write_set(tmp_path / name, kept, queries, qrels)
+        (tmp_path / f"of-{name}").mkdir()
+        (tmp_path / f"of-{name}" / "set").symlink_to(tmp_path / name)
+    found = judged(tiny_model, sets=[str(tmp_path / f"of-{name}" / "set") for name in texts])
+    counted = {name: each["counts"]["documents"] for name, each in found["datasets"].items()}
+    assert counted == {"left": DOCUMENTS, "right": 100}
+
+
+def test_a_run_over_several_sets_is_named_by_its_wish_and_each_set_by_its_width(
+    tiny_model, store, tmp_path, documents, queries, qrels
+):
+    """Of 24 documents 23 directions can be whitened, of 160 all 32."""
+    few = dict(list(documents.items())[:24])
+    sets = [
+        write_set(tmp_path / "small", few, queries, qrels),
+        write_set(tmp_path / "large", documents, queries, {**qrels, "q1": {"q1": 1, "d3": 2}}),
+    ]
+    found = judged(tiny_model, sets=list(map(str, sets)), store=store, k=("full", "8"))
+    assert [run["name"] for run in found["runs"]] == ["whitening, k = full", "whitening, k = 8"]
+    widths = [{name: each["k"] for name, each in run["datasets"].items()} for run in found["runs"]]
+    assert widths == [{"small": 23, "large": 32}, {"small": 8, "large": 8}]
+    dropped = {name: each["drop_self"] for name, each in found["datasets"].items()}
+    assert dropped == {"small": True, "large": False}
+
+
+def test_the_prompt_of_queries_is_told(tiny_model, beir, store):
+    plain, asked = (
+        judged(tiny_model, sets=[str(beir)], store=store, query_prompt=prompt)["encoder"]
+        for prompt in (None, "query: ")
+    )
+    assert (plain["query_prompt"], asked["query_prompt"]) == ("", "query: ")
+    assert plain["fingerprint"] == asked["fingerprint"]
+
+
 def test_several_sets_have_their_mean(tiny_model, beir, store, tmp_path, documents, queries, qrels):
     few = {query: qrels[query] for query in list(qrels)[:7]}
     other = write_set(tmp_path / "other", documents, queries, few)
@@ -327,12 +386,36 @@ def test_the_command_refuses_a_run_of_another_set(beir, tmp_path):
     assert "'d0'" in err
 
 
-def test_a_corpus_whose_ids_match_nothing_is_refused(tiny_model, store, tmp_path, documents, beir):
-    columns = {"id": [f"x{name}" for name in documents], "text": list(documents.values())}
+@pytest.mark.parametrize("name", ["c.parquet", "*.parquet"])
+def test_a_corpus_whose_ids_match_nothing_is_refused_before_any_work(
+    tiny_model, tmp_path, documents, beir, monkeypatch, name
+):
+    monkeypatch.setattr(retrieval, "build_index", None)
+    columns = {"no": [f"x{name}" for name in documents], "text": list(documents.values())}
     pq.write_table(pa.table(columns), tmp_path / "c.parquet")
     files = {"queries": str(beir / "queries.jsonl"), "qrels": str(beir / "qrels/test.tsv")}
+    corpus = {"corpus": [str(tmp_path / name)], "text_columns": ["text"], "id_column": "no"}
     with pytest.raises(CorpusError, match=r"names no document of the corpus: .*'xd0'.*--id-column"):
-        judged(tiny_model, corpus=[str(tmp_path / "c.parquet")], store=store, **files)
+        judged(tiny_model, **corpus, **files)
+
+
+def test_a_filter_that_leaves_no_relevant_document_is_refused_before_any_work(
+    tiny_model, beir, monkeypatch
+):
+    monkeypatch.setattr(retrieval, "build_index", None)
+    with pytest.raises(CorpusError, match=r"names no document of the corpus: .*'d159'"):
+        judged(tiny_model, sets=[str(beir)], row_filter="id == 'd159'")
+
+
+def test_whole_numbers_as_ids_are_those_of_the_judgements(tiny_model, tmp_path, documents):
+    columns = {"id": list(range(DOCUMENTS)), "text": list(documents.values())}
+    pq.write_table(pa.table(columns), tmp_path / "c.parquet")
+    asked = {"a": documents["d150"]}
+    folder = write_set(tmp_path / "beside", documents, asked, {"a": {"150": 1}})
+    files = {"queries": str(folder / "queries.jsonl"), "qrels": str(folder / "qrels/test.tsv")}
+    found = judged(tiny_model, corpus=[str(tmp_path / "c.parquet")], metrics=["mrr@10"], **files)
+    (each,) = found["datasets"].values()
+    assert each["mrr@10"] == 100
 
 
 @pytest.mark.parametrize(
@@ -348,8 +431,16 @@ def test_a_corpus_whose_ids_match_nothing_is_refused(tiny_model, store, tmp_path
         ({"sets": ["a"], "run": "r.trec", "k": ("8",)}, "--whiten or --k says how to build, and"),
         ({"sets": ["a"], "run": "r.trec", "run_out": "o.trec"}, "--run-out writes what is"),
         ({"sets": ["a"], "index": "i", "store": "s"}, "--store says how to build, and an index"),
-        ({"sets": ["a"], "index": "i", "max_length": 9}, "--max-length says how to build, and an"),
+        ({"sets": ["a"], "index": "i", "max_length": 9}, "--index and --max-length each say what"),
         ({"sets": ["a"], "run": "r.trec", "model": "m"}, "--model says how to build, and a run"),
+        (
+            {"qrels": "q.tsv", "run": "r.trec", "queries": "q.jsonl"},
+            "--queries is for a search, and",
+        ),
+        ({"sets": ["a"], "run": "r.trec", "threads": 2}, "--threads is for a search, and a run"),
+        ({"sets": ["a"], "run": "r.trec", "device": "cpu"}, "--device is for a search, and a run"),
+        ({"sets": ["a"], "run": "r.trec", "seed": 3}, "--seed says how to build, and a run"),
+        ({"sets": ["a"], "index": "i", "seed": 3}, "--seed says how to build, and an index"),
         ({"sets": ["a"], "run_out": "runs.csv"}, "the ending of runs.csv names no run format"),
         ({"sets": ["a"], "metrics": ["spam@10"]}, "metric 'spam@10' is unknown; use one such as"),
         ({"sets": ["a"], "whiten": "pca", "fit": "nli"}, "--fit is for pairs of sentences"),

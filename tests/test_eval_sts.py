@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -185,18 +186,40 @@ def test_what_a_transform_is_fitted_on(pairs, tiny_model, tmp_path, write_parque
     assert figures(str(half)) != pytest.approx(target, abs=0.5)
 
 
-def test_sentences_that_repeat_count_as_often_or_once(pairs, tiny_model, tmp_path, write_parquet):
+@pytest.fixture(scope="module")
+def repeated(pairs, tmp_path_factory, write_parquet) -> Path:
+    """The pairs, twenty of them five times, so that their sentences weigh more."""
     table = pq.read_table(pairs).to_pydict()
-    doubled = {name: values + values[:20] * 4 for name, values in table.items()}
-    sets = read_sts([write_parquet(tmp_path / "mine.parquet", doubled)])
+    columns = {name: values + values[:20] * 4 for name, values in table.items()}
+    return write_parquet(tmp_path_factory.mktemp("repeated") / "mine.parquet", columns)
 
-    def cosines(fit):
-        options = {"model": str(tiny_model), "k": ("8",), "fit": fit}
-        report = evaluate_sts(EvalConfig.from_options(options), sets)
-        return report["datasets"]["mine"]["pearson"]["all"]
 
-    assert cosines("target") != pytest.approx(cosines("target-distinct"), abs=1e-6)
-    assert cosines("target") == pytest.approx(cosines("target-scored"), abs=1e-9)
+@pytest.mark.parametrize("fit", ["target", "target-distinct"])
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("common", [False, True])
+def test_fits_by_numpy(repeated, tiny_model, fit, unit, common):
+    """Repeated rows are repeated, or taken once; then unit length, common component, whitening."""
+    table = pq.read_table(repeated).to_pydict()
+    texts = table["sentence1"] + table["sentence2"]
+    from whiten_index import Encoder
+
+    x = Encoder.load(str(tiny_model)).encode(texts).astype(np.float64)
+    rows = x if fit == "target" else x[[texts.index(text) for text in dict.fromkeys(texts)]]
+    if common:
+        top = np.linalg.svd(rows)[2][0]
+        x, rows = (each - np.outer(each @ top, top) for each in (x, rows))
+    if unit:
+        x, rows = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (x, rows))
+    mean, w = whitened(rows, 8)
+    z = (x - mean) @ w
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    n = len(x) // 2
+    cosines = (z[:n] * z[n:]).sum(1)
+    options = {"model": str(tiny_model), "k": ("8",), "fit": fit}
+    options |= {"normalize_input": unit, "remove_common": common}
+    found = evaluate_sts(EvalConfig.from_options(options), read_sts([repeated]))
+    pearson = 100 * scipy.stats.pearsonr(table["score"], cosines).statistic
+    assert found["datasets"]["mine"]["pearson"]["all"] == pytest.approx(pearson, abs=1e-3)
 
 
 def test_only_scored_pairs_are_fitted_on_where_asked(pairs, tiny_model, tmp_path, write_parquet):
@@ -234,6 +257,59 @@ def test_an_index_is_evaluated_by_its_own_encoder_and_transform(
     assert ours["setting"]["fit"] == "index"
     found, expected = (each["datasets"]["mine"]["spearman"] for each in (ours, by_model))
     assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_an_index_whose_model_changed_or_is_damaged_is_refused(
+    pairs, tiny_model, tmp_path, write_parquet
+):
+    import torch
+    import transformers
+
+    corpus = write_parquet(tmp_path / "c.parquet", {"text": pq.read_table(pairs)["sentence1"]})
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    arguments = [
+        "build", str(corpus), "--text-column", "text", "--model", str(model), "--whiten",
+        "whitening", "--k", "8", "--out", str(tmp_path / "index"),
+    ]  # fmt: skip
+    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    code, out, err = run(pairs, "--index", tmp_path / "index", "--layers", "1")
+    assert (code, out) == (2, "")
+    assert "--index and --layers each say what to evaluate" in err
+    (whitening,) = (tmp_path / "index").glob("versions/*/whitening.safetensors")
+    good = whitening.read_bytes()
+    whitening.write_bytes(good[:-9] + bytes(9))
+    code, out, err = run(pairs, "--index", tmp_path / "index")
+    assert (code, out, "whitening.safetensors" in err) == (5, "", True)
+    whitening.write_bytes(good)
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        config = transformers.AutoConfig.from_pretrained(model)
+        transformers.BertModel(config).save_pretrained(model)
+    code, out, err = run(pairs, "--index", tmp_path / "index")
+    assert (code, out, "gives other embeddings" in err) == (4, "", True)
+
+
+def test_each_option_of_a_transform_asks_for_one(tiny_model):
+    for asked in ({"exponent": 0.0}, {"center": False}, {"floor": 0.0}, {"remove_top": 0}):
+        (made,) = EvalConfig.from_options({"model": str(tiny_model), **asked}).transforms
+        assert made.kind.value == "whitening"
+    assert EvalConfig.from_options({"seed": 3, "normalize_input": False}).transforms == ()
+
+
+def test_more_texts_are_encoded_alone(pairs, tiny_model, tmp_path, write_parquet):
+    """A store is asked by text: another choice of sets does not encode again what it holds."""
+    table = pq.read_table(pairs).to_pydict()
+    half = write_parquet(tmp_path / "h.parquet", {k: v[:30] for k, v in table.items()})
+    options = ("--model", tiny_model, "--store", tmp_path / "store", "--json")
+    plain = json.loads(run(pairs, "--model", tiny_model, "--json")[1])["datasets"]
+    run(half, *options)
+    (first,) = (tmp_path / "store").glob("*/texts/*")
+    assert json.loads(run(pairs, *options)[1])["datasets"] == plain
+    assert len(list((tmp_path / "store").glob("*/texts/*"))) == 2
+    assert "encode" not in json.loads(run(half, *options)[1])["seconds"]
+    data = first.read_bytes()
+    first.write_bytes(data[:-3] + bytes([data[-3] ^ 0x40, data[-2], data[-1]]))
+    assert json.loads(run(pairs, *options)[1])["datasets"] == plain
 
 
 def test_a_store_keeps_the_embeddings(pairs, tiny_model, tmp_path):
@@ -288,7 +364,13 @@ def test_dropped_pairs_are_told(pairs, tiny_model, tmp_path, write_parquet):
         (("--whiten", "none", "--k", "3"), 2, "leave out --k"),
         (("--fit", "nli", "--k", "3"), 2, "give them as Parquet with --nli"),
         (("--fit", "target-scored"), 2, "add --whiten whitening"),
-        (("--fit", "no.parquet", "--k", "3"), 3, "cannot be read as Parquet"),
+        (("--fit", "no.parquet", "--k", "3"), 3, "no.parquet cannot be fitted on"),
+        (("--fit", "targets", "--k", "3"), 3, "--fit takes target, target-distinct"),
+        (("--k", "3", "--nli", "x"), 2, "add --fit nli"),
+        (("--k", "3", "--fit-column", "x"), 2, "add --fit FILE"),
+        (("--cased",), 2, "add --word-vectors"),
+        (("--sif-weight", "0.1"), 2, "add --word-counts"),
+        (("--word-counts", "c.txt"), 2, "add --word-vectors"),
         (("--set", "STS12"), 2, "there is no set STS12; the sets are mine"),
         (("--split", "mine"), 2, "no SET=SPLIT"),
         (("--word-vectors", "x.txt"), 2, "each say what to evaluate"),

@@ -126,7 +126,7 @@ def test_the_dev_split_of_mrpc_joins_train(report, folder, tiny_model):
     found = report["datasets"]["mrpc"]
     assert found["rows"] == {"train": 60, "test": 30}
     assert found["chosen_by"] == "train folds"
-    assert found["f1"] is not None
+    assert (found["f1"] is not None, found["positive"]) == (True, "1")
     expected = fitted.score(rows[test], task.labels[test])
     assert found["accuracy"] == pytest.approx(100 * expected, abs=100 / 30 + 1e-6)
 
@@ -144,12 +144,67 @@ def test_rte_is_scored_by_the_cosine_on_dev(report, folder, tiny_model):
     assert found["rows"] == {"train": 60, "dev": 30}
 
 
+def named_alike(folder, place, names):
+    """Return mrpc with names for its classes 0 and 1."""
+    table = pq.read_table(folder / "mrpc.parquet")
+    named = pa.array([names[label] for label in table["label"].to_pylist()])
+    where = table.column_names.index("label")
+    pq.write_table(table.set_column(where, "label", named), place / "mrpc.parquet")
+    return read_task(place / "mrpc.parquet")
+
+
+@pytest.mark.parametrize(
+    ("names", "positive"),
+    [
+        (("different", "equivalent"), "equivalent"),
+        (("no", "Yes"), "Yes"),
+        (("not_equivalent", "equivalent"), "equivalent"),
+        (("unrelated", "paraphrase"), "paraphrase"),
+    ],
+)
+def test_f1_is_of_the_class_that_means_a_paraphrase_whatever_its_place(
+    folder, tmp_path, tiny_model, names, positive
+):
+    task = named_alike(folder, tmp_path, names)
+    config = EvalConfig(encoder=EncoderConfig(model=str(tiny_model), pooling="mean"))
+    found = evaluate_transfer(config, [task], folds=3)["datasets"]["mrpc"]
+    u, v = (embeddings_of(side, tiny_model).astype(float) for side in (task.first, task.second))
+    rows, test = np.hstack([abs(u - v), u * v]), task.splits == "test"
+    gold = task.labels == task.classes.index(positive)
+    model = LogisticRegression(C=found["chosen"][0], max_iter=5000, tol=1e-6)
+    called = model.fit(rows[~test], gold[~test]).predict(rows[test])
+    f1, of_other = (
+        200 * (ours & truth).sum() / (ours.sum() + truth.sum())
+        for ours, truth in ((called, gold[test]), (~called, ~gold[test]))
+    )
+    assert abs(f1 - of_other) > 5
+    assert found["f1"] == pytest.approx(f1, abs=1)
+    assert found["positive"] == positive
+    assert not [note for note in found["notes"] if "F1" in note]
+
+
+def test_pairs_whose_positive_class_is_not_known_have_no_f1_and_it_is_said(
+    folder, tmp_path, tiny_model
+):
+    named_alike(folder, tmp_path, ("far", "near"))
+    arguments = ("eval", "transfer", tmp_path, "--model", tiny_model, "--folds", 3)
+    status, out, _ = run(*arguments, "--json")
+    assert status == 0
+    found = json.loads(out)["datasets"]["mrpc"]
+    assert (found["f1"], found["positive"]) == (None, None)
+    _, out, _ = run(*arguments)
+    assert "note: mrpc: no F1, as neither far nor near is known to be the positive class" in out
+    assert "paraphrase" in out
+
+
 def test_the_mean_is_of_classifiers_and_the_setting_is_raw(report):
     figures = {name: each["accuracy"] for name, each in report["datasets"].items()}
     assert report["average"]["sets"] == ["mr", "sst2", "trec", "mrpc"]
     del figures["rte"]
     assert report["average"]["accuracy"] == pytest.approx(np.mean(list(figures.values())))
     assert report["setting"]["transform"] == {"kind": "none"}
+    # What the model itself may end with is not applied, and that is told.
+    assert report["setting"]["normalized"] is False
     assert list(report["datasets"]) == ["mr", "sst2", "trec", "mrpc", "rte"]
 
 
@@ -189,7 +244,8 @@ def test_the_table_says_what_a_reader_must_know(folder, tiny_model):
     arguments = ("--model", tiny_model, "--pooling", "mean", "--folds", 3, "--k", 4)
     status, out, _ = run("eval", "transfer", folder, *arguments)
     assert status == 0
-    for words in ("accuracy × 100, whitening, k = 4", "mean of 4", "tuned on train", "binomial"):
+    for words in ("accuracy × 100, whitening, k = 4", "mean of 4", "tuned on train", "binomial",
+                  "mrpc: F1 is of the class 1"):  # fmt: skip
         assert words in out
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 from benchmarks import tables
+from pipelines import reproduce_papers
 from whiten_index.cli import cli
 
 README = Path(__file__).parents[1] / "README.md"
@@ -23,11 +27,18 @@ def test_a_changed_figure_is_noticed(monkeypatch, tmp_path) -> None:
     assert tables.main(["--check"]) == 1
 
 
+def parameters(command: click.Command) -> Iterator[click.Parameter]:
+    """Yield the parameters of a command, and of the commands in it."""
+    yield from command.params
+    for inside in getattr(command, "commands", {}).values():
+        yield from parameters(inside)
+
+
 def test_every_option_shown_exists() -> None:
     known = {
         spelling
-        for command in cli.commands.values()
-        for parameter in command.params
+        for command in (cli, reproduce_papers.main)
+        for parameter in parameters(command)
         for spelling in (*parameter.opts, *parameter.secondary_opts)
     } | {"--index-url", "--passages"}
     shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README.read_text(encoding="utf-8")))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from report_helpers import sweep_records, write_results
+from report_helpers import layers_report, papers_results, sweep_records, write_results
 
-from whiten_index.report import write_report
+from whiten_index.report import write_layers, write_papers, write_report
 
 pytestmark = pytest.mark.browser
 CHROMIUM = Path(os.environ.get("WHITEN_INDEX_CHROMIUM", "/usr/bin/chromium"))
@@ -40,10 +42,21 @@ def report(tmp_path_factory):
     return write_report(write_results(folder / "results.jsonl", judged + unjudged), folder)
 
 
-@pytest.fixture(params=list(SIZES))
-def page(request, chromium, report):
-    """The report open at one size, with whatever the browser complained of."""
-    width, height = SIZES[request.param]
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """The pages of the papers and of layers."""
+    folder = tmp_path_factory.mktemp("others")
+    (folder / "papers.json").write_text(json.dumps(papers_results()), encoding="utf-8")
+    return {
+        "papers": write_papers(folder / "papers.json", folder),
+        "layers": write_layers(layers_report(13), folder),
+    }
+
+
+@contextmanager
+def opened(chromium, path, size):
+    """A page open at one size, with whatever the browser complained of."""
+    width, height = SIZES[size]
     page = chromium.new_page(viewport={"width": width, "height": height})
     page.complaints = []
     page.on("console", lambda message: page.complaints.append(message.text))
@@ -51,10 +64,25 @@ def page(request, chromium, report):
     page.on("requestfailed", lambda request: page.complaints.append(request.url))
     page.requested = []
     page.on("request", lambda request: page.requested.append(request.url))
-    page.goto(report.as_uri())
-    page.screenshot(path=report.with_name(f"{request.param}.png"), full_page=True)
+    page.goto(path.as_uri())
+    page.screenshot(path=path.with_name(f"{path.stem}-{size}.png"), full_page=True)
     yield page
     page.close()
+
+
+@pytest.fixture(params=list(SIZES))
+def page(request, chromium, report):
+    with opened(chromium, report, request.param) as page:
+        yield page
+
+
+@pytest.fixture(params=[(name, size) for name in ("papers", "layers") for size in SIZES])
+def other(request, chromium, others):
+    """One of the other pages, everything that is folded open."""
+    name, size = request.param
+    with opened(chromium, others[name], size) as page:
+        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        yield page
 
 
 def test_it_loads_nothing_else_and_nothing_complains(page, report):
@@ -88,6 +116,11 @@ def test_a_phone_gets_its_own_drawings(chromium, report):
 
 
 def test_the_page_never_scrolls_sideways_and_wide_tables_scroll_in_their_box(page):
+    assert wide_boxes(page)
+
+
+def wide_boxes(page):
+    """How many boxes scroll, on a page that does not."""
     width = page.viewport_size["width"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     outside = page.evaluate(
@@ -99,12 +132,16 @@ def test_the_page_never_scrolls_sideways_and_wide_tables_scroll_in_their_box(pag
         "[...document.querySelectorAll('.scroll')].map(b => [b.scrollWidth > b.clientWidth,"
         " getComputedStyle(b).overflowX, b.tabIndex, b.getAttribute('aria-label')])"
     )
-    assert any(wide for wide, *_ in boxes)
     assert all(flow == "auto" and tab == 0 and label for _, flow, tab, label in boxes)
+    return sum(wide for wide, *_ in boxes)
 
 
 def test_text_is_large_and_dark_enough(page):
-    faint = page.evaluate(
+    assert faint_texts(page) == []
+
+
+def faint_texts(page):
+    return page.evaluate(
         """() => {
         const light = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(v => {
             v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
@@ -119,15 +156,31 @@ def test_text_is_large_and_dark_enough(page):
                 return [(a + .05) / (b + .05), parseFloat(s.fontSize), e.outerHTML.slice(0, 80)]; })
             .filter(([contrast, size]) => contrast < 4.5 || size < 12.5); }"""
     )
-    assert faint == []
 
 
 def test_headings_step_down_one_at_a_time(page):
     levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])")
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in pairwise(levels))
+    check_levels(levels)
     targets = page.evaluate(
         "[...document.querySelectorAll('nav a')].map(a => !!document.querySelector(a.hash))"
     )
     assert targets == [True, True]
+
+
+def check_levels(levels):
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_the_other_pages_stand_alone_fit_and_can_be_read(other):
+    assert other.complaints == []
+    assert len([url for url in other.requested if not url.startswith("data:")]) == 1
+    assert wide_boxes(other) > 0 or other.viewport_size["width"] > 1000
+    assert faint_texts(other) == []
+    check_levels(
+        other.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])")
+    )
+    plots = other.evaluate("[...document.images].map(i => [i.complete, i.naturalWidth, i.alt])")
+    assert len(plots) == 2
+    assert all(complete and width > 200 and len(alt) > 60 for complete, width, alt in plots)

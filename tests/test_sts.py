@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation import correlate, pair_cosines
-from whiten_index.labels import chosen_sets, read_sts
+from whiten_index.labels import chosen_sets, read_sts, require_ranked
 from whiten_index.metrics import pearson, spearman
 
 Columns = dict[str, list]
@@ -105,13 +105,14 @@ def test_sets_by_their_names(write_parquet, tmp_path):
     path = write_parquet(
         tmp_path / "p.parquet",
         columns(
-            dataset=["STS12", "STS12", "stsb", "stsb", "stsb", "stsb"],
-            subset=["x", "y", "x", "x", "x", "x"],
-            split=["test", "test", "train", "dev", "test", "test"],
+            8,
+            dataset=["STS12"] * 4 + ["stsb"] * 4,
+            subset=["x", "x", "y", "y", "x", "x", "x", "x"],
+            split=["test"] * 4 + ["train", "dev", "test", "test"],
         ),
     )
     first, second = read_sts([path])
-    assert (first.name, first.averaged, first.scored.tolist()) == ("STS12", True, [True, True])
+    assert (first.name, first.averaged, first.scored.tolist()) == ("STS12", True, [True] * 4)
     assert (second.name, second.averaged) == ("STS-B", False)
     assert second.scored.tolist() == [False, False, True, True]
     (all_of_it,) = chosen_sets(read_sts([path], splits={"STSB": "all"}), ["sts-b"])
@@ -194,3 +195,20 @@ def test_the_public_sets_have_their_official_sizes(data):
     }  # fmt: skip
     subsets = {name: len(set(each.subsets)) for name, each in sets.items() if each.averaged}
     assert subsets == {"STS12": 5, "STS13": 3, "STS14": 6, "STS15": 5, "STS16": 5}
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        ({"subset": list("xxxxxy")}, r"subset y, has 1 pair, which .* without its column subset"),
+        (
+            {"score": [1.0, 2.0, 3.0, 4.0, 4.0, 4.0], "subset": list("xxxyyy")},
+            "p, subset y, has 3 pairs of equal score",
+        ),
+        ({"score": [2.0] * 6}, "p has 6 pairs of equal score"),
+    ],
+)
+def test_gold_scores_that_rank_nothing_are_refused_early(write_parquet, tmp_path, table, match):
+    sets = read_sts([write_parquet(tmp_path / "p.parquet", columns(**table))])
+    with pytest.raises(CorpusError, match=match):
+        require_ranked(sets)

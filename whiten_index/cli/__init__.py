@@ -17,6 +17,7 @@ from whiten_index.cli import (
     commands,
     eval_commands,
     eval_geometry,
+    eval_layers,
     eval_retrieval,
     eval_sts,
     eval_transfer,
@@ -75,6 +76,7 @@ for command in (
     eval_retrieval.retrieval,
     eval_transfer.transfer,
     eval_geometry.geometry,
+    eval_layers.layers,
 ):
     eval_commands.evaluate.add_command(command)
 

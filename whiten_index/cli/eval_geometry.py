@@ -91,6 +91,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"{name}: {_measured(first):,} texts{drawn}, {first['positive_pairs']:,} positive pairs"
         )
+        if first["dropped"]:
+            yield f"  note: {first['dropped']:,} pairs of {name} have no score and are left out"
         if first["zero_rows"]:
             yield f"  note: {first['zero_rows']:,} embeddings are zero and are left out"
         rows = [("", *(title for title, _ in _FIGURES))]

@@ -10,8 +10,6 @@ import click
 from whiten_index.cli import terminal
 from whiten_index.cli.eval_commands import encoder_line, eval_options, print_report, with_options
 
-_TITLES = ("", "tested", "accuracy", "±", "of", "F1", "largest class", "C")
-
 
 @click.command()
 @click.argument("data", nargs=-1)
@@ -31,8 +29,9 @@ def transfer(
 
     DATA are files of tasks (text, or sentence1 and sentence2; label; split) or folders of such;
     a task is called as its file. Split all is cross-validated; else C is chosen on dev or by
-    folds of train, and test is scored. No gain of whitening is to be expected here: a linear
-    classifier can undo any invertible linear map.
+    folds of train, and test is scored. Vectors keep their lengths, also where the model itself
+    ends by normalising. No gain of whitening is to be expected here: a linear classifier can undo
+    any invertible linear map.
     """
     from whiten_index.evaluate.config import EvalConfig
     from whiten_index.evaluate.data import data_path
@@ -68,6 +67,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
                     f"  {name}: cosine ≥ {each['threshold']:g} is entailment; at "
                     f"{each['tuned_threshold']:.3f}, tuned on train, {each['tuned_accuracy']:.2f}"
                 )
+            if each.get("positive") is not None:
+                yield f"  {name}: F1 is of the class {each['positive']}"
             for note in each["notes"]:
                 yield f"  note: {name}: {note}"
     yield "± is the standard deviation over folds, or the binomial standard error of a test split"

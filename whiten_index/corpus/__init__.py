@@ -14,6 +14,7 @@ from whiten_index.corpus.plan import (
     plan_windows,
 )
 from whiten_index.corpus.rows import OnBadRow
+from whiten_index.corpus.sources import find_files
 
 __all__ = [
     "ID",
@@ -26,6 +27,7 @@ __all__ = [
     "RowGroup",
     "Shard",
     "Span",
+    "find_files",
     "plan_shards",
     "plan_windows",
 ]

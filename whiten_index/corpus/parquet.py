@@ -127,6 +127,16 @@ class ParquetCorpus:
         if len(twice):
             self._raise_duplicates(column, twice)
 
+    def ids(self) -> Iterator[str | int]:
+        """Yield the ids of the rows that the filter keeps, read without any text.
+
+        Raises:
+            CorpusError: the file is damaged.
+        """
+        if self.config.id_column is not None:
+            for shard in self.shards:
+                yield from self._ids(shard)
+
     def row_name(self, shard: Shard, row: int) -> str:
         """Return how errors call row ``row`` of a shard: file, row group, row."""
         return f"row {self._row_id(shard, row)} of the corpus"

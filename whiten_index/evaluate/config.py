@@ -11,7 +11,9 @@ from whiten_index.errors import ConfigError
 from whiten_index.whitening import Kind, WhiteningConfig
 
 TARGET, DISTINCT, SCORED, NLI = "target", "target-distinct", "target-scored", "nli"
-_OF_WORDS = ("word_counts", "sif_weight", "cased")
+# Fits on the sentences of the task itself.
+OF_TASKS = (TARGET, DISTINCT, SCORED)
+_SIF_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class EvalConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     word_vectors: str | None = None
     word_counts: str | None = None
-    sif_weight: float = 1e-3
+    sif_weight: float = _SIF_WEIGHT
     cased: bool = False
     index: str | None = None
     store: str | None = None
@@ -51,25 +53,56 @@ class EvalConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        sources = {"--word-vectors": self.word_vectors, "--index": self.index}
-        given = [name for name, value in sources.items() if value is not None]
-        if self.encoder.model is not None:
-            given.append("--model")
-        if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} each say what to evaluate; give one of them")
-        if self.word_vectors is None and self.word_counts is not None:
-            raise ConfigError("--word-counts weighs word vectors; add --word-vectors FILE")
-        if self.index is not None and self.transforms:
+        self._require_one_source()
+        self._require_used()
+        if not self.sif_weight > 0:
             raise ConfigError(
-                "an index has its own transform; leave out --whiten and --k, or evaluate its "
-                "model with --model"
+                f"--sif-weight {self.sif_weight:g} is not above 0; 0.001 is what its authors use"
             )
-        if not 0 < self.sif_weight < 1:
-            raise ConfigError(f"--sif-weight {self.sif_weight:g} is outside 0 to 1; 0.001 is usual")
-        if not self.transforms and self.fit != TARGET:
+
+    def _require_one_source(self) -> None:
+        """Refuse options of an encoder beside what takes its place."""
+        own = {"word_vectors": self.word_vectors, "index": self.index}
+        given = [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None]
+        if not given:
+            return
+        default = EncoderConfig()
+        # An index's encoder still runs somewhere.
+        passed = ("device", "threads")
+        encoder = [
+            f"--{f.name.replace('_', '-')}"
+            for f in fields(EncoderConfig)
+            if f.name not in passed and getattr(self.encoder, f.name) != getattr(default, f.name)
+        ]
+        if len(given) > 1 or encoder:
             raise ConfigError(
-                f"--fit {self.fit} fits a transform, and none is asked for; add --whiten whitening"
+                f"{' and '.join([*given, *encoder])} each say what to evaluate; give one of them"
             )
+
+    def _require_used(self) -> None:
+        """Refuse options that nothing would look at."""
+        words, fitted = self.word_vectors is not None, bool(self.transforms)
+        unused = {
+            "--word-counts weighs word vectors; add --word-vectors FILE": self.word_counts
+            and not words,
+            "--cased looks words up; add --word-vectors FILE": self.cased and not words,
+            "--sif-weight weighs by counts; add --word-counts FILE": self.sif_weight != _SIF_WEIGHT
+            and self.word_counts is None,
+            "--store keeps an encoder's embeddings, and word vectors need none; leave it out": (
+                self.store and words
+            ),
+            "an index has its own transform; leave out --whiten, --k and --remove-common, or "
+            "evaluate its model with --model": self.index and (fitted or self.remove_common),
+            f"--fit {self.fit} fits a transform, and none is asked for; add --whiten whitening": (
+                self.fit != TARGET and not fitted
+            ),
+            "--nli names what --fit nli fits on; add --fit nli": self.nli and self.fit != NLI,
+            "--fit-column names columns of a file to fit on; add --fit FILE": self.fit_columns
+            and self.fit in OF_TASKS,
+        }
+        for message, found in unused.items():
+            if found:
+                raise ConfigError(message)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EvalConfig:
@@ -99,8 +132,9 @@ def transforms_of(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
     names = {f.name for f in fields(WhiteningConfig)} - {"kind", "k"}
     given = {name: options[name] for name in names if options.get(name) is not None}
     if kind is None:
-        shaped = {name: value for name, value in given.items() if name != "seed" and value}
-        if not widths and not shaped:
+        default = WhiteningConfig()
+        shaped = [name for name in given if given[name] != getattr(default, name)]
+        if not widths and set(shaped) <= {"seed"}:
             return ()
         kind = Kind.WHITENING.value
     config = WhiteningConfig(kind=Kind(kind), **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluate.config import SCORED, EvalConfig
-from whiten_index.evaluate.spaces import Space, Spaces
+from whiten_index.evaluate.spaces import Space, Spaces, raw_space
 from whiten_index.evaluate.sts import report_of
 from whiten_index.evaluate.texts import TextEmbedder, open_embedder
 from whiten_index.evaluation import Geometry, alignment
-from whiten_index.labels import chosen_sets, read_pairs, read_sts
+from whiten_index.labels import StsSet, chosen_sets, read_pairs, read_sts
+from whiten_index.labels.sts import ALL_SPLITS, key_of
 from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable
 from whiten_index.progress import Progress, Silent, Stages
 
@@ -36,6 +38,7 @@ class GeometrySet:
         second: n texts, the partner of each.
         positive: (n,) bool, pairs whose texts should be close.
         task: all texts of the set, measured or not, which transforms are fitted on.
+        dropped: pairs left out because they have no score, where others of the set have one.
     """
 
     name: str
@@ -43,6 +46,7 @@ class GeometrySet:
     second: list[str]
     positive: NDArray[np.bool_]
     task: list[str]
+    dropped: int = 0
 
     @property
     def measured(self) -> list[str]:
@@ -68,22 +72,25 @@ def read_geometry_sets(
 
     Raises:
         ConfigError: an ending, a set or a split that is not there.
-        CorpusError: a file cannot be used.
+        CorpusError: a file cannot be used, or two hold sets of one name.
     """
-    given = list(map(Path, paths))
-    unscored = [path for path in given if path.is_file() and _has_no_score(path)]
-    scored = [path for path in given if path not in unscored]
-    made = []
-    for path in unscored:
-        pairs = read_pairs(path)
-        every = np.ones(len(pairs), bool)
-        both = [*pairs.first, *pairs.second]
-        made.append(GeometrySet(path.stem, pairs.first, pairs.second, every, both))
-    for each in chosen_sets(read_sts(scored, splits=splits), names) if scored else ():
-        kept = np.flatnonzero(each.scored)
-        first, second = ([side[i] for i in kept] for side in (each.first, each.second))
-        made.append(GeometrySet(each.name, first, second, each.scores[kept] > above, each.texts))
-    return made
+    given = [(path, _without_score(path)) for path in map(Path, paths)]
+    wished = dict(splits or {})
+    sets = [_read_unscored(table, wished) for _, table in given if table is not None]
+    scored = [path for path, table in given if table is None]
+    if scored:
+        sets += read_sts(scored, splits=wished)
+    elif wished:
+        raise ConfigError(
+            f"--split names {', '.join(wished)}, and the sets are "
+            f"{', '.join(each.name for each in sets)}"
+        )
+    counts = Counter(key_of(each.name) for each in sets)
+    if twice := [each.name for each in sets if counts[key_of(each.name)] > 1]:
+        raise CorpusError(
+            f"two files hold a set called {twice[-1]}; rename one, or name each set's file once"
+        )
+    return [_geometry_set(each, above) for each in chosen_sets(sets, names)]
 
 
 def evaluate_geometry(
@@ -133,7 +140,7 @@ def evaluate_geometry(
 
 
 def _spaces(each: GeometrySet, config: EvalConfig, maker: Spaces) -> list[Space]:
-    raw = Space("raw", {"transform": {"kind": "none"}})
+    raw = raw_space()
     if not (config.transforms or config.remove_common or config.index):
         return [raw]
     fitted = [*each.first, *each.second] if config.fit == SCORED else each.task
@@ -159,10 +166,53 @@ def _measure(
         **Geometry.of(cloud).to_json(),
         "positive_pairs": len(positive),
         "pairs": len(each.first),
+        "dropped": each.dropped,
         "texts": len(texts),
     }
 
 
-def _has_no_score(path: Path) -> bool:
-    table = LabelTable.read(path, (PARQUET, JSONL, TSV), {"score"})
-    return "score" not in table.columns
+def _without_score(path: Path) -> LabelTable | None:
+    """Return the splits of a file of pairs without a score; None where it has one."""
+    if path.is_dir():
+        return None
+    table = LabelTable.read(path, (PARQUET, JSONL, TSV), {"score", "split"})
+    return None if "score" in table.columns else table
+
+
+def _read_unscored(table: LabelTable, wished: dict[str, str]) -> StsSet:
+    """Return the pairs of a file, each above any score; what is wished of it is taken out."""
+    path, pairs = table.path, read_pairs(table.path)
+    own = [wished.pop(name) for name in list(wished) if key_of(name) == key_of(path.stem)]
+    split = own[-1] if own else ALL_SPLITS
+    splits = table.columns.get("split")
+    measured = np.ones(len(pairs), bool)
+    values = [None] * len(pairs) if splits is None else splits
+    labels = np.array(["" if each is None else str(each) for each in values], dtype=object)
+    if split != ALL_SPLITS:
+        if splits is None:
+            raise ConfigError(
+                f"{path} has no column split; do not ask for split {split!r} of {path.stem}"
+            )
+        measured = labels == split
+    if not measured.any():
+        raise ConfigError(
+            f"{path} has no pairs of {path.stem} in split {split!r}; its splits are "
+            f"{', '.join(sorted(set(labels)))}: name one with --split {path.stem}=SPLIT, or all"
+        )
+    return StsSet(
+        name=path.stem,
+        first=pairs.first,
+        second=pairs.second,
+        scores=np.full(len(pairs), np.inf),
+        subsets=np.full(len(pairs), "", dtype=object),
+        splits=labels,
+        scored=measured,
+        averaged=False,
+    )
+
+
+def _geometry_set(each: StsSet, above: float) -> GeometrySet:
+    kept = np.flatnonzero(each.scored)
+    first, second = ([side[i] for i in kept] for side in (each.first, each.second))
+    positive = each.scores[kept] > above
+    return GeometrySet(each.name, first, second, positive, each.texts, each.dropped)

@@ -15,8 +15,8 @@ from threadpoolctl import threadpool_limits
 
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import DISTINCT, SCORED, TARGET, EvalConfig
-from whiten_index.evaluate.spaces import Spaces
-from whiten_index.evaluate.states import PooledStates, kept_states
+from whiten_index.evaluate.spaces import Spaces, raw_space
+from whiten_index.evaluate.states import POOLINGS, PooledStates, kept_states
 from whiten_index.evaluation import (
     AGGREGATIONS,
     LayerProducts,
@@ -24,12 +24,14 @@ from whiten_index.evaluation import (
     correlate,
     pair_cosines,
 )
-from whiten_index.labels import StsSet
+from whiten_index.labels import StsSet, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 
 Layers = tuple[int, ...]
 _Scored = tuple[str, dict[str, Any], dict[str, float]]
 RAW = "raw"
+# Float64 copies of a set's embeddings that a combination takes, and what all may take together.
+_COPIES, _WORKERS_BYTES = 5, 4 << 30
 _SAME = 1e-5  # of the largest coordinate, what float32 makes of equal states
 
 
@@ -73,9 +75,9 @@ def evaluate_layers(
 
     Each distinct text goes through the model once; the pooled states of all its layers are kept in
     a file. Raw cosines of means of layers come from the inner products of layers, which each pair
-    of texts gives once. A transform needs Cov(mean of C) = Σᵢⱼ Covᵢⱼ / |C|², i, j in C: a d²
-    cross-moment for each pair of layers costs as many products as the moments of the mean of that
-    pair, and S²d² memory, so those are taken, from the kept states, in d² memory.
+    of texts gives once. A transform needs Cov(mean of C) = Σᵢⱼ Covᵢⱼ / |C|², i, j in C: for a heat
+    map the d² cross-moments of all pairs of layers cost as many products as the moments of the
+    means of those pairs, and S²d² memory, so the latter are taken, from the kept states, in d².
 
     Args:
         config: the model and the transforms; its own pooling and layers play no part.
@@ -89,8 +91,9 @@ def evaluate_layers(
     Returns:
         JSON values, Spearman's correlation times 100: ``encoder``, ``states`` (S), and ``runs``,
         each with name, setting, ``combinations`` (layers, datasets, average over the sets) and
-        ``best``: aggregation -> number of layers -> layers and figure. Layer 0 alone is left out
-        where it is the same for every text, as that of [CLS] is.
+        ``best``: aggregation -> number of layers -> layers and figure, chosen on the very pairs it
+        is a figure of. Layer 0 alone is left out where it is the same for every text, as that of
+        [CLS] is, and told in ``left_out``. ``dropped``: set -> pairs without a score.
 
     Raises:
         WhitenIndexError: the model, a transform or the data cannot be used.
@@ -102,16 +105,20 @@ def evaluate_layers(
             f"--fit {config.fit} would be encoded again for each combination of layers; fit on "
             "target here, and evaluate the layers chosen with: eval sts --layers"
         )
+    require_ranked(sets)
     stages = Stages(progress or Silent())
     texts = [text for each in sets for text in each.texts]
-    kept = kept_states(config, texts, (pooling,), stages) if states is None else nullcontext(states)
+    # Where they are kept for later, they are kept for every question about layers.
+    poolings = (pooling,) if config.store is None else POOLINGS
+    kept = kept_states(config, texts, poolings, stages) if states is None else nullcontext(states)
     with kept as states:
-        chosen = _telling(combinations(states.layers, sizes=sizes), states, pooling)
+        asked = combinations(states.layers, sizes=sizes)
+        chosen = _telling(asked, states, pooling)
         runs: dict[str, _Run] = {}
         total = len(sets) * len(chosen)
         with stages.stage("score combinations", total) as watcher:
             for each in sets:
-                inside = states.only(each.texts)
+                inside = states.only(each.texts, pooling)
                 _score_raw(runs, each, inside, pooling, chosen)
                 if config.transforms or config.remove_common:
                     task = _Task(config, each, inside, pooling, stages)
@@ -127,6 +134,12 @@ def evaluate_layers(
         "encoder": facts,
         "states": states.layers,
         "runs": [run.to_json() for run in runs.values()],
+        "left_out": [
+            {"layers": list(layers), "why": "it is the same for every text, and ranks nothing"}
+            for layers in asked
+            if layers not in chosen
+        ],
+        "dropped": {each.name: each.dropped for each in sets},
         "seconds": dict(stages.seconds),
     }
 
@@ -147,10 +160,12 @@ def _score_raw(
     chosen: Sequence[Layers],
 ) -> None:
     """Score all combinations of a set from the inner products of its layers."""
-    products = LayerProducts.of(
-        states.of_texts(each.first, pooling), states.of_texts(each.second, pooling)
+    first, second = (
+        np.array([states.rows[text] for text in side])[each.scored]
+        for side in (each.first, each.second)
     )
-    run = runs.setdefault(RAW, _Run(RAW, {"transform": {"kind": "none"}}, {}))
+    products = LayerProducts.of(lambda rows: states.of_rows(rows, pooling), first, second)
+    run = runs.setdefault(RAW, _Run(RAW, raw_space().setting, {}))
     for layers in chosen:
         figures = run.datasets.setdefault(layers, {})
         figures[each.name] = _figures(each, products.cosines(layers))
@@ -179,7 +194,9 @@ class _Task:
         One thread a combination: eigenvectors of a few hundred dims take longer on two threads
         than on one.
         """
-        workers = self._config.encoder.threads or os.cpu_count() or 1
+        rows, _, _, width = self._states.values.shape
+        room = _WORKERS_BYTES // (_COPIES * 8 * rows * width) or 1
+        workers = min(self._config.encoder.threads or os.cpu_count() or 1, room)
         with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
             yield from pool.map(self._score, chosen)
 
@@ -191,16 +208,17 @@ class _Task:
         scored = []
         for space in maker.of(each.texts, scored=np.tile(each.scored, 2)):
             vectors = space.apply(embeddings)
-            cosines = pair_cosines(vectors[self._first], vectors[self._second])
+            cosines = pair_cosines(vectors[self._first], vectors[self._second])[each.scored]
             scored.append((space.name, space.setting, _figures(each, cosines)))
         return scored
 
 
 def _figures(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, float]:
+    """Return the correlations of the scored pairs' cosines."""
     use = each.scored
     found = correlate(
         each.scores[use],
-        cosines[use],
+        cosines,
         each.subsets[use],
         averaged=each.averaged,
         name=each.name,

@@ -73,8 +73,9 @@ def _judge_file(config: RetrievalConfig, stages: Stages) -> dict[str, Any]:
         names = (source, str(path))
         found = evaluate_run(run, qrels, config.metrics, drop_self=config.drop_self, names=names)
         watcher.advance(len(qrels))
-    setting = {"run": source, "drop_self": drops_self(config.drop_self, qrels)}
-    run_of = {"name": source, "setting": setting, "datasets": {config.names[0]: found.to_json()}}
+    dropped = {"drop_self": drops_self(config.drop_self, qrels)}
+    datasets = {config.names[0]: {**found.to_json(), **dropped}}
+    run_of = {"name": source, "setting": {"run": source, **dropped}, "datasets": datasets}
     return report_of({}, [run_of], stages)
 
 
@@ -97,7 +98,8 @@ def _search_all(
             opened, store = _open(each, transform, work, index, stages)
             embeddings = each.embeddings(opened, store, stages)
             encoder = encoder or _encoder_of(opened)
-            run = runs.setdefault(transform, {**_named(opened, each), "datasets": {}})
+            fresh = {**_named(opened, each, transform), "datasets": {}}
+            run = runs.setdefault(transform, fresh)
             path = config.run_path(each.name, transform)
             run["datasets"][each.name] = _judge(each, opened, embeddings, path, stages)
             # Room for the next one; the store stays.
@@ -155,7 +157,10 @@ def _judge(
         "queries_without_text": judged.left_out,
         "hits_of_self": dropped,
     }
-    return run_figures(run, judged.qrels, each.config.metrics).to_json(counts)
+    figures = run_figures(run, judged.qrels, each.config.metrics).to_json(counts)
+    # What a wish such as full, or the rule for hits of oneself, came to with this set.
+    own = {"k": opened.bundle.whitening.k, "drop_self": _drops_self(each)}
+    return {**figures, **own}
 
 
 def _rank(
@@ -163,13 +168,17 @@ def _rank(
 ) -> tuple[list[Ranking], int]:
     """Return the best hits of every judged query, and how many of themselves were left out."""
     asked, depth = list(each.judged.texts), each.config.depth
-    drop = drops_self(each.config.drop_self, each.judged.qrels)
+    drop = _drops_self(each)
     with stages.stage("search", len(asked)) as watcher:
         # One more, since a query that is a document finds itself.
         found = opened.rank_embeddings(asked, embeddings, top_k=depth + drop)
         cut = [_cut(ranking, depth, drop=drop) for ranking in found]
         watcher.advance(len(asked))
     return [ranking for ranking, _ in cut], sum(dropped for _, dropped in cut)
+
+
+def _drops_self(each: RetrievalSet) -> bool:
+    return drops_self(each.config.drop_self, each.judged.qrels)
 
 
 def _cut(ranking: Ranking, depth: int, *, drop: bool) -> tuple[Ranking, int]:
@@ -181,20 +190,26 @@ def _cut(ranking: Ranking, depth: int, *, drop: bool) -> tuple[Ranking, int]:
     return Ranking(ranking.query_id, ids, scores), len(own)
 
 
-def _named(opened: SearchIndex, each: RetrievalSet) -> dict[str, Any]:
-    """Return what a run is called, and how it was made."""
+def _named(
+    opened: SearchIndex, each: RetrievalSet, transform: WhiteningConfig | None
+) -> dict[str, Any]:
+    """Return what a run is called, by the width wished for, and how it was made."""
     manifest, whitening = opened.bundle.manifest, opened.bundle.whitening
     raw = whitening.kind is Kind.NONE
     setting = {
         "transform": {"kind": "none"} if raw else whitening.choices(),
         "factory": manifest["factory"]["built"],
         "top_k": each.config.depth,
-        "drop_self": drops_self(each.config.drop_self, each.judged.qrels),
+        "drop_self": _drops_self(each),
     }
-    return {"name": "raw" if raw else name_of(whitening), "setting": setting}
+    wish = None if transform is None else transform.k
+    return {"name": "raw" if raw else name_of(whitening, wish), "setting": setting}
 
 
 def _encoder_of(opened: SearchIndex) -> dict[str, Any]:
     recorded: Mapping[str, Any] = opened.bundle.manifest["encoder"]
     spec = recorded_spec(recorded)
-    return dict(recorded) if spec is None else encoder_facts(spec)
+    if spec is None:
+        return dict(recorded)
+    # It does not change the embeddings of documents, nor their fingerprint, but what is found.
+    return {**encoder_facts(spec), "query_prompt": spec.query_prompt}

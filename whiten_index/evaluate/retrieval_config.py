@@ -65,6 +65,7 @@ class RetrievalConfig:
         self._require_source()
         self._require_one_set()
         self._require_built()
+        self._require_searched()
         self._require_place()
         for transform in self.base.transforms or (None,):
             # What a build would refuse is refused before the first of them.
@@ -139,6 +140,7 @@ class RetrievalConfig:
         )
 
     def _require_source(self) -> None:
+        """Refuse what does not say one thing to search and one thing to judge it by."""
         given = {"--run": self.run, "--index": self.base.index, "--corpus": self.corpus}
         several = [name for name, value in given.items() if value]
         if len(several) > 1:
@@ -206,6 +208,7 @@ class RetrievalConfig:
             "--id-column": self.id_column is not None,
             "--filter": self.row_filter is not None,
             "--factory": self.factory != RetrievalConfig.factory,
+            "--seed": base.seed != EvalConfig.seed,
         }
         given = [name for name, value in of_builds.items() if value]
         given += [
@@ -218,6 +221,23 @@ class RetrievalConfig:
             raise ConfigError(
                 f"{' and '.join(given)} says how to build, and {what} that is there is judged; "
                 "leave it out"
+            )
+
+    def _require_searched(self) -> None:
+        """Refuse what only a search looks at."""
+        encoder = self.base.encoder
+        of_searches = {
+            "--queries": self.queries is not None,
+            **{
+                f"--{name}": getattr(encoder, name) != getattr(EncoderConfig, name)
+                for name in _OF_SEARCH
+            },
+        }
+        given = [name for name, value in of_searches.items() if value]
+        if self.run is not None and given:
+            raise ConfigError(
+                f"{' and '.join(given)} is for a search, and a run that is there is judged; leave "
+                "it out"
             )
 
 

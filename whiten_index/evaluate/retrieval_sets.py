@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.corpus import ParquetCorpus
 from whiten_index.evaluate.retrieval_config import RetrievalConfig
 from whiten_index.labels import JudgedQueries, read_judged
 from whiten_index.labels.beir import (
@@ -60,7 +61,7 @@ def read_sets(config: RetrievalConfig, work: Path) -> list[RetrievalSet]:
 
     Raises:
         ConfigError: a file is missing, or has an unknown ending.
-        CorpusError: a file cannot be used, or queries and judgements do not fit together.
+        CorpusError: a file cannot be used, or corpus, queries and judgements do not fit together.
     """
     if not config.builds:
         qrels, split = judgements(config)
@@ -77,8 +78,9 @@ def read_sets(config: RetrievalConfig, work: Path) -> list[RetrievalSet]:
         read = read_judged(str(config.queries), str(config.qrels), split=config.qrels_split)
         return [_with_corpus(config.names[0], read, config.corpus, config, work)]
     made = []
-    for name, folder in zip(config.names, config.sets, strict=True):
-        files = set_files(Path(folder), config.split, work=work)
+    for number, (name, folder) in enumerate(zip(config.names, config.sets, strict=True)):
+        # A folder may be named by a link that is called as another one's.
+        files = set_files(Path(folder), config.split, work=work / str(number))
         read = read_judged(files.queries, files.qrels, split=files.split)
         made.append(_with_corpus(name, read, (str(files.corpus),), config, work))
     return made
@@ -98,13 +100,21 @@ def _with_corpus(
     config: RetrievalConfig,
     work: Path,
 ) -> RetrievalSet:
-    files = [parquet_corpus(Path(each), work) for each in corpus if Path(each).is_file()]
-    if len(files) != len(corpus):
-        # Folders, globs and URIs are a build's to open; their columns are named, or the usual ones.
-        return RetrievalSet(name, judged, corpus, config)
-    seen = replace(
-        config,
-        text_columns=config.text_columns or tuple(text_columns(files[0])),
-        id_column=config.id_column or id_column(files[0]),
-    )
-    return RetrievalSet(name, judged, tuple(map(str, files)), seen)
+    files = {
+        # Each in a folder of its own: files of one name must not replace each other.
+        each: parquet_corpus(Path(each), work / str(number))
+        for number, each in enumerate(corpus)
+        if Path(each).is_file()
+    }
+    if files.keys() == set(corpus):
+        first = files[corpus[0]]
+        config = replace(
+            config,
+            text_columns=config.text_columns or tuple(text_columns(first)),
+            id_column=config.id_column or id_column(first),
+        )
+    # Folders, globs and URIs are a build's to open; their columns are named, or the usual ones.
+    sources = tuple(str(files.get(each, each)) for each in corpus)
+    build = config.build_config(None, corpus=sources, out="index", store="store")
+    judged.require_any(map(str, ParquetCorpus.open(build.corpus_config()).ids()))
+    return RetrievalSet(name, judged, sources, config)

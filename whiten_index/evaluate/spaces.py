@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from whiten_index.assemble import blocks
@@ -19,17 +18,19 @@ from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.encode import encode_corpus
-from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluate.config import DISTINCT, NLI, SCORED, TARGET, EvalConfig
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
+from whiten_index.evaluate.fits import check_fit, fit_source, sentence_columns
 from whiten_index.evaluate.texts import TextEmbedder
 from whiten_index.evaluation import common_component, without_component
 from whiten_index.index import WHITENING, read_fields
+from whiten_index.manifest import check_files
 from whiten_index.moments import Moments
 from whiten_index.progress import Stages
+from whiten_index.search import recorded_spec
 from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
 
-# Columns of sentences that a corpus to fit on may have; each is a sentence of its own.
-_KNOWN_COLUMNS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence",), ("text",))
+RAW: dict[str, Any] = {"kind": "none"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +63,8 @@ class Spaces:
     def __init__(self, config: EvalConfig, embedder: TextEmbedder, stages: Stages) -> None:
         self._config, self._embedder, self._stages = config, embedder, stages
         self._moments: dict[bool, Moments] = {}
-        if config.fit == NLI and config.nli is None:
-            raise ConfigError(
-                "--fit nli fits on the sentences of MNLI and SNLI, which are not carried along; "
-                "give them as Parquet with --nli FILE (columns premise and hypothesis)"
-            )
+        check_fit(config)
+        self._published = None if config.index is None else _published(config.index, embedder)
 
     def of(self, texts: Sequence[str], *, scored: NDArray[np.bool_] | None = None) -> list[Space]:
         """Return the spaces of a task: one a transform, or the raw one.
@@ -80,9 +78,8 @@ class Spaces:
             CorpusError: the corpus to fit on cannot be used.
         """
         config = self._config
-        if config.index is not None:
-            folder, _ = read_fields(Path(config.index), verify="manifest")
-            whitening = Whitening.load(folder / WHITENING)
+        if self._published is not None:
+            whitening = self._published
             setting = {"transform": whitening.choices(), "fit": "index"}
             return [Space(name_of(whitening), setting, whitening)]
         common, removed = None, {}
@@ -91,7 +88,9 @@ class Spaces:
             common = common_component(rows, weights=weights)
             removed = {"common_component": "removed"}
         if not config.transforms:
-            return [Space(*_raw(removed), common=common)]
+            if common is None:
+                return [raw_space()]
+            return [Space("common component removed", {"transform": RAW, **removed}, None, common)]
         fits: dict[bool, Moments] = {}
         made = []
         for wanted in config.transforms:
@@ -111,7 +110,7 @@ class Spaces:
         *,
         unit: bool,
     ) -> Moments:
-        if self._config.fit in (TARGET, DISTINCT, SCORED):
+        if fit_source(self._config) is None:
             rows, weights = self._target(texts, scored)
             return Moments.of(_prepared(rows, common, unit=unit), weights=weights)
         # What is fitted elsewhere is fitted once for all tasks; a component of one task is not.
@@ -139,8 +138,8 @@ class Spaces:
     def _corpus(self) -> Iterator[NDArray[np.floating]]:
         """Yield the embeddings (m, d) of the sentences to fit on."""
         config = self._config
-        source = str(config.nli) if config.fit == NLI else config.fit
-        for column in config.fit_columns or sentence_columns(source):
+        source = str(fit_source(config))
+        for column in sentence_columns(source, config.fit_columns):
             if config.word_vectors is not None:
                 opened = ParquetCorpus.open(CorpusConfig(sources=(source,), text_columns=(column,)))
                 for batch in opened.batches():
@@ -159,31 +158,6 @@ class Spaces:
             yield from blocks(report.store, report.record)
 
 
-def sentence_columns(source: str) -> tuple[str, ...]:
-    """Return the columns of sentences of a Parquet corpus.
-
-    Raises:
-        CorpusError: it has none of those known, or cannot be read.
-    """
-    path = Path(source)
-    file = next(iter(sorted(path.rglob("*.parquet"))), path) if path.is_dir() else path
-    try:
-        names = pq.read_schema(file).names
-    except (OSError, ValueError) as error:
-        raise CorpusError(
-            f"{source} cannot be read as Parquet ({str(error).splitlines()[0][:160]}); --fit takes "
-            "target, target-scored, nli, or a Parquet file of sentences"
-        ) from error
-    for columns in _KNOWN_COLUMNS:
-        if set(columns) <= set(names):
-            return columns
-    known = ", ".join(" and ".join(columns) for columns in _KNOWN_COLUMNS)
-    raise CorpusError(
-        f"{source} has the columns {', '.join(names)} and none of {known}; name the columns of "
-        "sentences with --fit-column"
-    )
-
-
 def _prepared(
     rows: NDArray[np.floating], common: NDArray[np.float64] | None, *, unit: bool
 ) -> NDArray[np.floating]:
@@ -192,9 +166,24 @@ def _prepared(
     return unit_rows(np.asarray(rows, np.float64)) if unit else rows
 
 
-def _raw(removed: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    name = "common component removed" if removed else "raw"
-    return name, {"transform": {"kind": "none"}, **removed}
+def raw_space() -> Space:
+    """Return the space of embeddings as they are."""
+    return Space("raw", {"transform": RAW})
+
+
+def _published(index: str, embedder: TextEmbedder) -> Whitening:
+    """Return the transform of an index, checked against its digest and its encoder.
+
+    Raises:
+        ArtifactError: it is damaged, or the index was published anew meanwhile.
+    """
+    folder, fields = read_fields(Path(index), verify="manifest")
+    files = {name: entry for name, entry in fields["files"].items() if name == WHITENING}
+    check_files(folder, {**fields, "files": files}, content=True)
+    recorded = recorded_spec(fields["encoder"])
+    if recorded is None or recorded.fingerprint != embedder.facts().get("fingerprint"):
+        raise ArtifactError(f"{index} was published with another encoder meanwhile; run again")
+    return Whitening.load(folder / WHITENING)
 
 
 def name_of(whitening: Whitening, wish: str | int | float | None = None) -> str:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder, states_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluate.config import EvalConfig
+from whiten_index.evaluate.kept import text_digests
 from whiten_index.evaluate.texts import encoder_facts
 from whiten_index.manifest import check_files, fingerprint, publish_folder, read_manifest, writing
 from whiten_index.progress import Stages
-from whiten_index.tensors import create_tensor, map_tensor
+from whiten_index.tensors import create_tensor, map_tensor, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
 
 _KIND, _VERSION, _FILE, _TENSOR = "pooled-states", 1, "states.safetensors", "states"
+_TEXTS = "texts.safetensors"
+_GATHERED = 1024
 POOLINGS = ("mean", "cls")
 
 
@@ -70,11 +73,16 @@ class PooledStates:
         distinct = list(dict.fromkeys(texts))
         resolved, model = resolve_encoder(config)
         spec = states_spec(resolved, model, poolings)
-        layers = model.layers + 1
-        shape = (len(distinct), len(poolings), layers, model.hidden_size)
-        identity = {"encoder": spec.fingerprint, "texts": distinct}
-        final = folder / f"states-{fingerprint(identity)}"
-        if not _is_whole(final):
+        if model.head:
+            stages.watcher.note(
+                f"note: {model.name} ends with layers after pooling, which pooled states leave out"
+            )
+        found = _holding(folder, spec, distinct)
+        if found is None:
+            shape = (len(distinct), len(poolings), model.layers + 1, model.hidden_size)
+            digests = text_digests(distinct)
+            identity = {"encoder": spec.fingerprint, "texts": digests.tobytes().hex()}
+            final = folder / f"states-{fingerprint(identity)}"
             with writing(final):
                 # What is there is damaged, and would be kept.
                 shutil.rmtree(final, ignore_errors=True)
@@ -87,11 +95,16 @@ class PooledStates:
                     temporary / _FILE, _TENSOR, shape, kind=_KIND, version=_VERSION
                 )
                 _encode(encoder, distinct, values, stages)
+                write_tensors(
+                    temporary / _TEXTS, {"digests": digests}, kind=_KIND, version=_VERSION
+                )
                 return {"kind": _KIND, "format_version": _VERSION, "encoder": spec.to_json()}
 
             publish_folder(final, fill)
+            found = final, np.arange(len(distinct))
+        final, places = found
         values = map_tensor(final / _FILE, _TENSOR, remedy=f"remove {final} and run again")
-        rows = {text: row for row, text in enumerate(distinct)}
+        rows = dict(zip(distinct, places.tolist(), strict=True))
         return cls(values, tuple(poolings), spec, rows)
 
     @property
@@ -99,16 +112,18 @@ class PooledStates:
         """How many states a text has, the embedding layer counted."""
         return int(self.values.shape[2])
 
-    def only(self, texts: Sequence[str]) -> PooledStates:
-        """Return the states of some of the texts, each once, in memory."""
+    def only(self, texts: Sequence[str], pooling: str) -> PooledStates:
+        """Return the states of some of the texts in one pooling, each text once, in memory."""
         names = list(dict.fromkeys(texts))
         rows = np.array([self.rows[text] for text in names], np.int64)
         # In the file's order: a mapped file is read forwards.
         order = np.argsort(rows)
-        values = np.empty((len(rows), *self.values.shape[1:]), np.float32)
-        values[order] = self.values[rows[order]]
+        values = np.empty((len(rows), 1, *self.values.shape[2:]), np.float32)
+        for start in range(0, len(order), _GATHERED):
+            block = order[start : start + _GATHERED]
+            values[block, 0] = self.of_rows(rows[block], pooling)
         own = {text: row for row, text in enumerate(names)}
-        return PooledStates(values, self.poolings, self.spec, own)
+        return PooledStates(values, (pooling,), self.spec, own)
 
     def layer(self, number: int) -> int:
         """Return the index of a layer counted from either end.
@@ -137,14 +152,10 @@ class PooledStates:
         chosen = tuple(sorted({self.layer(number) for number in layers}))
         return StateTexts(self, pooling, chosen)
 
-    def of_texts(self, texts: Sequence[str], pooling: str) -> NDArray[np.float32]:
-        """Return all states of texts in one pooling, (m, S, d)."""
-        rows = np.array([self.rows[text] for text in texts], np.int64)
-        kind = self.poolings.index(pooling)
-        # In the file's order, each row once: a mapped file is read forwards.
-        distinct, places = np.unique(rows, return_inverse=True)
-        found: NDArray[np.float32] = np.ascontiguousarray(self.values[distinct, kind], np.float32)
-        return found[places]
+    def of_rows(self, rows: NDArray[np.int64], pooling: str) -> NDArray[np.floating]:
+        """Return all states of some rows in one pooling, (m, S, d)."""
+        found: NDArray[np.floating] = self.values[rows, self.poolings.index(pooling)]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,10 +179,9 @@ class StateTexts:
 
     def facts(self) -> dict[str, Any]:
         """Return the encoder's identity with this pooling and these layers."""
-        facts = encoder_facts(self.states.spec)
         width = int(self.states.values.shape[3])
-        own = {"pooling": self.pooling, "layers": list(self.layers), "dim": width}
-        return {**facts, **own}
+        spec = replace(self.states.spec, pooling=self.pooling, layers=self.layers, dim=width)
+        return encoder_facts(spec)
 
 
 @contextmanager
@@ -200,10 +210,24 @@ def _encode(
         values.flush()  # type: ignore[attr-defined]
 
 
-def _is_whole(folder: Path) -> bool:
-    try:
-        fields = read_manifest(folder, kind=_KIND, version=_VERSION)
-        check_files(folder, fields, content=True)
-    except ArtifactError:
-        return False
-    return True
+def _holding(
+    folder: Path, spec: EncoderSpec, texts: list[str]
+) -> tuple[Path, NDArray[np.int64]] | None:
+    """Return whole states that hold all of these texts, and the row of each; None without any."""
+    wanted = [digest.tobytes() for digest in text_digests(texts)]
+    for final in sorted(folder.glob("states-*")):
+        try:
+            fields = read_manifest(final, kind=_KIND, version=_VERSION)
+            if EncoderSpec.from_json(fields["encoder"]).fingerprint != spec.fingerprint:
+                continue
+            kept, _ = read_tensors(
+                final / _TEXTS, kind=_KIND, version=_VERSION, shapes={"digests": "nb"}
+            )
+            places = {digest.tobytes(): row for row, digest in enumerate(kept["digests"])}
+            if not places.keys() >= set(wanted):
+                continue
+            check_files(final, fields, content=True)
+        except ArtifactError:
+            continue
+        return final, np.array([places[digest] for digest in wanted], np.int64)
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.spaces import Space, Spaces
 from whiten_index.evaluate.texts import TextEmbedder, open_embedder
 from whiten_index.evaluation import AGGREGATIONS, MEASURES, Correlation, correlate, pair_cosines
-from whiten_index.labels import StsSet
+from whiten_index.labels import StsSet, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 
 
@@ -25,13 +26,16 @@ class StsScores:
         measures: spearman and pearson, of the pairs that are scored.
         pairs: how many those are.
         dropped: pairs without a gold score.
-        splits: split -> spearman of its pairs together, where a set has several.
+        splits: split -> spearman of its pairs together, where a set has several; None where they
+            cannot be ranked.
+        sizes: subset -> how many of its pairs are scored.
     """
 
     measures: Mapping[str, Correlation]
     pairs: int
     dropped: int
-    splits: Mapping[str, float]
+    splits: Mapping[str, float | None]
+    sizes: Mapping[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures times 100."""
@@ -43,13 +47,13 @@ class StsScores:
             "dropped": self.dropped,
             "subsets": {
                 subset: {
-                    name: None if (value := c.subsets[subset]) is None else 100 * value
-                    for name, c in self.measures.items()
+                    **{name: _percent(c.subsets[subset]) for name, c in self.measures.items()},
+                    "pairs": self.sizes[subset],
                 }
                 for subset in spearman
                 if len(spearman) > 1
             },
-            "splits": {split: 100 * value for split, value in self.splits.items()},
+            "splits": {split: _percent(value) for split, value in self.splits.items()},
         }
 
 
@@ -65,6 +69,7 @@ def evaluate_sts(
     Raises:
         WhitenIndexError: the model, the transform or the data cannot be used.
     """
+    require_ranked(sets)
     stages = Stages(progress or Silent())
     embedder = open_embedder(config, stages)
     embedder.embed([text for each in sets for text in each.texts])
@@ -119,16 +124,23 @@ def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> StsScores:
         )
         for measure in MEASURES
     }
-    splits = {}
     names = list(dict.fromkeys(each.splits.tolist()))
-    for split in names if len(names) > 1 else ():
-        inside = each.splits == split
-        if inside.sum() > 1:
-            found = correlate(
-                each.scores[inside], cosines[inside], each.splits[inside], name=each.name
-            )
-            splits[split] = found.all
-    return StsScores(measures, int(use.sum()), each.dropped, splits)
+    splits = {split: _of_split(each, cosines, split) for split in names if len(names) > 1}
+    sizes = Counter(each.subsets[use].tolist())
+    return StsScores(measures, int(use.sum()), each.dropped, splits, sizes)
+
+
+def _of_split(each: StsSet, cosines: NDArray[np.float64], split: str) -> float | None:
+    """Return the correlation of a split, None where its gold scores rank nothing."""
+    inside = each.splits == split
+    gold = each.scores[inside]
+    if len(gold) < 2 or np.ptp(gold) == 0:
+        return None
+    return correlate(gold, cosines[inside], each.splits[inside], name=each.name).all
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
 
 
 def average(datasets: Mapping[str, Any]) -> dict[str, Any]:

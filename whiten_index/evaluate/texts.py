@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
-from whiten_index.errors import ConfigError, OutputError
+from whiten_index.errors import ConfigError, EncoderError, OutputError
 from whiten_index.evaluate.config import EvalConfig
+from whiten_index.evaluate.fits import check_fit
+from whiten_index.evaluate.kept import KeptTexts
 from whiten_index.index import read_fields
-from whiten_index.manifest import fingerprint
 from whiten_index.progress import Stages
 from whiten_index.search import recorded_spec
 from whiten_index.store import EmbeddingStore
@@ -75,13 +75,28 @@ class EncoderTexts(Remembered):
         return encoder_facts(self._spec)
 
     def _make(self, texts: list[str]) -> NDArray[np.float32]:
-        key = {"texts": fingerprint({"texts": texts})}
-        store = self._opened()
-        if store is not None and (kept := store.sample(key, {"texts": "nd"})) is not None:
-            self._stages.watcher.note(
-                f"{len(texts):,} texts: embeddings found in {self._store}, nothing to encode"
-            )
-            return kept["texts"].astype(np.float32)
+        made = np.empty((len(texts), self._spec.dim), np.float32)
+        kept = self._opened()
+        there = np.zeros(len(texts), bool)
+        if kept is not None:
+            there, rows = kept.find(texts)
+            if rows:
+                made[there] = np.stack(rows)
+                self._stages.watcher.note(
+                    f"{len(rows):,} of {len(texts):,} texts: embeddings found in {self._store}"
+                )
+        new = [text for text, found in zip(texts, there, strict=True) if not found]
+        if new:
+            made[~there] = encoded = self._encode(new)
+            if kept is not None:
+                # A store that cannot be written still serves; the user should know it.
+                try:
+                    kept.add(new, encoded)
+                except OutputError as error:
+                    self._stages.watcher.note(f"note: the embeddings are not kept: {error}")
+        return made
+
+    def _encode(self, texts: list[str]) -> NDArray[np.float32]:
         if self._encoder is None:
             from whiten_index.encoding import Encoder
 
@@ -92,16 +107,14 @@ class EncoderTexts(Remembered):
             for block in self._encoder.stream([texts], advance=watcher.advance):
                 made[filled : filled + len(block)] = block
                 filled += len(block)
-        if store is not None:
-            # A store that cannot be written still serves: the texts are encoded again next time.
-            with contextlib.suppress(OutputError):
-                store.save_sample(key, {"texts": made})
         return made
 
-    def _opened(self) -> EmbeddingStore | None:
+    def _opened(self) -> KeptTexts | None:
         if self._store is None:
             return None
-        return EmbeddingStore.create(self._store, self._spec.to_json(), self._spec.fingerprint)
+        spec = self._spec
+        store = EmbeddingStore.create(self._store, spec.to_json(), spec.fingerprint)
+        return KeptTexts(store.folder / "texts")
 
 
 def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
@@ -110,9 +123,10 @@ def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
     Raises:
         EncoderError: the model cannot be found or used as asked.
         ConfigError: a layer or a length that the model does not have; an index without an encoder.
-        CorpusError: the word vectors or counts cannot be read.
+        CorpusError: the word vectors or counts cannot be read, or what is to be fitted on.
         ArtifactError: the index is missing or damaged.
     """
+    check_fit(config)
     if config.word_vectors is not None:
         from whiten_index.encoding.words import WordEmbedder
 
@@ -122,8 +136,19 @@ def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
             weight=config.sif_weight,
             cased=config.cased,
         )
-    asked = config.encoder if config.index is None else _encoder_of(config)
-    spec, folder = resolve_encoder(asked)
+    if config.index is None:
+        asked, recorded = config.encoder, None
+        spec, folder = resolve_encoder(asked)
+    else:
+        recorded = _recorded(config.index)
+        asked = recorded.as_config(device=config.encoder.device, threads=config.encoder.threads)
+        spec, folder = resolve_encoder(asked)
+        if spec.fingerprint != recorded.fingerprint:
+            raise EncoderError(
+                f"{config.index} was built with {recorded.model} ({recorded.fingerprint[:8]}), and "
+                f"{spec.model} ({spec.fingerprint[:8]}) gives other embeddings; put back the model "
+                "it was built with, or build it again"
+            )
     for wanted in config.transforms:
         wanted.require_dim(spec.dim)
     store = None if config.store is None else Path(config.store)
@@ -139,12 +164,12 @@ def encoder_facts(spec: EncoderSpec) -> dict[str, Any]:
     return {"kind": "transformer", **facts, "fingerprint": spec.fingerprint}
 
 
-def _encoder_of(config: EvalConfig) -> EncoderConfig:
-    _, fields = read_fields(Path(str(config.index)), verify="manifest")
+def _recorded(index: str) -> EncoderSpec:
+    _, fields = read_fields(Path(index), verify="manifest")
     spec = recorded_spec(fields["encoder"])
     if spec is None:
         raise ConfigError(
-            f"{config.index} was built from an embedding column and names no encoder for texts; "
-            "evaluate its model with --model, or build it again with --model"
+            f"{index} was built from an embedding column and names no encoder for texts; evaluate "
+            "its model with --model, or build it again with --model"
         )
-    return spec.as_config(device=config.encoder.device, threads=config.encoder.threads)
+    return spec

@@ -28,6 +28,8 @@ from whiten_index.progress import Progress, Silent, Stages
 # The seven sets whose mean the papers print.
 SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
 _RTE, _ENTAILMENT = "rte", ("entailment", "0")
+# What files call the class of paraphrases, which F1 is of.
+_POSITIVE = ("1", "equivalent", "paraphrase", "yes", "true")
 # As published it has train and test only: its dev split is of the train part.
 _DEV_OF_TRAIN = ("mrpc",)
 _POINTS = ("accuracy", "deviation", "f1", "majority", "tuned_accuracy")
@@ -56,7 +58,8 @@ def evaluate_transfer(
 
     Returns:
         JSON values: encoder, and name, setting, datasets and average of the first space; ``runs``
-        of all of them where there are several. Figures times 100.
+        of all of them where there are several. Figures times 100; F1 is of the class ``positive``
+        of two-class pairs, None where none is called as one.
 
     Raises:
         WhitenIndexError: scikit-learn is missing, or the model, the transform or the data cannot
@@ -73,7 +76,8 @@ def evaluate_transfer(
     with stages.stage("classify", sum(map(len, tasks))) as watcher:
         for task in tasks:
             for number, (space, found) in enumerate(_scores(task, config, folds, embedder, maker)):
-                fresh = {"name": space.name, "setting": space.setting, "datasets": {}}
+                setting = {**space.setting, "normalized": False}
+                fresh = {"name": space.name, "setting": setting, "datasets": {}}
                 runs.setdefault(number, fresh)["datasets"][task.name] = found
             watcher.advance(len(task))
     for run in runs.values():
@@ -110,22 +114,34 @@ def _scores(
             features = u if v is None else pair_features(u, v)
             scored = _classify(task, features, folds, config)
         points = {name: _percent(value) for name, value in scored.items() if name in _POINTS}
-        yield space, {**scored, **points, "dropped": task.dropped, "notes": _notes(scored)}
+        yield space, {**scored, **points, "dropped": task.dropped, "notes": _notes(task, scored)}
 
 
 def _classify(
     task: Task, features: NDArray[np.float64], folds: int, config: EvalConfig
 ) -> dict[str, Any]:
-    paraphrases = task.second is not None and len(task.classes) == 2
-    return score_transfer(
+    positive = _positive(task)
+    scored = score_transfer(
         features,
         task.labels,
         _splits(task),
         folds=folds,
         seed=config.seed,
-        positive=1 if paraphrases else None,
+        positive=None if positive is None else task.classes.index(positive),
         threads=config.encoder.threads,
-    ).to_json()
+    )
+    return {**scored.to_json(), "positive": positive}
+
+
+def _has_f1(task: Task) -> bool:
+    """Tell whether F1 is shown beside accuracy: of pairs in two classes, as the papers do."""
+    return task.second is not None and len(task.classes) == 2 and not _is_rte(task)
+
+
+def _positive(task: Task) -> str | None:
+    """Return what the file calls the class that F1 is of; None where it cannot be told."""
+    called = {name.lower(): name for name in task.classes} if _has_f1(task) else {}
+    return next((called[name] for name in _POSITIVE if name in called), None)
 
 
 def _splits(task: Task) -> NDArray[np.str_]:
@@ -184,7 +200,7 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _notes(scored: Mapping[str, Any]) -> list[str]:
+def _notes(task: Task, scored: Mapping[str, Any]) -> list[str]:
     """Return what a reader must know beside the figures."""
     notes = []
     if "tuned_threshold" in scored:
@@ -192,6 +208,11 @@ def _notes(scored: Mapping[str, Any]) -> list[str]:
             if scored[way]:
                 notes.append(f"every pair is called the same at threshold {scored[threshold]:.2f}")
         return notes
+    if _has_f1(task) and scored["positive"] is None:
+        notes.append(
+            f"no F1, as neither {' nor '.join(task.classes)} is known to be the positive class; "
+            f"call it one of {', '.join(_POSITIVE)}"
+        )
     if scored["constant"]:
         notes.append(
             f"{scored['constant']} of {scored['classifiers']} classifiers predict one class only"

@@ -16,7 +16,6 @@ from whiten_index.evaluation.layers import (
     LayerProducts,
     combinations,
     heat_map,
-    layer_pairs,
 )
 from whiten_index.evaluation.sts import (
     AGGREGATIONS,
@@ -44,7 +43,6 @@ __all__ = [
     "hubness",
     "isoscore",
     "isotropy",
-    "layer_pairs",
     "mean_cosine",
     "pair_cosines",
     "pair_features",

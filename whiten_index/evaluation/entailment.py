@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
+from whiten_index.evaluation.sts import pair_cosines
 from whiten_index.evaluation.transfer import binomial_deviation
-from whiten_index.whitening import unit_rows
 
 THRESHOLD = 0.5
 
@@ -74,7 +74,7 @@ def score_entailment(
         ConfigError: arrays that do not fit together, NaN, or no pair to test or to tune on.
     """
     truth, scored = np.asarray(entailed, dtype=bool), np.asarray(tested, dtype=bool)
-    cosines = _cosines(first, second)
+    cosines = _checked_cosines(first, second)
     if not cosines.shape == truth.shape == scored.shape:
         raise ConfigError(
             f"{len(cosines)} pairs, {truth.shape} labels and {scored.shape} splits; give one for "
@@ -124,13 +124,14 @@ def tuned_threshold(cosines: ArrayLike, entailed: ArrayLike) -> float:
     return float(between if between > below else above)
 
 
-def _cosines(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
+def _checked_cosines(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
+    """Return the cosine (n,) of each pair, refusing what has none."""
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if a.ndim != 2 or a.shape != b.shape:
         raise ConfigError(f"pairs of shapes {a.shape} and {b.shape}; give two (n, d) arrays")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise ConfigError("the embeddings hold NaN or infinity; drop or mend those pairs first")
-    return np.asarray(np.einsum("nd,nd->n", unit_rows(a), unit_rows(b)))
+    return pair_cosines(a, b)
 
 
 def _at(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
 
-_BLOCK = 2048
+_BLOCK = 512
+MOST_COMBINATIONS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +35,25 @@ class LayerProducts:
     second: NDArray[np.float64]
 
     @classmethod
-    def of(cls, first: NDArray[np.floating], second: NDArray[np.floating]) -> LayerProducts:
-        """Multiply the states (n, S, d) of the pairs' texts, a block at a time."""
+    def of(
+        cls,
+        states: Callable[[NDArray[np.int64]], NDArray[np.floating]],
+        first: NDArray[np.int64],
+        second: NDArray[np.int64],
+    ) -> LayerProducts:
+        """Multiply the states of the texts of n pairs, a block at a time.
+
+        Args:
+            states: gives the states (m, S, d) of m rows.
+            first: (n,) row of each pair's first text.
+            second: (n,) row of its partner.
+        """
         blocks: list[tuple[NDArray[np.float64], ...]] = []
         for start in range(0, len(first), _BLOCK):
-            a = np.asarray(first[start : start + _BLOCK], np.float64)
-            b = np.asarray(second[start : start + _BLOCK], np.float64)
+            a, b = (
+                np.asarray(states(rows[start : start + _BLOCK]), np.float64)
+                for rows in (first, second)
+            )
             turned_a, turned_b = a.swapaxes(1, 2), b.swapaxes(1, 2)
             blocks.append((a @ turned_b, a @ turned_a, b @ turned_b))
         return cls(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
@@ -56,26 +71,26 @@ class LayerProducts:
         return np.clip(cosines, -1.0, 1.0)
 
 
-def layer_pairs(count: int) -> list[tuple[int, ...]]:
-    """Return the combinations of one and of two of ``count`` layers: a heat map's cells."""
-    return combinations(count, sizes=(1, 2))
-
-
 def combinations(count: int, *, sizes: Iterable[int]) -> list[tuple[int, ...]]:
     """Return the combinations of ``count`` layers, of each size in turn.
 
     Raises:
-        ConfigError: a size below 1 or above ``count``.
+        ConfigError: a size below 1 or above ``count``, or more than ``MOST_COMBINATIONS``.
     """
-    found: list[tuple[int, ...]] = []
-    for size in sizes:
+    chosen, total = list(sizes), 0
+    for size in chosen:
         if not 1 <= size <= count:
             raise ConfigError(
                 f"{size} layers cannot be combined: the model has {count} states, the embeddings "
                 "counted"
             )
-        found += itertools.combinations(range(count), size)
-    return found
+        total += math.comb(count, size)
+    if total > MOST_COMBINATIONS:
+        raise ConfigError(
+            f"{count} states have {total:,} such combinations, more than {MOST_COMBINATIONS:,}; "
+            "combine fewer layers"
+        )
+    return [layers for size in chosen for layers in itertools.combinations(range(count), size)]
 
 
 def heat_map(values: dict[tuple[int, ...], float], count: int) -> NDArray[np.float64]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from whiten_index.errors import CorpusError
 from whiten_index.labels.readers import qrels_splits, read_qrels, read_queries
 
+_SHOWN = 2
+
 
 @dataclass(frozen=True, eq=False)
 class JudgedQueries:
@@ -39,19 +41,40 @@ class JudgedQueries:
         Raises:
             CorpusError: it lacks all of them.
         """
-        relevant = {
-            document
+        self.require_any(names)
+        relevant = self._relevant()
+        return len(relevant.keys() - set(names))
+
+    def require_any(self, names: Iterable[str]) -> None:
+        """Make sure that a corpus has a relevant document; its names are read up to the first.
+
+        Args:
+            names: document of each of its rows.
+
+        Raises:
+            CorpusError: it has none.
+        """
+        relevant = self._relevant()
+        first: list[str] = []
+        for name in names:
+            if name in relevant:
+                return
+            if len(first) < _SHOWN:
+                first.append(name)
+        found = f"ids such as {some(first)}" if first else "none"
+        raise CorpusError(
+            f"{self.source} names no document of the corpus: it judges {some(relevant)}, and the "
+            f"corpus has {found}; check --id-column and --filter"
+        )
+
+    def _relevant(self) -> dict[str, None]:
+        """Return the documents that answer a query, as they come."""
+        return {
+            document: None
             for grades in self.qrels.values()
             for document, grade in grades.items()
             if grade > 0
         }
-        there = relevant & set(names)
-        if not there:
-            raise CorpusError(
-                f"{self.source} names no document of the corpus: it judges {some(relevant)}, and "
-                f"the corpus has ids such as {some(names)}; check --id-column"
-            )
-        return len(relevant) - len(there)
 
 
 def read_judged(
@@ -95,4 +118,4 @@ def read_judged(
 
 def some(names: Iterable[str]) -> str:
     """Return two of some names as errors show them."""
-    return " and ".join(repr(name) for name, _ in zip(names, range(2), strict=False))
+    return " and ".join(repr(name) for name, _ in zip(names, range(_SHOWN), strict=False))

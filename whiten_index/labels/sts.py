@@ -94,7 +94,7 @@ def read_sts(
         ConfigError: an ending names no format, or a set or split that is not there.
         CorpusError: a file or a row cannot be used, or a set has fewer than 2 pairs to score.
     """
-    wished = {_key(name): (name, split) for name, split in (splits or {}).items()}
+    wished = {key_of(name): (name, split) for name, split in (splits or {}).items()}
     found: list[StsSet] = []
     for path in _files(paths):
         for made in _read_file(path, wished):
@@ -103,13 +103,35 @@ def read_sts(
                     f"{path} holds the set {made.name} again; name each set's file once"
                 )
             found.append(made)
-    known = {_key(each.name) for each in found}
+    known = {key_of(each.name) for each in found}
     if missing := [name for key, (name, _) in wished.items() if key not in known]:
         raise ConfigError(
             f"--split names {', '.join(missing)}, and the sets are "
             f"{', '.join(each.name for each in found)}"
         )
     return found
+
+
+def require_ranked(sets: Sequence[StsSet]) -> None:
+    """Refuse, before anything is encoded, gold scores that rank nothing.
+
+    Raises:
+        CorpusError: a set, or a subset whose figure is averaged, has fewer than 2 scored pairs, or
+            all of one score.
+    """
+    for each in sets:
+        parts = {each.name: each.scored}
+        if each.averaged:
+            for subset in dict.fromkeys(each.subsets[each.scored].tolist()):
+                parts[f"{each.name}, subset {subset},"] = each.scored & (each.subsets == subset)
+        for name, inside in parts.items():
+            gold = each.scores[inside]
+            if len(gold) < 2 or np.ptp(gold) == 0:
+                why = f"{len(gold)} pair" if len(gold) < 2 else f"{len(gold)} pairs of equal score"
+                raise CorpusError(
+                    f"{name} has {why}, which has no correlation; leave it out, or give the set "
+                    "without its column subset"
+                )
 
 
 def chosen_sets(sets: Sequence[StsSet], names: Sequence[str]) -> list[StsSet]:
@@ -120,9 +142,9 @@ def chosen_sets(sets: Sequence[StsSet], names: Sequence[str]) -> list[StsSet]:
     """
     if not names:
         return list(sets)
-    by_key = {_key(each.name): each for each in sets}
+    by_key = {key_of(each.name): each for each in sets}
     asked = {
-        name: _key(_PUBLISHED[_key(name)].name if _key(name) in _PUBLISHED else name)
+        name: key_of(_PUBLISHED[key_of(name)].name if key_of(name) in _PUBLISHED else name)
         for name in names
     }
     if unknown := [name for name, key in asked.items() if key not in by_key]:
@@ -166,7 +188,7 @@ def _read_file(path: Path, wished: Mapping[str, tuple[str, str]]) -> list[StsSet
 def _read_set(
     table: LabelTable, name: str, rows: Sequence[int], wished: Mapping[str, tuple[str, str]]
 ) -> StsSet:
-    published = _PUBLISHED.get(_key(name), _Published(name, None, _SUBSET in table.columns))
+    published = _PUBLISHED.get(key_of(name), _Published(name, None, _SUBSET in table.columns))
     every = np.array([table.parse(_SCORE, row, to_score) for row in rows])
     kept = [row for row, score in zip(rows, every, strict=True) if not np.isnan(score)]
     splits = _labels(table, _SPLIT, kept)
@@ -200,7 +222,7 @@ def _split_to_score(
     table: LabelTable, published: _Published, wished: Mapping[str, tuple[str, str]]
 ) -> str | None:
     """Return the split whose pairs are scored, None for all of them."""
-    asked = wished.get(_key(published.name))
+    asked = wished.get(key_of(published.name))
     if _SPLIT not in table.columns:
         if asked is not None and asked[1] != ALL_SPLITS:
             raise ConfigError(
@@ -218,6 +240,6 @@ def _labels(table: LabelTable, column: str, rows: Sequence[int]) -> NDArray[np.o
     return np.array(found, dtype=object)
 
 
-def _key(name: str) -> str:
-    """Return how names are compared: STS-B, STSB and stsb are one."""
+def key_of(name: str) -> str:
+    """Return how names of sets are compared: STS-B, STSB and stsb are one."""
     return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,14 +74,10 @@ def heat_map_picture(slug: str, title: str, caption: str, shown: HeatMap) -> Pic
         bar.ax.tick_params(labelsize=SMALL, color=GREY, labelcolor=INK)
         bar.outline.set_visible(False)
 
-    return Picture(
-        slug=slug, title=title, caption=caption, alt=shown.alt(), draw=draw, sizes=sizes
-    )
+    return Picture(slug=slug, title=title, caption=caption, alt=shown.alt(), draw=draw, sizes=sizes)
 
 
-def small_maps_picture(
-    slug: str, title: str, caption: str, maps: Mapping[str, HeatMap]
-) -> Picture:
+def small_maps_picture(slug: str, title: str, caption: str, maps: Mapping[str, HeatMap]) -> Picture:
     """Return one picture of several small heat maps, each with colours of its own range."""
     columns = (min(3, len(maps)), min(2, len(maps)))
     rows = tuple(-(-len(maps) // count) for count in columns)
@@ -122,11 +118,12 @@ def draw_heat_map(axes: Any, shown: HeatMap, *, cell: float, size: float = SMALL
     Returns:
         matplotlib's image, for a bar of colours.
     """
+    from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
     matrix = np.ma.masked_invalid(shown.matrix)
-    image = axes.imshow(matrix, cmap=_COLOURS, aspect="equal")
-    image.cmap.set_bad(PALE)
+    colours = colormaps[_COLOURS].with_extremes(bad=PALE)
+    image = axes.imshow(matrix, cmap=colours, aspect="equal")
     places = range(0, len(shown.labels), 1 if cell >= 0.16 else 2)
     names = [shown.labels[place] for place in places]
     axes.set_xticks(places, names)
@@ -162,16 +159,14 @@ def _fitting(matrix: NDArray[np.float64], cell: float) -> tuple[int | None, floa
 
 
 def _readable(image: Any, value: float) -> str:
-    """Return white on dark cells and ink on light ones."""
-    red, green, blue, _ = image.cmap(image.norm(value))
-    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
+    """Return white or ink, whichever stands out more on the colour of a cell."""
+    shares = np.array(image.cmap(image.norm(value))[:3])
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    # Relative luminance and contrast as of WCAG 2; ink has 0.016.
+    light = float(linear @ (0.2126, 0.7152, 0.0722))
+    return "white" if 1.05 / (light + 0.05) > (light + 0.05) / 0.066 else INK
 
 
 def _size(width: float, count: int) -> Size:
     cell = min((width - _BESIDE) / max(count, 1), 0.8)
     return width, count * cell + _ABOVE
-
-
-def names_of(count: int) -> Sequence[str]:
-    """Return the labels of ``count`` layers, 0 the embedding layer."""
-    return [str(number) for number in range(count)]

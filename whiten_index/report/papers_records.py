@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from whiten_index.errors import ArtifactError
 from whiten_index.manifest import read_json
+from whiten_index.report.json_part import JsonPart
 
 AGGREGATIONS = ("all", "mean", "wmean")
+# Metrics whose figures are hundredths of the whole; those of others are shown to four decimals.
+POINTS = ("spearman", "accuracy")
 
 
 class Status(Enum):
@@ -25,24 +26,27 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """The figures of a row on one dataset, times 100; None where there is none.
+    """The figures of a row on one dataset; None where there is none.
 
     Attributes:
         published: the paper's.
         ours: by the aggregation that the paper prints.
         by: all, mean, wmean -> ours by each.
+        more: name -> a further figure of ours, such as f1.
+        notes: on these figures.
     """
 
     published: float | None
     ours: float | None
     by: Mapping[str, float]
+    more: Mapping[str, float]
+    notes: tuple[str, ...]
 
-    @property
-    def difference(self) -> float | None:
-        """Ours less the published one, both as they are shown: a reader's own subtraction."""
+    def difference(self, decimals: int) -> float | None:
+        """Return ours less the published one, both as they are shown: a reader's subtraction."""
         if self.ours is None or self.published is None:
             return None
-        return round(round(self.ours, 2) - round(self.published, 2), 2)
+        return round(round(self.ours, decimals) - round(self.published, decimals), decimals)
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,13 @@ class Record:
         model, setting: as the paper writes them.
         status: whether it ran, and with its own model.
         why: of a stand-in, or of a row that did not run.
+        notes: what a reader must know beside.
+        aggregation: of this row's figures, which may be another than its table's.
         hub: the model's name on the hub.
         ran_with: the model that ran.
         layers: whose states were averaged.
         command: that gives the row again.
+        command_of_own: that with the paper's own model, where another ran.
         cells: dataset -> figures.
     """
 
@@ -64,10 +71,13 @@ class Record:
     setting: str
     status: Status
     why: str | None
+    notes: tuple[str, ...]
+    aggregation: str | None
     hub: str | None
     ran_with: str | None
     layers: tuple[int, ...]
     command: str | None
+    command_of_own: str | None
     cells: Mapping[str, Cell]
 
 
@@ -82,6 +92,11 @@ class PaperTable:
     metric: str
     datasets: tuple[str, ...]
     rows: tuple[Record, ...]
+
+    @property
+    def decimals(self) -> int:
+        """How many decimals its figures are shown with."""
+        return 2 if self.metric in POINTS else 4
 
 
 @dataclass(frozen=True)
@@ -131,10 +146,10 @@ def read_papers(path: Path) -> Papers:
         ArtifactError: the file is missing, is no JSON, or lacks a part; the message names it.
     """
     fields = read_json(path, what="a reproduction of the papers")
-    top = _Part(fields, path, "")
+    top = JsonPart(fields, path, "", "run the reproduction again, or restore the file from a copy")
     stand_in = top.part("stand_in")
     return Papers(
-        made=(top.part("made") or _Part({}, path, "made")).fields,
+        made=made.fields if (made := top.part("made")) else {},
         stand_in=None if stand_in is None else stand_in.fields,
         tables=tuple(_table(each) for each in top.parts("tables")),
         figures=tuple(_figure(each) for each in top.parts("figures", optional=True)),
@@ -145,11 +160,8 @@ def read_papers(path: Path) -> Papers:
     )
 
 
-def _table(part: _Part) -> PaperTable:
-    datasets = part.texts("datasets")
-    aggregation = part.maybe_text("aggregation")
-    if aggregation not in (None, *AGGREGATIONS):
-        raise part.wrong("aggregation", f"one of {', '.join(AGGREGATIONS)}")
+def _table(part: JsonPart) -> PaperTable:
+    datasets, aggregation = part.texts("datasets"), _aggregation(part)
     return PaperTable(
         source=part.text("source"),
         table=part.text("table"),
@@ -161,148 +173,89 @@ def _table(part: _Part) -> PaperTable:
     )
 
 
-def _record(part: _Part, datasets: Sequence[str], aggregation: str | None) -> Record:
+def _aggregation(part: JsonPart) -> str | None:
+    aggregation = part.maybe_text("aggregation")
+    if aggregation not in (None, *AGGREGATIONS):
+        raise part.wrong("aggregation", f"one of {', '.join(AGGREGATIONS)}")
+    return aggregation
+
+
+def _record(part: JsonPart, datasets: Sequence[str], aggregation: str | None) -> Record:
     known = [status.value for status in Status]
     if part.text("status") not in known:
         raise part.wrong("status", f"one of {', '.join(known)}")
-    figures = part.part("figures") or _Part({}, part.path, f"{part.where}.figures")
+    aggregation = _aggregation(part) or aggregation
+    figures = part.part("figures") or replace(part, fields={})
     if more := [name for name in figures.fields if name not in datasets]:
         raise part.wrong("figures", f"figures of {', '.join(datasets)} alone, not of {more[0]}")
-    cells = {}
-    for name in figures.fields:
-        if (cell := figures.part(name)) is not None:
-            cells[name] = _cell(cell, aggregation)
+    found = {name: figures.part(name) for name in figures.fields}
     return Record(
         model=part.text("model"),
         setting=part.maybe_text("setting") or "",
         status=Status(part.text("status")),
         why=part.maybe_text("why"),
+        notes=part.texts("notes", optional=True),
+        aggregation=aggregation,
         hub=part.maybe_text("hub"),
         ran_with=part.maybe_text("ran_with"),
-        layers=tuple(int(value) for value in part.numbers("layers") if value is not None),
+        layers=tuple(int(v) for v in part.numbers("layers", optional=True) if v is not None),
         command=part.maybe_text("command"),
-        cells=cells,
+        command_of_own=part.maybe_text("command_of_own"),
+        cells={name: _cell(cell, aggregation) for name, cell in found.items() if cell is not None},
     )
 
 
-def _cell(part: _Part, aggregation: str | None) -> Cell:
-    found = {name: part.number(name) for name in AGGREGATIONS}
-    by = {name: value for name, value in found.items() if value is not None}
-    ours = part.number("ours")
+def _cell(part: JsonPart, aggregation: str | None) -> Cell:
+    known = (*AGGREGATIONS, "published", "ours", "difference", "notes")
+    numbers = {name: part.number(name) for name in part.fields if name != "notes"}
+    present = {name: value for name, value in numbers.items() if value is not None}
+    ours = present.get("ours")
     if ours is None and aggregation is not None:
-        ours = by.get(aggregation)
-    return Cell(part.number("published"), ours, by)
+        ours = present.get(aggregation)
+    return Cell(
+        published=present.get("published"),
+        ours=ours,
+        by={name: present[name] for name in AGGREGATIONS if name in present},
+        more={name: value for name, value in present.items() if name not in known},
+        notes=part.texts("notes", optional=True),
+    )
 
 
-def _figure(part: _Part) -> PaperFigure:
-    kind = part.text("kind")
-    said = {name: part.text(name) for name in ("id", "source", "title")}
-    caption = part.maybe_text("caption") or ""
-    if kind == "curves":
-        x = part.places("x")
-        series = {each.text("name"): each.numbers("y") for each in part.parts("series")}
-        if odd := [name for name, y in series.items() if len(y) != len(x)]:
-            raise part.wrong("series", f"{len(x)} figures each, as x; {odd[0]} has others")
-        labels = {name: part.text(name) for name in ("x_label", "y_label")}
-        return PaperFigure(**said, kind=kind, caption=caption, x=x, series=series, **labels)
-    if kind == "heat_map":
-        labels_of = tuple(map(_place, part.places("labels")))
-        matrix = tuple(part.matrix("matrix"))
-        if {len(matrix), *map(len, matrix)} != {len(labels_of)}:
-            raise part.wrong("matrix", f"{len(labels_of)} rows of {len(labels_of)}, as its labels")
-        axis = part.maybe_text("axis") or "layer"
-        return PaperFigure(
-            **said, kind=kind, caption=caption, matrix=matrix, labels=labels_of, axis=axis
-        )
+def _figure(part: JsonPart) -> PaperFigure:
+    made = PaperFigure(
+        id=part.text("id"),
+        source=part.text("source"),
+        title=part.text("title"),
+        kind=part.text("kind"),
+        caption=part.maybe_text("caption") or "",
+    )
+    if made.kind == "curves":
+        return _curves(part, made)
+    if made.kind == "heat_map":
+        return _heat_map(part, made)
     raise part.wrong("kind", "curves or heat_map")
+
+
+def _curves(part: JsonPart, made: PaperFigure) -> PaperFigure:
+    x = part.places("x")
+    named = [(each.text("name"), each.numbers("y")) for each in part.parts("series")]
+    series = dict(named)
+    if odd := [name for name, y in named if len(y) != len(x)]:
+        raise part.wrong("series", f"{len(x)} figures each, as x; {odd[0]} has others")
+    if len(series) < len(named) or not named:
+        raise part.wrong("series", "one or more, each of another name")
+    x_label, y_label = part.text("x_label"), part.text("y_label")
+    return replace(made, x=x, series=series, x_label=x_label, y_label=y_label)
+
+
+def _heat_map(part: JsonPart, made: PaperFigure) -> PaperFigure:
+    labels = tuple(map(_place, part.places("labels")))
+    matrix = tuple(part.matrix("matrix"))
+    if not labels or {len(matrix), *map(len, matrix)} != {len(labels)}:
+        raise part.wrong("matrix", f"{len(labels)} rows of {len(labels)}, as its labels")
+    axis = part.maybe_text("axis") or "layer"
+    return replace(made, matrix=matrix, labels=labels, axis=axis)
 
 
 def _place(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A JSON object and where it stands in its file, for errors that name the place."""
-
-    fields: Mapping[str, Any]
-    path: Path
-    where: str
-
-    def wrong(self, name: str, expected: str) -> ArtifactError:
-        where = f"{self.where}.{name}" if self.where else name
-        found = repr(self.fields[name])[:60] if name in self.fields else "nothing"
-        return ArtifactError(
-            f"{self.path} is damaged or unfinished: {where} should be {expected}, and is {found}; "
-            "run the reproduction again, which takes up what was finished"
-        )
-
-    def maybe_text(self, name: str) -> str | None:
-        value = self.fields.get(name)
-        if value is None or isinstance(value, str):
-            return value
-        raise self.wrong(name, "a text")
-
-    def text(self, name: str) -> str:
-        value = self.maybe_text(name)
-        if value is None:
-            raise self.wrong(name, "a text")
-        return value
-
-    def number(self, name: str) -> float | None:
-        return self._number(self.fields.get(name), name)
-
-    def _number(self, value: Any, name: str) -> float | None:
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(name, "a number or null")
-        # NaN and infinity are no figures.
-        return float(value) if math.isfinite(value) else None
-
-    def _list(self, name: str) -> list[Any]:
-        value = self.fields.get(name)
-        if not isinstance(value, list):
-            raise self.wrong(name, "a list")
-        return value
-
-    def numbers(self, name: str) -> tuple[float | None, ...]:
-        if self.fields.get(name) is None and name == "layers":
-            return ()
-        return tuple(self._number(value, name) for value in self._list(name))
-
-    def matrix(self, name: str) -> Iterator[tuple[float | None, ...]]:
-        for row in self._list(name):
-            if not isinstance(row, list):
-                raise self.wrong(name, "a list of rows")
-            yield tuple(self._number(value, name) for value in row)
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        values = self._list(name)
-        if not all(isinstance(value, str) for value in values):
-            raise self.wrong(name, "a list of texts")
-        return tuple(values)
-
-    def places(self, name: str) -> tuple[float | str, ...]:
-        values = self._list(name)
-        good = [isinstance(v, str | int | float) and not isinstance(v, bool) for v in values]
-        if not all(good):
-            raise self.wrong(name, "a list of numbers or texts")
-        return tuple(values)
-
-    def part(self, name: str) -> _Part | None:
-        value = self.fields.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.wrong(name, "an object")
-        return _Part(value, self.path, f"{self.where}.{name}".strip("."))
-
-    def parts(self, name: str, *, optional: bool = False) -> list[_Part]:
-        if optional and self.fields.get(name) is None:
-            return []
-        values = self._list(name)
-        if not all(isinstance(value, dict) for value in values):
-            raise self.wrong(name, "a list of objects")
-        before = f"{self.where}." if self.where else ""
-        return [_Part(each, self.path, f"{before}{name}[{i}]") for i, each in enumerate(values)]

@@ -1,0 +1,65 @@
+"""Results kept in a folder: what is computed once is found again by whatever it depends on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whiten_index.manifest import fingerprint, replace_file, writing
+
+# Raised when a change of this project changes figures.
+_VERSION = 1
+
+
+@dataclass
+class Kept:
+    """Results by their keys, a file each.
+
+    Attributes:
+        folder: where they are.
+        computed: how many were made in this run.
+        found: how many were there.
+    """
+
+    folder: Path
+    computed: int = 0
+    found: int = 0
+
+    def get(self, key: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of ``key``, made where it is not there or cannot be read.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        full = {"version": _VERSION, **key}
+        path = self.folder / f"{fingerprint(full)}.json"
+        kept = self._read(path)
+        if kept is not None:
+            self.found += 1
+            return kept
+        result = make()
+        with writing(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps({"key": full, "result": result}, indent=1).encode())
+        self.computed += 1
+        return result
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any] | None:
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))["result"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return result if isinstance(result, dict) else None
+
+
+def file_identity(path: str | Path | None) -> list[Any] | None:
+    """Return what tells a large file, or a folder of them, from another: names, sizes, times."""
+    if path is None:
+        return None
+    place = Path(path)
+    files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
+    return [[str(file), (stat := file.stat()).st_size, stat.st_mtime_ns] for file in files]

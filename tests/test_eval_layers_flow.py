@@ -1,0 +1,163 @@
+"""All combinations of layers at once against each of them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from whiten_index.encoding import EncoderConfig
+from whiten_index.errors import ConfigError
+from whiten_index.evaluate.config import EvalConfig
+from whiten_index.evaluate.layers import evaluate_layers
+from whiten_index.evaluate.sts import evaluate_sts
+from whiten_index.evaluation import LayerProducts, combinations, heat_map, pair_cosines
+from whiten_index.labels import StsSet, read_sts
+
+AGGREGATIONS = ("all", "mean", "wmean")
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory, write_parquet, tiny_words) -> list[StsSet]:
+    """Two sets of 40 pairs with shared sentences, one with subsets, one with an unscored split."""
+    rng = np.random.default_rng(5)
+    folder = tmp_path_factory.mktemp("sets")
+    for name in ("one", "two"):
+        first = [" ".join(rng.choice(tiny_words, rng.integers(2, 9))) for _ in range(40)]
+        second = [" ".join(rng.choice(tiny_words, rng.integers(2, 9))) for _ in range(35)]
+        columns = {
+            "sentence1": first,
+            "sentence2": second + first[:5],
+            "score": rng.integers(0, 6, 40).astype(float).tolist(),
+            "split": ["train"] * 10 + ["test"] * 30,
+        }
+        if name == "one":
+            columns["subset"] = ["x"] * 15 + ["y"] * 25
+        write_parquet(folder / f"{name}.parquet", columns)
+    return read_sts([folder], splits={"two": "test"})
+
+
+def report(sets: Sequence[StsSet], model: object, *, sizes: Sequence[int] = (1, 2), **options):
+    config = EvalConfig.from_options({"model": str(model), **options})
+    return evaluate_layers(config, sets, sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"k": ("full", "6")},
+        {"k": ("6",), "fit": "target-distinct"},
+        {"k": ("6",), "fit": "target-scored", "exponent": 0.5},
+        {"k": ("6",), "normalize_input": True},
+        {"remove_common": True},
+    ],
+)
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_every_cell_is_what_its_layers_give_alone(sets, tiny_model, options, pooling):
+    config = EvalConfig.from_options({"model": str(tiny_model), **options})
+    together = evaluate_layers(config, sets, pooling=pooling, sizes=(1, 2, 3))
+    transformed = together["runs"][1:]
+    for cell in range(len(together["runs"][0]["combinations"])):
+        layers = together["runs"][0]["combinations"][cell]["layers"]
+        encoder = EncoderConfig(model=str(tiny_model), pooling=pooling, layers=tuple(layers))
+        raw = evaluate_sts(EvalConfig(encoder=encoder), sets)
+        compare(together["runs"][0]["combinations"][cell], raw)
+        if not transformed:
+            continue
+        alone = evaluate_sts(
+            EvalConfig(
+                encoder=encoder,
+                transforms=config.transforms,
+                fit=config.fit,
+                remove_common=config.remove_common,
+            ),
+            sets,
+        )
+        for run, one in zip(transformed, alone.get("runs", [alone]), strict=True):
+            assert run["name"] == one["name"]
+            compare(run["combinations"][cell], one)
+
+
+def compare(cell: dict, alone: dict) -> None:
+    """Rounding of float32 means may swap neighbours of a rank."""
+    for name, each in alone["datasets"].items():
+        ours = cell["datasets"][name]["spearman"]
+        assert ours == pytest.approx(each["spearman"], abs=0.05)
+    ours = cell["average"]["spearman"]
+    assert ours == pytest.approx(alone["average"]["spearman"], abs=0.05)
+
+
+def test_one_thread_or_many_give_the_same(sets, tiny_model):
+    one, many = (report(sets, tiny_model, k=("6",), threads=n)["runs"] for n in (1, 8))
+    assert one == many
+
+
+def test_the_best_of_each_number_of_layers(sets, tiny_model):
+    (raw,) = report(sets, tiny_model, sizes=(1, 2, 3))["runs"]
+    assert [len(cell["layers"]) for cell in raw["combinations"]] == [1] * 3 + [2] * 3 + [3]
+    for how in AGGREGATIONS:
+        for size, best in raw["best"][how].items():
+            figures = {
+                tuple(cell["layers"]): cell["average"]["spearman"][how]
+                for cell in raw["combinations"]
+                if len(cell["layers"]) == int(size)
+            }
+            assert best["figure"] == max(figures.values()) == figures[tuple(best["layers"])]
+
+
+def test_a_layer_that_ranks_nothing_is_told(sets, tiny_model):
+    found = evaluate_layers(
+        EvalConfig.from_options({"model": str(tiny_model)}), sets, pooling="cls"
+    )
+    (left_out,) = found["left_out"]
+    assert (left_out["layers"], "same for every text" in left_out["why"]) == ([0], True)
+    assert [0] not in [cell["layers"] for cell in found["runs"][0]["combinations"]]
+    assert report(sets, tiny_model)["left_out"] == []
+
+
+def test_a_store_serves_every_question(sets, tiny_model, tmp_path):
+    first = report(sets, tiny_model, store=str(tmp_path))
+    config = EvalConfig.from_options({"model": str(tiny_model), "store": str(tmp_path)})
+    cls = evaluate_layers(config, sets[:1], pooling="cls")
+    assert "encode" in first["seconds"]
+    assert "encode" not in cls["seconds"]
+    kept, plain = (
+        evaluate_layers(each, sets[1:], pooling="cls")["runs"]
+        for each in (config, EvalConfig.from_options({"model": str(tiny_model)}))
+    )
+    assert kept == plain
+
+
+def test_what_cannot_be(sets, tiny_model, tmp_path):
+    for sizes in ((0,), (4,), (1, 9)):
+        with pytest.raises(ConfigError, match="layers cannot be combined: the model has 3 states"):
+            report(sets, tiny_model, sizes=sizes)
+    with pytest.raises(ConfigError, match="fit on target here"):
+        report(sets, tiny_model, k=("6",), fit=str(tmp_path))
+    with pytest.raises(ConfigError, match="more than 20,000; combine fewer layers"):
+        combinations(25, sizes=(12,))
+    with pytest.raises(ConfigError, match="name it with --model"):
+        evaluate_layers(EvalConfig(index="somewhere"), sets)
+
+
+def test_inner_products_give_the_cosines_of_means():
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(700, 4, 5))
+    states[3] = 0
+    first, second = rng.integers(700, size=(2, 1200))
+    products = LayerProducts.of(lambda rows: states[rows], first, second)
+    for layers in combinations(4, sizes=(1, 2, 3, 4)):
+        means = states[:, layers].mean(axis=1)
+        np.testing.assert_allclose(
+            products.cosines(layers), pair_cosines(means[first], means[second]), atol=1e-12
+        )
+
+
+def test_a_heat_map_is_symmetric_with_single_layers_on_its_diagonal():
+    values = {layers: float(i) for i, layers in enumerate(combinations(3, sizes=(1, 2, 3)))}
+    matrix = heat_map(values, 3)
+    np.testing.assert_array_equal(matrix, matrix.T)
+    assert [matrix[i, i] for i in range(3)] == [values[i,] for i in range(3)]
+    assert matrix[0, 2] == values[0, 2]
