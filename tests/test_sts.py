@@ -183,7 +183,7 @@ def test_splits_and_sets_that_are_not_there(write_parquet, tmp_path):
     refused(plain, ConfigError, "no column split; do not ask", splits={"q": "test"})
     with pytest.raises(ConfigError, match="there is no set STS99; the sets are q"):
         chosen_sets(read_sts([plain]), ["STS99"])
-    with pytest.raises(CorpusError, match="holds the set q again"):
+    with pytest.raises(CorpusError, match="holds the set q, and q is there already"):
         read_sts([plain, plain])
 
 
@@ -195,6 +195,25 @@ def test_the_public_sets_have_their_official_sizes(data):
     }  # fmt: skip
     subsets = {name: len(set(each.subsets)) for name, each in sets.items() if each.averaged}
     assert subsets == {"STS12": 5, "STS13": 3, "STS14": 6, "STS15": 5, "STS16": 5}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "match"),
+    [
+        (["x-1"] * 3 + ["x1"] * 3, "holds the set x1, and x-1 is there already"),
+        (["STSB"] * 3 + ["sts-b"] * 3, "holds the set STS-B, and STS-B is there already"),
+        ([["x"]] * 6, r"has \['x'\] as dataset, expected a name"),
+        ([0.5] * 6, "has 0.5 as dataset, expected a name"),
+    ],
+)
+def test_names_of_sets_that_cannot_be(write_parquet, tmp_path, dataset, match):
+    refused(write_parquet(tmp_path / "p.parquet", columns(dataset=dataset)), CorpusError, match)
+
+
+def test_names_that_utf8_cannot_hold(tmp_path):
+    line = '{"sentence1": "a", "sentence2": "b", "score": 1, "dataset": "\\ud800"}\n'
+    (tmp_path / "p.jsonl").write_text(line * 3)
+    refused(tmp_path / "p.jsonl", CorpusError, "as dataset, expected a name")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ def config_option(also: Mapping[str, str] | None = None) -> Callable[[Command], 
                 several = getattr(names[more[name]], "multiple", False)
                 values[more[name]] = [joined] if several else joined
             elif name in names:
-                values[name] = value
+                several = getattr(names[name], "multiple", False)
+                values[name] = [value] if several and not isinstance(value, list) else value
         context.default_map = {**(context.default_map or {}), **values}
 
     return click.option(

@@ -248,5 +248,6 @@ def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on standard output; NaN and infinity, which JSON lacks, are null."""
     import json
 
-    json.dump(_finite(value), sys.stdout, ensure_ascii=False, default=str, allow_nan=False)
-    sys.stdout.write("\n")
+    # Made as a whole first: half an object would be worse than none.
+    text = json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
+    sys.stdout.write(text.encode(errors="replace").decode() + "\n")

@@ -53,6 +53,9 @@ class EvalConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        paths = ("word_vectors", "word_counts", "index", "store", "fit", "nli")
+        if empty := [name for name in paths if getattr(self, name) == ""]:
+            raise ConfigError(f"--{empty[0].replace('_', '-')} is empty; name a file or folder")
         self._require_one_source()
         self._require_used()
         if not self.sif_weight > 0:

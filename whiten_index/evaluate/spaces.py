@@ -18,7 +18,7 @@ from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.encode import encode_corpus
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError
 from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
 from whiten_index.evaluate.fits import check_fit, fit_source, sentence_columns
 from whiten_index.evaluate.texts import TextEmbedder
@@ -31,6 +31,7 @@ from whiten_index.search import recorded_spec
 from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
 
 RAW: dict[str, Any] = {"kind": "none"}
+_LEAST_ROWS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,13 @@ class Spaces:
             )
         if unit not in self._moments:
             parts = (_prepared(rows, None, unit=unit) for rows in self._corpus())
-            self._moments[unit] = Moments.total(Moments.of(rows) for rows in parts)
+            found = Moments.total(Moments.of(rows) for rows in parts)
+            if found.count < _LEAST_ROWS:
+                raise CorpusError(
+                    f"{fit_source(self._config)} holds {found.count:g} sentences that are not "
+                    "blank; a fit needs thousands"
+                )
+            self._moments[unit] = found
         return self._moments[unit]
 
     def _target(

@@ -87,16 +87,11 @@ class EncoderTexts(Remembered):
                 )
         new = [text for text, found in zip(texts, there, strict=True) if not found]
         if new:
-            made[~there] = encoded = self._encode(new)
-            if kept is not None:
-                # A store that cannot be written still serves; the user should know it.
-                try:
-                    kept.add(new, encoded)
-                except OutputError as error:
-                    self._stages.watcher.note(f"note: the embeddings are not kept: {error}")
+            made[~there] = self._encode(new, kept)
         return made
 
-    def _encode(self, texts: list[str]) -> NDArray[np.float32]:
+    def _encode(self, texts: list[str], kept: KeptTexts | None) -> NDArray[np.float32]:
+        """Return the embeddings (n, d) of texts, and keep each window of them as it is done."""
         if self._encoder is None:
             from whiten_index.encoding import Encoder
 
@@ -106,8 +101,22 @@ class EncoderTexts(Remembered):
         with self._stages.stage("encode", len(texts)) as watcher:
             for block in self._encoder.stream([texts], advance=watcher.advance):
                 made[filled : filled + len(block)] = block
+                if kept is not None:
+                    kept = self._kept(kept, texts[filled : filled + len(block)], block)
                 filled += len(block)
         return made
+
+    def _kept(
+        self, kept: KeptTexts, texts: list[str], embeddings: NDArray[np.float32]
+    ) -> KeptTexts | None:
+        """Keep embeddings; None where that cannot be, so that it is tried and told once."""
+        try:
+            kept.add(texts, embeddings)
+        except OutputError as error:
+            # The evaluation needs no store; the user should know that it was of no use.
+            self._stages.watcher.note(f"note: embeddings are not kept: {error}")
+            return None
+        return kept
 
     def _opened(self) -> KeptTexts | None:
         if self._store is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,9 +100,11 @@ def read_sts(
     found: list[StsSet] = []
     for path in _files(paths):
         for made in _read_file(path, wished):
-            if made.name in {other.name for other in found}:
+            same = [each.name for each in found if key_of(each.name) == key_of(made.name)]
+            if same:
                 raise CorpusError(
-                    f"{path} holds the set {made.name} again; name each set's file once"
+                    f"{path} holds the set {made.name}, and {same[0]} is there already; call each "
+                    "set by one name, in one file"
                 )
             found.append(made)
     known = {key_of(each.name) for each in found}
@@ -179,9 +183,8 @@ def _read_file(path: Path, wished: Mapping[str, tuple[str, str]]) -> list[StsSet
             "may have dataset, subset and split)"
         )
     rows: dict[str, list[int]] = {}
-    names = table.columns.get(_DATASET) or [path.stem] * len(table)
-    for row, name in enumerate(names):
-        rows.setdefault(str(name if name is not None else path.stem), []).append(row)
+    for row, name in enumerate(_labels(table, _DATASET, range(len(table)))):
+        rows.setdefault(name or path.stem, []).append(row)
     return [_read_set(table, name, chosen, wished) for name, chosen in rows.items()]
 
 
@@ -235,9 +238,20 @@ def _split_to_score(
 
 
 def _labels(table: LabelTable, column: str, rows: Sequence[int]) -> NDArray[np.object_]:
-    values = table.columns.get(column)
-    found = ["" if values is None or values[row] is None else str(values[row]) for row in rows]
+    there = column in table.columns
+    found = [table.parse(column, row, _to_label) if there else "" for row in rows]
     return np.array(found, dtype=object)
+
+
+def _to_label(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        label = str(value)
+        with contextlib.suppress(UnicodeEncodeError):
+            label.encode()
+            return label
+    raise ValueError("a name: text or a whole number")
 
 
 def key_of(name: str) -> str:
