@@ -99,6 +99,46 @@ def transfer() -> str:
     return "\n".join(lines)
 
 
+def geometry() -> str:
+    """Return the table of alignment, uniformity and the rest on STS-B dev."""
+    lines = [
+        "| MiniLM, STS-B dev | alignment | uniformity | mean cosine | IsoScore | effective rank "
+        "| hubness |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in read("geometry_MiniLM"):
+        names = ("alignment", "uniformity", "mean_cosine", "isoscore")
+        cells = [f"{row[name]:.3f}" for name in names]
+        cells += [f"{row['effective_rank']:.0f}", f"{row['hubness']:.2f}"]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def papers() -> str:
+    """Return the base models' rows beside the stand-in's, and how many rows ran."""
+    (status,) = (row for row in read("papers_MiniLM") if row["figure"] == "status")
+    lines = [
+        "| row | setting | aggregation | published | the stand-in |",
+        "|---|---|---|---:|---:|",
+    ]
+    for row in (row for row in read("papers_MiniLM") if row["figure"] == "row"):
+        ours = list(row["ours"].values())
+        lines.append(
+            f"| {row['source']}, {row['table']}: {row['model']} | {row['setting'] or '–'} "
+            f"| {row['aggregation'] or 'accuracy'} | {row['published']:.2f} "
+            f"| {sum(ours) / len(ours):.2f} |"
+        )
+    ran = status["stand-in"] + status.get("ran", 0)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Means over each row's sets. {ran} of {ran + status['not run']} rows were computed, "
+            f"with {status['stand_in']} in every model's place.",
+        ]
+    )
+
+
 _TASKS = {"sst2": "SST-2", "sst5": "SST-5", "mean": "mean of seven", "rte": "RTE, cosine ≥ 0.5"}
 
 

@@ -1,6 +1,7 @@
 """STS of MiniLM: raw beside public figures, whitened by what it is fitted on, pairs of layers.
 
-Run ``WHITEN_INDEX_DATA=… python -m benchmarks.sts figures [STORE]`` and ``… times [ROUNDS]``. The
+Run ``WHITEN_INDEX_DATA=… python -m benchmarks.sts figures [STORE]``, ``… geometry [STORE]``,
+``… times [ROUNDS]`` and ``… plot``, which draws ``docs/layer_pairs.png`` from the times' run. The
 time of all pairs of layers, encoding included, is compared with encoding the seven sets once, in
 turns.
 """
@@ -16,18 +17,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.results_file import data_folder, write
+from benchmarks.results_file import data_folder, read, write
 from whiten_index import Encoder
 from whiten_index.encoding import EncoderConfig
 from whiten_index.evaluate.config import DISTINCT, SCORED, TARGET, EvalConfig
+from whiten_index.evaluate.geometry import evaluate_geometry, read_geometry_sets
 from whiten_index.evaluate.layers import evaluate_layers
 from whiten_index.evaluate.spaces import Spaces
 from whiten_index.evaluate.states import PooledStates
 from whiten_index.evaluate.sts import score_sets
 from whiten_index.labels import StsSet, read_sts
 from whiten_index.progress import Silent, Stages
+from whiten_index.report.heat_maps import HeatMap, small_maps_picture
+from whiten_index.report.layers import AVERAGE, maps_of
 from whiten_index.whitening import Kind, WhiteningConfig
 
+PLOT = Path(__file__).parents[1] / "docs/layer_pairs.png"
 ENCODER = EncoderConfig(pooling="mean", max_length=256)
 # MTEB's public scores of the model, by Spearman's correlation of all pairs of a set together.
 PUBLIC = {
@@ -55,6 +60,33 @@ def figures(sets: Sequence[StsSet], states: PooledStates) -> Iterator[dict[str, 
                 public = PUBLIC if fit is None and layers == (-1,) else None
                 kept = {name: run[name] for name in ("name", "datasets", "average")}
                 yield {"figure": "sts", "layers": layers, "fit": fit, "public": public, **kept}
+
+
+def geometry(store: str) -> Iterator[dict[str, Any]]:
+    """Yield alignment, uniformity and the rest on STS-B dev, raw and in each transform."""
+    pairs = read_geometry_sets(
+        [data_folder() / "sts" / "sts_raw.parquet"], names=["STS-B"], splits={"STS-B": "dev"}
+    )
+    transforms = tuple(WhiteningConfig(k=k) for k in (128, 256, "full"))
+    config = EvalConfig(encoder=ENCODER, transforms=transforms, store=store)
+    for run in evaluate_geometry(config, pairs)["runs"]:
+        (found,) = run["datasets"].values()
+        yield {"figure": "geometry", "set": "STS-B dev", "name": run["name"], **found}
+
+
+def plot() -> Path:
+    """Draw ``docs/layer_pairs.png`` from the stored results."""
+    maps = {
+        row["name"]: maps_of(row, row["states"], "mean")[AVERAGE]
+        for row in read("layers_MiniLM")
+        if row["figure"] == "layers"
+    }
+    return _drawn(maps)
+
+
+def _drawn(maps: dict[str, HeatMap]) -> Path:
+    small_maps_picture("layer_pairs", "", "", maps).render(PLOT)
+    return PLOT
 
 
 def timed(sets: Sequence[StsSet], rounds: int) -> Iterator[dict[str, Any]]:
@@ -89,8 +121,16 @@ def _clocked(call: Any) -> dict[str, float]:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure figures or times, and write their raw results."""
-    if not arguments or arguments[0] not in ("figures", "times"):
+    if not arguments or arguments[0] not in ("figures", "times", "geometry", "plot"):
         raise SystemExit(__doc__)
+    if arguments[0] == "plot":
+        print(plot())
+        return
+    if arguments[0] == "geometry":
+        with tempfile.TemporaryDirectory() as temporary:
+            store = arguments[1] if arguments[1:] else temporary
+            print(write("geometry_MiniLM", geometry(store)))
+        return
     sets = read_sts([data_folder() / "sts" / "sts_raw.parquet"])
     if arguments[0] == "times":
         rounds = int(arguments[1]) if arguments[1:] else 3

@@ -135,6 +135,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "sts_fits": evaluation_tables.sts_fits,
     "layer_pairs": evaluation_tables.layer_pairs,
     "transfer": evaluation_tables.transfer,
+    "geometry": evaluation_tables.geometry,
+    "papers": evaluation_tables.papers,
     "sweep": sweep_tables.first,
     "small_codes": sweep_tables.small_codes,
     "structures": sweep_tables.structures,

@@ -23,6 +23,7 @@ MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
 _DIGEST = "digest"
 _BLOCK = 1 << 20
+_KEPT = "what was published and the shards already finished are kept"
 _DISK_ERRORS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -58,16 +59,20 @@ def sha256_file(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn the disk errors of the block into an ``OutputError`` that names ``path``."""
+def writing(path: Path, *, kept: str = _KEPT) -> Iterator[None]:
+    """Turn the disk errors of the block into an ``OutputError`` that names ``path``.
+
+    Args:
+        path: what is written.
+        kept: what the message says that the same command will not do again; empty for nothing.
+    """
     try:
         yield
     except OSError as error:
         reason = _DISK_ERRORS.get(error.errno or 0, error.strerror or str(error))
         raise OutputError(
             f"cannot write {path}: {reason}; free space, change its permissions "
-            "or choose another folder, then run the same command again (what was published and "
-            "the shards already finished are kept)"
+            f"or choose another folder, then run the same command again{kept and f' ({kept})'}"
         ) from error
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, CorpusError
 
 Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]
 _MEASURES = {"ndcg": "ndcg_cut", "recall": "recall", "map": "map_cut", "mrr": "recip_rank"}
+# Seven ASCII digits at most: beyond them lies what trec_eval's counters cannot hold.
+_CUT = re.compile(r"0*([0-9]{1,7})")
+_DEEPEST = 1_000_000
 
 
 def evaluate(qrels: Qrels, run: Run, metrics: Sequence[str]) -> dict[str, float]:
@@ -28,6 +32,7 @@ def evaluate(qrels: Qrels, run: Run, metrics: Sequence[str]) -> dict[str, float]
 
     Raises:
         ConfigError: a metric is unknown, or pytrec_eval is not installed.
+        CorpusError: an id is none that trec_eval can read.
     """
     scores = {metric: evaluate_each(qrels, run, metric) for metric in metrics}
     return {metric: sum(each.values()) / max(len(each), 1) for metric, each in scores.items()}
@@ -40,6 +45,7 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
 
     Raises:
         ConfigError: the metric is unknown, or pytrec_eval is not installed.
+        CorpusError: an id is none that trec_eval can read.
     """
     pytrec_eval = require_evaluator()
     name, cut = parse_metric(metric)
@@ -49,6 +55,8 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
         if any(grade > 0 for grade in grades.values())
     }
     ranked = {query: dict(scores) for query, scores in run.items() if query in judged}
+    for ids in (judged, *judged.values(), *ranked.values()):
+        _require_c_strings(ids)
     if name == "mrr":
         # trec_eval's reciprocal rank has no cut of its own.
         ranked = {query: _best(scores, cut) for query, scores in ranked.items()}
@@ -136,13 +144,37 @@ def parse_metric(metric: str) -> tuple[str, int]:
     """Return name and cut of a metric, such as ndcg and 10.
 
     Raises:
-        ConfigError: it is unknown.
+        ConfigError: it is unknown, or looks at more than 1,000,000 hits.
     """
-    name, _, cut = metric.partition("@")
-    if name not in _MEASURES or not cut.isdigit() or int(cut) < 1:
+    name, _, digits = metric.partition("@")
+    cut = int(found[1]) if (found := _CUT.fullmatch(digits)) else 0
+    deep = digits.isascii() and digits.isdigit() and (not found or cut > _DEEPEST)
+    if name in _MEASURES and deep:
+        raise ConfigError(
+            f"metric {metric[:60]!r} looks at more than {_DEEPEST:,} hits a query; use fewer, "
+            f"such as {name}@10"
+        )
+    if name not in _MEASURES or cut < 1:
         known = ", ".join(f"{known}@10" for known in _MEASURES)
         raise ConfigError(f"metric {metric!r} is unknown; use one such as {known}")
-    return name, int(cut)
+    return name, cut
+
+
+def _require_c_strings(ids: Iterable[str]) -> None:
+    """Refuse ids that trec_eval, which reads C strings of UTF-8, would end the process over.
+
+    Raises:
+        CorpusError: one has a NUL character or half a surrogate pair.
+    """
+    together = "".join(ids)
+    if together.isascii() and "\0" not in together:
+        return
+    for each in ids:
+        if "\0" in each or re.search("[\ud800-\udfff]", each):
+            raise CorpusError(
+                f"the id {each!r} has a NUL character or half a surrogate pair, which trec_eval "
+                "cannot read; rename it in corpus, queries, judgements and run"
+            )
 
 
 def _best(scores: Mapping[str, float], count: int) -> dict[str, float]:

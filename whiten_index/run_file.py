@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -13,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.labels.readers import to_id, to_number
 from whiten_index.labels.table import check_readable, first_line, read_lines, shown
 from whiten_index.manifest import replacing, writing
 from whiten_index.metrics import Run
@@ -55,9 +58,27 @@ def check_run_path(path: Path) -> None:
     """
     if path.suffix not in RUN_ENDINGS:
         raise ConfigError(
-            f"the ending of {path.name} names no run format; use {', '.join(TREC)} (TREC), "
-            f"{PARQUET} or {JSONL}"
+            f"the ending of {path.name or path} names no run format; use {', '.join(TREC)} "
+            f"(TREC), {PARQUET} or {JSONL}"
         )
+
+
+def check_place(path: Path) -> None:
+    """Make sure that a run can be written to ``path``, before any query is searched.
+
+    Nothing is left there; folders that are missing are for the writer to make.
+
+    Raises:
+        OutputError: a folder of its name is there, or no file can be made where it is to lie.
+    """
+    with writing(path, kept=""):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder")
+        folder = path.parent
+        while not (folder.exists() or folder.is_symlink()):
+            folder = folder.parent
+        # Permissions alone do not say it: some file systems take no files from anybody.
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def write_run(path: Path, rankings: Iterable[Ranked]) -> int:
@@ -73,7 +94,7 @@ def write_run(path: Path, rankings: Iterable[Ranked]) -> int:
     check_run_path(path)
     counter = itertools.count()
     counted = (ranking for ranking, _ in zip(rankings, counter, strict=False))
-    with writing(path), replacing(path) as temporary:
+    with writing(path, kept=""), replacing(path) as temporary:
         if path.suffix == PARQUET:
             _write_parquet(temporary, counted)
         else:
@@ -216,6 +237,10 @@ def _parquet_lines(path: Path) -> Iterator[_Line]:
                     f"{path} has no column {' and no '.join(missing)}; its columns are "
                     f"{', '.join(names)}: rename or add one"
                 )
+            if len(set(names)) < len(names):
+                raise CorpusError(
+                    f"{path} names a column twice: {', '.join(names)}; rename one"
+                )
             numbers = itertools.count()
             for batch in file.iter_batches(columns=list(_READ)):
                 batch.validate(full=True)
@@ -238,18 +263,17 @@ def _present(document: Any, where: str) -> Any:
 
 
 def _to_id(value: Any, where: str) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, str) and value.strip():
-        return value
-    raise CorpusError(
-        f"{where} is {shown(value)}, expected text or a whole number; mend it or take it out"
-    )
+    try:
+        return to_id(value)
+    except ValueError as error:
+        raise CorpusError(
+            f"{where} is {shown(value)}, expected {error}; mend it or take it out"
+        ) from error
 
 
 def _to_score(value: Any, where: str) -> float:
     try:
-        score = math.nan if isinstance(value, bool) else float(value)
+        score = math.nan if isinstance(value, bool) else to_number(value)
     except (TypeError, ValueError, OverflowError):
         score = math.nan
     if not math.isfinite(score):

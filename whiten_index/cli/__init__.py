@@ -40,8 +40,8 @@ class _Commands(click.Group):
             context.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo(
-                "Stopped. What was finished and is on disk is kept; the same command takes up where "
-                "this one stopped.",
+                "Stopped. What was finished and is on disk is kept; the same command takes up "
+                "where this one stopped.",
                 err=True,
             )
             context.exit(INTERRUPTED)

@@ -29,7 +29,8 @@ def transfer(
 
     DATA are files of tasks (text, or sentence1 and sentence2; label; split) or folders of such;
     a task is called as its file. Split all is cross-validated; else C is chosen on dev or by
-    folds of train, and test is scored. Vectors keep their lengths, also where the model itself
+    folds of train, and test is scored. A label -1 in RTE, or all through a split, is a hidden one
+    and its row is left out. Vectors keep their lengths, also where the model itself
     ends by normalising. No gain of whitening is to be expected here: a linear classifier can undo
     any invertible linear map.
     """
@@ -63,10 +64,11 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield terminal.table(rows)
         for name, each in run["datasets"].items():
             if "tuned_accuracy" in each:
-                yield (
-                    f"  {name}: cosine ≥ {each['threshold']:g} is entailment; at "
-                    f"{each['tuned_threshold']:.3f}, tuned on train, {each['tuned_accuracy']:.2f}"
-                )
+                tuned = "" if each["tuned_threshold"] is None else (
+                    f"; at {each['tuned_threshold']:.3f}, tuned on train, "
+                    f"{each['tuned_accuracy']:.2f}"
+                )  # fmt: skip
+                yield f"  {name}: cosine ≥ {each['threshold']:g} is entailment{tuned}"
             if each.get("positive") is not None:
                 yield f"  {name}: F1 is of the class {each['positive']}"
             for note in each["notes"]:

@@ -13,6 +13,8 @@ from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.table import PARQUET, LabelTable, check_readable, first_line, shown
 
 SIF_WEIGHT = 1e-3
+# More than any corpus has words; sums of such counts stay far from overflow.
+_TOP_COUNT = 1e15
 
 Weigh = Callable[[str], float]
 
@@ -62,7 +64,7 @@ def read_counts(path: str | Path) -> WordCounts:
     Counts of a word that comes again are added up.
 
     Raises:
-        CorpusError: the file or a row cannot be used, or every count is 0.
+        CorpusError: the file or a row cannot be used, a count is above 1e15, or every one is 0.
     """
     path = Path(path)
     check_readable(path)
@@ -100,8 +102,8 @@ def _text_counts(path: Path) -> Iterable[tuple[str, float]]:
 
 def _bad_count(path: Path, number: int, line: bytes) -> CorpusError:
     return CorpusError(
-        f"{path}, line {number}, is {shown(line[:60])}, expected a word and its count; mend the "
-        "line or take it out"
+        f"{path}, line {number}, is {shown(line[:60])}, expected a word and its count, from 0 to "
+        f"{_TOP_COUNT:g}; mend the line or take it out"
     )
 
 
@@ -112,6 +114,11 @@ def _to_word(value: Any) -> str:
 
 
 def _to_count(value: Any) -> float:
-    if value is None or isinstance(value, bool) or not 0 <= (count := float(value)) < math.inf:
-        raise ValueError("a number that is 0 or more")
+    expected = f"a count: a number from 0 to {_TOP_COUNT:g}"
+    try:
+        count = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(expected) from error
+    if not 0 <= count <= _TOP_COUNT:
+        raise ValueError(expected)
     return count

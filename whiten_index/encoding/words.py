@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from whiten_index.encoding.word_counts import SIF_WEIGHT, Weigh, WordCounts, read_counts
 from whiten_index.encoding.word_files import open_word_file
+from whiten_index.errors import CorpusError
+from whiten_index.labels.table import shown
 
 # Parts of contractions as in the Penn Treebank (do n't, it 's), abbreviations with their dots,
 # numbers with their commas, words, and every other sign by itself.
@@ -159,9 +161,9 @@ def _averages(
 class WordEmbedder:
     """Embeds texts as averages of word vectors, of which only those it needs are kept.
 
-    The first call of ``embed`` reads the file once and keeps the words of its texts. Should a
-    later one bring new words, the file is read a second and last time, and all of it kept: give
-    all texts to the first call where the file is large.
+    The first call of ``embed`` reads the file once and keeps the words of its texts and of those
+    that ``prepare`` was told of. Should a later one bring new words, the file is read a second
+    and last time, and all of it kept: tell ``prepare`` of all texts first where the file is large.
     """
 
     def __init__(
@@ -179,6 +181,7 @@ class WordEmbedder:
         with open_word_file(path) as file:
             self._dim = file.dim
         self._asked: set[str] = set()
+        self._told: list[set[str]] = []
         self._vectors: WordVectors | None = None
         self._whole = False
         self._seen: set[str] = set()
@@ -209,29 +212,46 @@ class WordEmbedder:
         name = None if counts is None else Path(counts).name
         return cls(path, counts=read, weight=weight, cased=cased, counts_name=name)
 
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Take note of the words of texts to be embedded later; the texts are not kept.
+
+        Nothing is read until the next ``embed``, which refuses texts of which the file has no
+        word. Call it once for each group of texts, such as those to fit on.
+        """
+        if words := self._words_of(texts):
+            self._told.append(words)
+
+    def embed(self, texts: Sequence[str], *, counted: bool = True) -> NDArray[np.float32]:
         """Return the averages (n, d) of n texts; zeros for a text without a known word.
 
+        Args:
+            texts: any.
+            counted: whether they count in the shares of ``facts``; those to fit on should not.
+
         Raises:
-            CorpusError: a row of the file of vectors cannot be used.
+            CorpusError: a row of the file of vectors cannot be used, or it has no word of the
+                texts told of, nor of the counted ones so far.
         """
         if not texts:
             return np.zeros((0, self._dim), np.float32)
         distinct = list(dict.fromkeys(texts))
         vectors = self._reading(distinct)
         made = _averages(vectors, distinct, self._weigh, keep_case=self._cased)
-        self._count(vectors, distinct, made)
+        if counted:
+            self._count(vectors, distinct, made)
+            if self._tokens and self._unknown == self._tokens:
+                raise self._knows_none(self._words_of(distinct))
         place = {text: i for i, text in enumerate(distinct)}
         return made.embeddings[[place[text] for text in texts]]
 
     def facts(self) -> dict[str, Any]:
-        """Return the file, the weights, and how much of the distinct texts so far was unknown."""
+        """Return the file, the weights, and how much of the counted texts so far was unknown."""
         kind = "word average" if self._counts is None else "word average, SIF weights"
         facts: dict[str, Any] = {"kind": kind, "vectors": self._path.name, "dim": self._dim}
         facts["cased"] = self._cased
         if self._counts is not None:
             facts |= {"counts": self._counts_name, "sif_weight": self._weight}
-        if self._vectors is not None:
+        if self._vectors is not None and self._seen:
             facts |= {"texts": len(self._seen), "tokens": self._tokens}
             facts["unknown_share"] = self._unknown / max(self._tokens, 1)
             facts["texts_without_words"] = self._without
@@ -240,13 +260,36 @@ class WordEmbedder:
 
     def _reading(self, texts: list[str]) -> WordVectors:
         """Return vectors that hold every word of these texts that the file has."""
-        words = {w for text in texts for w in tokenize(text, keep_case=self._cased)}
-        words |= {word.lower() for word in words}
-        if self._vectors is None:
-            self._vectors, self._asked = WordVectors.read(self._path, words=words), words
+        words = self._words_of(texts)
+        told: set[str] = set().union(*self._told)
+        if self._vectors is None or not told <= self._asked:
+            self._asked |= words | told
+            # What was told of is worth a pass of its own; the whole file is kept once it was.
+            if not self._whole:
+                self._vectors = WordVectors.read(self._path, words=self._asked)
         elif not self._whole and not words <= self._asked:
             self._vectors, self._whole = WordVectors.read(self._path), True
+        groups, self._told = self._told, []
+        for group in groups:
+            if group.isdisjoint(self._vectors.rows):
+                raise self._knows_none(group)
         return self._vectors
+
+    def _words_of(self, texts: Iterable[str]) -> set[str]:
+        """Return the words of texts as they are looked up: as they are, and in lower case."""
+        words = {w for text in texts for w in tokenize(text, keep_case=self._cased)}
+        return words | {word.lower() for word in words}
+
+    def _knows_none(self, words: set[str]) -> CorpusError:
+        with open_word_file(self._path) as file:
+            first = next(file.rows, None)
+        has = "it has no word" if first is None else f"its first is {_spelled(first.word)}"
+        cased = "" if self._cased else ", or try --cased where the words of the file have capitals"
+        return CorpusError(
+            f"{self._path} has none of the {len(words):,} words of the texts, such as "
+            f"{shown(max(words, key=lambda word: (len(word), word)))}; {has}; name vectors of the "
+            f"texts' language{cased}"
+        )
 
     def _count(self, vectors: WordVectors, texts: list[str], made: Averages) -> None:
         """Add what is new to the counts of ``facts``."""
@@ -256,3 +299,7 @@ class WordEmbedder:
         self._seen.update(new)
         self._tokens, self._unknown = self._tokens + made.tokens, self._unknown + made.unknown
         self._without += made.without_words
+
+
+def _spelled(word: bytes) -> str:
+    return shown(word.decode("utf-8", "replace"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from whiten_index.progress import Progress, Silent, Stages
 POSITIVE_ABOVE = 4.0
 # Geometry is of all pairs of texts, so its time grows with their square.
 MOST_TEXTS = 10_000
+_LEAST_TEXTS = 3
+_ENDINGS = (PARQUET, JSONL, TSV)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +67,19 @@ def read_geometry_sets(
     """Read pairs of texts; positive are those with a score above ``above``.
 
     Args:
-        paths: files or folders as ``read_sts`` takes them, or files of pairs without a score,
-            which are then all positive.
+        paths: files or folders as ``read_sts`` takes them; a file of pairs without a score is a
+            set too, of which all pairs are positive.
         names: keep only these sets; none keeps all.
         splits: name of a set -> the split to measure, or ``all``.
         above: the score a positive pair exceeds.
 
     Raises:
-        ConfigError: an ending, a set or a split that is not there.
+        ConfigError: an ending, a set or a split that is not there, or ``above`` is no number.
         CorpusError: a file cannot be used, or two hold sets of one name.
     """
-    given = [(path, _without_score(path)) for path in map(Path, paths)]
+    if not math.isfinite(above):
+        raise ConfigError(f"positive pairs are to score above {above:g}; give a number such as 4")
+    given = [(path, _without_score(path)) for path in _opened(paths)]
     wished = dict(splits or {})
     sets = [_read_unscored(table, wished) for _, table in given if table is not None]
     scored = [path for path, table in given if table is None]
@@ -121,13 +126,18 @@ def evaluate_geometry(
     Raises:
         WhitenIndexError: the model, the transform or the data cannot be used.
     """
-    if most_texts < 3:
-        raise ConfigError(f"{most_texts} texts have no geometry; give 3 or more")
+    if most_texts < _LEAST_TEXTS:
+        raise ConfigError(f"{most_texts} texts have no geometry; give {_LEAST_TEXTS} or more")
+    if few := [each for each in sets if len(each.measured) < _LEAST_TEXTS]:
+        raise CorpusError(
+            f"{few[0].name} has {len(few[0].measured)} distinct texts to measure; geometry needs "
+            f"{_LEAST_TEXTS} or more"
+        )
     stages = Stages(progress or Silent())
     embedder = embedder or open_embedder(config, stages)
+    maker = Spaces(config, embedder, stages)
     fits = bool(config.transforms or config.remove_common) and config.index is None
     embedder.embed([text for each in sets for text in (each.task if fits else each.measured)])
-    maker = Spaces(config, embedder, stages)
     runs: dict[int, dict[str, Any]] = {}
     with stages.stage("measure", sum(len(each.measured) for each in sets)) as watcher:
         for each in sets:
@@ -161,9 +171,15 @@ def _measure(
         for side in (each.first, each.second)
         if len(positive)
     ]
+    try:
+        figures = {
+            "alignment": alignment(*pairs) if pairs else None,
+            **Geometry.of(cloud).to_json(),
+        }
+    except ConfigError as error:
+        raise ConfigError(f"{each.name}, {space.name}: {error}") from error
     return {
-        "alignment": alignment(*pairs) if pairs else None,
-        **Geometry.of(cloud).to_json(),
+        **figures,
         "positive_pairs": len(positive),
         "pairs": len(each.first),
         "dropped": each.dropped,
@@ -171,11 +187,18 @@ def _measure(
     }
 
 
+def _opened(paths: Iterable[str | Path]) -> Iterator[Path]:
+    """Yield files, those of a folder by name; a folder without any, which ``read_sts`` refuses."""
+    for path in map(Path, paths):
+        inside = sorted(path.iterdir()) if path.is_dir() else []
+        yield from [each for each in inside if each.suffix in _ENDINGS] or [path]
+
+
 def _without_score(path: Path) -> LabelTable | None:
     """Return the splits of a file of pairs without a score; None where it has one."""
     if path.is_dir():
         return None
-    table = LabelTable.read(path, (PARQUET, JSONL, TSV), {"score", "split"})
+    table = LabelTable.read(path, _ENDINGS, {"score", "split"})
     return None if "score" in table.columns else table
 
 

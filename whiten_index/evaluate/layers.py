@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import DISTINCT, SCORED, TARGET, EvalConfig
 from whiten_index.evaluate.spaces import Spaces, raw_space
@@ -106,6 +107,9 @@ def evaluate_layers(
             "target here, and evaluate the layers chosen with: eval sts --layers"
         )
     require_ranked(sets)
+    if states is None:
+        # A number of layers that the model does not have is refused before it runs.
+        combinations(resolve_encoder(config.encoder)[1].layers + 1, sizes=sizes)
     stages = Stages(progress or Silent())
     texts = [text for each in sets for text in each.texts]
     # Where they are kept for later, they are kept for every question about layers.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from whiten_index.build import build_index
 from whiten_index.encoding import resolve_encoder
 from whiten_index.evaluate.retrieval_config import RetrievalConfig
-from whiten_index.evaluate.retrieval_sets import RetrievalSet, judgements, read_sets
+from whiten_index.evaluate.retrieval_sets import RetrievalSet, judgements, naming, read_sets
 from whiten_index.evaluate.runs import drops_self, evaluate_run, run_figures
 from whiten_index.evaluate.spaces import name_of
 from whiten_index.evaluate.sts import report_of
@@ -24,7 +24,7 @@ from whiten_index.labels import qrels_splits, read_qrels
 from whiten_index.manifest import writing
 from whiten_index.metrics import require_evaluator
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.run_file import read_run, write_run
+from whiten_index.run_file import check_place, read_run, write_run
 from whiten_index.search import Ranking, SearchIndex, open_index, recorded_spec
 from whiten_index.store import EmbeddingStore
 from whiten_index.whitening import Kind, WhiteningConfig
@@ -45,12 +45,13 @@ def evaluate_retrieval(
 
     Raises:
         WhitenIndexError: model, transform, corpus, queries, judgements, index or run cannot be
-            used, or do not fit together.
+            used, or do not fit together, or the rankings cannot be written.
     """
     require_evaluator()
     stages = Stages(progress or Silent())
     if config.run is not None:
         return _judge_file(config, stages)
+    _check_places(config)
     load_faiss()
     with tempfile.TemporaryDirectory(prefix="whiten-index-") as folder:
         sets = read_sets(config, Path(folder) / "corpora")
@@ -61,6 +62,15 @@ def evaluate_retrieval(
             for transform in config.base.transforms:
                 transform.require_dim(dim)
         return _search_all(config, sets, Path(folder), stages)
+
+
+def _check_places(config: RetrievalConfig) -> None:
+    """Refuse places that no ranking can be written to, before any work."""
+    for name in config.names:
+        for transform in config.base.transforms or (None,):
+            path = config.run_path(name, transform)
+            if path is not None:
+                check_place(path)
 
 
 def _judge_file(config: RetrievalConfig, stages: Stages) -> dict[str, Any]:
@@ -124,7 +134,8 @@ def _open(
     build = each.config.build_config(
         transform, corpus=each.corpus, out=str(out), store=base.store or str(work / "store")
     )
-    report = build_index(build, progress=stages.watcher)
+    with naming(each.made_of):
+        report = build_index(build, progress=stages.watcher)
     for name, seconds in report.encoded.stages.seconds.items():
         stages.seconds[name] = stages.seconds.get(name, 0.0) + seconds
     return open_index(out, **how), report.encoded.store
@@ -143,7 +154,7 @@ def _judge(
     missing = judged.missing(names)
     rankings, dropped = _rank(each, opened, embeddings, stages)
     if path is not None:
-        with writing(path.parent):
+        with writing(path.parent, kept=""):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_run(path, rankings)
     run = {

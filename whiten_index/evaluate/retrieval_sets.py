@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.corpus import ParquetCorpus
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluate.retrieval_config import RetrievalConfig
 from whiten_index.labels import JudgedQueries, read_judged
 from whiten_index.labels.beir import (
@@ -34,12 +37,14 @@ class RetrievalSet:
         judged: its queries and judgements.
         corpus: what is to be indexed, empty where an index is there.
         config: with the columns of this corpus.
+        made_of: file of the corpus that was made for the search -> the user's own file.
     """
 
     name: str
     judged: JudgedQueries
     corpus: tuple[str, ...]
     config: RetrievalConfig
+    made_of: Mapping[str, str] = field(default_factory=dict)
     _embeddings: NDArray[np.float32] | None = field(default=None, repr=False)
 
     def embeddings(
@@ -82,7 +87,8 @@ def read_sets(config: RetrievalConfig, work: Path) -> list[RetrievalSet]:
         # A folder may be named by a link that is called as another one's.
         files = set_files(Path(folder), config.split, work=work / str(number))
         read = read_judged(files.queries, files.qrels, split=files.split)
-        made.append(_with_corpus(name, read, (str(files.corpus),), config, work))
+        made_of = {str(files.corpus): str(files.source)}
+        made.append(_with_corpus(name, read, tuple(made_of), config, work, made_of))
     return made
 
 
@@ -99,6 +105,7 @@ def _with_corpus(
     corpus: tuple[str, ...],
     config: RetrievalConfig,
     work: Path,
+    made_of: Mapping[str, str] | None = None,
 ) -> RetrievalSet:
     files = {
         # Each in a folder of its own: files of one name must not replace each other.
@@ -116,5 +123,23 @@ def _with_corpus(
     # Folders, globs and URIs are a build's to open; their columns are named, or the usual ones.
     sources = tuple(str(files.get(each, each)) for each in corpus)
     build = config.build_config(None, corpus=sources, out="index", store="store")
-    judged.require_any(map(str, ParquetCorpus.open(build.corpus_config()).ids()))
-    return RetrievalSet(name, judged, sources, config)
+    made_of = made_of or {str(file): each for each, file in files.items()}
+    with naming(made_of):
+        judged.require_any(map(str, ParquetCorpus.open(build.corpus_config()).ids()))
+    return RetrievalSet(name, judged, sources, config, made_of)
+
+
+@contextlib.contextmanager
+def naming(made_of: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name the user's own file, not the one made of it, which is gone afterwards.
+
+    Args:
+        made_of: file that was made -> the user's own.
+    """
+    try:
+        yield
+    except (ConfigError, CorpusError) as error:
+        said = str(error)
+        for made, own in made_of.items():
+            said = said.replace(made, own)
+        raise type(error)(said) from error

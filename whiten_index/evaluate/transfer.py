@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.spaces import Space, Spaces
 from whiten_index.evaluate.sts import report_of
@@ -28,6 +28,9 @@ from whiten_index.progress import Progress, Silent, Stages
 # The seven sets whose mean the papers print.
 SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
 _RTE, _ENTAILMENT = "rte", ("entailment", "0")
+_RTE_CLASSES = ("entailment", "not_entailment")
+# Classes, and letters of each, that an error shows.
+_MOST_SHOWN, _LONGEST = 12, 30
 # What files call the class of paraphrases, which F1 is of.
 _POSITIVE = ("1", "equivalent", "paraphrase", "yes", "true")
 # As published it has train and test only: its dev split is of the train part.
@@ -70,8 +73,8 @@ def evaluate_transfer(
         _check(task, folds)
     stages = Stages(progress or Silent())
     embedder = embedder or open_embedder(config, stages)
-    embedder.embed([text for task in tasks for text in task.texts])
     maker = Spaces(config, embedder, stages)
+    embedder.embed([text for task in tasks for text in task.texts])
     runs: dict[int, dict[str, Any]] = {}
     with stages.stage("classify", sum(map(len, tasks))) as watcher:
         for task in tasks:
@@ -168,10 +171,15 @@ def _tested(task: Task) -> NDArray[np.bool_]:
 def _check(task: Task, folds: int) -> None:
     """Refuse before anything is encoded what could not be scored after."""
     if _is_rte(task):
-        if task.second is None or set(task.splits.tolist()) != {"train", "dev"}:
+        if task.second is None or set(task.splits.tolist()) - {"train"} != {"dev"}:
             raise ConfigError(
                 "rte is scored by the cosine of sentence1 and sentence2 on its dev split, and "
                 "tuned on train; give it pairs in these two splits, or rename the file"
+            )
+        if len(task.classes) != len(_RTE_CLASSES):
+            raise CorpusError(
+                f"{task.name} has {len(task.classes)} classes ({_called(task)}), and RTE tells "
+                f"{' and '.join(_RTE_CLASSES)}; take the rows of others out, or rename the file"
             )
         _entailment_class(task)
         return
@@ -182,8 +190,17 @@ def _check(task: Task, folds: int) -> None:
     try:
         check_splits(task.labels, _splits(task), folds=folds)
     except ConfigError as error:
-        names = ", ".join(f"{number}: {name}" for number, name in enumerate(task.classes))
-        raise ConfigError(f"{task.name} (classes {names}): {error}") from error
+        raise ConfigError(f"{task.name} (classes {_called(task)}): {error}") from error
+
+
+def _called(task: Task) -> str:
+    """Return numbers and names of the classes, cut where they are many or long."""
+    each = [f"{number}: {_cut(name)}" for number, name in enumerate(task.classes)]
+    return ", ".join([*each[:_MOST_SHOWN], *(["…"] if len(each) > _MOST_SHOWN else [])])
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
 
 
 def _entailment_class(task: Task) -> str:
@@ -191,7 +208,7 @@ def _entailment_class(task: Task) -> str:
         if name in task.classes:
             return name
     raise ConfigError(
-        f"the classes of {task.name} are {', '.join(task.classes)}; call the one of entailment "
+        f"the classes of {task.name} are {', '.join(map(_cut, task.classes))}; call that of entailment "
         f"{' or '.join(_ENTAILMENT)}"
     )
 
@@ -204,13 +221,11 @@ def _notes(task: Task, scored: Mapping[str, Any]) -> list[str]:
     """Return what a reader must know beside the figures."""
     notes = []
     if "tuned_threshold" in scored:
-        for way, threshold in (("constant", "threshold"), ("tuned_constant", "tuned_threshold")):
-            if scored[way]:
-                notes.append(f"every pair is called the same at threshold {scored[threshold]:.2f}")
-        return notes
+        return _entailment_notes(scored)
     if _has_f1(task) and scored["positive"] is None:
         notes.append(
-            f"no F1, as neither {' nor '.join(task.classes)} is known to be the positive class; "
+            f"no F1, as neither {' nor '.join(map(_cut, task.classes))} is known to be the "
+            "positive class; "
             f"call it one of {', '.join(_POSITIVE)}"
         )
     if scored["constant"]:
@@ -221,4 +236,18 @@ def _notes(task: Task, scored: Mapping[str, Any]) -> list[str]:
         notes.append(f"{scored['unseen']:,} tested rows have a class that the training rows lack")
     if scored["unconverged"]:
         notes.append(f"{scored['unconverged']} fits ended before they converged")
+    return notes
+
+
+def _entailment_notes(scored: Mapping[str, Any]) -> list[str]:
+    notes = []
+    if scored["tuned_threshold"] is None:
+        few = scored["rows"]["train"]
+        why = f"the {few:,} pairs of train have one class" if few else "no pair of train has a label"
+        notes.append(f"{why}, so no threshold is tuned")
+    if scored["majority"] == 1:
+        notes.append(f"the {scored['rows']['dev']:,} tested pairs have one class")
+    for way, threshold in (("constant", "threshold"), ("tuned_constant", "tuned_threshold")):
+        if scored[way]:
+            notes.append(f"every pair is called the same at threshold {scored[threshold]:.2f}")
     return notes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from whiten_index.errors import ConfigError
 
 FOLDS = 10
 _MOST_STEPS = 2_000
+_LEAST_FOLDS = 2
 
 Rows = NDArray[np.intp]
 _Part = TypeVar("_Part")
@@ -37,17 +37,27 @@ def require_learner() -> None:
         ) from error
 
 
-def check_folds(labels: NDArray[np.int64], folds: int) -> None:
+def check_folds(labels: NDArray[np.int64], folds: int, *, nested: bool = False) -> None:
     """Check that each fold can have a row of every class.
 
+    Args:
+        labels: classes of the rows.
+        folds: of every cross-validation.
+        nested: whether the rows trained on fall into as many folds again. Of n rows of a class
+            they are n − ⌈n/folds⌉ or more, which is ``folds`` from n = folds + 2 on.
+
     Raises:
-        ConfigError: a class has fewer rows than there are folds.
+        ConfigError: a class has too few rows; the message has the most folds that it allows.
     """
     number, count = min(Counter(labels.tolist()).items(), key=lambda item: item[1])
-    if count < folds:
+    spare = 2 if nested else 0
+    if count < folds + spare:
+        most = count - spare
+        fewer = f"at most {most} folds, or more rows" if most >= _LEAST_FOLDS else "more rows"
+        again = f" with {folds} more in each" if nested else ""
         raise ConfigError(
-            f"class {number} has {count} of the {len(labels)} rows, and {folds} folds need "
-            f"{folds} of every class; give more rows or fewer folds, or leave the class out"
+            f"class {number} has {count} of the {len(labels)} rows, and {folds} folds{again} need "
+            f"{folds + spare} of every class; give {fewer}, or leave the class out"
         )
 
 
@@ -63,10 +73,7 @@ class Folds:
         from sklearn.model_selection import StratifiedKFold
 
         folds = StratifiedKFold(self.count, shuffle=True, random_state=self.seed)
-        with warnings.catch_warnings():
-            # Of a class of 10 rows, 9 are left to 10 inner folds: one fold goes without.
-            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-            parts = list(folds.split(np.zeros((len(rows), 1)), labels[rows]))
+        parts = folds.split(np.zeros((len(rows), 1)), labels[rows])
         return [(rows[train], rows[test]) for train, test in parts]
 
 

@@ -28,7 +28,7 @@ class EntailmentScore:
         constant: whether it calls every pair the same.
         tuned_accuracy: accuracy at ``tuned_threshold``.
         tuned_threshold: the threshold that tells most pairs to train on rightly, of equal ones
-            the lowest.
+            the lowest. None, as are the two beside it, where those are not of both classes.
         tuned_constant: whether that one calls every tested pair the same.
         majority: share of the larger class among the tested pairs.
         rows: pairs by split.
@@ -39,9 +39,9 @@ class EntailmentScore:
     deviation_of: str
     threshold: float
     constant: bool
-    tuned_accuracy: float
-    tuned_threshold: float
-    tuned_constant: bool
+    tuned_accuracy: float | None
+    tuned_threshold: float | None
+    tuned_constant: bool | None
     majority: float
     rows: dict[str, int]
 
@@ -67,11 +67,11 @@ def score_entailment(
         first: one row a pair; a row of zeros has cosine 0 with any.
         second: the partner of each.
         entailed: (n,) whether the pair is an entailment.
-        tested: (n,) whether the pair is scored; the others tune.
+        tested: (n,) whether the pair is scored; the others, where there are any, tune.
         threshold: the fixed one.
 
     Raises:
-        ConfigError: arrays that do not fit together, NaN, or no pair to test or to tune on.
+        ConfigError: arrays that do not fit together, NaN, or no pair to test.
     """
     truth, scored = np.asarray(entailed, dtype=bool), np.asarray(tested, dtype=bool)
     cosines = _checked_cosines(first, second)
@@ -80,15 +80,15 @@ def score_entailment(
             f"{len(cosines)} pairs, {truth.shape} labels and {scored.shape} splits; give one for "
             "each pair"
         )
-    if not scored.any() or scored.all():
-        raise ConfigError(
-            f"{int(scored.sum())} of {len(scored)} pairs are to be tested; give some to test and "
-            "some to tune on"
-        )
-    tuned = tuned_threshold(cosines[~scored], truth[~scored])
-    gold = truth[scored]
+    if not scored.any():
+        raise ConfigError(f"none of {len(scored)} pairs is to be tested; give some to test")
+    gold, trained = truth[scored], truth[~scored]
     accuracy, constant = _at(threshold, cosines[scored], gold)
-    tuned_accuracy, tuned_constant = _at(tuned, cosines[scored], gold)
+    tuned, tuned_accuracy, tuned_constant = None, None, None
+    # Pairs of one class only would be told best by calling every pair the same.
+    if trained.any() and not trained.all():
+        tuned = tuned_threshold(cosines[~scored], trained)
+        tuned_accuracy, tuned_constant = _at(tuned, cosines[scored], gold)
     return EntailmentScore(
         accuracy=accuracy,
         deviation=binomial_deviation(accuracy, len(gold)),

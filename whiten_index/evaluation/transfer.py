@@ -129,7 +129,7 @@ def check_splits(labels: ArrayLike, splits: ArrayLike, *, folds: int = FOLDS) ->
 
     Raises:
         ConfigError: splits that no protocol is for, one class only, or a class with fewer rows
-            than folds.
+            than the folds need, outer and inner.
     """
     classes = np.asarray(labels, np.int64)
     parts = _by_split(splits, len(classes))
@@ -142,7 +142,7 @@ def check_splits(labels: ArrayLike, splits: ArrayLike, *, folds: int = FOLDS) ->
             "give two or more"
         )
     if DEV not in parts:
-        check_folds(classes[trained], folds)
+        check_folds(classes[trained], folds, nested=ALL in parts)
     return parts
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.labels.table import first_line, read_lines
+from whiten_index.labels.readers import to_id, to_utf8
+from whiten_index.labels.table import first_line, read_lines, shown
 from whiten_index.manifest import canonical_json, replacing, writing
 
 _SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
@@ -29,12 +31,14 @@ class SetFiles:
         queries: Parquet or JSON lines.
         qrels: Parquet or TSV.
         split: which rows of the qrels, None for all of them.
+        source: what the corpus was made of; itself, or JSON lines.
     """
 
     corpus: Path
     queries: Path
     qrels: Path
     split: str | None
+    source: Path
 
 
 def set_files(folder: Path, split: str, *, work: Path) -> SetFiles:
@@ -47,8 +51,9 @@ def set_files(folder: Path, split: str, *, work: Path) -> SetFiles:
     """
     queries = queries_file(folder)
     qrels, split_of_file = qrels_file(folder, split)
-    corpus = parquet_corpus(_first(folder, "corpus.parquet", "corpus.jsonl"), work / folder.name)
-    return SetFiles(corpus, queries, qrels, split_of_file)
+    source = _first(folder, "corpus.parquet", "corpus.jsonl")
+    corpus = parquet_corpus(source, work / folder.name)
+    return SetFiles(corpus, queries, qrels, split_of_file, source)
 
 
 def queries_file(folder: Path) -> Path:
@@ -167,16 +172,24 @@ def _batches(source: Path) -> Iterator[list[dict[str, str]]]:
 def _document(line: str, where: str) -> dict[str, str]:
     try:
         found = json.loads(line)
-        document = {
-            "id": str(found["_id"]),
-            "title": str(found.get("title") or ""),
-            "text": str(found["text"] or ""),
-        }
-        for value in document.values():
-            value.encode()  # JSON can escape halves of characters, which Parquet cannot hold
+        name, title, text = found["_id"], found.get("title"), found["text"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorpusError(
             f"{where} is not a document of BEIR, an object with _id, title and text "
             f"({type(error).__name__}: {first_line(error)}); mend it or take it out"
         ) from error
-    return document
+    return {
+        "id": _parsed("_id", name, to_id, where),
+        "title": "" if title is None else _parsed("title", title, to_utf8, where),
+        "text": _parsed("text", text, to_utf8, where),
+    }
+
+
+def _parsed(name: str, value: Any, parser: Callable[[Any], str], where: str) -> str:
+    try:
+        return parser(value)
+    except ValueError as error:
+        raise CorpusError(
+            f"{where} is not a document of BEIR: its {name} is {shown(value)}, expected {error}; "
+            "mend it or take it out"
+        ) from error

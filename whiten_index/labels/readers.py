@@ -23,6 +23,8 @@ _PAIRS, _SCORE = (("sentence1", "sentence2"), ("query", "document"), ("text1", "
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
 # trec_eval keeps one counter a grade: 2**31 takes 16 GB and a minute, 2**40 ends the process.
 _TOP_GRADE = 1_000_000
+# Correlations multiply scores and add the products up, which must stay finite.
+_TOP_SCORE = 1e100
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +65,8 @@ def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[
     query_name, document_name, grade_name = map(table.need, (_QUERY, _DOCUMENT, _GRADE))
     qrels: dict[str, dict[str, int]] = {}
     for row in _rows_of(table, split):
-        query = table.parse(query_name, row, _to_id)
-        document = table.parse(document_name, row, _to_id)
+        query = table.parse(query_name, row, to_id)
+        document = table.parse(document_name, row, to_id)
         grade = table.parse(grade_name, row, _to_grade)
         if qrels.setdefault(query, {}).setdefault(document, grade) != grade:
             raise CorpusError(
@@ -96,7 +98,7 @@ def read_queries(path: str | Path) -> dict[str, str]:
     first_rows: dict[str, int] = {}
     queries: dict[str, str] = {}
     for row in range(len(table)):
-        query = table.parse(id_name, row, _to_id)
+        query = table.parse(id_name, row, to_id)
         if (earlier := first_rows.setdefault(query, row)) != row:
             raise CorpusError(
                 f"{table.where(row)} has the id {query!r} of {table.place(earlier)} again; make "
@@ -179,12 +181,36 @@ def _pair_columns(table: LabelTable) -> tuple[str, str]:
     raise table.lacks(f"no two columns of texts (such as {expected})")
 
 
-def _to_id(value: Any) -> str:
+def to_id(value: Any) -> str:
+    """Return an id as a string, whole numbers too, for ``LabelTable.parse``.
+
+    What evaluates a run reads ids as C strings of UTF-8, and ends the process over others.
+
+    Raises:
+        ValueError: it is none; the message says what was expected.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    if isinstance(value, str) and value.strip():
-        return value
-    raise ValueError("an id: text or a whole number")
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("text or a whole number")
+    if "\0" in value:
+        raise ValueError("text without a NUL character")
+    return to_utf8(value)
+
+
+def to_utf8(value: Any) -> str:
+    """Return a text, which may be blank, for ``LabelTable.parse``.
+
+    Raises:
+        ValueError: it is none; the message says what was expected.
+    """
+    if not isinstance(value, str):
+        raise ValueError("text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("text that UTF-8 can hold, without half surrogates") from error
+    return value
 
 
 def _to_grade(value: Any) -> int:
@@ -200,22 +226,32 @@ def to_text(value: Any) -> str:
     """Return a text that is not blank, for ``LabelTable.parse``."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a text that is not blank")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("a text that UTF-8 can hold, without half surrogate pairs") from error
-    return value
+    return to_utf8(value)
 
 
 def to_score(value: Any) -> float:
-    """Return a finite number, NaN for nothing, for ``LabelTable.parse``."""
+    """Return a number up to 1e100, NaN for nothing, for ``LabelTable.parse``."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return math.nan
-    expected = "a finite number or nothing"
+    expected = f"a finite number up to {_TOP_SCORE:g} or nothing"
     try:
-        score = float(value)
+        score = to_number(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(expected) from error
-    if math.isinf(score):
+    if abs(score) > _TOP_SCORE:
         raise ValueError(expected)
     return score
+
+
+def to_number(value: Any) -> float:
+    """Return a value as a float; of text, only what other tools read as a number too.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is none.
+    """
+    # Python's float also takes underscores and the digits of other scripts, and bytes of both.
+    if isinstance(value, str | bytes):
+        text = value.decode() if isinstance(value, bytes) else value
+        if "_" in text or not text.strip().isascii():
+            raise ValueError("no number in ASCII digits")
+    return float(value)

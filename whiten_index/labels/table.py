@@ -57,7 +57,8 @@ class LabelTable:
         """
         if path.suffix not in endings:
             raise ConfigError(
-                f"the ending of {path.name} names no format of labels; use {', '.join(endings)}"
+                f"the ending of {path.name or path} names no format of labels; use "
+                f"{', '.join(endings)}"
             )
         check_readable(path)
         if path.suffix == PARQUET:
@@ -127,11 +128,16 @@ def check_readable(path: Path) -> None:
     try:
         path.open("rb").close()
     except FileNotFoundError as error:
-        raise CorpusError(f"{path} does not exist; name a {path.suffix} file") from error
+        raise CorpusError(f"{path} does not exist; name {_another(path)}") from error
     except IsADirectoryError as error:
-        raise CorpusError(f"{path} is a folder; name a {path.suffix} file") from error
+        raise CorpusError(f"{path} is a folder; name {_another(path)}") from error
     except OSError as error:
         raise CorpusError(f"{path} cannot be read ({error.strerror}); make it readable") from error
+
+
+def _another(path: Path) -> str:
+    """Return what to name in the place of a path: a file of its ending, where it has one."""
+    return f"a {path.suffix} file" if path.suffix else "a file"
 
 
 def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.readers import to_text
-from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable
+from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable, shown
 
 _TEXT, _PAIR, _LABEL, _SPLIT = "text", ("sentence1", "sentence2"), "label", "split"
 _ENDINGS = (PARQUET, JSONL, TSV)
@@ -24,7 +24,12 @@ _LAYOUTS = (
 )  # fmt: skip
 # The order of the papers' tables; other sets follow in the alphabet's.
 _PUBLISHED = ("mr", "cr", "subj", "mpqa", "sst2", "sst5", "trec", "mrpc", "rte")
-_WHOLE = re.compile(r"[+-]?[0-9]+")
+# Longer ones are names: Python makes no number of thousands of digits.
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+# RTE has two classes, none called so; GLUE gives it to rows whose label it keeps back.
+_RTE, _HIDDEN = "rte", "-1"
+# All that is left of RTE where the labels of train are hidden; its threshold is fixed.
+_RTE_LAYOUTS = (*_LAYOUTS, ("dev",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +43,7 @@ class Task:
         labels: (n,) class numbers, places in ``classes``.
         classes: what the file calls them; numbers in their order, names in the alphabet's.
         splits: (n,) ``all`` for every row (its folds are drawn), or ``train``, ``dev``, ``test``.
-        dropped: rows left out, by what they lacked: ``text`` or ``label``.
+        dropped: rows left out, by what they lacked: ``text`` or ``label``, hidden ones too.
     """
 
     name: str
@@ -61,10 +66,12 @@ class Task:
 def read_task(path: str | Path) -> Task:
     """Read one transfer task; rows without a text or a label are dropped and counted.
 
+    A label −1 is a hidden one, as in GLUE, in RTE, and where no split has both it and others.
+
     Args:
         path: ``.parquet``, ``.jsonl`` or ``.tsv`` with text, or sentence1 and sentence2; label
             (whole numbers or names); and split: ``all`` for every row (10-fold cross-validation),
-            or train and test, train, dev and test, or train and dev.
+            or train and test, train, dev and test, or train and dev; RTE may have dev alone.
 
     Raises:
         ConfigError: the ending names no format.
@@ -151,7 +158,20 @@ def _usable(table: LabelTable, columns: Sequence[str]) -> tuple[list[int], dict[
             dropped["label"] += 1
         else:
             rows.append(row)
+    if hidden := _hidden(table, rows):
+        dropped["label"] += len(hidden)
+        rows = [row for row in rows if row not in hidden]
     return rows, dropped
+
+
+def _hidden(table: LabelTable, rows: Sequence[int]) -> set[int]:
+    """Return the rows whose label is kept back: −1, unless it is a class as others are."""
+    hidden = {row for row in rows if table.parse(_LABEL, row, _to_label) == _HIDDEN}
+    if not hidden or table.path.stem.lower() == _RTE:
+        return hidden
+    mixed = [{str(table.columns[_SPLIT][row]) for row in part} for part in
+             (hidden, set(rows) - hidden)]  # fmt: skip
+    return set() if mixed[0] & mixed[1] or not mixed[1] else hidden
 
 
 def _is_blank(value: Any) -> bool:
@@ -168,7 +188,7 @@ def _classes(table: LabelTable, rows: Sequence[int]) -> tuple[NDArray[np.int64],
         classes = sorted(distinct)
     if len(classes) < 2:
         raise CorpusError(
-            f"all {len(rows):,} rows of {table.path} have the label {classes[0]!r}, so there is "
+            f"all {len(rows):,} rows of {table.path} have the label {shown(classes[0])}, so there is "
             "nothing to tell apart; give two classes or more"
         )
     numbers = {name: number for number, name in enumerate(classes)}
@@ -186,8 +206,9 @@ def _to_label(value: Any) -> str:
 def _splits(table: LabelTable, rows: Sequence[int]) -> NDArray[np.str_]:
     splits = [table.columns[_SPLIT][row] for row in rows]
     found = {str(split) for split in splits}
-    if not any(found == set(layout) for layout in _LAYOUTS):
-        known = "; or ".join(" and ".join(layout) for layout in _LAYOUTS)
+    layouts = _RTE_LAYOUTS if table.path.stem.lower() == _RTE else _LAYOUTS
+    if not any(found == set(layout) for layout in layouts):
+        known = "; or ".join(" and ".join(layout) for layout in layouts)
         raise CorpusError(
             f"{table.path} has the splits {', '.join(sorted(found))}; a task has {known}"
         )
