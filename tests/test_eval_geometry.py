@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.bad_input_helpers import OPTIONS, assert_one_error, run
+from tests.bad_input_helpers import CORPUS, OPTIONS, assert_one_error, run
 from whiten_index import Encoder, Moments, Whitening
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluate.geometry import read_geometry_sets
@@ -138,6 +138,47 @@ def test_a_split_that_pairs_without_scores_lack_is_refused(
     )  # fmt: skip
     assert status == OPTIONS
     assert_one_error(error, match=message)
+
+
+def test_a_folder_may_hold_pairs_with_and_without_scores(pairs, plain, tmp_path, tiny_model):
+    (folder := tmp_path / "both").mkdir()
+    for file in (plain, pairs):
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "README.md").write_text("no pairs")
+    found = measured(folder, tiny_model, "--split", "plain=dev")
+    assert found["datasets"] == measured(
+        plain, tiny_model, pairs, "--split", "plain=dev"
+    )["datasets"]  # fmt: skip
+    assert list(found["datasets"]) == ["plain", "STS-B"]
+    (folder / pairs.name).unlink()
+    (each,) = read_geometry_sets([folder])
+    assert (each.name, len(each.first)) == ("plain", PAIRS)
+    (folder / plain.name).unlink()
+    with pytest.raises(CorpusError, match=r"both holds no \.parquet, \.jsonl or \.tsv file"):
+        read_geometry_sets([folder])
+
+
+@pytest.mark.parametrize("above", ["nan", "inf", "-inf"])
+def test_a_score_that_is_no_number_is_refused(pairs, tiny_model, above):
+    status, _, error = run(
+        "eval", "geometry", pairs, *MODEL, tiny_model, f"--positive-above={above}"
+    )
+    assert status == OPTIONS
+    assert_one_error(error, match=f"score above {above}; give a number such as 4")
+
+
+def test_a_set_that_has_no_geometry_is_named(plain, tmp_path, tiny_model):
+    few = tmp_path / "few.tsv"
+    few.write_text("sentence1\tsentence2\nthe cat\ta dog\na dog\tthe cat\n")
+    status, _, error = run("eval", "geometry", plain, few, *MODEL, tiny_model)
+    assert status == CORPUS
+    assert_one_error(error, match="few has 2 distinct texts to measure; geometry needs 3 or more")
+    vectors, texts = tmp_path / "v.txt", tmp_path / "unlike.tsv"
+    vectors.write_text("cat 1 2\ndog 2 1\n")
+    texts.write_text("sentence1\tsentence2\ncat\tdog\nbird\tfish\n")
+    status, _, error = run("eval", "geometry", texts, "--word-vectors", vectors)
+    assert status == OPTIONS
+    assert_one_error(error, match="unlike, raw: .*needs 3 rows that are not zero, and there are 2")
 
 
 def test_sets_are_chosen_among_pairs_with_and_without_scores(pairs, plain):

@@ -15,11 +15,12 @@ from click.testing import CliRunner
 from whiten_index.build import build_index
 from whiten_index.cli import cli
 from whiten_index.encoding import Encoder
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError, CorpusError, OutputError
 from whiten_index.evaluate import retrieval
 from whiten_index.evaluate.retrieval import evaluate_retrieval
 from whiten_index.evaluate.retrieval_config import METRICS, RetrievalConfig
 from whiten_index.evaluate.runs import drops_self, evaluate_run
+from whiten_index.labels.beir import parquet_corpus
 from whiten_index.metrics import evaluate
 from whiten_index.run_file import read_run
 
@@ -407,6 +408,111 @@ def test_a_filter_that_leaves_no_relevant_document_is_refused_before_any_work(
         judged(tiny_model, sets=[str(beir)], row_filter="id == 'd159'")
 
 
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("file/o.trec", "a file stands where a folder is needed"),
+        ("file", "a file stands where a folder is needed"),
+        ("f.trec", "a folder stands where a file is needed"),
+        ("runs", "a folder stands where a file is needed"),
+    ],
+)
+def test_an_unusable_place_for_the_rankings_is_found_before_any_work(
+    tiny_model, beir, tmp_path, monkeypatch, place, reason
+):
+    monkeypatch.setattr(retrieval, "read_sets", None)
+    (tmp_path / "file").touch()
+    (tmp_path / "f.trec").mkdir()
+    (tmp_path / "runs/one.raw.trec").mkdir(parents=True)
+    with pytest.raises(OutputError, match=rf"^cannot write .*: {reason}; .* again$"):
+        judged(tiny_model, sets=[str(beir)], run_out=str(tmp_path / place))
+
+
+def test_ids_that_would_end_the_process_are_refused(tmp_path):
+    """pytrec_eval reads ids as C strings, and ends the process over some."""
+    (tmp_path / "q.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
+    hits = [{"id": "\ud800", "score": 1}, {"id": "d0", "score": 0.5}]
+    (tmp_path / "r.jsonl").write_text(json.dumps({"query_id": "q0", "hits": hits}))
+    status, _, err = run_cli("--qrels", tmp_path / "q.tsv", "--run", tmp_path / "r.jsonl")
+    assert status == CorpusError.exit_code
+    assert "r.jsonl, line 1, document id is '\\ud800', expected a text that UTF-8" in err
+    (tmp_path / "nul.tsv").write_text("query-id\tcorpus-id\tscore\nq\0a\td1\t1\nq\0b\td2\t1\n")
+    (tmp_path / "r.trec").write_text("q\0a Q0 d1 1 1 t\nq\0b Q0 d1 1 1 t\n")
+    status, _, err = run_cli("--qrels", tmp_path / "nul.tsv", "--run", tmp_path / "r.trec")
+    assert status == CorpusError.exit_code
+    assert "nul.tsv, line 2, has 'q\\x00a' as query-id, expected a text without a NUL" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"_id": None, "text": "cat"}, "its _id is None, expected text or a whole number"),
+        ({"_id": 1.5, "text": "cat"}, "its _id is 1.5, expected text or a whole number"),
+        ({"_id": True, "text": "cat"}, "its _id is True, expected text or a whole number"),
+        ({"_id": " ", "text": "cat"}, "its _id is ' ', expected text or a whole number"),
+        ({"_id": "a\0", "text": "cat"}, r"its _id is 'a\\x00', expected a text without a NUL"),
+        ({"_id": "x", "text": ["the cat"]}, r"its text is \['the cat'\], expected a text"),
+        ({"_id": "x", "text": 0}, "its text is 0, expected a text"),
+        ({"_id": "x", "text": {}}, r"its text is \{\}, expected a text"),
+        ({"_id": "x", "text": None}, "its text is None, expected a text"),
+        ({"_id": "x", "title": 0, "text": "cat"}, "its title is 0, expected a text"),
+        ({"_id": "x", "title": "\udfff", "text": "cat"}, "its title is .* UTF-8 can hold"),
+        ({"text": "cat"}, "an object with _id, title and text .*KeyError: '_id'"),
+    ],
+)
+def test_a_document_of_json_lines_that_is_none_names_its_line(tmp_path, line, message):
+    lines = [{"_id": "a", "text": ""}, {"_id": 7, "title": None, "text": "x", "more": [1]}, line]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in lines[:2]))
+    table = pq.read_table(parquet_corpus(path, tmp_path / "good"))
+    assert table.to_pylist() == [
+        {"id": "a", "title": "", "text": ""},
+        {"id": "7", "title": "", "text": "x"},
+    ]
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    message = f"corpus.jsonl, line 3, is not a document of BEIR.*{message}.*; mend it or take"
+    with pytest.raises(CorpusError, match=message):
+        parquet_corpus(path, tmp_path / "bad")
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ({"d0": "cat"}, {"id_column": "zz"}, "{} has no column 'zz'; its columns are id, title"),
+        ({"d0": "cat"}, {"text_columns": ["zz"]}, "{} has no column 'zz'"),
+        ({"d0": "cat"}, {"row_filter": "zz == 1"}, "{} has no column 'zz'"),
+        ({}, {}, "{} holds no rows; point to a corpus that does"),
+    ],
+)
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_errors_about_json_lines_name_the_users_file(
+    tiny_model, tmp_path, texts, options, message, as_folder
+):
+    folder = write_set(tmp_path / "set", texts, {"q": "cat"}, {"q": {"d0": 1}})
+    files = {"corpus": [str(folder / "corpus.jsonl")], "queries": str(folder / "queries.jsonl")}
+    given = {**files, "qrels": str(folder / "qrels/test.tsv")}
+    with pytest.raises(CorpusError) as raised:
+        judged(tiny_model, **({"sets": [str(folder)]} if as_folder else given), **options)
+    assert str(raised.value).startswith(message.format(folder / "corpus.jsonl"))
+
+
+def test_errors_of_a_build_name_the_users_file(tiny_model, beir, monkeypatch):
+    def refuse(config, **_):
+        raise CorpusError(f"{config.corpus[0]} is damaged")
+
+    monkeypatch.setattr(retrieval, "build_index", refuse)
+    with pytest.raises(CorpusError, match=f"^{beir / 'corpus.jsonl'} is damaged$"):
+        judged(tiny_model, sets=[str(beir)])
+
+
+def test_ids_of_json_lines_may_be_named_as_they_stand(tiny_model, beir, store):
+    plain, named = (
+        judged(tiny_model, sets=[str(beir)], store=store, id_column=column)["datasets"]
+        for column in (None, "_id")
+    )
+    assert named == plain
+
+
 def test_whole_numbers_as_ids_are_those_of_the_judgements(tiny_model, tmp_path, documents):
     columns = {"id": list(range(DOCUMENTS)), "text": list(documents.values())}
     pq.write_table(pa.table(columns), tmp_path / "c.parquet")
@@ -443,6 +549,7 @@ def test_whole_numbers_as_ids_are_those_of_the_judgements(tiny_model, tmp_path, 
         ({"sets": ["a"], "index": "i", "seed": 3}, "--seed says how to build, and an index"),
         ({"sets": ["a"], "run_out": "runs.csv"}, "the ending of runs.csv names no run format"),
         ({"sets": ["a"], "metrics": ["spam@10"]}, "metric 'spam@10' is unknown; use one such as"),
+        ({"sets": ["a"], "metrics": ["map@" + "9" * 23]}, "looks at more than 1,000,000 hits"),
         ({"sets": ["a"], "whiten": "pca", "fit": "nli"}, "--fit is for pairs of sentences"),
         ({"sets": ["a"], "word_vectors": "w.txt"}, "--word-vectors is for pairs of sentences"),
         (

@@ -400,3 +400,37 @@ def test_a_model_that_gives_one_embedding_for_all(pairs, tiny_model):
     options = {"model": str(tiny_model), "pooling": "cls", "layers": (0,), "k": ("4",)}
     with pytest.raises(WhiteningError, match="embeddings are equal, so there is no direction"):
         evaluate_sts(EvalConfig.from_options(options), sets)
+
+
+def test_word_vectors_are_read_once_whatever_they_are_fitted_on(
+    pairs, tmp_path, tiny_words, write_parquet, monkeypatch
+):
+    """And the figures are those of numpy: averages, whitened by the file's own sentences."""
+    from whiten_index.encoding import words
+
+    rng = np.random.default_rng(1)
+    vectors = {word: rng.normal(size=6).round(4) for word in tiny_words}
+    file = tmp_path / "v.txt"
+    file.write_text(
+        "".join(f"{word} {' '.join(map(str, each))}\n" for word, each in vectors.items())
+    )
+    sentences = [" ".join(rng.choice(tiny_words, 5)) for _ in range(200)]
+    fit = write_parquet(tmp_path / "fit.parquet", {"text": sentences}, row_group_size=50)
+    reads = []
+    read = words.WordVectors.read
+    monkeypatch.setattr(words.WordVectors, "read", lambda *a, **k: reads.append(a) or read(*a, **k))
+    config = EvalConfig.from_options({"word_vectors": str(file), "k": ("4",), "fit": str(fit)})
+    found = evaluate_sts(config, read_sts([pairs]))
+    assert len(reads) == 1
+    table = pq.read_table(pairs).to_pydict()
+
+    def averages(texts: list[str]) -> np.ndarray:
+        return np.array([np.mean([vectors[word] for word in text.split()], 0) for text in texts])
+
+    mean, w = whitened(averages(sentences), 4)
+    first, second = ((averages(table[name]) - mean) @ w for name in ("sentence1", "sentence2"))
+    cosines = (first * second).sum(1)
+    cosines /= np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    pearson = 100 * scipy.stats.pearsonr(table["score"], cosines).statistic
+    assert found["datasets"]["mine"]["pearson"]["all"] == pytest.approx(pearson, abs=1e-3)
+    assert found["encoder"]["unknown_share"] == 0

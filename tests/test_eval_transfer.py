@@ -261,7 +261,14 @@ def test_one_class_predicted_is_noted(tmp_path, tiny_model):
     ("name", "columns", "status", "match"),
     [
         ("few", {"text": ["a", "b", "c", "d"], "label": ["x", "y"] * 2, "split": ["all"] * 4},
-         OPTIONS, r"few \(classes 0: x, 1: y\): class 0 has 2 of the 4 rows, and 10 folds need"),
+         OPTIONS, r"few \(classes 0: x, 1: y\): class 0 has 2 of the 4 rows, and 10 folds with"),
+        ("inner", {"text": list("abcd") * 6, "label": [0, 1] * 11 + [1] * 2, "split": ["all"] * 24},
+         OPTIONS, "inner .*class 0 has 11 of the 24 rows, .* need 12 .* give at most 9 folds"),
+        ("long", {"text": list("abcd"), "label": ["9" * 5000, "x"] * 2, "split": ["all"] * 4},
+         OPTIONS, r"long \(classes 0: 9{30}…, 1: x\): class 0 has 2"),
+        ("rte", {"sentence1": list("abc"), "sentence2": list("abc"), "label": [0, 1, 2],
+                 "split": ["train", "dev", "dev"]},
+         CORPUS, r"rte has 3 classes \(0: 0, 1: 1, 2: 2\), and RTE tells entailment and not_ent"),
         ("half", {"text": ["a", "b"], "label": [0, 1], "split": ["train", "dev"]},
          OPTIONS, "half has no split test to score a classifier on"),
         ("rte", {"text": ["a", "b"], "label": [0, 1], "split": ["train", "dev"]},
@@ -277,6 +284,41 @@ def test_bad_tasks_are_refused_before_encoding(tmp_path, tiny_model, name, colum
     found, _, error = run("eval", "transfer", tmp_path, "--model", tiny_model)
     assert found == status
     assert_one_error(error, match=match)
+
+
+def rte(place, labels, splits):
+    texts = [f"the cat and {number}" for number in range(len(labels))]
+    columns = {"sentence1": texts, "sentence2": texts[::-1], "label": labels, "split": splits}
+    pq.write_table(pa.table(columns), place / "rte.parquet")
+
+
+@pytest.mark.parametrize(
+    ("train", "note", "dropped"),
+    [
+        ([-1] * 4, "no pair of train has a label, so no threshold is tuned", 4),
+        ([0] * 4, "the 4 pairs of train have one class, so no threshold is tuned", 0),
+    ],
+)
+def test_rte_without_two_classes_to_tune_on_says_so(tmp_path, tiny_model, train, note, dropped):
+    rte(tmp_path, [*train, 0, 1, 1, 0], ["train"] * 4 + ["dev"] * 4)
+    arguments = ("eval", "transfer", tmp_path, "--model", tiny_model)
+    status, out, _ = run(*arguments, "--json")
+    assert status == 0
+    found = json.loads(out)["datasets"]["rte"]
+    assert (found["tuned_threshold"], found["tuned_accuracy"]) == (None, None)
+    assert (found["rows"], found["majority"]) == ({"train": 4 - dropped, "dev": 4}, 50)
+    assert found["dropped"]["label"] == dropped
+    _, out, _ = run(*arguments)
+    assert f"note: rte: {note}" in out
+    assert "tuned on train" not in out
+    assert ("note: 4 rows of rte have no label and are left out" in out) == bool(dropped)
+
+
+def test_rte_tested_on_one_class_says_so(tmp_path, tiny_model):
+    rte(tmp_path, [0, 1, 0, 1, 1, 1], ["train"] * 4 + ["dev"] * 2)
+    status, out, _ = run("eval", "transfer", tmp_path, "--model", tiny_model)
+    assert status == 0
+    assert "note: rte: the 2 tested pairs have one class" in out
 
 
 def test_an_unknown_set_is_refused(folder):

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels import read_pairs, read_qrels, read_queries
+from whiten_index.labels.readers import to_score
+from whiten_index.labels.table import check_readable
 
 READERS = [read_qrels, read_queries, read_pairs]
 WORDS = st.text("abcXYZ019-_.:#é中", min_size=1, max_size=8)
@@ -171,11 +173,18 @@ def test_a_grade_in_parquet_that_is_no_whole_number_names_its_row(
         read_qrels(path)
 
 
-@pytest.mark.parametrize("value", [None, 1.5, True, "", " "])
+@pytest.mark.parametrize("value", [None, 1.5, True, "", " ", "a\0b", "\ud800"])
 def test_an_id_that_is_none_names_its_row(tmp_path: Path, value: Any) -> None:
     path = jsonl(tmp_path / "a.jsonl", {"id": "x", "text": "t"}, {"id": value, "text": "t"})
-    with pytest.raises(CorpusError, match=r"a\.jsonl, line 2, has .* as id, expected an id: text"):
+    with pytest.raises(CorpusError, match=r"a\.jsonl, line 2, has .* as id, expected (a )?text "):
         read_queries(path)
+
+
+@pytest.mark.parametrize("line", ["q\0a\td\t1", "q\td\0a\t1"])
+def test_an_id_that_c_strings_would_cut_names_its_line(tmp_path: Path, line: str) -> None:
+    path = text(tmp_path / "q.tsv", f"query-id\tcorpus-id\tscore\na\tx\t1\n{line}\n")
+    with pytest.raises(CorpusError, match=r"line 3, has .*\\x00.*expected a text without a NUL"):
+        read_qrels(path)
 
 
 @pytest.mark.parametrize("value", [None, "", " \n\t", "\u3000", 3, "half \ud800"])
@@ -229,11 +238,20 @@ def test_pairs_without_a_score_are_dropped_and_counted(tmp_path: Path) -> None:
         read_pairs(path)
 
 
-@pytest.mark.parametrize("score", ["high", "inf", "-inf", "1,5"])
+@pytest.mark.parametrize("score", ["high", "inf", "-inf", "1,5", "1_0", "٣", "1.1e100", "-1e308"])
 def test_a_score_that_is_no_number_names_its_line(tmp_path: Path, score: str) -> None:
     path = text(tmp_path / "p.tsv", f"text1\ttext2\tscore\na\tb\t1\nc\td\t{score}\n")
     with pytest.raises(CorpusError, match=r"p\.tsv, line 3, has .* as score, expected a finite"):
         read_pairs(path)
+
+
+@pytest.mark.parametrize("score", [1.1e100, -1e308, math.inf, 10**101, 10**400, b"1_0"])
+def test_a_score_whose_products_overflow_names_its_row(tmp_path: Path, score: Any) -> None:
+    with pytest.raises(ValueError, match=r"^a finite number up to 1e100 or nothing$"):
+        to_score(score)
+    assert [to_score(value) for value in (1e100, -1e100, " 2.5 ", 10**99)] == [
+        *(1e100, -1e100, 2.5, 1e99)
+    ]
 
 
 def test_fewer_than_two_pairs_are_refused(tmp_path: Path) -> None:
@@ -303,11 +321,20 @@ def test_files_that_are_none(tmp_path: Path, reader: Callable[[Path], object]) -
         reader(tmp_path / "folder.parquet")
     with pytest.raises(CorpusError, match=r"cut\.parquet is not a readable Parquet file .*restore"):
         reader(text(tmp_path / "cut.parquet", "PAR1 and no more"))
+    with pytest.raises(ConfigError, match=r"^the ending of \. names no format"):
+        reader(Path())
     with pytest.raises(ConfigError, match=r"the ending of x\.csv names no format .*use \.parquet"):
         reader(tmp_path / "x.csv")
     path = parquet(tmp_path / "none.parquet", id=pa.array([], pa.string()))
     with pytest.raises(CorpusError, match=r"none\.parquet is empty: it holds no rows"):
         reader(path)
+
+
+def test_a_path_without_an_ending_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"/words does not exist; name a file$"):
+        check_readable(tmp_path / "words")
+    with pytest.raises(CorpusError, match=r" is a folder; name a file$"):
+        check_readable(tmp_path)
 
 
 EMPTY = [(read_qrels, "x.tsv"), (read_qrels, "x.qrels"), (read_pairs, "x.tsv")]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.metrics import evaluate, evaluate_each, spearman
 
 Grades, Scores = Mapping[str, int], Mapping[str, float]
@@ -112,11 +112,38 @@ def test_random_runs_agree_with_the_textbook(
 
 
 @pytest.mark.parametrize(
-    "metric", ["ndcg", "ndcg@", "ndcg@0", "ndcg@-1", "ndcg@1.5", "ndcg@ten", "spam@10", "", "@10"]
+    "metric",
+    [
+        *("ndcg", "ndcg@", "ndcg@0", "ndcg@-1", "ndcg@1.5", "ndcg@ten", "spam@10", "", "@10"),
+        *("ndcg@٣", "ndcg@²", "ndcg@1_0", "ndcg@ 3"),
+    ],
 )
 def test_an_unknown_metric_lists_the_known_ones(metric: str) -> None:
     with pytest.raises(ConfigError, match=f"metric '{metric}' is unknown; use one such as ndcg@10"):
         evaluate(QRELS, RUN, [metric])
+
+
+@pytest.mark.parametrize("name", ["ndcg", "recall", "map", "mrr"])
+def test_a_metric_looks_at_a_million_hits_at_most(name: str) -> None:
+    deepest = evaluate(QRELS, RUN, [f"{name}@1000000"])
+    assert list(deepest.values()) == list(evaluate(QRELS, RUN, [f"{name}@9"]).values())
+    for cut in ("1000001", "9" * 23, "9" * 5000):
+        with pytest.raises(ConfigError, match=r"looks at more than 1,000,000 hits .*, such as"):
+            evaluate(QRELS, RUN, [f"{name}@{cut}"])
+
+
+@pytest.mark.parametrize("broken", ["d\0", "d\ud800"])
+def test_ids_that_would_end_the_process_are_refused(broken: str) -> None:
+    good = {"q": {"d": 1}}
+    for qrels, run in (
+        ({broken: {"d": 1}}, {}),
+        ({"q": {"é": 1, broken: 0}}, {"q": {"d": 1.0}}),
+        (good, {"q": {"d": 1.0, broken: 0.5}}),
+    ):
+        with pytest.raises(CorpusError, match="has a NUL character or half a surrogate pair"):
+            evaluate_each(qrels, run, "ndcg@10")
+    # What is not judged is not handed over.
+    assert evaluate_each(good, {"q": {"d": 1.0}, broken: {"d": 1.0}}, "ndcg@10") == {"q": 1}
 
 
 def test_inputs_are_left_as_they_were() -> None:

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError, CorpusError, OutputError
 from whiten_index.metrics import evaluate, evaluate_each
-from whiten_index.run_file import RUN_ENDINGS, read_run, write_run
+from whiten_index.run_file import RUN_ENDINGS, check_place, read_run, write_run
 
 METRICS = ("ndcg@10", "recall@20", "mrr@10", "map@20")
 
@@ -107,6 +107,24 @@ def test_a_query_without_hits_is_kept_where_the_format_can_say_so(tmp_path):
         (".trec", "q Q0 d 1 0.5 x\nq Q0 e 2 0.4\n", r"line 2, has 5 fields, expected 6 .*'q Q0 e"),
         (".trec", "q 0 d 1\n", "line 1, has 4 fields.*; four are a file of judgements"),
         (".run", "q Q0 d 1 half x\n", "line 1, has 'half' as score, expected a finite number"),
+        (".run", "q Q0 d 1 1_0 x\n", "line 1, has '1_0' as score, expected a finite number"),
+        (".run", "q Q0 d 1 ٣ x\n", "line 1, has '٣' as score, expected a finite number"),
+        (
+            ".trec",
+            "q\0a Q0 d 1 1 x\n",
+            r"line 1, query id is 'q\\x00a', expected a text without a NUL character",
+        ),
+        (".trec", "q Q0 d\0 1 1 x\n", r"line 1, document id is 'd\\x00', expected a text without"),
+        (
+            ".jsonl",
+            '{"query_id": "q", "hits": [{"id": "\\ud800", "score": 1}]}',
+            r"line 1, document id is '\\ud800', expected a text that UTF-8 can hold",
+        ),
+        (
+            ".jsonl",
+            '{"query_id": "q\\udc00", "hits": []}',
+            r"line 1, query id is 'q\\udc00', expected a text that UTF-8 can hold",
+        ),
         (".txt", "q Q0 d 1 nan x\n", "line 1, has 'nan' as score"),
         (".txt", "q Q0 d 1 -inf x\n", "line 1, has '-inf' as score"),
         (
@@ -199,6 +217,15 @@ def test_bad_rows_are_named(tmp_path: Path, columns: dict[str, list[Any]], messa
         read_run(path)
 
 
+def test_a_column_named_twice_is_refused(tmp_path):
+    columns = [pa.array(["q"]), pa.array(["d"]), pa.array([1.0]), pa.array([2.0])]
+    table = pa.Table.from_arrays(columns, names=["query_id", "doc_id", "score", "score"])
+    pq.write_table(table, tmp_path / "run.parquet")
+    message = "names a column twice: query_id, doc_id, score, score; rename one"
+    with pytest.raises(CorpusError, match=message):
+        read_run(tmp_path / "run.parquet")
+
+
 def test_rows_are_counted_over_all_of_a_large_file(tmp_path):
     rows = 150_000
     table = pa.table(
@@ -221,6 +248,30 @@ def test_files_that_cannot_be_runs_are_refused(tmp_path):
     (tmp_path / "folder.trec").mkdir()
     with pytest.raises(CorpusError, match=r"folder.trec is a folder"):
         read_run(tmp_path / "folder.trec")
+    with pytest.raises(ConfigError, match=r"^the ending of \. names no run format"):
+        read_run(".")
+
+
+def test_a_place_is_checked_and_left_as_it_was(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.trec").mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for path, reason in (
+        ("file/r.trec", "a file stands where a folder is needed"),
+        ("file/deep/r.trec", "a file stands where a folder is needed"),
+        ("folder.trec", "a folder stands where a file is needed"),
+        ("nowhere/r.trec", "the folder it belongs in is not there"),
+    ):
+        with pytest.raises(OutputError, match=rf"^cannot write .*: {reason}; .* again$"):
+            check_place(tmp_path / path)
+    (tmp_path / "r.trec").write_text("earlier")
+    for path in ("r.trec", "new.trec", "new/deep/r.trec"):
+        check_place(tmp_path / path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("file", "folder.trec", "nowhere", "r.trec")
+    ]
+    with pytest.raises(OutputError, match=r"a folder stands where a file is needed; .* again$"):
+        write_run(tmp_path / "folder.trec", rankings(queries=1))
 
 
 def test_json_lines_of_other_tools_may_hold_more(tmp_path):

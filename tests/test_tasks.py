@@ -85,6 +85,50 @@ def test_rows_without_text_or_label_are_dropped_and_counted(tmp_path):
     assert task.dropped == {"text": 2, "label": 2}
 
 
+def test_digits_that_no_number_holds_are_a_name(tmp_path):
+    huge = "9" * 5000
+    task = read_task(sound(tmp_path / "t.parquet", label=[huge, "10", huge, "9"]))
+    assert task.classes == ("10", "9", huge)
+    with pytest.raises(CorpusError, match=r"all 4 rows .* have the label '9{59}…, so"):
+        read_task(sound(tmp_path / "t.parquet", label=[huge] * 4))
+
+
+def pairs(path: Path, labels: list[Any], splits: list[str]) -> Path:
+    return parquet(path, sentence1=TEXTS, sentence2=TEXTS, label=labels, split=splits)
+
+
+@pytest.mark.parametrize("hidden", [-1, -1.0, "-1"])
+def test_hidden_labels_of_rte_are_dropped_and_counted(tmp_path, hidden):
+    other = [type(hidden)(label) for label in (0, 1)]
+    path = pairs(tmp_path / "RTE.parquet", [hidden, hidden, *other], ["train"] * 2 + ["dev"] * 2)
+    task = read_task(path)
+    assert (task.classes, task.splits.tolist()) == (("0", "1"), ["dev", "dev"])
+    assert task.dropped == {"text": 0, "label": 2}
+    mixed = pairs(
+        tmp_path / "rte.parquet", [*other, hidden, other[0]], ["train", "train"] + ["dev"] * 2
+    )
+    assert read_task(mixed).dropped["label"] == 1
+    with pytest.raises(
+        CorpusError, match=r"no row with a text and a label \(0 lack a text, 4 a lab"
+    ):
+        read_task(pairs(path, [hidden] * 4, ["train"] * 2 + ["dev"] * 2))
+
+
+def test_minus_one_is_hidden_where_it_is_all_of_a_split_and_a_class_where_it_is_not(tmp_path):
+    """As GLUE gives the test split of SST-2, and as polarities are written."""
+    texts, splits = ["a", "b", "c", "d", "e", "f"], ["train", "train", "dev", "dev", "test", "test"]
+    path = parquet(tmp_path / "t.parquet", text=texts, label=[0, 1, 1, 0, -1, -1], split=splits)
+    task = read_task(path)
+    assert (task.classes, task.dropped["label"]) == (("0", "1"), 2)
+    assert set(task.splits.tolist()) == {"train", "dev"}
+    for labels in ([-1, 1, 1, 1, -1, -1], [-1, 1, -1, 1, -1, 1]):
+        path = parquet(tmp_path / "t.parquet", text=texts, label=labels, split=splits)
+        task = read_task(path)
+        assert (task.classes, task.dropped["label"]) == (("-1", "1"), 0)
+    with pytest.raises(CorpusError, match=r"all 4 rows .* have the label '-1'"):
+        read_task(sound(tmp_path / "t.parquet", label=[-1] * 4))
+
+
 def test_a_pair_without_its_second_text_is_dropped(tmp_path):
     path = parquet(
         tmp_path / "t.parquet",

@@ -22,6 +22,7 @@ from whiten_index.evaluation import (
     score_entailment,
     score_transfer,
 )
+from whiten_index.evaluation.classifier import check_folds
 from whiten_index.evaluation.entailment import tuned_threshold
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -185,11 +186,48 @@ def test_pair_features_are_the_same_whichever_text_comes_first():
             assert found[row, 3 + column] == a * b
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nested):
+    """Against the folds themselves, of two classes of each size."""
+
+    def whole(labels, folds):
+        drawn = StratifiedKFold(folds, shuffle=True, random_state=0)
+        for train, _ in drawn.split(labels, labels):
+            if nested:
+                list(drawn.split(train, labels[train]))
+
+    for count in range(2, 14):
+        labels = np.r_[np.zeros(count, int), np.ones(count + 3, int)]
+        for folds in range(2, 14):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
+                try:
+                    whole(labels, folds)
+                    right = True
+                except (UserWarning, ValueError):
+                    right = False
+            if right:
+                check_folds(labels, folds, nested=nested)
+                continue
+            most = count - 2 * nested
+            match = f"at most {most} folds" if most >= 2 else "give more rows"
+            with pytest.raises(ConfigError, match=match):
+                check_folds(labels, folds, nested=nested)
+
+
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
         ({"labels": [0] * 20}, "all 20 rows to train on have one class"),
-        ({"labels": [0] * 17 + [1] * 3}, "class 1 has 3 of the 20 rows, and 10 folds need 10"),
+        (
+            {"labels": [0] * 17 + [1] * 3},
+            "class 1 has 3 of the 20 rows, and 10 folds with 10 .* give more rows, or",
+        ),
+        ({"labels": [0] * 9 + [1] * 11}, "need 12 of every class; give at most 7 folds, or more"),
+        (
+            {"labels": [0] * 9 + [1] * 11, "splits": ["train"] * 18 + ["test"] * 2},
+            "class 0 has 9 of the 18 rows, and 10 folds need 10 .* give at most 9 folds",
+        ),
         ({"folds": 1}, "1 folds leave nothing to train on"),
         ({"splits": ["test"] * 20}, "the splits are test; give all, train and test, or"),
         ({"splits": ["train"] * 10 + ["dev"] * 10}, "the splits are dev, train; give"),
@@ -249,6 +287,16 @@ def test_a_threshold_that_calls_all_pairs_the_same_is_reported():
         assert found.accuracy == pytest.approx(share)
 
 
+@pytest.mark.parametrize("trained", [[], [True, True], [False]])
+def test_no_threshold_is_tuned_on_pairs_of_one_class(trained):
+    cosines = np.r_[[0.9, 0.6, 0.1], np.full(len(trained), 0.3)]
+    tested = np.arange(len(cosines)) < 3
+    found = score_entailment(*at_cosines(cosines), [True, False, False, *trained], tested)
+    assert found.accuracy == pytest.approx(2 / 3)
+    assert (found.tuned_threshold, found.tuned_accuracy, found.tuned_constant) == (None,) * 3
+    assert found.rows == {"train": len(trained), "dev": 3}
+
+
 def test_zeros_have_cosine_zero():
     zeros = np.zeros((4, 3))
     found = score_entailment(zeros, zeros, [True, False] * 2, [True, True, False, False])
@@ -282,8 +330,7 @@ def test_the_tuned_threshold_is_halfway_between_the_pairs_it_parts():
         ({"second": np.ones((3, 2))}, r"shapes \(4, 2\) and \(3, 2\)"),
         ({"first": np.full((4, 2), np.inf)}, "NaN or infinity"),
         ({"entailed": [True]}, "give one for each pair"),
-        ({"tested": [True] * 4}, "4 of 4 pairs are to be tested"),
-        ({"tested": [False] * 4}, "0 of 4 pairs are to be tested"),
+        ({"tested": [False] * 4}, "none of 4 pairs is to be tested"),
     ],
 )
 def test_pairs_that_cannot_be_scored_are_refused(changed, match):

@@ -307,6 +307,7 @@ def test_counts_are_read_from_every_format_and_added_up(tmp_path: Path, name: st
         (b"the -7\n", "line 1, "),
         (b"the nan\n", "line 1, "),
         (b"\xff 7\n", "line 1, "),
+        (b"the 1e308\ncat 1e308\n", r"line 1, .*a word and its count, from 0 to 1e\+15; mend"),
         (b"the 0\n", "counts no word"),
         (b"", "counts no word"),
     ],
@@ -317,6 +318,18 @@ def test_counts_that_cannot_be_used_are_refused(
     (tmp_path / "c.txt").write_bytes(content)
     with pytest.raises(CorpusError, match=message):
         read_counts(tmp_path / "c.txt")
+
+
+@pytest.mark.parametrize(
+    ("counts", "there"),
+    [(["7", "a"], "'a'"), ([[1], [2]], r"\[1\]"), ([1e15, 2e16], r"2e\+16")],
+)
+def test_what_is_no_count_in_parquet_is_refused_in_a_sentence(
+    tmp_path: Path, counts: list[object], there: str
+) -> None:
+    pq.write_table(pa.table({"word": ["x", "y"], "count": counts}), tmp_path / "c.parquet")
+    with pytest.raises(CorpusError, match=rf"has {there} as count, expected a count: a number fr"):
+        read_counts(tmp_path / "c.parquet")
 
 
 def test_counts_in_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -368,6 +381,89 @@ def test_facts_say_what_was_used_and_what_was_unknown(tmp_path: Path) -> None:
     assert (facts["vectors"], facts["counts"], facts["sif_weight"]) == ("v.txt", "c.txt", 0.01)
     assert (facts["texts"], facts["tokens"], facts["unknown_share"]) == (2, 4, 0.5)
     assert (facts["texts_without_words"], facts["duplicate_words"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "there", "now"),
+    [
+        (b"CAT 1 2\n", ", whose first word is 'CAT', has none", "texts' language.* try --cased"),
+        (b"0 2\n", " holds no word, so none", "name another file"),
+    ],
+)
+def test_vectors_of_which_no_text_has_a_word_are_refused(
+    tmp_path: Path, content: bytes, there: str, now: str
+) -> None:
+    (path := tmp_path / "v.txt").write_bytes(content)
+    match = f"v.txt{there} of the 2 words of the texts, such as 'cat'; .*{now}"
+    with pytest.raises(CorpusError, match=match):
+        WordEmbedder.open(path).embed(["A cat", "a"])
+    cased = WordEmbedder.open(path, cased=True)
+    with pytest.raises(CorpusError) as raised:
+        cased.embed(["cat"])
+    assert "--cased" not in str(raised.value)
+
+
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Remember what each reading of a file of vectors was asked for."""
+    asked: list[object] = []
+    read = WordVectors.read
+
+    def counting(path: Path, *, words: set[str] | None = None) -> WordVectors:
+        asked.append(words and set(words))
+        return read(path, words=words)
+
+    monkeypatch.setattr(WordVectors, "read", counting)
+    return asked
+
+
+def test_texts_told_of_before_are_served_by_one_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "v.txt").write_bytes(b"".join(b"w%d %d 2\n" % (i, i) for i in range(500)))
+    asked = passes(monkeypatch)
+    embedder = WordEmbedder.open(path)
+    embedder.prepare(f"w{i}" for i in range(5))
+    embedder.prepare(["w7 w8"])
+    assert not asked
+    embedder.embed(["w1"])
+    for text in ("w4 w2", "w7", "w8 W3"):
+        embedder.embed([text], counted=False)
+    assert asked == [{"w0", "w1", "w2", "w3", "w4", "w7", "w8"}]
+    # Told of later, they take one more pass, which keeps their words and no others.
+    embedder.prepare(["w100 none"])
+    np.testing.assert_array_equal(embedder.embed(["w100", "w1"]), [[100, 2], [1, 2]])
+    assert asked[1:] == [{"w0", "w1", "w2", "w3", "w4", "w7", "w8", "w100", "none"}]
+    # What nobody told of still takes the whole file, and that once.
+    for text in ("w200", "w300"):
+        embedder.embed([text])
+    embedder.prepare(["w400"])
+    np.testing.assert_array_equal(embedder.embed(["w400"]), [[400, 2]])
+    assert asked[2:] == [None]
+
+
+def test_texts_told_of_of_which_no_word_is_there_are_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "v.txt").write_bytes(_glove())
+    embedder = WordEmbedder.open(path)
+    embedder.prepare(["the cat"])
+    embedder.prepare(["chien"])
+    with pytest.raises(CorpusError, match="none of the 1 words of the texts, such as 'chien'"):
+        embedder.embed(["the cat"])
+    told = WordEmbedder.open(path)
+    told.prepare(["the cat"])
+    with pytest.raises(CorpusError, match="such as 'chien'"):
+        told.embed(["chien"])
+
+
+def test_texts_to_fit_on_do_not_count_as_unknown(tmp_path: Path) -> None:
+    (path := tmp_path / "v.txt").write_bytes(_glove())
+    embedder = WordEmbedder.open(path)
+    embedder.embed(["nobody knows the", "the cat"], counted=False)
+    assert "unknown_share" not in embedder.facts()
+    embedder.embed(["the cat saw a"])
+    facts = embedder.facts()
+    assert (facts["texts"], facts["tokens"], facts["unknown_share"]) == (1, 4, 0.5)
+    embedder.embed(["the cat"])
+    assert embedder.facts()["unknown_share"] == pytest.approx(2 / 6)
 
 
 def test_case_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
         if any(grade > 0 for grade in grades.values())
     }
     ranked = {query: dict(scores) for query, scores in run.items() if query in judged}
-    for ids in (judged, *judged.values(), *ranked.values()):
+    together: list[Mapping[str, Any]] = [judged, *judged.values(), *ranked.values()]
+    for ids in together:
         _require_c_strings(ids)
     if name == "mrr":
         # trec_eval's reciprocal rank has no cut of its own.
@@ -170,7 +171,7 @@ def _require_c_strings(ids: Iterable[str]) -> None:
     if together.isascii() and "\0" not in together:
         return
     for each in ids:
-        if "\0" in each or re.search("[\ud800-\udfff]", each):
+        if "\0" in each or re.search(r"[\ud800-\udfff]", each):
             raise CorpusError(
                 f"the id {each!r} has a NUL character or half a surrogate pair, which trec_eval "
                 "cannot read; rename it in corpus, queries, judgements and run"

@@ -238,9 +238,7 @@ def _parquet_lines(path: Path) -> Iterator[_Line]:
                     f"{', '.join(names)}: rename or add one"
                 )
             if len(set(names)) < len(names):
-                raise CorpusError(
-                    f"{path} names a column twice: {', '.join(names)}; rename one"
-                )
+                raise CorpusError(f"{path} names a column twice: {', '.join(names)}; rename one")
             numbers = itertools.count()
             for batch in file.iter_batches(columns=list(_READ)):
                 batch.validate(full=True)

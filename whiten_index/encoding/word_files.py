@@ -80,7 +80,7 @@ class WordFile:
 
     def _bad(self, row: WordRow, why: str) -> CorpusError:
         return CorpusError(
-            f"{self.path}, {self.call.format(row.number)}, the word {_word(row.word)}: expected "
+            f"{self.path}, {self.call.format(row.number)}, the word {spelled(row.word)}: expected "
             f"{self.dim} finite numbers ({why}); mend the row, take it out, or fetch the file again"
         )
 
@@ -306,5 +306,6 @@ def _records(
             number += 1
 
 
-def _word(word: bytes) -> str:
+def spelled(word: bytes) -> str:
+    """Return a word of a file as errors show it."""
     return shown(word.decode("utf-8", "replace"))

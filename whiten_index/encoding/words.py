@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.encoding.word_counts import SIF_WEIGHT, Weigh, WordCounts, read_counts
-from whiten_index.encoding.word_files import open_word_file
+from whiten_index.encoding.word_files import open_word_file, spelled
 from whiten_index.errors import CorpusError
 from whiten_index.labels.table import shown
 
@@ -261,19 +261,20 @@ class WordEmbedder:
     def _reading(self, texts: list[str]) -> WordVectors:
         """Return vectors that hold every word of these texts that the file has."""
         words = self._words_of(texts)
-        told: set[str] = set().union(*self._told)
-        if self._vectors is None or not told <= self._asked:
-            self._asked |= words | told
-            # What was told of is worth a pass of its own; the whole file is kept once it was.
-            if not self._whole:
-                self._vectors = WordVectors.read(self._path, words=self._asked)
-        elif not self._whole and not words <= self._asked:
-            self._vectors, self._whole = WordVectors.read(self._path), True
         groups, self._told = self._told, []
+        told = set().union(*groups)
+        vectors = self._vectors
+        # What was told of is worth a pass of its own, unless the whole file is kept already.
+        if vectors is None or not (self._whole or told <= self._asked):
+            self._asked |= words | told
+            vectors = WordVectors.read(self._path, words=self._asked)
+        elif not (self._whole or words <= self._asked):
+            vectors, self._whole = WordVectors.read(self._path), True
+        self._vectors = vectors
         for group in groups:
-            if group.isdisjoint(self._vectors.rows):
+            if group.isdisjoint(vectors.rows):
                 raise self._knows_none(group)
-        return self._vectors
+        return vectors
 
     def _words_of(self, texts: Iterable[str]) -> set[str]:
         """Return the words of texts as they are looked up: as they are, and in lower case."""
@@ -283,12 +284,14 @@ class WordEmbedder:
     def _knows_none(self, words: set[str]) -> CorpusError:
         with open_word_file(self._path) as file:
             first = next(file.rows, None)
-        has = "it has no word" if first is None else f"its first is {_spelled(first.word)}"
+        longest = shown(max(words, key=lambda word: (len(word), word)))
+        asked = f"the {len(words):,} words of the texts, such as {longest}"
+        if first is None:
+            return CorpusError(f"{self._path} holds no word, so none of {asked}; name another file")
         cased = "" if self._cased else ", or try --cased where the words of the file have capitals"
         return CorpusError(
-            f"{self._path} has none of the {len(words):,} words of the texts, such as "
-            f"{shown(max(words, key=lambda word: (len(word), word)))}; {has}; name vectors of the "
-            f"texts' language{cased}"
+            f"{self._path}, whose first word is {spelled(first.word)}, has none of {asked}; name "
+            f"vectors of the texts' language{cased}"
         )
 
     def _count(self, vectors: WordVectors, texts: list[str], made: Averages) -> None:
@@ -299,7 +302,3 @@ class WordEmbedder:
         self._seen.update(new)
         self._tokens, self._unknown = self._tokens + made.tokens, self._unknown + made.unknown
         self._without += made.without_words
-
-
-def _spelled(word: bytes) -> str:
-    return shown(word.decode("utf-8", "replace"))

@@ -113,17 +113,20 @@ def _with_corpus(
         for number, each in enumerate(corpus)
         if Path(each).is_file()
     }
+    made_of = made_of or {str(file): each for each, file in files.items()}
     if files.keys() == set(corpus):
         first = files[corpus[0]]
+        # What was made of BEIR's JSON lines calls it id.
+        of_lines = made_of[str(first)] != str(first)
+        named = None if of_lines and config.id_column == "_id" else config.id_column
         config = replace(
             config,
             text_columns=config.text_columns or tuple(text_columns(first)),
-            id_column=config.id_column or id_column(first),
+            id_column=named or id_column(first),
         )
     # Folders, globs and URIs are a build's to open; their columns are named, or the usual ones.
     sources = tuple(str(files.get(each, each)) for each in corpus)
     build = config.build_config(None, corpus=sources, out="index", store="store")
-    made_of = made_of or {str(file): each for each, file in files.items()}
     with naming(made_of):
         judged.require_any(map(str, ParquetCorpus.open(build.corpus_config()).ids()))
     return RetrievalSet(name, judged, sources, config, made_of)
@@ -142,4 +145,6 @@ def naming(made_of: Mapping[str, str]) -> Iterator[None]:
         said = str(error)
         for made, own in made_of.items():
             said = said.replace(made, own)
+        if said == str(error):
+            raise
         raise type(error)(said) from error

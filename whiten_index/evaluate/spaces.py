@@ -18,6 +18,7 @@ from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.encode import encode_corpus
+from whiten_index.encoding.words import WordEmbedder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError
 from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
 from whiten_index.evaluate.fits import check_fit, fit_source, sentence_columns
@@ -66,6 +67,14 @@ class Spaces:
         self._moments: dict[bool, Moments] = {}
         check_fit(config)
         self._published = None if config.index is None else _published(config.index, embedder)
+        source = fit_source(config)
+        if source is not None and isinstance(embedder, WordEmbedder):
+            # Told of all words beforehand, a file of vectors is read once.
+            columns = sentence_columns(source, config.fit_columns)
+            texts = (
+                text for each in columns for texts in _sentences(source, each) for text in texts
+            )
+            embedder.prepare(texts)
 
     def of(self, texts: Sequence[str], *, scored: NDArray[np.bool_] | None = None) -> list[Space]:
         """Return the spaces of a task: one a transform, or the raw one.
@@ -144,16 +153,13 @@ class Spaces:
 
     def _corpus(self) -> Iterator[NDArray[np.floating]]:
         """Yield the embeddings (m, d) of the sentences to fit on."""
-        config = self._config
-        source = str(fit_source(config))
-        for column in sentence_columns(source, config.fit_columns):
-            if config.word_vectors is not None:
-                opened = ParquetCorpus.open(CorpusConfig(sources=(source,), text_columns=(column,)))
-                for batch in opened.batches():
-                    if isinstance(batch, TextBatch):
-                        yield self._embedder.embed(batch.texts)
-                continue
-            yield from self._encoded(source, column)
+        source = str(fit_source(self._config))
+        for column in sentence_columns(source, self._config.fit_columns):
+            if isinstance(self._embedder, WordEmbedder):
+                for texts in _sentences(source, column):
+                    yield self._embedder.embed(texts, counted=False)
+            else:
+                yield from self._encoded(source, column)
 
     def _encoded(self, source: str, column: str) -> Iterator[NDArray[np.floating]]:
         config = self._config
@@ -163,6 +169,13 @@ class Spaces:
             build = BuildConfig(corpus=(source,), text_columns=(column,), store=store, **encoder)
             report = encode_corpus(build, progress=self._stages.watcher)
             yield from blocks(report.store, report.record)
+
+
+def _sentences(source: str, column: str) -> Iterator[Sequence[str]]:
+    corpus = ParquetCorpus.open(CorpusConfig(sources=(source,), text_columns=(column,)))
+    for batch in corpus.batches():
+        if isinstance(batch, TextBatch):
+            yield batch.texts
 
 
 def _prepared(

@@ -72,8 +72,8 @@ def evaluate_sts(
     require_ranked(sets)
     stages = Stages(progress or Silent())
     embedder = open_embedder(config, stages)
-    embedder.embed([text for each in sets for text in each.texts])
     maker = Spaces(config, embedder, stages)
+    embedder.embed([text for each in sets for text in each.texts])
     with stages.stage("score", sum(len(each) for each in sets)) as watcher:
         runs = score_sets(sets, embedder, maker, watcher=watcher)
     return report_of(embedder.facts(), runs, stages)

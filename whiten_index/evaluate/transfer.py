@@ -208,8 +208,8 @@ def _entailment_class(task: Task) -> str:
         if name in task.classes:
             return name
     raise ConfigError(
-        f"the classes of {task.name} are {', '.join(map(_cut, task.classes))}; call that of entailment "
-        f"{' or '.join(_ENTAILMENT)}"
+        f"the classes of {task.name} are {', '.join(map(_cut, task.classes))}; call the one of "
+        f"entailment {' or '.join(_ENTAILMENT)}"
     )
 
 
@@ -243,7 +243,9 @@ def _entailment_notes(scored: Mapping[str, Any]) -> list[str]:
     notes = []
     if scored["tuned_threshold"] is None:
         few = scored["rows"]["train"]
-        why = f"the {few:,} pairs of train have one class" if few else "no pair of train has a label"
+        why = (
+            f"the {few:,} pairs of train have one class" if few else "no pair of train has a label"
+        )
         notes.append(f"{why}, so no threshold is tuned")
     if scored["majority"] == 1:
         notes.append(f"the {scored['rows']['dev']:,} tested pairs have one class")

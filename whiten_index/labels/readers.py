@@ -194,7 +194,7 @@ def to_id(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("text or a whole number")
     if "\0" in value:
-        raise ValueError("text without a NUL character")
+        raise ValueError("a text without a NUL character")
     return to_utf8(value)
 
 
@@ -204,13 +204,13 @@ def to_utf8(value: Any) -> str:
     Raises:
         ValueError: it is none; the message says what was expected.
     """
-    if not isinstance(value, str):
-        raise ValueError("text")
     try:
-        value.encode()
+        str.encode(value)
+    except TypeError as error:
+        raise ValueError("a text") from error
     except UnicodeEncodeError as error:
-        raise ValueError("text that UTF-8 can hold, without half surrogates") from error
-    return value
+        raise ValueError("a text that UTF-8 can hold, without half surrogates") from error
+    return str(value)
 
 
 def _to_grade(value: Any) -> int:
@@ -233,7 +233,7 @@ def to_score(value: Any) -> float:
     """Return a number up to 1e100, NaN for nothing, for ``LabelTable.parse``."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return math.nan
-    expected = f"a finite number up to {_TOP_SCORE:g} or nothing"
+    expected = "a finite number up to 1e100 or nothing"
     try:
         score = to_number(value)
     except (TypeError, ValueError, OverflowError) as error:

@@ -188,8 +188,8 @@ def _classes(table: LabelTable, rows: Sequence[int]) -> tuple[NDArray[np.int64],
         classes = sorted(distinct)
     if len(classes) < 2:
         raise CorpusError(
-            f"all {len(rows):,} rows of {table.path} have the label {shown(classes[0])}, so there is "
-            "nothing to tell apart; give two classes or more"
+            f"all {len(rows):,} rows of {table.path} have the label {shown(classes[0])}, so there "
+            "is nothing to tell apart; give two classes or more"
         )
     numbers = {name: number for number, name in enumerate(classes)}
     return np.array([numbers[name] for name in names], dtype=np.int64), tuple(classes)
