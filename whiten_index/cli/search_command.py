@@ -134,9 +134,10 @@ def _search_file(
     if not text_columns and embedding_column is None:
         raise click.UsageError("name the column of the queries: --text-column, --embedding-column")
     from whiten_index.corpus import CorpusConfig
-    from whiten_index.run_file import check_run_path, write_run
+    from whiten_index.run_file import check_place, check_run_path, write_run
 
     check_run_path(Path(run))
+    check_place(Path(run))
     config = CorpusConfig(
         sources=(queries,),
         text_columns=text_columns,
