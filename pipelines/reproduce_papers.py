@@ -180,7 +180,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--stand-in", help="Model that computes the settings of those not to be had.")
 @click.option(
@@ -189,7 +189,10 @@ def _versions() -> dict[str, str]:
     multiple=True,
     help="Only rows of this model: its name on the hub, or a folder called so; repeatable.",
 )
-@click.option("--published", help="CSV of the published figures. [default: see above]")
+@click.option(
+    "--published",
+    help="CSV of the published figures. [default: the file that WHITEN_INDEX_PUBLISHED names]",
+)
 @click.option(
     "--data",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

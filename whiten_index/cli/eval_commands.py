@@ -32,8 +32,10 @@ _WORDS = [
     ),
     click.option("--cased", is_flag=True, help="Look words up as they are written first."),
 ]
-_KEPT = [
+_INDEX = [
     click.option("--index", help="Evaluate the encoder and the transform of a published index."),
+]
+_STORE = [
     click.option(
         "--store", help="Folder that keeps the embeddings for later runs. [default: none kept]"
     ),
@@ -79,10 +81,24 @@ _SHAPES = [
         "--seed", type=int, default=0, show_default=True, help="Of everything that is drawn."
     ),
 ]
-_ENCODED = [*_KEPT, *encoder_options, *_KINDS]
-eval_options = [config_option(), *_WORDS, *_ENCODED, *_FITS, *_SHAPES, json_option]
+# What a job file may set beside the options of a build.
+_IN_FILES = {
+    "word_vectors": "word_vectors",
+    "word_counts": "word_counts",
+    "sif_weight": "sif_weight",
+    "cased": "cased",
+    "index": "index",
+    "fit": "fit",
+    "nli": "nli",
+    "remove_common": "remove_common",
+}
+_config = config_option(_IN_FILES)
+_encoded = [*_STORE, *encoder_options, *_KINDS]
+eval_options = [_config, *_WORDS, *_INDEX, *_encoded, *_FITS, *_SHAPES, json_option]
+# Layers are those of a model.
+layer_options = [_config, *_encoded, *_FITS, *_SHAPES, json_option]
 # A search encodes its corpus, and fits on it.
-search_options = [config_option(), *_ENCODED, *_SHAPES, json_option]
+search_options = [config_option(), *_INDEX, *_encoded, *_SHAPES, json_option]
 
 
 @click.group(name="eval")
@@ -118,7 +134,8 @@ def encoder_line(report: Mapping[str, Any]) -> str:
     """Return what was evaluated, on one line."""
     facts = report["encoder"]
     if facts.get("kind") != "transformer":
-        return ", ".join(f"{name}: {value}" for name, value in facts.items())
+        unknown = f"{100 * facts['unknown_share']:.1f} % of {facts['tokens']:,} words unknown"
+        return f"{facts['kind']} of {facts['vectors']}: {facts['dim']} dims, {unknown}"
     layers = "+".join(map(str, facts["layers"]))
     return (
         f"{facts['model']}: {facts['pooling']} pooling of layer {layers}, at most "
@@ -126,10 +143,25 @@ def encoder_line(report: Mapping[str, Any]) -> str:
     )
 
 
+def heading(run: Mapping[str, Any]) -> str:
+    """Return what a space is called with all that decides its figures: width, fit, what is off."""
+    setting = run["setting"]
+    name, k = str(run["name"]), setting["transform"].get("k")
+    if k is not None and not name.endswith(f"= {k}"):
+        name += f" ({k})"
+    if setting.get("common_component") and setting["transform"]["kind"] != "none":
+        name += ", common component removed"
+    if setting.get("fit") not in (None, "index"):
+        name += f", fitted on {setting['fit']}"
+    return name
+
+
 __all__ = [
     "encoder_line",
     "eval_options",
     "evaluate",
+    "heading",
+    "layer_options",
     "parse_splits",
     "print_report",
     "search_options",

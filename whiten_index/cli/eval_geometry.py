@@ -11,6 +11,7 @@ from whiten_index.cli import terminal
 from whiten_index.cli.eval_commands import (
     encoder_line,
     eval_options,
+    heading,
     parse_splits,
     print_report,
     with_options,
@@ -65,7 +66,10 @@ def geometry(
 
     DATA are files of sentence pairs, as of sts, scored or not; without DATA it is STS-B dev.
     Alignment is the mean squared distance of positive pairs, uniformity log E exp(-2‖u - v‖²),
-    both on unit length; lower is better. IsoScore is 0 (one direction) to 1 (all even).
+    both on unit length; lower is better. IsoScore is 0 (one direction) to 1 (all even). The
+    effective rank, 1 to the width, is how many directions are in use; hubness the skewness of how
+    often a text is among another's neighbours, 0 where none is a hub. A transform is fitted on all
+    splits of a set, which are encoded too.
     """
     from whiten_index.evaluate.config import EvalConfig
     from whiten_index.evaluate.data import data_path
@@ -91,6 +95,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"{name}: {_measured(first):,} texts{drawn}, {first['positive_pairs']:,} positive pairs"
         )
+        if not first["positive_pairs"]:
+            yield "  note: no pair is positive; --positive-above sets the gold score that makes one"
         if first["dropped"]:
             yield f"  note: {first['dropped']:,} pairs of {name} have no score and are left out"
         if first["zero_rows"]:
@@ -98,7 +104,7 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         rows = [("", *(title for title, _ in _FIGURES))]
         for run in runs:
             found = run["datasets"][name]
-            rows.append((run["name"], *(_three(found[figure]) for _, figure in _FIGURES)))
+            rows.append((heading(run), *(_three(found[figure]) for _, figure in _FIGURES)))
         yield terminal.table(rows)
 
 

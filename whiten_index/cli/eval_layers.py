@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from whiten_index.cli import terminal
-from whiten_index.cli.eval_commands import eval_options, print_report, with_options
+from whiten_index.cli.eval_commands import heading, layer_options, print_report, with_options
 from whiten_index.cli.pair_options import pair_options, read_pairs
 
 # What every evaluation takes, and what says the same here.
@@ -45,7 +45,7 @@ _ELSEWHERE = {"pooling": "--token mean or cls", "layers": "--most N"}
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for layers.json, layers.html and the pictures as PNG.",
 )
-@with_options(eval_options)
+@with_options(layer_options)
 @click.pass_context
 def layers(
     context: click.Context,
@@ -118,14 +118,15 @@ def _lines(report: Mapping[str, Any], how: str) -> Iterator[str]:
     sets = list(report["runs"][0]["combinations"][0]["datasets"])
     of = f"mean of {', '.join(sets)}" if len(sets) > 1 else sets[0]
     for run in report["runs"]:
-        yield f"spearman × 100, {how}, {of}: {run['name']}"
+        yield f"spearman × 100, {how}, {of}: {heading(run)}"
         cells = {
             tuple(cell["layers"]): cell["average"]["spearman"][how] for cell in run["combinations"]
         }
         yield terminal.table(_matrix(cells, count))
         for size, best in run["best"][how].items():
             joined = "+".join(map(str, best["layers"]))
-            yield f"  best of {size}: {joined}, {best['figure']:.2f}"
+            layers = "layer" if size == "1" else f"{size} layers"
+            yield f"  best {layers}: {joined}, {best['figure']:.2f}"
 
 
 def _matrix(cells: Mapping[tuple[int, ...], float], count: int) -> Iterator[tuple[str, ...]]:

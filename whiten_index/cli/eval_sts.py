@@ -11,6 +11,7 @@ from whiten_index.cli import terminal
 from whiten_index.cli.eval_commands import (
     encoder_line,
     eval_options,
+    heading,
     print_report,
     with_options,
 )
@@ -37,10 +38,10 @@ def sts(
 ) -> None:
     """Correlate the cosines of sentence pairs with gold scores, in all three aggregations.
 
-    DATA are files of pairs (sentence1, sentence2, score; dataset, subset, split where they have
-    them) or folders of such. A set's figure is of all its pairs together (all), the mean over
-    its subsets (mean), and that weighted by their pairs (wmean); papers differ in which they
-    print.
+    DATA are files of pairs (.parquet, .jsonl, or .tsv with a header line: sentence1, sentence2,
+    score; dataset, subset, split where they have them) or folders of such. A set's figure is of
+    all its pairs together (all), the mean over its subsets (mean), and that weighted by their
+    pairs (wmean); papers differ in which they print.
     """
     from whiten_index.evaluate.config import EvalConfig
     from whiten_index.evaluate.sts import evaluate_sts
@@ -59,7 +60,7 @@ def _lines(report: Mapping[str, Any], measure: str) -> Iterator[str]:
             yield f"  note: {count:,} pairs of {name} have no score and are left out"
     runs = report.get("runs") or [report]
     for run in runs:
-        yield f"{measure} × 100, {run['name']}"
+        yield f"{measure} × 100, {heading(run)}"
         rows: list[tuple[str, ...]] = [("", "pairs", "all", "mean", "wmean")]
         for name, each in run["datasets"].items():
             rows.append((name, f"{each['pairs']:,}", *_figures(each[measure])))

@@ -8,7 +8,13 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.eval_commands import encoder_line, eval_options, print_report, with_options
+from whiten_index.cli.eval_commands import (
+    encoder_line,
+    eval_options,
+    heading,
+    print_report,
+    with_options,
+)
 
 
 @click.command()
@@ -54,9 +60,9 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
             if count:
                 yield f"  note: {count:,} rows of {name} have no {lacking} and are left out"
     for run in report.get("runs") or [report]:
-        yield f"accuracy × 100, {run['name']}"
+        yield f"accuracy × 100, {heading(run)}"
         rows: list[tuple[str, ...]] = [
-            ("", "tested", "accuracy", "±", "of", "F1", "largest class", "C")
+            ("", "tested", "accuracy", "±", "± over", "F1", "largest class", "C")
         ]
         rows += [_row(name, each) for name, each in run["datasets"].items()]
         if mean := run["average"]:

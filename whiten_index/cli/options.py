@@ -190,13 +190,13 @@ shape_options = [
         "--exponent",
         type=float,
         help="0 is PCA, 1 is whitening, between is soft. [default: what --whiten says: 1, 0 with "
-        "pca; auto chooses it]",
+        "pca; a build's auto chooses it]",
     ),
     click.option(
         "--center/--no-center",
         default=None,
         help="Subtract the mean. [default: what --whiten says: yes, but for none, random and "
-        "truncate; auto chooses it]",
+        "truncate; a build's auto chooses it]",
     ),
     click.option("--normalize-input", is_flag=True, help="Fit on embeddings of unit length."),
     click.option(

@@ -79,6 +79,12 @@ def _judge_file(config: RetrievalConfig, stages: Stages) -> dict[str, Any]:
     qrels = read_qrels(path, split=split)
     _note_splits(qrels_splits(path) if split is None else (), stages)
     run = read_run(source)
+    deepest = max(map(len, run.values()), default=0)
+    if deepest < config.depth:
+        stages.watcher.note(
+            f"note: {source} holds {deepest} hits a query at most, and {config.depth} are asked "
+            "for; deeper metrics count what is there"
+        )
     with stages.stage("judge", len(qrels)) as watcher:
         names = (source, str(path))
         found = evaluate_run(run, qrels, config.metrics, drop_self=config.drop_self, names=names)

@@ -63,8 +63,8 @@ def evaluate_sts(
     """Score sets of pairs by the cosine of their vectors, in each space asked for.
 
     Returns:
-        JSON values: encoder, setting and datasets of the first space, ``runs`` of all of them
-        where there are several; figures times 100.
+        JSON values: encoder, name, setting and datasets of the first space, ``runs`` of all of
+        them; figures times 100.
 
     Raises:
         WhitenIndexError: the model, the transform or the data cannot be used.
@@ -157,9 +157,13 @@ def average(datasets: Mapping[str, Any]) -> dict[str, Any]:
 def report_of(
     encoder: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], stages: Stages
 ) -> dict[str, Any]:
-    """Return what an evaluation found: the first run on top, all of them where there are several.
+    """Return what an evaluation found: the first run on top, all of them in ``runs``.
 
     The settings of one run differ between sets in what the data gave; the first set's stand.
     """
-    several = {"runs": list(runs)} if len(runs) > 1 else {}
-    return {"encoder": dict(encoder), **runs[0], **several, "seconds": dict(stages.seconds)}
+    return {
+        "encoder": dict(encoder),
+        **runs[0],
+        "runs": list(runs),
+        "seconds": dict(stages.seconds),
+    }

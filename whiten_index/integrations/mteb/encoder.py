@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from whiten_index.batch import TextBatch
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
-from whiten_index.encoding import Encoder
-from whiten_index.errors import ConfigError
+from whiten_index.encoding import Encoder, EncoderConfig
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.integrations.mteb.meta import Batch, field_of, model_meta, require_float32
 from whiten_index.moments import Moments
 from whiten_index.search import open_index
@@ -101,8 +101,8 @@ class WhitenedEncoder:
             ConfigError: an option does not fit, or the whitening has another width.
         """
         if isinstance(whitening, Path | str):
-            whitening = Whitening.load(whitening)
-        encoder = Encoder.load(model, **options)
+            whitening = _load(Path(whitening))
+        encoder = _open(model, options)
         return cls(encoder, whitening, normalize=normalize, symmetric=symmetric)
 
     @classmethod
@@ -163,7 +163,7 @@ class WhitenedEncoder:
             WhiteningError: the embeddings do not allow the whitening.
         """
         config = config or WhiteningConfig()
-        encoder = Encoder.load(model, **options)
+        encoder = _open(model, options)
         config.require_dim(encoder.dim)
         moments = Moments.empty(encoder.dim)
         for block in encoder.stream(_texts(on, text_columns)):
@@ -223,6 +223,33 @@ class WhitenedEncoder:
                 rows = self.whitening.apply(rows)
             vectors[start : start + _ROWS] = unit_rows(rows) if self.normalize else rows
         return vectors
+
+
+def _open(model: str | None, options: Mapping[str, Any]) -> Encoder:
+    """Load an encoder by the fields of ``EncoderConfig``."""
+    known = EncoderConfig.__dataclass_fields__
+    if unknown := [name for name in options if name not in known]:
+        raise ConfigError(
+            f"{', '.join(unknown)} is no option of an encoder ({', '.join(known)}); options of a "
+            "transform go into config=WhiteningConfig(…) of WhitenedEncoder.fitted"
+        )
+    return Encoder.load(model, **options)
+
+
+def _load(path: Path) -> Whitening:
+    """Read a whitening, and say where an index has its own."""
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder; take an index whole with WhitenedEncoder.of_index, or name the "
+            "whitening.safetensors in its versions/<version>/"
+        )
+    try:
+        return Whitening.load(path)
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"{error} (an index has its own in versions/<version>/whitening.safetensors; what "
+            "export writes is another form)"
+        ) from error
 
 
 def _texts(on: Sequence[str] | Path, text_columns: Sequence[str]) -> Iterator[Sequence[str]]:
