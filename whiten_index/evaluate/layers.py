@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import DISTINCT, SCORED, TARGET, EvalConfig
-from whiten_index.evaluate.spaces import Spaces, raw_space
+from whiten_index.evaluate.layer_scores import Layers, layer_scores
 from whiten_index.evaluate.states import POOLINGS, PooledStates, kept_states
 from whiten_index.evaluation import (
     AGGREGATIONS,
-    LayerProducts,
     combinations,
-    correlate,
-    pair_cosines,
 )
 from whiten_index.labels import StsSet, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 
-Layers = tuple[int, ...]
-_Scored = tuple[str, dict[str, Any], dict[str, float]]
-RAW = "raw"
-# Float64 copies of a set's embeddings that a combination takes, and what all may take together.
-_COPIES, _WORKERS_BYTES = 5, 4 << 30
 _SAME = 1e-5  # of the largest coordinate, what float32 makes of equal states
 
 
@@ -121,18 +109,12 @@ def evaluate_layers(
         runs: dict[str, _Run] = {}
         total = len(sets) * len(chosen)
         with stages.stage("score combinations", total) as watcher:
-            for each in sets:
-                inside = states.only(each.texts, pooling)
-                _score_raw(runs, each, inside, pooling, chosen)
-                if config.transforms or config.remove_common:
-                    task = _Task(config, each, inside, pooling, stages)
-                    for layers, found in zip(chosen, task.score(chosen), strict=True):
-                        for number, (name, setting, figures) in enumerate(found):
-                            run = runs.setdefault(str(number), _Run(name, setting, {}))
-                            run.datasets.setdefault(layers, {})[each.name] = figures
-                        watcher.advance(1)
-                else:
-                    watcher.advance(len(chosen))
+            for each, scored in layer_scores(config, sets, states, pooling, chosen, stages):
+                for layers, found in zip(chosen, scored, strict=True):
+                    for name, setting, figures in found:
+                        run = runs.setdefault(name, _Run(name, setting, {}))
+                        run.datasets.setdefault(layers, {})[each.name] = figures
+                    watcher.advance(1)
         facts = states.embedder(pooling=pooling, layers=range(states.layers)).facts()
     return {
         "encoder": facts,
@@ -154,80 +136,6 @@ def _telling(chosen: list[Layers], states: PooledStates, pooling: str) -> list[L
     if np.ptp(embedded, axis=0).max() > _SAME * np.abs(embedded).max():
         return chosen
     return [layers for layers in chosen if layers != (0,)]
-
-
-def _score_raw(
-    runs: dict[str, _Run],
-    each: StsSet,
-    states: PooledStates,
-    pooling: str,
-    chosen: Sequence[Layers],
-) -> None:
-    """Score all combinations of a set from the inner products of its layers."""
-    first, second = (
-        np.array([states.rows[text] for text in side])[each.scored]
-        for side in (each.first, each.second)
-    )
-    products = LayerProducts.of(lambda rows: states.of_rows(rows, pooling), first, second)
-    run = runs.setdefault(RAW, _Run(RAW, raw_space().setting, {}))
-    for layers in chosen:
-        figures = run.datasets.setdefault(layers, {})
-        figures[each.name] = _figures(each, products.cosines(layers))
-
-
-class _Task:
-    """Scores combinations of layers of one set in each transform, fitted on it."""
-
-    def __init__(
-        self,
-        config: EvalConfig,
-        each: StsSet,
-        states: PooledStates,
-        pooling: str,
-        stages: Stages,
-    ) -> None:
-        self._config, self._each, self._states = config, each, states
-        self._pooling, self._stages = pooling, stages
-        self._first, self._second = (
-            np.array([states.rows[text] for text in side]) for side in (each.first, each.second)
-        )
-
-    def score(self, chosen: Sequence[Layers]) -> Iterator[list[_Scored]]:
-        """Yield what each combination scores, several combinations at a time.
-
-        One thread a combination: eigenvectors of a few hundred dims take longer on two threads
-        than on one.
-        """
-        rows, _, _, width = self._states.values.shape
-        room = _WORKERS_BYTES // (_COPIES * 8 * rows * width) or 1
-        workers = min(self._config.encoder.threads or os.cpu_count() or 1, room)
-        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
-            yield from pool.map(self._score, chosen)
-
-    def _score(self, layers: Layers) -> list[_Scored]:
-        each, states = self._each, self._states
-        embedder = states.embedder(pooling=self._pooling, layers=layers)
-        maker = Spaces(self._config, embedder, self._stages)
-        embeddings = embedder.embed(list(states.rows))
-        scored = []
-        for space in maker.of(each.texts, scored=np.tile(each.scored, 2)):
-            vectors = space.apply(embeddings)
-            cosines = pair_cosines(vectors[self._first], vectors[self._second])[each.scored]
-            scored.append((space.name, space.setting, _figures(each, cosines)))
-        return scored
-
-
-def _figures(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, float]:
-    """Return the correlations of the scored pairs' cosines."""
-    use = each.scored
-    found = correlate(
-        each.scores[use],
-        cosines,
-        each.subsets[use],
-        averaged=each.averaged,
-        name=each.name,
-    )
-    return found.to_json()
 
 
 def _best(cells: Sequence[Mapping[str, Any]], how: str) -> dict[str, Any]:

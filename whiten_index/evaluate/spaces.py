@@ -53,10 +53,12 @@ class Space:
 
     def apply(self, embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
         """Return the vectors (n, k) of embeddings (n, d), not normalised."""
-        rows: NDArray[np.float64] = np.asarray(embeddings, np.float64)
+        rows = embeddings
         if self.common is not None:
-            rows = without_component(rows, self.common)
-        return rows if self.whitening is None else self.whitening.apply(rows)
+            rows = without_component(np.asarray(rows, np.float64), self.common)
+        if self.whitening is not None:
+            return self.whitening.apply(rows)
+        return np.asarray(rows, np.float64)
 
 
 class Spaces:

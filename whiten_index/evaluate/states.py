@@ -169,13 +169,21 @@ class StateTexts:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the mean of the chosen layers, (n, d)."""
         rows = np.array([self.states.rows[text] for text in texts], np.int64)
-        kind = self.states.poolings.index(self.pooling)
+        # In the file's order, each row once: a mapped file is read forwards.
         distinct, places = np.unique(rows, return_inverse=True)
-        total = np.zeros((len(distinct), self.states.values.shape[3]), np.float32)
-        for layer in self.layers:
-            total += self.states.values[distinct, kind, layer]
-        total /= np.float32(len(self.layers))
-        return total[places]
+        made = self.of_rows(distinct)
+        return made if np.array_equal(rows, distinct) else made[places]
+
+    def of_rows(self, rows: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+        """Return the mean of the chosen layers of some rows, (m, d)."""
+        kind = self.states.poolings.index(self.pooling)
+        first, *others = self.layers
+        total = np.array(self.states.values[rows, kind, first], np.float32)
+        for layer in others:
+            total += self.states.values[rows, kind, layer]
+        if others:
+            total /= np.float32(len(self.layers))
+        return total
 
     def facts(self) -> dict[str, Any]:
         """Return the encoder's identity with this pooling and these layers."""

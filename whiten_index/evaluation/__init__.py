@@ -22,6 +22,7 @@ from whiten_index.evaluation.sts import (
     MEASURES,
     Correlation,
     correlate,
+    cosines_between,
     pair_cosines,
 )
 from whiten_index.evaluation.transfer import TransferScore, pair_features, score_transfer
@@ -38,6 +39,7 @@ __all__ = [
     "combinations",
     "common_component",
     "correlate",
+    "cosines_between",
     "effective_rank",
     "heat_map",
     "hubness",

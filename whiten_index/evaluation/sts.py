@@ -19,6 +19,8 @@ MEASURES: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
 }
 # What rounding makes of equal cosines.
 _SPREAD = 1e-12
+# Rows of a few hundred numbers that stay in the cache.
+_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,35 @@ class Correlation:
 def pair_cosines(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
     """Return the cosine (n,) of each row of (n, k) with its partner; 0 where one is all zeros."""
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    dots = np.einsum("ij,ij->i", a, b)
-    norms = np.sqrt(np.einsum("ij,ij->i", a, a) * np.einsum("ij,ij->i", b, b))
-    cosines: NDArray[np.float64] = np.divide(dots, norms, out=np.zeros(len(a)), where=norms > 0)
+    return _cosines(np.einsum("ij,ij->i", a, b), _squares(a), _squares(b))
+
+
+def cosines_between(
+    vectors: NDArray[np.float64], first: NDArray[np.int64], second: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the cosines (n,) of pairs of rows of (m, k), named by (n,) and (n,) row numbers.
+
+    As ``pair_cosines``, without a copy of the vectors of all pairs.
+    """
+    dots = np.empty(len(first))
+    for start in range(0, len(first), _BLOCK):
+        inside = slice(start, start + _BLOCK)
+        np.einsum("ij,ij->i", vectors[first[inside]], vectors[second[inside]], out=dots[inside])
+    squares = _squares(vectors)
+    return _cosines(dots, squares[first], squares[second])
+
+
+def _squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    squares: NDArray[np.float64] = np.einsum("ij,ij->i", rows, rows)
+    return squares
+
+
+def _cosines(
+    dots: NDArray[np.float64], first: NDArray[np.float64], second: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return dots over lengths, whose squares are given."""
+    norms = np.sqrt(first * second)
+    cosines: NDArray[np.float64] = np.divide(dots, norms, out=np.zeros(len(dots)), where=norms > 0)
     return np.clip(cosines, -1.0, 1.0)
 
 
