@@ -104,7 +104,8 @@ def test_the_terminal_shows_a_matrix_a_run_and_the_best_of_each_number(written, 
     heads = [n for n, line in enumerate(lines) if line.split() == ["layer", "0", "1", "2"]]
     assert len(heads) == 2
     for head, each in zip(heads, report["runs"], strict=True):
-        assert lines[head - 1].endswith(each["name"])
+        assert each["name"] in lines[head - 1]
+        assert ("fitted on target" in lines[head - 1]) == (each["name"] != "raw")
         assert "wmean" in lines[head - 1]
         shown = maps_of(each, STATES, "wmean")["average"].matrix
         for row in range(STATES):
@@ -115,7 +116,8 @@ def test_the_terminal_shows_a_matrix_a_run_and_the_best_of_each_number(written, 
                        key=lambda c: c["average"]["spearman"]["wmean"])  # fmt: skip
             joined = "+".join(map(str, best["layers"]))
             figure = best["average"]["spearman"]["wmean"]
-            assert f"  best of {size}: {joined}, {figure:.2f}" in lines[head:]
+            layers = "layer" if size == 1 else f"{size} layers"
+            assert f"  best {layers}: {joined}, {figure:.2f}" in lines[head:]
 
 
 def test_three_layers_and_one(tiny_model, pairs, tmp_path):
@@ -218,7 +220,7 @@ def test_more_layers_than_the_model_has(tiny_model, pairs):
 def test_word_vectors_have_no_layers(pairs):
     status, _, complaints = run(pairs, "--word-vectors", "glove.txt")
     assert status == 2
-    assert "layers are those of a model; name it with --model" in complaints
+    assert "No such option: --word-vectors" in complaints
 
 
 def test_a_set_that_is_not_there(tiny_model, pairs):
