@@ -220,7 +220,7 @@ def test_more_layers_than_the_model_has(tiny_model, pairs):
 def test_word_vectors_have_no_layers(pairs):
     status, _, complaints = run(pairs, "--word-vectors", "glove.txt")
     assert status == 2
-    assert "No such option: --word-vectors" in complaints
+    assert "No such option" in complaints
 
 
 def test_a_set_that_is_not_there(tiny_model, pairs):

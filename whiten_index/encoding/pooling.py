@@ -25,8 +25,10 @@ class Pooling(Enum):
 
 def mean_tokens(states: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over real tokens, [CLS] and [SEP] included: (n, t, d), (n, t) -> (n, d)."""
-    weight = mask.unsqueeze(-1).to(states.dtype)
-    return (states * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
+    weight = mask.to(states.dtype)
+    # As a product, which reads the states once and makes no weighted copy of them.
+    total = torch.bmm(weight.unsqueeze(1), states).squeeze(1)
+    return total / weight.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def cls_token(states: Tensor, mask: Tensor) -> Tensor:

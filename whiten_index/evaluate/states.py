@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder, states_spec
+from whiten_index.encoding import (
+    EncoderConfig,
+    EncoderSpec,
+    ModelFolder,
+    resolve_encoder,
+    states_spec,
+)
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.kept import text_digests
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
 _KIND, _VERSION, _FILE, _TENSOR = "pooled-states", 1, "states.safetensors", "states"
 _TEXTS = "texts.safetensors"
 _GATHERED = 1024
+# What is not to be kept for later goes to a file all the same where it is larger.
+_HELD_BYTES = 2 << 30
 POOLINGS = ("mean", "cls")
 
 
@@ -73,10 +82,7 @@ class PooledStates:
         distinct = list(dict.fromkeys(texts))
         resolved, model = resolve_encoder(config)
         spec = states_spec(resolved, model, poolings)
-        if model.head:
-            stages.watcher.note(
-                f"note: {model.name} ends with layers after pooling, which pooled states leave out"
-            )
+        _note_head(model, stages)
         found = _holding(folder, spec, distinct)
         if found is None:
             shape = (len(distinct), len(poolings), model.layers + 1, model.hidden_size)
@@ -88,13 +94,11 @@ class PooledStates:
                 shutil.rmtree(final, ignore_errors=True)
 
             def fill(temporary: Path) -> dict[str, Any]:
-                from whiten_index.encoding import StateEncoder
-
-                encoder = StateEncoder(resolved, model, config, poolings=poolings)
                 values = create_tensor(
                     temporary / _FILE, _TENSOR, shape, kind=_KIND, version=_VERSION
                 )
-                _encode(encoder, distinct, values, stages)
+                _encode(_state_encoder(resolved, model, config, poolings), distinct, values, stages)
+                values.flush()  # type: ignore[attr-defined]
                 write_tensors(
                     temporary / _TEXTS, {"digests": digests}, kind=_KIND, version=_VERSION
                 )
@@ -196,14 +200,42 @@ class StateTexts:
 def kept_states(
     config: EvalConfig, texts: Sequence[str], poolings: Sequence[str], stages: Stages
 ) -> Iterator[PooledStates]:
-    """Give the pooled states of texts, from the store where one is named, else for a while only.
+    """Give the pooled states of texts, from the store where one is named, else for a while.
 
     Raises:
         WhitenIndexError: as ``PooledStates.of``.
     """
-    with ExitStack() as stack:
-        folder = config.store or stack.enter_context(tempfile.TemporaryDirectory())
+    if config.store is not None:
+        yield PooledStates.of(texts, config.encoder, Path(config.store), stages, poolings=poolings)
+        return
+    resolved, model = resolve_encoder(config.encoder)
+    distinct = list(dict.fromkeys(texts))
+    shape = (len(distinct), len(poolings), model.layers + 1, model.hidden_size)
+    if 4 * math.prod(shape) <= _HELD_BYTES:
+        spec = states_spec(resolved, model, poolings)
+        _note_head(model, stages)
+        values = np.empty(shape, np.float32)
+        _encode(_state_encoder(resolved, model, config.encoder, poolings), distinct, values, stages)
+        rows = {text: row for row, text in enumerate(distinct)}
+        yield PooledStates(values, tuple(poolings), spec, rows)
+        return
+    with tempfile.TemporaryDirectory() as folder:
         yield PooledStates.of(texts, config.encoder, Path(folder), stages, poolings=poolings)
+
+
+def _note_head(model: ModelFolder, stages: Stages) -> None:
+    if model.head:
+        stages.watcher.note(
+            f"note: {model.name} ends with layers after pooling, which pooled states leave out"
+        )
+
+
+def _state_encoder(
+    spec: EncoderSpec, model: ModelFolder, config: EncoderConfig, poolings: Sequence[str]
+) -> Encoder:
+    from whiten_index.encoding import StateEncoder
+
+    return StateEncoder(spec, model, config, poolings=poolings)
 
 
 def _encode(
@@ -215,7 +247,6 @@ def _encode(
         for block in encoder.stream([texts], advance=watcher.advance):
             flat[filled : filled + len(block)] = block
             filled += len(block)
-        values.flush()  # type: ignore[attr-defined]
 
 
 def _holding(
