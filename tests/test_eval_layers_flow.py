@@ -159,3 +159,25 @@ def test_a_heat_map_is_symmetric_with_single_layers_on_its_diagonal():
     np.testing.assert_array_equal(matrix, matrix.T)
     assert [matrix[i, i] for i in range(3)] == [values[i,] for i in range(3)]
     assert matrix[0, 2] == values[0, 2]
+
+
+def test_a_fit_on_scored_pairs_in_another_order_weighs_the_right_sentences(
+    tiny_model, tiny_words, tmp_path, write_parquet
+):
+    """The scored pairs hold all sentences of the set, first met in another order."""
+    rng = np.random.default_rng(2)
+    texts = [" ".join(rng.choice(tiny_words, 4)) for _ in range(24)]
+    first = [texts[0], *texts[1:12], texts[0], texts[1], texts[1], texts[1]]
+    second = [texts[12], *texts[13:24], texts[12], texts[13], texts[14], texts[15]]
+    table = {
+        "sentence1": first,
+        "sentence2": second,
+        "score": rng.permutation(len(first)).astype(float).tolist(),
+        "split": ["train"] + ["test"] * (len(first) - 1),
+    }
+    sets = read_sts([write_parquet(tmp_path / "p.parquet", table)], splits={"p": "test"})
+    options = {"model": str(tiny_model), "k": ("6",), "fit": "target-scored"}
+    cell = report(sets, tiny_model, k=("6",), fit="target-scored")["runs"][1]["combinations"][2]
+    alone = evaluate_sts(EvalConfig.from_options({**options, "layers": (2,)}), sets)
+    assert cell["layers"] == [2]
+    compare(cell, alone)

@@ -121,6 +121,8 @@ class Bench:
         self, setting: Setting, model: Model | None, names: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
         sets = [each for each in self.data.sets() if not names or each.name in names]
+        if not sets:
+            return {}
 
         def make() -> dict[str, Any]:
             config, stages = self.config(setting, model), self.encoders.stages

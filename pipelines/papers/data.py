@@ -68,9 +68,11 @@ class Data:
         """Return a transfer task, or RTE; None where its file is not there."""
         if name not in self._tasks:
             try:
-                self._tasks[name] = read_task(self.task_path(name))
+                path = self.task_path(name)
             except ConfigError:
                 self._tasks[name] = None
+            else:
+                self._tasks[name] = read_task(path)
         return self._tasks[name]
 
     def task_path(self, name: str) -> Path:

@@ -131,7 +131,13 @@ class Encoders:
         if name not in self._found:
             try:
                 _, folder = resolve_encoder(EncoderConfig(model=name, pooling="mean"))
-                self._found[name] = Model(name, folder.layers, folder.hidden_size, folder.longest)
             except WhitenIndexError as error:
                 self._found[name] = str(error)
+            else:
+                self._found[name] = (
+                    f"{name} ends with layers of its own after pooling, which no published setting "
+                    "has; name its plain checkpoint"
+                    if folder.head
+                    else Model(name, folder.layers, folder.hidden_size, folder.longest)
+                )
         return self._found[name]

@@ -66,20 +66,20 @@ def figures_of(bench: Bench, rows: Sequence[Row]) -> tuple[list[Figure], list[di
             model = bench.encoders.of(Recipe(Kind.ENCODER, hub, Setting()))
             if isinstance(model, Model) and model.name in done:
                 continue
-            found = model if isinstance(model, str) else _drawn(bench, model, make)
-            if isinstance(found, str):
-                place = {"source": source, "table": "figures", "model": hub}
-                missed.append({**place, "setting": title, "why": found})
-                log("figure_failed", **missed[-1])
-            elif isinstance(model, Model):
+            found, why = ([], model) if isinstance(model, str) else _drawn(bench, model, make)
+            if isinstance(model, Model) and found:
                 done.append(model.name)
                 drawn += [_about(figure, source, hub, model, len(done)) for figure in found]
+            if why is not None:
+                place = {"source": source, "table": "figures", "model": hub}
+                missed.append({**place, "setting": title, "why": why})
+                log("figure_failed", **missed[-1])
     return drawn, missed
 
 
-def _drawn(bench: Bench, model: Model, make: _Make) -> list[Figure] | str:
-    """Return the drawings of one model, or why there are none."""
-    drawn = []
+def _drawn(bench: Bench, model: Model, make: _Make) -> tuple[list[Figure], str | None]:
+    """Return the drawings of one model, and why there are no more."""
+    drawn: list[Figure] = []
     try:
         for figure in make(bench, model):
             drawn.append(figure)
@@ -88,8 +88,8 @@ def _drawn(bench: Bench, model: Model, make: _Make) -> list[Figure] | str:
         raise
     except Exception as error:
         # A drawing that fails does not take the tables with it.
-        return str(error) if isinstance(error, WhitenIndexError) else repr(error)
-    return drawn
+        return drawn, str(error) if isinstance(error, WhitenIndexError) else repr(error)
+    return drawn, None
 
 
 def _hubs(rows: Sequence[Row], wanted: Sequence[str]) -> list[str]:
@@ -276,7 +276,8 @@ def _geometry(bench: Bench, model: Model) -> Iterator[Figure]:
         }
 
     digests = [bench.data.digest(each) for each in sets]
-    key = {"figure": "geometry", "of": [_RAW, *_SHAPES], "sets": digests}
+    shapes = {name: repr(shape) for name, shape in _SHAPES.items()}
+    key = {"figure": "geometry", "of": [_RAW, shapes], "sets": digests}
     found: Mapping[str, Mapping[str, float]] = bench.kept.get(
         {**key, "encoder": bench.encoder_key(setting, model)}, make
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +14,19 @@ from whiten_index.manifest import fingerprint, replace_file, writing
 
 # Raised when a change of this project changes figures.
 _VERSION = 1
+
+
+# What figures may change with.
+_PACKAGES = ("whiten-index", "torch", "transformers", "numpy", "scikit-learn")
+
+
+def made_by() -> dict[str, str]:
+    """Return the releases that decide figures; those of an extra may be missing."""
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 @dataclass
@@ -34,7 +49,7 @@ class Kept:
         Raises:
             OutputError: the folder cannot be written.
         """
-        full = {"version": _VERSION, **key}
+        full = {"version": _VERSION, "made_by": made_by(), **key}
         path = self.folder / f"{fingerprint(full)}.json"
         kept = self._read(path)
         if kept is not None:

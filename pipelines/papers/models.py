@@ -52,6 +52,11 @@ def unsupervised_simcse(family: str, size: str) -> str:
     return f"princeton-nlp/unsup-simcse-{plain(family, size)}"
 
 
+def whitened_cse(size: str) -> str:
+    """Return the name that WhitenedCSE's authors give their BERT, ``base`` or ``large``."""
+    return f"SupstarZh/whitenedcse-bert-{size}"
+
+
 def short(name: str) -> str:
     """Return a model's name or folder without its owner: what one model is known by anywhere."""
     return name.rstrip("/").rsplit("/", 1)[-1].lower()

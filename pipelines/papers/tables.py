@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -147,7 +147,10 @@ def _computed(bench: Bench, row: Row, planned: Planned) -> tuple[Planned, Figure
     assert planned.recipe is not None
     try:
         names = row.names or SEVEN
-        return planned, bench.figures(planned.recipe.setting, planned.model, names)
+        found = bench.figures(planned.recipe.setting, planned.model, names)
+        planned = _without(planned, [name for name in names if name not in found])
+        # A row without any figure did not run, whatever could have computed it.
+        return (planned if found else replace(planned, status=NOT_RUN)), found
     except OutputError:
         raise
     except Exception as error:
@@ -160,6 +163,14 @@ def _computed(bench: Bench, row: Row, planned: Planned) -> tuple[Planned, Figure
         if again.status == STAND_IN:
             return _computed(bench, row, again)
     return Planned(planned.recipe, None, why, NOT_RUN), {}
+
+
+def _without(planned: Planned, missing: Sequence[str]) -> Planned:
+    """Return the plan of a row, which says what sets of it the data lack."""
+    if not missing:
+        return planned
+    why = f"the data have no {', '.join(missing)}; add what is missing, or name another --data"
+    return replace(planned, why=why if planned.why is None else f"{planned.why}; {why}")
 
 
 def _facts(bench: Bench, row: Row, planned: Planned) -> dict[str, Any]:

@@ -90,8 +90,9 @@ class PooledStates:
             identity = {"encoder": spec.fingerprint, "texts": digests.tobytes().hex()}
             final = folder / f"states-{fingerprint(identity)}"
             with writing(final):
-                # What is there is damaged, and would be kept.
-                shutil.rmtree(final, ignore_errors=True)
+                # What is there is damaged, or another process has just made it.
+                if _holding(folder, spec, distinct) is None:
+                    shutil.rmtree(final, ignore_errors=True)
 
             def fill(temporary: Path) -> dict[str, Any]:
                 values = create_tensor(
