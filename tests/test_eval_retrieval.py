@@ -605,7 +605,8 @@ def test_splits_used_together_are_said(tmp_path):
     table = pa.table({**columns, "split": ["train", "test"]})
     pq.write_table(table, tmp_path / "qrels.parquet")
     (tmp_path / "run.trec").write_text("a Q0 d 1 0.5 x\n")
-    files = ("--qrels", tmp_path / "qrels.parquet", "--run", tmp_path / "run.trec")
+    metric = ("--metric", "mrr@1")
+    files = ("--qrels", tmp_path / "qrels.parquet", "--run", tmp_path / "run.trec", *metric)
     status, out, err = run_cli(*files)
     assert status == 0
     assert "splits train, test are used together; --qrels-split picks one" in err
@@ -630,3 +631,14 @@ def test_scifact_has_its_published_figure(data):
     found = report["datasets"]["scifact"]
     assert found["ndcg@10"] == pytest.approx(64.5, abs=0.1)
     assert (found["counts"]["documents"], found["counts"]["queries"]) == (5183, 300)
+
+
+def test_a_run_that_is_less_deep_than_a_metric_is_told(tmp_path):
+    columns = {"query_id": ["a"], "doc_id": ["d"], "relevance": [1]}
+    pq.write_table(pa.table(columns), tmp_path / "qrels.parquet")
+    (tmp_path / "run.trec").write_text("a Q0 d 1 0.5 x\na Q0 e 2 0.4 x\n")
+    files = ("--qrels", tmp_path / "qrels.parquet", "--run", tmp_path / "run.trec")
+    for metric, told in (("mrr@2", False), ("recall@3", True)):
+        status, _, err = run_cli(*files, "--metric", metric)
+        assert status == 0
+        assert ("holds 2 hits a query at most, and 3 are asked for" in err) == told
