@@ -30,29 +30,7 @@ class TextEmbedder(Protocol):
         """Return what makes the embeddings what they are, as JSON values."""
 
 
-class Remembered:
-    """Remembers what a function makes of texts, so that each distinct text is made once."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, int] = {}
-        self._values: NDArray[np.float32] | None = None
-
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the embeddings (n, d) of n texts; what is new is made together."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._rows]
-        if new or self._values is None:
-            made = self._make(new)
-            before = self._values
-            start = 0 if before is None else len(before)
-            self._values = made if before is None else np.concatenate([before, made])
-            self._rows.update((text, start + i) for i, text in enumerate(new))
-        return self._values[[self._rows[text] for text in texts]]
-
-    def _make(self, texts: list[str]) -> NDArray[np.float32]:
-        raise NotImplementedError
-
-
-class EncoderTexts(Remembered):
+class EncoderTexts:
     """Encodes with a Transformer, loaded when first needed; see ``TextEmbedder``."""
 
     def __init__(
@@ -64,11 +42,23 @@ class EncoderTexts(Remembered):
         stages: Stages,
         store: Path | None = None,
     ) -> None:
-        super().__init__()
+        self._rows: dict[str, int] = {}
+        self._values: NDArray[np.float32] | None = None
         self._spec, self._folder, self._config = spec, folder, config
         self._stages = stages
         self._store = store
         self._encoder: Any = None
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the embeddings (n, d) of n texts; what is new is made together."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._rows]
+        if new or self._values is None:
+            made = self._make(new)
+            before = self._values
+            start = 0 if before is None else len(before)
+            self._values = made if before is None else np.concatenate([before, made])
+            self._rows.update((text, start + i) for i, text in enumerate(new))
+        return self._values[[self._rows[text] for text in texts]]
 
     def facts(self) -> dict[str, Any]:
         """Return the encoder's identity."""
