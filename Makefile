@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test slow browser lint types imports tables clean
+.PHONY: demo test slow browser units lint types imports tables clean
 
 .venv/runtime: $(SETTINGS)
 	$(PYTHON) -m venv .venv
@@ -45,6 +45,15 @@ $(CHROMIUM):
 
 browser: .venv/browser $(CHROMIUM)
 	WHITEN_INDEX_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser
+
+# Debian's package, for systemd-analyze alone.
+SYSTEMD := /usr/bin/systemd-analyze
+$(SYSTEMD):
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends systemd
+
+units: .venv/tools $(SYSTEMD)
+	$(BIN)/python -m pytest tests/test_deploy.py
 
 lint: .venv/tools
 	$(BIN)/ruff check .

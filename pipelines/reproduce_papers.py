@@ -31,7 +31,6 @@ from typing import Any
 
 import click
 
-from pipelines.log_lines import Ending, LogLines, log, run_job
 from pipelines.papers import models
 from pipelines.papers.bench import Bench
 from pipelines.papers.commands import Files
@@ -45,6 +44,7 @@ from pipelines.papers.settings import recipe_of
 from pipelines.papers.tables import plan_row, tables_of, unrun
 from whiten_index.errors import ConfigError
 from whiten_index.lock import only_writer
+from whiten_index.log_lines import Ending, LogLines, log, run_job
 from whiten_index.manifest import replace_file, writing
 from whiten_index.progress import Stages
 from whiten_index.report import check_report

@@ -19,6 +19,8 @@ from whiten_index import BuildConfig, CorpusConfig, EmbeddingStore, build_index,
 from whiten_index import rerank as reranking
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.index import set_current
+from whiten_index.manifest import write_manifest
 from whiten_index.rerank import Reranker
 
 ROWS, DIM, K = 400, 12, 6
@@ -232,13 +234,32 @@ def test_another_store_is_refused(tmp_path: Path, index: Path, rows: np.ndarray)
             open_index(index, rerank=5, store=tmp_path / place)
 
 
-def test_a_corpus_that_changed_since_is_refused(tmp_path: Path, rows: np.ndarray) -> None:
+def test_an_index_ranks_by_its_own_rows_after_the_corpus_changed(
+    tmp_path: Path, rows: np.ndarray
+) -> None:
     out = build(tmp_path, rows)
     shutil.copytree(out, tmp_path / "before")
     build(tmp_path, rows[:-1])
+    opened = open_index(tmp_path / "before", rerank=5, store=out / "store")
+    assert opened.search_embeddings(rows[-1:])[0][0].row == len(rows) - 1
+    assert open_index(out, rerank=5).search_embeddings(rows[:1])
+
+
+def test_an_index_of_an_earlier_release_refuses_a_corpus_that_changed_since(
+    tmp_path: Path, rows: np.ndarray
+) -> None:
+    out = build(tmp_path, rows)
+    shutil.copytree(out, tmp_path / "before")
+    build(tmp_path, rows[:-1])
+    # It did not keep which shards it needs.
+    record = next((tmp_path / "before").glob("versions/*/corpus.json"))
+    record.unlink()
+    fields = json.loads((record.parent / "manifest.json").read_text())
+    del fields["files"][record.name]
+    write_manifest(record.parent / "manifest.json", fields)
+    set_current(tmp_path / "before", record.parent.name)
     with pytest.raises(ArtifactError, match=r"another state of the corpus.*build the index again"):
         open_index(tmp_path / "before", rerank=5, store=out / "store")
-    assert open_index(out, rerank=5).search_embeddings(rows[:1])
 
 
 @pytest.mark.parametrize("verify", ["full", "manifest"])

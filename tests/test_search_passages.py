@@ -68,7 +68,7 @@ def build(folder: Path, **options: Any) -> Path:
         some = rows[start : start + len(listed)]
         digests = row_digests(row.tobytes() for row in some)
         shard = store.shard_fingerprint(digests, StoreDtype.FLOAT32)
-        store.write(shard, digests, some, dtype=StoreDtype.FLOAT32, truncated=0)
+        store.write(shard, digests, some, dtype=StoreDtype.FLOAT32)
         documents = store.write_documents(pa.Table.from_pylist(listed))
         parts.append(CorpusPart(shard, documents, len(listed), 20, 0))
         start += len(listed)

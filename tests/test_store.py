@@ -52,7 +52,8 @@ def store(tmp_path):
 def write(store, embeddings, *, dtype=StoreDtype.FLOAT16, seed=0, truncated=0):
     digests = make_digests(seed, len(embeddings))
     fingerprint = store.shard_fingerprint(digests, dtype)
-    return store.write(fingerprint, digests, embeddings, dtype=dtype, truncated=truncated)
+    cut = np.arange(len(embeddings)) < truncated
+    return store.write(fingerprint, digests, embeddings, dtype=dtype, truncated=cut)
 
 
 def shard_files(store, shard):
@@ -603,7 +604,7 @@ def test_whether_float16_does_is_the_same_by_blocks(monkeypatch, rows, mean):
     embeddings = np.random.default_rng(0).normal(mean, 1, size=(100, 6)).astype(np.float32)
     whole = fits_float16(embeddings)
     assert whole == (mean < 1000)
-    monkeypatch.setattr("whiten_index.store._LOOKED_AT_ROWS", rows)
+    monkeypatch.setattr("whiten_index.store.dtypes._LOOKED_AT_ROWS", rows)
     assert fits_float16(embeddings) == whole
     embeddings[-1, 0] = 1e6
     assert not fits_float16(embeddings)

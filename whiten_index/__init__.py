@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from whiten_index.release import VERSION
+
 if TYPE_CHECKING:
     from whiten_index.build import BuildConfig, build_index, encode_corpus
     from whiten_index.corpus import CorpusConfig, ParquetCorpus
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from whiten_index.store import EmbeddingStore
     from whiten_index.whitening import Whitening
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOME = {
     "BuildConfig": "build",

@@ -152,12 +152,42 @@ class _Job:
                 yield transforms(narrow)
                 watcher.advance(len(block))
 
+    def vectors_of(
+        self, rows: NDArray[np.int64], index: Any, *, stage: str
+    ) -> Iterator[NDArray[np.float32]]:
+        """Yield the vectors of some rows, in rising order, as FAISS's transforms make them."""
+        transforms, step = faiss_index.Transforms(index), self._block_rows()
+        with self.stages.stage(stage, len(rows)) as watcher:
+            for start in range(0, len(rows), step):
+                raw = embeddings_of(self.store, self.record, rows[start : start + step])
+                narrow = _as_float32(raw)
+                _require_lengths_in_float32(self.whitening, raw)
+                yield transforms(narrow)
+                watcher.advance(len(raw))
+
     def _block_rows(self) -> int:
         if self.plan.work_bytes is None:
             return _ADD_ROWS
         # In the worst case raw, in float32 and centred, projected and scaled.
         a_row = 4 * (3 * self.whitening.dim + 3 * self.whitening.k)
         return min(max(self.plan.work_bytes // 8 // a_row, _LEAST_ROWS), _ADD_ROWS)
+
+
+@dataclass(frozen=True, eq=False)
+class Carry:
+    """A version whose codes are taken over as they are.
+
+    Attributes:
+        folder: of the version.
+        old_rows: (n,) int64, the row there of each row to be, −1 where it is new.
+        tuned: what that index is set to, and its index recall.
+        rerank: candidates a query to score again from the store, None for its own scores.
+    """
+
+    folder: Path
+    old_rows: NDArray[np.int64]
+    tuned: OperatingPoint
+    rerank: int | None
 
 
 def assemble_index(
@@ -167,8 +197,19 @@ def assemble_index(
     plan: IndexPlan,
     stages: Stages,
     folder: Path,
+    *,
+    carry: Carry | None = None,
 ) -> Assembled:
     """Write the FAISS index with every row in it, in the order of the corpus, into a folder.
+
+    Args:
+        store: holds the embeddings.
+        record: the corpus.
+        whitening: the transform.
+        plan: the index to make.
+        stages: told of the work.
+        folder: that is there.
+        carry: a version with the same transform and index, whose codes of rows that stay are taken.
 
     Raises:
         ConfigError: FAISS cannot build or train the factory asked for.
@@ -180,6 +221,8 @@ def assemble_index(
     inner = faiss_index.inner_index(plan.built, whitening.k)
     rotation = faiss_index.rotation_for(inner, whitening.k, seed=plan.seed)
     job = _Job(store, record, whitening, plan, stages, rotation)
+    if carry is not None:
+        return _carried(carry, job, folder)
     faiss_index.require_training_rows(inner, plan.built, rows=record.rows)
     sample, held_out = _drawn(inner, job)
     # This also settles how it is trained, before it is copied to a GPU.
@@ -189,6 +232,39 @@ def assemble_index(
     if warning:
         stages.watcher.note(warning)
     return _fill(placed, _examined(held_out, job), job, folder)
+
+
+def _carried(carry: Carry, job: _Job, folder: Path) -> Assembled:
+    """Write an index of codes taken over and of new ones, in memory or on disk as for any other."""
+    # Mapped, so that no more of the old one is held than what is being copied.
+    old, again = (
+        faiss_index.open_version(carry.folder, verify="manifest", mapped=True).index
+        for _ in range(2)
+    )
+    carried = faiss_index.CarriedCodes(old, again, carry.old_rows)
+    vectors = job.vectors_of(carried.new_rows, carried.index, stage="project and add")
+    inner = faiss_index.inner_of(carried.index)
+    made = _made_on_disk(faiss_index.Placed(inner, "cpu"), job.plan)
+    path = folder / faiss_index.INDEX
+    if made == "codes":
+        index = carried.stream(vectors, path)
+    elif made == "lists":
+        expected, work = job.plan.choice.expected, job.plan.work_bytes
+        assert work is not None
+        index = carried.spill(vectors, folder, most=_lists_in_memory(expected, work))
+        if expected.total <= job.plan.room:
+            faiss_index.gather(faiss_index.inner_of(index))
+            (folder / faiss_index.IVF_DATA).unlink()
+        faiss_index.write_index(index, path)
+    else:
+        index = carried.fill(vectors)
+        faiss_index.write_index(index, path)
+    return Assembled.of(index, folder, carry.tuned, carry.rerank, "cpu")
+
+
+def _lists_in_memory(expected: IndexBytes, work: int) -> int:
+    """Return the bytes of lists held: half is for blocks of rows and what FAISS makes of them."""
+    return max(work // 2 - expected.fixed, work // 4)
 
 
 def blocks(
@@ -307,8 +383,7 @@ def _spilled(
     expected, work = job.plan.choice.expected, job.plan.work_bytes
     assert work is not None
     inner = placed.on_cpu()
-    # Half is for blocks of rows on their way and for what FAISS makes of them.
-    most = max(work // 2 - expected.fixed, work // 4)
+    most = _lists_in_memory(expected, work)
     with faiss_index.SpilledLists(inner, folder, most=most) as writer:
         for vectors in job.vectors(job.transforms(), stage="project and add"):
             writer.add(vectors)

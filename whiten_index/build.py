@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import platform
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-import whiten_index
 from whiten_index import index as faiss_index
-from whiten_index.assemble import Assembled, IndexPlan, assemble_index
+from whiten_index.assemble import IndexPlan
 from whiten_index.choosing import Labels
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import ParquetCorpus
-from whiten_index.diagnose import geometry
 from whiten_index.encode import (
     Counts,
     EncodeReport,
     encode_corpus,
     encode_shards,
     open_corpus,
-    raw_bytes,
 )
 from whiten_index.encoding import resolve_encoder
-from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.fit import (
-    Fitted,
-    choose_index,
-    fit_whitening,
-    possible_widths,
-    read_labels,
-)
+from whiten_index.errors import ArtifactError, ConfigError, OutputError
+from whiten_index.fit import choose_index, fit_whitening, possible_widths, read_labels
 from whiten_index.lock import only_writer
-from whiten_index.manifest import fingerprint
 from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.publish import Settled, settle, write_version
 from whiten_index.store import EmbeddingStore
+from whiten_index.whitening import Whitening
 
 __all__ = ["BuildConfig", "BuildReport", "build_index", "encode_corpus"]
 
@@ -84,15 +69,6 @@ class BuildReport:
         }
 
 
-@dataclass(frozen=True)
-class _Settled:
-    """What is settled before FAISS starts: the transform, the index to build, their identity."""
-
-    fitted: Fitted
-    plan: IndexPlan
-    identity: str
-
-
 def build_index(config: BuildConfig, *, progress: Progress | None = None) -> BuildReport:
     """Build and publish an index; what is done already is found and not done again.
 
@@ -119,6 +95,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     with only_writer(out, what="index"):
         faiss_index.tidy(out)
         encoded = embeddings(config, labels, stages)
+        register(encoded.store, out, stages)
         settled = _settle(config, encoded, labels, stages)
         # What is left to do needs no model in memory.
         encoded = replace(encoded, work=None)
@@ -126,11 +103,21 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         up_to_date = version is not None and version == _current(out)
         if version is None:
             version = faiss_index.next_version(out, settled.identity)
-            _publish(config, encoded, settled, version, stages)
+            write_version(config, encoded, settled, version, stages, faiss_index.publish)
         if not up_to_date:
             faiss_index.set_current(out, version)
         _, fields = faiss_index.read_fields(out, verify="manifest")
         return BuildReport(out, version, up_to_date, fields, encoded)
+
+
+def register(store: EmbeddingStore, out: Path, stages: Stages) -> None:
+    """Tell a store that an index is built from it; where it cannot be written, say so."""
+    try:
+        store.register(out)
+    except OutputError as error:
+        stages.watcher.note(
+            f"note: the store cannot remember that {out} is built from it ({error}); do not gc it"
+        )
 
 
 def _current(out: Path) -> str | None:
@@ -236,160 +223,19 @@ def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
 
 def _settle(
     config: BuildConfig, encoded: EncodeReport, labels: Labels | None, stages: Stages
-) -> _Settled:
+) -> Settled:
     fitted = fit_whitening(config, encoded, labels, stages)
-    whitening = fitted.whitening
-    choice = choose_index(config, rows=encoded.record.rows, dim=whitening.dim, k=whitening.k)
-    plan = IndexPlan(
+    plan = index_plan(config, rows=encoded.record.rows, whitening=fitted.whitening)
+    return settle(config, encoded, fitted, plan)
+
+
+def index_plan(config: BuildConfig, *, rows: int, whitening: Whitening) -> IndexPlan:
+    """Return the index to make for so many rows.
+
+    Raises:
+        ConfigError: FAISS does not know the factory, or nothing fits the budget.
+    """
+    choice = choose_index(config, rows=rows, dim=whitening.dim, k=whitening.k)
+    return IndexPlan(
         choice, config.seed, config.target_recall, budget=config.budget, device=config.index_device
     )
-    return _Settled(fitted, plan, _identity(config, encoded, fitted, plan))
-
-
-def _identity(config: BuildConfig, encoded: EncodeReport, fitted: Fitted, plan: IndexPlan) -> str:
-    """Return what tells this version from one made of other inputs or choices."""
-    choices = fitted.whitening.choices()
-    named = [choices.pop(name) for name in ("kind", "k", "exponent", "center", "normalize_input")]
-    del choices["dim"]
-    if config.weight_column is not None:
-        choices |= {"weight_column": config.weight_column, "weighting": config.weighting}
-    if fitted.choice is not None:
-        # The manifest tells how it was chosen.
-        choices["chosen"] = fingerprint(fitted.choice.to_json())
-    return fingerprint(
-        {
-            "format_version": faiss_index.FORMAT_VERSION,
-            "corpus": encoded.record.fingerprint,
-            "encoder": encoded.store.encoder,
-            "encoder_fingerprint": encoded.store.fingerprint,
-            # What most transforms lack is left out, so that versions made before it was known
-            # are found again.
-            "whitening": [*named, choices] if choices else named,
-            "factory": _factory_identity(plan, fitted.whitening.k),
-            "seed": plan.seed,
-        }
-    )
-
-
-def _factory_identity(plan: IndexPlan, k: int) -> list[Any]:
-    """Return what tells an index from one of other settings.
-
-    What cannot show is left out, so that versions made before it was known are found again.
-    """
-    settings: dict[str, Any] = {}
-    inner = faiss_index.inner_index(plan.built, k)
-    if faiss_index.has_parameters(inner) or plan.choice.rerank is not None:
-        settings["target_recall"] = plan.target_recall
-    if plan.budget is not None:
-        settings["memory_budget"] = plan.budget
-    if faiss_index.gains_by_rotation(inner):
-        settings["rotated"] = True
-    named: list[Any] = [plan.choice.asked, plan.built]
-    return [*named, settings] if settings else named
-
-
-def _publish(
-    config: BuildConfig, encoded: EncodeReport, settled: _Settled, version: str, stages: Stages
-) -> None:
-    """Assemble the index and write the version's folder, whole or not at all."""
-    store, record, fitted = encoded.store, encoded.record, settled.fitted
-    stages.watcher.note(index_note(settled.plan.choice))
-    with contextlib.ExitStack() as ending:
-
-        def fill(folder: Path) -> dict[str, Any]:
-            made = assemble_index(store, record, fitted.whitening, settled.plan, stages, folder)
-            with stages.stage("diagnose", record.rows) as watcher:
-                shape = geometry(store, record, fitted.whitening, seed=config.seed)
-                watcher.advance(record.rows)
-            # It ends when the folder is published.
-            ending.enter_context(stages.stage("publish", record.rows)).advance(record.rows)
-            fitted.whitening.save(folder / faiss_index.WHITENING)
-            fitted.moments.save(folder / faiss_index.MOMENTS)
-            faiss_index.write_documents(folder / faiss_index.DOCUMENTS, _documents(encoded))
-            return {
-                **_facts(config, encoded, settled),
-                "geometry": shape,
-                "version": version,
-                "factory": _factory_facts(settled.plan, made),
-                "bytes": _bytes(encoded, made, folder),
-                "seconds": dict(stages.seconds),
-                "stage_rows": dict(stages.rows),
-            }
-
-        faiss_index.publish(Path(str(config.out)), version, fill)
-
-
-def index_note(choice: faiss_index.FactoryChoice) -> str:
-    """Return what is said of an index before work on it starts."""
-    parts = {name: size for name, size in vars(choice.expected).items() if size}
-    split = ", ".join(f"{name} {size:,}" for name, size in parts.items())
-    return f"index {choice.built}: {choice.why}; {choice.expected.total:,} bytes expected ({split})"
-
-
-def _factory_facts(plan: IndexPlan, made: Assembled) -> dict[str, Any]:
-    choice = plan.choice
-    return {
-        "asked": choice.asked,
-        "built": choice.built,
-        "why": choice.why,
-        "expected_bytes": choice.expected.to_json(),
-        "expected_recall": choice.expected_recall,
-        "nprobe": made.nprobe,
-        "tuned": made.tuned.to_json(),
-        "rerank": made.rerank,
-        "memory_budget": plan.budget,
-        "device": made.device,
-        # As it is searched unless asked otherwise.
-        "mapped": made.mapped or (plan.budget is not None and made.file_bytes > plan.budget),
-        "rotated": made.rotated,
-    }
-
-
-def _facts(config: BuildConfig, encoded: EncodeReport, settled: _Settled) -> dict[str, Any]:
-    """Return what a version's manifest says of its inputs and choices."""
-    choice = settled.fitted.choice
-    return {
-        "kind": faiss_index.KIND,
-        "format_version": faiss_index.FORMAT_VERSION,
-        "identity": settled.identity,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "config": config.to_json(),
-        "store": str(config.store_path.resolve()),
-        "corpus": {
-            "fingerprint": encoded.record.fingerprint,
-            "source": dict(encoded.record.source),
-        },
-        "encoder": encoded.store.encoder,
-        "encoder_fingerprint": encoded.store.fingerprint,
-        "agreement": encoded.agreement,
-        "compiled": encoded.compiled,
-        "whitening": settled.fitted.whitening.describe(),
-        "choice": None if choice is None else choice.to_json(),
-        "rows": encoded.record.rows,
-        "counts": encoded.counts.to_json(),
-        "made_by": _made_by(),
-    }
-
-
-def _bytes(encoded: EncodeReport, made: Assembled, folder: Path) -> dict[str, Any]:
-    """Return bytes of the raw and of the reduced vectors, and of the files beside them."""
-    return {
-        "raw": raw_bytes(encoded.store, encoded.record),
-        "vectors": made.vector_bytes,
-        "index_file": made.file_bytes,
-        "documents_file": (folder / faiss_index.DOCUMENTS).stat().st_size,
-        "index": made.sizes.to_json(),
-    }
-
-
-def _made_by() -> dict[str, Any]:
-    return {
-        "whiten_index": whiten_index.__version__,
-        "faiss": faiss_index.describe_faiss(),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _documents(encoded: EncodeReport) -> Iterator[pa.Table]:
-    return (encoded.store.documents(part) for part in encoded.record.parts if part.rows)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from whiten_index.batch import ID
 from whiten_index.errors import ArtifactError
-from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
+from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingRows, EmbeddingStore
 
 _PARTS, _ENOUGH_ROWS = 8, 8_192
 
@@ -55,7 +55,7 @@ def embeddings_of(
     return found
 
 
-def mapped_part(store: EmbeddingStore, part: CorpusPart) -> NDArray[np.floating]:
+def mapped_part(store: EmbeddingStore, part: CorpusPart) -> EmbeddingRows:
     """Return the embeddings (n, d) of a part, of which only rows that are touched are read.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.runners import LocalRunner, ProcessRunner, Runner
-from whiten_index.shard import EncodedFacts, ShardResult, ShardWork, WindowResult
-from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
+from whiten_index.shard import EncodedFacts, RowFinder, ShardResult, ShardWork, WindowResult
+from whiten_index.store import CorpusFile, CorpusPart, CorpusRecord, EmbeddingStore
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _AGREEMENT_ROWS, _AGREEMENT_SHARDS = 512, 8
 # Five shards of given embeddings at a time, each as read and as kept.
 _ROOM_TO_OVERLAP = 10 * SHARD_BYTES
+
+KeptFile = tuple[CorpusFile, tuple[CorpusPart, ...]]
 
 
 class EncoderSource:
@@ -75,6 +77,7 @@ class Counts:
         out_of_memory: batches that did not fit into the memory and were tried again by halves.
         remade_shards: shards found damaged and encoded again.
         float32_shards: shards kept in float32 because float16 could not hold them.
+        kept_files: files that were not read, since they are as they were before.
     """
 
     read: int = 0
@@ -89,6 +92,7 @@ class Counts:
     skipped: Counter[str] = field(default_factory=Counter)
     remade_shards: int = 0
     float32_shards: int = 0
+    kept_files: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
@@ -163,32 +167,75 @@ def open_corpus(config: BuildConfig, stages: Stages) -> ParquetCorpus:
     return corpus
 
 
-def encode_shards(config: BuildConfig, corpus: ParquetCorpus, stages: Stages) -> EncodeReport:
-    """Encode the shards that the store does not have, and remember the corpus in it."""
+def encode_shards(
+    config: BuildConfig,
+    corpus: ParquetCorpus,
+    stages: Stages,
+    *,
+    before: CorpusRecord | None = None,
+    known: CorpusRecord | None = None,
+) -> EncodeReport:
+    """Encode the rows that the store does not have, and remember the corpus in it.
+
+    Args:
+        config: of the build.
+        corpus: opened.
+        stages: told of the work.
+        before: the corpus as it was indexed last; files that are as they were then are not read.
+        known: a record whose rows are in the store, beside those that the store itself remembers.
+    """
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
         work.store.tidy()
-        return _encode_and_record(config, work, stages)
+        named = () if known is None else known.shards
+        shards = dict.fromkeys((*named, *work.store.corpus_shards()))
+        work = replace(work, rows=RowFinder(work.store, tuple(shards)))
+        return _encode_and_record(config, work, kept_parts(work, before), stages)
 
 
-def _encode_and_record(config: BuildConfig, work: ShardWork, stages: Stages) -> EncodeReport:
-    counts, parts, corpus = Counts(), list[CorpusPart](), work.corpus
+def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFile]:
+    """Return position -> file and parts, of the files that are as they were and need no reading."""
+    if before is None:
+        return {}
+    known, found = before.parts_by_file(), dict[int, KeptFile]()
+    planned = Counter(shard.file for shard in work.corpus.shards)
+    rows: Counter[int] = Counter()
+    for shard in work.corpus.shards:
+        rows[shard.file] += shard.rows
+    for position, file in enumerate(work.corpus.files):
+        record, parts = known.get(file.name, (CorpusFile("", "", 0), ()))
+        same = record.fingerprint and record.fingerprint == work.corpus.fingerprints[position]
+        whole = len(parts) == planned[position] and sum(p.read for p in parts) == rows[position]
+        if same and whole and all(work.store.has(part) for part in parts):
+            found[position] = record, parts
+    return found
+
+
+def _encode_and_record(
+    config: BuildConfig, work: ShardWork, kept: Mapping[int, KeptFile], stages: Stages
+) -> EncodeReport:
+    counts, corpus = Counts(kept_files=len(kept)), work.corpus
     devices = ("cpu",) if corpus.dim is not None else chosen_devices(config.encoder_config().device)
     runner = _runner(config, work, devices)
     rows = corpus.config.shard_rows * window_factor(devices[0])
-    compiled = ""
-    windows = plan_windows(corpus.shards, rows=rows, size=SHARD_BYTES * window_factor(devices[0]))
+    compiled, results = "", list[ShardResult]()
+    shards = [shard for shard in corpus.shards if shard.file not in kept]
+    windows = plan_windows(shards, rows=rows, size=SHARD_BYTES * window_factor(devices[0]))
     with stages.stage("encode", corpus.rows) as watcher:
+        for file, parts in kept.values():
+            _count_kept(counts, file, parts, passages=work.splitter is not None)
+            watcher.advance(sum(part.read for part in parts))
         for window in runner.map(windows, watcher.advance):
             for result in window.shards:
-                parts.append(result.part)
+                results.append(result)
                 _count(counts, result, wanted=work.dtype.value)
                 counts.passages += result.part.rows if work.splitter is not None else 0
             if window.encoded is not None:
                 _count_encoded(counts, window.encoded)
                 compiled = window.encoded.compiled
             _add_seconds(stages, window)
-    record = CorpusRecord(corpus.config.source_identity(), tuple(parts), dict(counts.skipped))
+    corpus.require_unchanged()
+    record = _record(corpus, kept, results, counts)
     if not record.rows:
         raise CorpusError(
             f"none of the {counts.read} rows read can be used "
@@ -200,6 +247,34 @@ def _encode_and_record(config: BuildConfig, work: ShardWork, stages: Stages) -> 
     if work.store.encoder.get("dtype") == "int8" and (counts.encoded or not report.agreement):
         _measure_agreement(config, work, report)
     return report
+
+
+def _record(
+    corpus: ParquetCorpus,
+    kept: Mapping[int, KeptFile],
+    results: Sequence[ShardResult],
+    counts: Counts,
+) -> CorpusRecord:
+    """Return the corpus file by file, in its order; results are of the shards of files not kept."""
+    done: dict[int, list[ShardResult]] = {position: [] for position in range(len(corpus.files))}
+    shards = (shard for shard in corpus.shards if shard.file not in kept)
+    for shard, result in zip(shards, results, strict=True):
+        done[shard.file].append(result)
+    files, parts = list[CorpusFile](), list[CorpusPart]()
+    for position, file in enumerate(corpus.files):
+        if position in kept:
+            files.append(kept[position][0])
+            parts += kept[position][1]
+            continue
+        own = done[position]
+        skipped: Counter[str] = Counter()
+        for result in own:
+            skipped.update(result.skipped)
+        identity = corpus.fingerprints[position]
+        files.append(CorpusFile(file.name, identity, len(own), dict(skipped)))
+        parts += [result.part for result in own]
+    source = corpus.config.source_identity()
+    return CorpusRecord(source, tuple(parts), dict(counts.skipped), tuple(files))
 
 
 def _measure_agreement(config: BuildConfig, work: ShardWork, report: EncodeReport) -> None:
@@ -318,15 +393,24 @@ def _no_encoder() -> Encoder:
     )
 
 
+def _count_kept(
+    counts: Counts, file: CorpusFile, parts: Sequence[CorpusPart], *, passages: bool
+) -> None:
+    """Count the rows of a file that was not read."""
+    counts.skipped.update(file.skipped)
+    read = sum(part.read for part in parts)
+    counts.read += read
+    counts.reused += read - sum(file.skipped.values())
+    counts.truncated += sum(part.truncated for part in parts)
+    counts.passages += sum(part.rows for part in parts) if passages else 0
+
+
 def _count(counts: Counts, result: ShardResult, *, wanted: str) -> None:
     counts.read += result.part.read
     counts.truncated += result.part.truncated
     counts.skipped.update(result.skipped)
-    rows = _rows_of(result)
-    if result.reused:
-        counts.reused += rows
-    else:
-        counts.encoded += rows
+    counts.encoded += result.encoded
+    counts.reused += _rows_of(result) - result.encoded
     counts.remade_shards += result.remade
     if result.stored is not None and wanted == "float16":
         counts.float32_shards += result.stored.dtype == "float32"
@@ -348,7 +432,7 @@ def _add_seconds(stages: Stages, window: WindowResult) -> None:
     """Show the steps of the encode stage too: they overlap, so they sum up to more than it."""
     read = sum(shard.part.read for shard in window.shards)
     rows = sum(map(_rows_of, window.shards))
-    encoded = sum(_rows_of(shard) for shard in window.shards if not shard.reused)
+    encoded = sum(shard.encoded for shard in window.shards)
     handled = {"read": read, "tokenise": encoded, "encode": encoded, "store": rows}
     for name, seconds in window.seconds.items():
         key = f"encode/{name}"

@@ -1,5 +1,8 @@
 """The errors a user can meet; each message says what was given, what was expected, what to do."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 
 class WhitenIndexError(Exception):
     """Base of every error this package raises on purpose.
@@ -55,3 +58,20 @@ class WhiteningError(WhitenIndexError):
     """Moments from which the asked whitening cannot be computed (rank, rows, width)."""
 
     exit_code = 8
+
+
+class GateError(WhitenIndexError):
+    """A new version that was made, and that a gate kept from being published.
+
+    Attributes:
+        gates: the gates' findings as JSON values.
+        candidate: folder in which the version is kept aside.
+    """
+
+    exit_code = 9
+
+    def __init__(
+        self, message: str, *, gates: Sequence[Mapping[str, Any]] = (), candidate: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.gates, self.candidate = tuple(gates), candidate

@@ -63,9 +63,7 @@ def fit_whitening(
         ConfigError: the labels do not fit the corpus.
     """
     wanted, choice = config.whitening_config(), None
-    with stages.stage("fit", encoded.record.rows) as watcher:
-        weights = None if config.weight_column is None else _weights(config, encoded)
-        moments = _moments(wanted, encoded, weights, watcher)
+    moments, weights = fit_moments(config, encoded, stages)
     if config.chooses:
         wishes = _wishes(config, labels, rows=encoded.record.rows, dim=moments.dim)
         choice = choose_setting(encoded, moments, wishes, stages, weights=weights)
@@ -76,6 +74,19 @@ def fit_whitening(
         stages.watcher.note("note: one direction is kept, so that every score will be 1 or -1")
     _note_rounding(encoded, whitening, stages)
     return Fitted(moments, whitening, choice)
+
+
+def fit_moments(
+    config: BuildConfig, encoded: EncodeReport, stages: Stages
+) -> tuple[Moments, NDArray[np.float64] | None]:
+    """Return what a transform is fitted on, and the weights (n,) of the rows where they have any.
+
+    Raises:
+        CorpusError: the weights cannot be used.
+    """
+    with stages.stage("fit", encoded.record.rows) as watcher:
+        weights = None if config.weight_column is None else _weights(config, encoded)
+        return _moments(config.whitening_config(), encoded, weights, watcher), weights
 
 
 def _wishes(config: BuildConfig, labels: Labels | None, *, rows: int, dim: int) -> Wishes:

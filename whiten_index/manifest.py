@@ -118,7 +118,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
         OutputError: the disk is full or cannot be written.
     """
     with writing(final):
-        final.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(final.parent)
         temporary = final.parent / _temporary_name(final.name)
         temporary.mkdir()
         try:
@@ -150,7 +150,12 @@ def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 def write_manifest(path: Path, fields: Mapping[str, Any]) -> None:
     """Put a manifest at ``path`` in one step, with a digest of its own fields."""
-    replace_file(path, _pretty_json(_sealed(fields)))
+    replace_file(path, sealed_json(fields))
+
+
+def sealed_json(fields: Mapping[str, Any]) -> bytes:
+    """Return the bytes of ``fields`` as ``write_manifest`` writes them, with their digest."""
+    return _pretty_json(_sealed(fields))
 
 
 def _sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,15 +175,21 @@ def _pretty_json(value: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def read_json(path: Path, *, what: str) -> dict[str, Any]:
+def read_json(path: Path, *, what: str, exact: bool = False) -> dict[str, Any]:
     """Read a JSON object, or say that ``what`` is missing or damaged.
+
+    Args:
+        path: the file.
+        what: how to call what it belongs to.
+        exact: where it has a digest, it must be to the byte what ``write_manifest`` wrote.
 
     Raises:
         ArtifactError: the file is missing or not a JSON object.
         OutputError: the disk does not let it be read; it may be sound.
     """
     try:
-        value = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        value = json.loads(data)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ArtifactError(
             f"{path.parent} is not {what}: it has no {path.name}; check the path, or build it"
@@ -191,6 +202,8 @@ def read_json(path: Path, *, what: str) -> dict[str, Any]:
         raise _unreadable(path, error) from error
     if not isinstance(value, dict):
         raise ArtifactError(f"{path} of {what} is damaged: it holds no JSON object; build it again")
+    if exact and _DIGEST in value and data != sealed_json(value):
+        raise _damaged(path, "its fields do not match its digest")
     return value
 
 
@@ -270,6 +283,29 @@ def remove_leftovers(folder: Path) -> int:
         else:
             path.unlink(missing_ok=True)
     return len(leftovers)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, so that a power cut takes none of them away again."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        fsync_path(each.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a published folder: to whoever looks, it is whole or not there at all.
+
+    What is left of it when this process dies, ``remove_leftovers`` takes for what it is.
+
+    Raises:
+        OutputError: the disk does not let it go.
+    """
+    with writing(path, kept=""):
+        aside = path.with_name(_temporary_name(path.name))
+        path.rename(aside)
+        fsync_path(path.parent)
+        shutil.rmtree(aside)
 
 
 def _temporary_name(name: str) -> str:

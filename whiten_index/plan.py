@@ -119,7 +119,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
         # GPUs add up; the cores of one CPU do not.
         devices = chosen_devices(config.encoder_config().device)
         several = len(devices) if devices[0].startswith("cuda") else 1
-        rate = several * _calibrate(work, looked.missing, stages)
+        rate = several * calibrate(work, looked.missing, stages)
     rows, dim = looked.reused + looked.to_encode, int(work.store.encoder["dim"])
     width = _width(config, dim)
     k, choice = _widest(config, rows=rows, dim=dim, k=width)
@@ -156,7 +156,7 @@ def _look_up(work: ShardWork, shard: Shard) -> tuple[int, int, bool]:
     return len(batch), len(batch) * int(work.store.encoder["dim"]) * itemsize, there
 
 
-def _calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float:
+def calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float:
     """Return rows/s of encoding a sample from the middle of what is missing, on one device."""
     batch = work.batch_of(missing[len(missing) // 2])
     assert isinstance(batch, TextBatch)

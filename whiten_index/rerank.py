@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from whiten_index.draw import mapped_part, row_starts
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.index import Bundle
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.index import RECORD, Bundle
+from whiten_index.store import CorpusRecord, EmbeddingRows, EmbeddingStore
 from whiten_index.whitening import Whitening, unit_rows
 
 Rows = NDArray[np.int64]
@@ -114,7 +114,7 @@ class _Parts:
         self._store, self._record, self._verify = store, record, verify
         self._checked: set[str] = set()
 
-    def __call__(self, position: int) -> NDArray[np.floating]:
+    def __call__(self, position: int) -> EmbeddingRows:
         """Return the embeddings (n, d) of a part.
 
         Raises:
@@ -161,19 +161,30 @@ def open_reranker(
             )
         return None
     found = _open_store(bundle, root, store)
-    try:
-        record = found.corpus(bundle.manifest["corpus"]["source"])
-    except ArtifactError as error:
-        raise ArtifactError(
-            f"the store {found.root} does not hold the corpus of the index, whose rows re-ranking "
-            f"reads; {_REMEDY}"
-        ) from error
+    record = _record(bundle, found)
     if record.fingerprint != bundle.manifest["corpus"]["fingerprint"]:
         raise ArtifactError(
             f"the store {found.root} holds another state of the corpus than the index; build the "
             "index again, or search it with --rerank 0"
         )
     return Reranker(found, record, bundle.whitening, candidates=wanted, by=ranked_by, verify=verify)
+
+
+def _record(bundle: Bundle, store: EmbeddingStore) -> CorpusRecord:
+    """Return the shards of the index: by its own list, or the store's for an earlier release."""
+    own = bundle.folder / RECORD
+    try:
+        if not own.exists():
+            return store.corpus(bundle.manifest["corpus"]["source"])
+        record = CorpusRecord.load(own)
+        for shard in record.shards:
+            store.shards.require_there(shard)
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"the store {store.root} does not hold the corpus of the index, whose rows re-ranking "
+            f"reads; {_REMEDY}"
+        ) from error
+    return record
 
 
 _REMEDY = "name the store it was built from with --store DIR, or search with --rerank 0"
@@ -196,7 +207,7 @@ def _member(name: str | None) -> RerankBy:
 
 def _open_store(bundle: Bundle, root: Path, given: Path | str | None) -> EmbeddingStore:
     encoder = bundle.manifest["encoder_fingerprint"]
-    told = _places(root, bundle.manifest)
+    told = store_places(root, bundle.manifest)
     places = list(dict.fromkeys(told)) if given is None else [Path(given)]
     for place in places:
         try:
@@ -209,7 +220,7 @@ def _open_store(bundle: Bundle, root: Path, given: Path | str | None) -> Embeddi
     ) from reason
 
 
-def _places(root: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
+def store_places(root: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
     """Yield where the store may be: beside or inside the index as it was built, or where it was."""
     told, out = (manifest["config"].get(name) for name in ("store", "out"))
     if told is None:

@@ -2,77 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.batch import TextBatch
 from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus, RowFilter
-from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder
-from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.index import Bundle, maps_by_default, open_bundle, set_threads
-from whiten_index.rerank import Reranker, open_reranker
+from whiten_index.encoding import EncoderConfig
+from whiten_index.index import Bundle, read_current, set_threads
+from whiten_index.opened import Hit, Opened, Opening, Ranking, recorded_spec
+from whiten_index.rerank import Reranker
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
 
+__all__ = ["Hit", "Ranking", "SearchIndex", "open_index", "recorded_spec"]
+
 _QUERY_ROWS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A found document.
-
-    Attributes:
-        id: the document's id.
-        score: cosine of query and document after the transform, or of their raw embeddings where
-            hits are re-ranked by these; of its best passage, where the index holds passages.
-        row: row number in the index.
-        columns: the kept metadata, and where the index holds passages ``PASSAGE_COLUMNS`` too.
-    """
-
-    id: str | int
-    score: float
-    row: int
-    columns: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """The hits of one query, as ids and scores only.
-
-    Attributes:
-        query_id: of the query.
-        ids: document ids, best first.
-        scores: their cosines.
-    """
-
-    query_id: str | int
-    ids: list[str | int]
-    scores: list[float]
-
-
-@dataclass
 class SearchIndex:
-    """A published index, opened for search.
+    """A published index, opened for search; threads may share it.
 
-    Attributes:
-        bundle: the opened version.
-        encoder_config: the encoder of queries, loaded on the first query by text.
-        reranker: ranks what the index finds again, None where it does not.
+    What was opened stays as it is, whatever is published since, until ``reload`` is called.
     """
 
-    bundle: Bundle
-    encoder_config: EncoderConfig | None
-    reranker: Reranker | None = None
-    _encoder: Encoder | None = field(default=None, repr=False)
+    def __init__(self, opening: Opening) -> None:
+        """Open the version that is published now, and later ones the same way."""
+        self._opening = opening
+        # Read once in a call, so that a call sees one version whatever ``reload`` does meanwhile.
+        self._opened: Opened = opening.open()
+        self._reloading = threading.Lock()
+
+    @property
+    def bundle(self) -> Bundle:
+        """The opened version."""
+        return self._opened.bundle
+
+    @property
+    def encoder_config(self) -> EncoderConfig | None:
+        """The encoder of queries, which is loaded on the first query by text."""
+        return self._opened.queries.config
+
+    @property
+    def reranker(self) -> Reranker | None:
+        """What ranks the index's findings again, None where nothing does."""
+        return self._opened.reranker
 
     def __len__(self) -> int:
         return len(self.bundle)
+
+    def __repr__(self) -> str:
+        return f"SearchIndex({str(self._opening.root)!r}, version {self.bundle.version})"
 
     @property
     def dim(self) -> int:
@@ -83,6 +69,27 @@ class SearchIndex:
     def grouped(self) -> bool:
         """Whether the index holds passages; a hit is then a document with its best one."""
         return self.bundle.grouped
+
+    def reload(self) -> bool:
+        """Open the version published since, and tell whether there is one.
+
+        Where there is none this reads one small file. Searches under way in other threads end on
+        the version they began with, and until then memory holds both. An encoder that is the same
+        is kept.
+
+        Raises:
+            WhitenIndexError: the new version cannot be opened, as by ``open_index``; the one
+                opened before stays in use.
+        """
+        if self._opened.is_published(read_current(self._opening.root)):
+            return False
+        with self._reloading:
+            before = self._opened
+            # Another thread may have reloaded while this one waited.
+            if before.is_published(read_current(self._opening.root)):
+                return False
+            self._opened = self._opening.open(before)
+            return True
 
     def search(
         self, texts: Sequence[str], *, top_k: int = 10, row_filter: str | None = None
@@ -101,8 +108,9 @@ class SearchIndex:
             CorpusError: the filter compares a column with a value of another type.
             EncoderError: the model is not the one the index was built with.
         """
-        chosen = self._filter(row_filter)
-        return self._search(self.encode(texts), top_k, chosen)
+        opened = self._opened
+        chosen = opened.filter(row_filter)
+        return opened.search(opened.encode(texts), top_k, chosen)
 
     def search_embeddings(
         self,
@@ -112,7 +120,8 @@ class SearchIndex:
         row_filter: str | None = None,
     ) -> list[list[Hit]]:
         """Return the hits of each raw, unwhitened embedding (n, d), best first; see ``search``."""
-        return self._search(embeddings, top_k, self._filter(row_filter))
+        opened = self._opened
+        return opened.search(embeddings, top_k, opened.filter(row_filter))
 
     def search_like(
         self, document_id: str | int, *, top_k: int = 10, row_filter: str | None = None
@@ -122,11 +131,8 @@ class SearchIndex:
         Raises:
             CorpusError: no document has this id.
         """
-        row = self.bundle.documents.find(document_id)
-        scores, rows = self.bundle.search_like(
-            row, top_k, row_filter=self._filter(row_filter), rescorer=self.reranker
-        )
-        return self._hits(scores[0], rows[0])
+        opened = self._opened
+        return opened.search_like(document_id, top_k, opened.filter(row_filter))
 
     def matches(self, row_filter: str) -> int:
         """Return how many rows pass a filter; rows are passages where the index holds these.
@@ -139,18 +145,12 @@ class SearchIndex:
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the raw embeddings of queries, (n, d)."""
-        if isinstance(texts, str):
-            raise ConfigError("search takes a list of texts; put the one text in brackets")
-        if any(not text.strip() for text in texts):
-            raise ConfigError("a query is blank; give it some text")
-        return self.encoder.encode_queries(texts)
+        return self._opened.encode(texts)
 
     @property
     def encoder(self) -> Encoder:
         """The encoder of queries, loaded when first needed."""
-        if self._encoder is None:
-            self._encoder = self._load()
-        return self._encoder
+        return self._opened.queries.get()
 
     def rank(
         self, queries: CorpusConfig, *, top_k: int, row_filter: str | None = None
@@ -160,7 +160,8 @@ class SearchIndex:
         Raises:
             CorpusError: the file cannot be read, or a query is blank.
         """
-        chosen = self._filter(row_filter)
+        opened = self._opened
+        chosen = opened.filter(row_filter)
         corpus = ParquetCorpus.open(
             replace(queries, on_bad_row=OnBadRow.ERROR, shard_rows=_QUERY_ROWS)
         )
@@ -168,9 +169,9 @@ class SearchIndex:
         for batch in corpus.batches():
             ids = batch.documents.column("id").to_pylist()
             embeddings = (
-                self.encode(batch.texts) if isinstance(batch, TextBatch) else batch.embeddings
+                opened.encode(batch.texts) if isinstance(batch, TextBatch) else batch.embeddings
             )
-            yield from self._rankings(ids, embeddings, top_k, chosen)
+            yield from opened.rankings(ids, embeddings, top_k, chosen)
 
     def rank_embeddings(
         self,
@@ -188,80 +189,11 @@ class SearchIndex:
             top_k: hits a query.
             row_filter: condition on kept columns that hits must pass.
         """
-        chosen = self._filter(row_filter)
+        opened = self._opened
+        chosen = opened.filter(row_filter)
         for start in range(0, len(ids), _QUERY_ROWS):
             part = slice(start, start + _QUERY_ROWS)
-            yield from self._rankings(ids[part], embeddings[part], top_k, chosen)
-
-    def _rankings(
-        self,
-        ids: Sequence[str | int],
-        embeddings: NDArray[np.floating],
-        top_k: int,
-        chosen: RowFilter | None,
-    ) -> Iterator[Ranking]:
-        scores, rows = self._nearest(embeddings, top_k, chosen)
-        for query_id, row_scores, row_numbers in zip(ids, scores, rows, strict=True):
-            found = row_numbers[row_numbers >= 0].tolist()
-            documents = self.bundle.documents.ids(found)
-            yield Ranking(query_id, documents, row_scores[: len(found)].tolist())
-
-    def _filter(self, text: str | None) -> RowFilter | None:
-        """Return a filter, checked before any query is encoded."""
-        if text is None:
-            return None
-        chosen = RowFilter.parse(text)
-        self.bundle.documents.matching(chosen)
-        return chosen
-
-    def _search(
-        self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
-    ) -> list[list[Hit]]:
-        scores, rows = self._nearest(embeddings, top_k, chosen)
-        return [self._hits(*pair) for pair in zip(scores, rows, strict=True)]
-
-    def _nearest(
-        self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        return self.bundle.search(embeddings, top_k, row_filter=chosen, rescorer=self.reranker)
-
-    def _hits(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> list[Hit]:
-        hits = []
-        for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
-            if row >= 0:
-                columns = self.bundle.documents.get(row)
-                hits.append(Hit(columns.pop("id"), score, row, columns))
-        return hits
-
-    def _load(self) -> Encoder:
-        recorded = self._recorded_spec()
-        if self.encoder_config is None or recorded is None:
-            raise ConfigError(
-                "this index was built from an embedding column, so it cannot encode text; search "
-                "with --like or with embeddings, or build again with --model to name the encoder "
-                "of the queries"
-            )
-        spec, folder = resolve_encoder(self.encoder_config)
-        if spec.fingerprint != recorded.fingerprint:
-            raise EncoderError(
-                f"the index was built with {recorded.model} ({recorded.fingerprint[:8]}) and "
-                f"{spec.model} ({spec.fingerprint[:8]}) gives other embeddings; search with the "
-                "model it was built with, or build again with the new one"
-            )
-        from whiten_index.encoding import Encoder
-
-        return Encoder(spec, folder, self.encoder_config)
-
-    def _recorded_spec(self) -> EncoderSpec | None:
-        return recorded_spec(self.bundle.manifest["encoder"])
-
-
-def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:
-    """Return the encoder of queries that a manifest names, None where it names none."""
-    if encoder["kind"] == "transformer":
-        return EncoderSpec.from_json(dict(encoder))
-    query = encoder.get("query_encoder")
-    return None if query is None else EncoderSpec.from_json(query)
+            yield from opened.rankings(ids[part], embeddings[part], top_k, chosen)
 
 
 def open_index(
@@ -286,6 +218,8 @@ def open_index(
         threads: CPU threads of the encoder and of FAISS.
         verify: ``full`` checks every file's checksum, ``manifest`` sizes and the manifest only;
             by default full, but manifest for what is mapped, which is not to be read as a whole.
+            What a manifest check does not see, flipped bits in the files beside it, may give other
+            hits or end the process, as FAISS and Arrow trust what they read.
         mapped: read the index file as it is searched, not as a whole; by default where its lists
             are in a file of their own, or it is larger than the memory budget of its build.
         rerank: candidates a query, top_k at least, whose order the raw embeddings in the store
@@ -302,20 +236,21 @@ def open_index(
         ArtifactError: nothing is published there, or it is damaged; or the store is not the one
             the index was built from.
     """
-    root = Path(path)
-    bundle = open_bundle(root, verify=verify, mapped=mapped, device=index_device)
-    if mapped is None:
-        mapped = maps_by_default(bundle.manifest)
-    verify = verify or ("manifest" if mapped else "full")
-    reranker = open_reranker(
-        bundle, root, candidates=rerank, by=rerank_by, store=store, verify=verify
+    index = SearchIndex(
+        Opening(
+            # As it is opened again later, perhaps after a change of the working folder.
+            root=Path(path).absolute(),
+            model=model,
+            device=device,
+            threads=threads,
+            verify=verify,
+            mapped=mapped,
+            rerank=rerank,
+            rerank_by=rerank_by,
+            store=None if store is None else Path(store).absolute(),
+            index_device=index_device,
+        )
     )
     if threads is not None:
         set_threads(threads)
-    spec = recorded_spec(bundle.manifest["encoder"])
-    if spec is None:
-        return SearchIndex(bundle, None, reranker)
-    config = spec.as_config(device=device, threads=threads)
-    if model is not None:
-        config = replace(config, model=model, revision=None)
-    return SearchIndex(bundle, config, reranker)
+    return index

@@ -5,20 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.batch import EmbeddingBatch, TextBatch
+from whiten_index.batch import PASSAGE, EmbeddingBatch, TextBatch
 from whiten_index.corpus import ParquetCorpus, Shard
+from whiten_index.moments import Moments
 from whiten_index.passages import split_batch
-from whiten_index.store import CorpusPart, EmbeddingStore, StoredShard, StoreDtype
+from whiten_index.store import (
+    CorpusPart,
+    EmbeddingRows,
+    EmbeddingStore,
+    Found,
+    KnownRows,
+    Picks,
+    StoredShard,
+    StoreDtype,
+    as_kept,
+)
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoded, Encoder, PassageSplitter, PreparedWindow, RanWindow
 
 Window = tuple[Shard, ...]
+# A shard of which less is known is kept whole.
+_BY_REFERENCE = 0.5
 
 
 @dataclass(frozen=True)
@@ -28,14 +41,14 @@ class ShardResult:
     Attributes:
         part: where its embeddings and rows are.
         stored: the finished shard, None where every row was skipped.
-        reused: whether the embeddings were there already.
+        encoded: rows of the corpus whose embeddings were not there already.
         remade: whether damaged embeddings were replaced.
         skipped: reason -> rows left out.
     """
 
     part: CorpusPart
     stored: StoredShard | None
-    reused: bool
+    encoded: int
     remade: bool
     skipped: Mapping[str, int]
 
@@ -85,6 +98,14 @@ class _Looked:
     fingerprint: str
     there: bool
     remade: bool
+    found: Found | None = None
+
+    @property
+    def unknown(self) -> NDArray[np.bool_]:
+        """(n,) whether a row's embedding is nowhere in the store."""
+        if self.there:
+            return np.zeros(len(self.batch), dtype=np.bool_)
+        return np.ones(len(self.batch), dtype=np.bool_) if self.found is None else ~self.found.known
 
 
 @dataclass(frozen=True)
@@ -119,6 +140,7 @@ class ShardWork:
         dtype: how embeddings are kept.
         advance: told how many rows are done, as they are.
         splitter: cuts texts into passages, None where they stay whole.
+        rows: looks up rows that are in the store among others, None where whole shards alone count.
     """
 
     corpus: ParquetCorpus
@@ -127,6 +149,7 @@ class ShardWork:
     dtype: StoreDtype
     advance: Callable[[int], None] | None = None
     splitter: PassageSplitter | None = None
+    rows: RowFinder | None = None
     _under_way: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def telling(self, advance: Callable[[int], None]) -> ShardWork:
@@ -220,17 +243,23 @@ class ShardWork:
         there = fingerprint in self._under_way or self.store.find(fingerprint) is not None
         remade = not there and self.store.is_damaged(fingerprint)
         self._under_way.add(fingerprint)
-        return _Looked(batch, digests, fingerprint, there, remade)
+        looked = _Looked(batch, digests, fingerprint, there, remade)
+        if there or self.rows is None:
+            return looked
+        found = self.rows.known(self.dtype, batch).find(digests)
+        return replace(looked, found=found) if found.known.any() else looked
 
     def _keep(self, shard: _Looked, encoded: Encoded | None, rows: slice) -> ShardResult:
         batch = shard.batch
         if not len(batch):
             part = CorpusPart("", "", 0, batch.read, 0)
-            return ShardResult(part, None, False, False, batch.skipped)
+            return ShardResult(part, None, 0, False, batch.skipped)
         if shard.there:
             stored = self.store.require(shard.fingerprint, verify=False)
+        elif shard.found is not None:
+            stored = self._derived(shard, shard.found, encoded, rows)
         else:
-            embeddings, truncated = _embeddings(batch, encoded, rows)
+            embeddings, truncated = self._new_embeddings(shard, encoded, rows)
             moments_of = None if encoded is None else encoded.moments_of(rows)
             stored = self.store.write(
                 shard.fingerprint,
@@ -242,7 +271,110 @@ class ShardWork:
             )
         documents = self.store.write_documents(batch.documents)
         part = CorpusPart(shard.fingerprint, documents, len(batch), batch.read, stored.truncated)
-        return ShardResult(part, stored, shard.there, shard.remade, batch.skipped)
+        return ShardResult(part, stored, _rows_to_encode(shard), shard.remade, batch.skipped)
+
+    def _derived(
+        self, shard: _Looked, found: Found, encoded: Encoded | None, rows: slice
+    ) -> StoredShard:
+        """Keep a shard some of whose rows others hold: by reference, or whole where few are."""
+        assert self.rows is not None
+        known = self.rows.known(self.dtype, shard.batch)
+        picks = self.store.shards.picks_of(known, found)
+        own, cut = self._new_embeddings(shard, encoded, rows)
+        truncated = np.zeros(len(shard.batch), dtype=np.bool_)
+        truncated[~found.known] = cut
+        truncated[found.known] = self._cut_before(shard, known, found)
+        numbers, times = np.unique(found.shard[found.known], return_counts=True)
+        nearest = known.shards[numbers[np.argmax(times)]]
+        before = self.store.moments(nearest)
+        variances = np.diag(before.scatter) / max(before.count, 1)
+        own = as_kept(own, self.dtype, variances=variances if before.count > 1 else None)
+        gathered = self.store.shards.picked(picks, own)
+        if found.known.mean() < _BY_REFERENCE:
+            return self.store.write(
+                shard.fingerprint,
+                shard.digests,
+                gathered[np.arange(len(gathered))],
+                dtype=self.dtype,
+                truncated=truncated,
+            )
+        return self.store.derive(
+            shard.fingerprint,
+            shard.digests,
+            picks,
+            own,
+            truncated=truncated,
+            moments=self._moments(nearest, before, picks, gathered),
+            dtype=str(gathered.dtype),
+        )
+
+    def _new_embeddings(
+        self, shard: _Looked, encoded: Encoded | None, rows: slice
+    ) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+        """Return the embeddings (m, d) of rows that are nowhere, and which of their texts were cut.
+
+        ``rows`` says where they are among what was encoded.
+        """
+        if isinstance(shard.batch, EmbeddingBatch):
+            given = shard.batch.embeddings
+            own = given if shard.found is None else given[shard.unknown]
+            return own, np.zeros(len(own), dtype=np.bool_)
+        if rows.start == rows.stop:
+            empty = np.empty((0, int(self.store.encoder["dim"])), dtype=np.float32)
+            return empty, np.empty(0, dtype=np.bool_)
+        assert encoded is not None
+        return encoded.embeddings[rows], encoded.truncated[rows]
+
+    def _moments(
+        self, nearest: str, before: Moments, picks: Picks, gathered: EmbeddingRows
+    ) -> Moments:
+        """Return the moments of picked rows, from those of the shard that most come from."""
+        change = self.store.shards.change(nearest, picks)
+        if len(change.left) + len(change.joined) >= len(gathered):
+            return Moments.of(gathered[np.arange(len(gathered))])
+        if len(change.left):
+            before -= Moments.of(self.store.mapped_embeddings(nearest)[change.left])
+        if len(change.joined):
+            before += Moments.of(gathered[change.joined])
+        return before
+
+    def _cut_before(self, shard: _Looked, known: KnownRows, found: Found) -> NDArray[np.bool_]:
+        """Return which of the rows that are known (m,) were cut to the encoder's limit."""
+        rows = np.flatnonzero(found.known)
+        cut = np.zeros(len(found.shard), dtype=np.bool_)
+        for number in np.unique(found.shard[rows]):
+            inside = rows[found.shard[rows] == number]
+            flags = self.store.shards.truncated(known.shards[number])
+            if flags is not None:
+                cut[inside] = flags[found.row[inside]]
+            elif isinstance(shard.batch, TextBatch):
+                texts = [shard.batch.texts[row] for row in inside]
+                cut[inside] = self.encoder().prepare(texts).tokens.truncated
+        return cut[rows]
+
+
+class RowFinder:
+    """Knows the rows of shards of a store, read on first need; pickled, it has read nothing yet."""
+
+    def __init__(self, store: EmbeddingStore, shards: tuple[str, ...]) -> None:
+        """Take the shards that may be picked from."""
+        self._store, self._shards = store, shards
+        self._known: dict[frozenset[str], KnownRows] = {}
+
+    def known(self, dtype: StoreDtype, batch: TextBatch | EmbeddingBatch) -> KnownRows:
+        """Return the rows that are kept as precisely as these are to be."""
+        if dtype is StoreDtype.FLOAT16:
+            dtypes = frozenset(("float16", "float32"))
+        elif dtype is StoreDtype.OWN and isinstance(batch, EmbeddingBatch):
+            dtypes = frozenset((str(batch.embeddings.dtype),))
+        else:
+            dtypes = frozenset(("float32",))
+        if dtypes not in self._known:
+            self._known[dtypes] = self._store.known_rows(self._shards, dtypes=dtypes)
+        return self._known[dtypes]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowFinder, (self._store, self._shards)
 
 
 def _rows(batch: TextBatch | EmbeddingBatch) -> int:
@@ -265,17 +397,21 @@ def _in_rows(advance: Callable[[int], None], *, rows: int, texts: int) -> Callab
 def _texts_to_encode(shard: _Looked) -> list[str]:
     if shard.there or isinstance(shard.batch, EmbeddingBatch):
         return []
-    return shard.batch.texts
+    if shard.found is None:
+        return shard.batch.texts
+    return [shard.batch.texts[row] for row in np.flatnonzero(shard.unknown)]
 
 
-def _embeddings(
-    batch: TextBatch | EmbeddingBatch, encoded: Encoded | None, rows: slice
-) -> tuple[NDArray[np.floating], int]:
-    """Return the embeddings of a batch, (n, d), and how many of its texts were cut."""
-    if isinstance(batch, EmbeddingBatch):
-        return batch.embeddings, 0
-    assert encoded is not None
-    return encoded.embeddings[rows], int(encoded.truncated[rows].sum())
+def _rows_to_encode(shard: _Looked) -> int:
+    """Return the rows of the corpus that have a text, or a passage, that is to be encoded."""
+    if shard.there:
+        return 0
+    if shard.found is None:
+        return _rows(shard.batch)
+    if PASSAGE not in shard.batch.documents.column_names:
+        return int(np.count_nonzero(shard.unknown))
+    begins = shard.batch.documents[PASSAGE].to_numpy() == 0
+    return len(np.unique(np.cumsum(begins)[shard.unknown]))
 
 
 class _Clock:

@@ -16,7 +16,13 @@ from safetensors.numpy import load, save
 from whiten_index.errors import ArtifactError
 
 _HEADER = "__metadata__"
-_FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+_TYPES = {
+    "F16": np.float16,
+    "F32": np.float32,
+    "F64": np.float64,
+    "I32": np.int32,
+    "U8": np.uint8,
+}
 
 
 def write_tensors(
@@ -100,10 +106,10 @@ def read_tensors(
     return tensors, facts
 
 
-def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[np.floating]:
-    """Return one array of floats of what ``write_tensors`` wrote, mapped: read as it is touched.
+def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
+    """Return one array of what ``write_tensors`` wrote, mapped: read as it is touched.
 
-    Nothing of it is checked but that the file has room for it.
+    Nothing of it is checked but that the file is as long as its header says.
 
     Raises:
         ArtifactError: it is missing or damaged.
@@ -111,13 +117,31 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[np.floati
     try:
         with Path(path).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            entry = json.loads(file.read(length))[name]
+            header = json.loads(file.read(length))
+            _require_length(file.seek(0, os.SEEK_END), header, start=8 + length)
+        entry = header[name]
         first, _ = entry["data_offsets"]
-        dtype = np.dtype(_FLOATS[entry["dtype"]])
+        dtype = np.dtype(_TYPES[entry["dtype"]])
         shape = tuple(entry["shape"])
+        if 0 in shape:
+            return np.empty(shape, dtype)  # nothing can be mapped
         return np.memmap(path, dtype, mode="r", offset=8 + length + first, shape=shape)
-    except (OSError, KeyError, ValueError, TypeError, OverflowError, MemoryError) as error:
+    except (
+        OSError,
+        AttributeError,
+        KeyError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        MemoryError,
+    ) as error:
         raise ArtifactError(f"{path} cannot be read ({error}); {remedy}") from error
+
+
+def _require_length(found: int, header: Mapping[str, Any], *, start: int) -> None:
+    ends = (each["data_offsets"][1] for name, each in header.items() if name != _HEADER)
+    if found != start + max(ends):
+        raise ValueError(f"it has {found} bytes")
 
 
 def _facts(data: bytes) -> dict[str, str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.log_lines import log
 from pipelines.papers import models
 from pipelines.papers.bench import Bench
 from pipelines.papers.encoders import Model
@@ -34,6 +33,7 @@ from whiten_index.evaluate.layers import evaluate_layers
 from whiten_index.evaluate.spaces import Spaces
 from whiten_index.evaluate.sts import score_sets
 from whiten_index.evaluation import heat_map
+from whiten_index.log_lines import log
 from whiten_index.whitening import Kind as Transform
 from whiten_index.whitening import WhiteningConfig
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.log_lines import log
 from pipelines.papers.bench import Bench
 from pipelines.papers.commands import Files, command_of
 from pipelines.papers.encoders import Model
@@ -18,6 +17,7 @@ from pipelines.papers.settings import recipe_of
 from whiten_index.errors import OutputError, WhitenIndexError
 from whiten_index.evaluate.config import NLI
 from whiten_index.evaluation import AGGREGATIONS
+from whiten_index.log_lines import log
 
 RAN, STAND_IN, NOT_RUN = "ran", "stand-in", "not run"
 _TITLES = {

@@ -2,7 +2,8 @@
 
 Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or queries · 4 encoder ·
 5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk ·
-8 the embeddings do not allow the whitening · 130 interrupted.
+8 the embeddings do not allow the whitening · 9 a gate kept a new version from being published ·
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from whiten_index.cli import (
     report_command,
     search_command,
     sweep_commands,
+    update_command,
+    version_commands,
 )
 from whiten_index.errors import WhitenIndexError
 from whiten_index.stopping import INTERRUPTED, stop_on_signals
@@ -51,7 +54,8 @@ class _Commands(click.Group):
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit status: 0 done, 2 options, 3 corpus or queries, 4 encoder, 5 damaged or missing "
-    "artifact, 6 folder in use, 7 disk, 8 whitening impossible, 130 interrupted.",
+    "artifact, 6 folder in use, 7 disk, 8 whitening impossible, 9 kept back by a gate, "
+    "130 interrupted.",
 )
 @click.version_option(whiten_index.__version__, prog_name="whiten-index")
 def cli() -> None:
@@ -64,6 +68,10 @@ for command in (
     search_command.search,
     commands.inspect,
     commands.export,
+    update_command.update,
+    version_commands.versions,
+    version_commands.rollback,
+    version_commands.prune,
     sweep_commands.sweep,
     report_command.report,
     eval_commands.evaluate,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,11 +31,14 @@ from whiten_index.corpus.rows import (
     join_texts,
     rows_not_finite,
 )
-from whiten_index.corpus.sources import SourceFile, find_files
+from whiten_index.corpus.sources import SourceFile, find_files, require_unchanged
 from whiten_index.errors import CorpusError
+from whiten_index.manifest import fingerprint
 
 _SUSPECTS = 1000
 _FOOTER_THREADS = 8
+# File systems tell times in steps of up to two seconds.
+_RACY_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class ParquetCorpus:
         footers: the row groups of each file.
         shards: the plan: a pure function of the footers.
         dim: width of the embedding column, None for a corpus of texts.
+        fingerprints: of each file and of what is read of it, empty where only reading it tells
+            whether it changed.
     """
 
     config: CorpusConfig
@@ -53,6 +60,7 @@ class ParquetCorpus:
     footers: tuple[tuple[RowGroup, ...], ...]
     shards: tuple[Shard, ...]
     dim: int | None
+    fingerprints: tuple[str, ...]
     _filter: RowFilter | None = field(repr=False)
     _reader: SpanReader = field(default_factory=SpanReader, repr=False, compare=False)
 
@@ -68,24 +76,37 @@ class ParquetCorpus:
         row_filter = RowFilter.parse(config.row_filter) if config.row_filter else None
         files = tuple(find_files(config.sources))
         columns = columns_to_read(config, row_filter)
+        now = time.time_ns()
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
             read = list(pool.map(lambda file: _read_footer(file, config, columns), files))
-        check_same_types(files, [schema for _, schema in read], config)
-        footers = tuple(groups for groups, _ in read)
+        check_same_types(files, [schema for _, schema, _ in read], config)
+        footers = tuple(groups for groups, _, _ in read)
+        fingerprints = tuple(
+            _fingerprint(file, footer, config, now=now)
+            for file, (_, _, footer) in zip(files, read, strict=True)
+        )
         shards = tuple(plan_shards(footers, shard_rows=config.shard_rows, limit=config.limit))
         if not shards:
             raise CorpusError(
                 f"{', '.join(config.sources)} holds no rows; point to a corpus that does"
             )
-        corpus = cls(config, files, footers, shards, None, row_filter)
+        corpus = cls(config, files, footers, shards, None, fingerprints, row_filter)
         if config.embedding_column is None:
             return corpus
-        return cls(config, files, footers, shards, corpus._find_dim(), row_filter)
+        return replace(corpus, dim=corpus._find_dim())
 
     @property
     def rows(self) -> int:
         """Rows planned, before any is skipped."""
         return sum(shard.rows for shard in self.shards)
+
+    def require_unchanged(self) -> None:
+        """Make sure that no file was written to since the corpus was opened.
+
+        Raises:
+            CorpusError: one was, or is gone.
+        """
+        require_unchanged(self.files)
 
     def batches(self) -> Iterator[TextBatch | EmbeddingBatch]:
         """Yield the whole corpus, one batch a shard."""
@@ -275,10 +296,13 @@ class ParquetCorpus:
 
 def _read_footer(
     file: SourceFile, config: CorpusConfig, columns: Sequence[str]
-) -> tuple[tuple[RowGroup, ...], pa.Schema]:
+) -> tuple[tuple[RowGroup, ...], pa.Schema, str]:
+    """Return the row groups, the schema, and a digest of the footer."""
     try:
         with open_parquet(file) as parquet:
             metadata, schema = parquet.metadata, parquet.schema_arrow
+            footer = pa.BufferOutputStream()
+            metadata.write_metadata_file(footer)
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
             f"{file.path} is not a readable Parquet file ({str(error).splitlines()[0][:160]}); "
@@ -288,7 +312,31 @@ def _read_footer(
     # Ids and kept columns do not count: asking for another one must not move the shards.
     wanted = {*config.text_columns, config.embedding_column or ""} - {""}
     indices = range(metadata.num_row_groups)
-    return tuple(_describe_group(metadata.row_group(i), wanted) for i in indices), schema
+    groups = tuple(_describe_group(metadata.row_group(i), wanted) for i in indices)
+    return groups, schema, hashlib.sha256(footer.getvalue()).hexdigest()
+
+
+def _fingerprint(file: SourceFile, footer: str, config: CorpusConfig, *, now: int) -> str:
+    """Return what changes when a file does, or what is read of it.
+
+    Empty where the file was written so lately, by whichever clock, that it may be written again
+    under the same time.
+    """
+    if file.modified is None or file.modified > now - _RACY_NS:
+        return ""
+    return fingerprint(
+        {
+            "name": file.name,
+            "size": file.size,
+            "modified": file.modified,
+            "footer": footer,
+            "columns": config.source_identity() | {"sources": []},
+            "id_column": config.id_column,
+            "keep": list(config.keep),
+            "on_bad_row": config.on_bad_row.value,
+            "shard_rows": config.shard_rows,
+        }
+    )
 
 
 def _describe_group(group: Any, wanted: set[str]) -> RowGroup:

@@ -28,12 +28,15 @@ class SourceFile:
         path: its path on ``filesystem``.
         filesystem: the pyarrow file system that opens it.
         size: bytes.
+        modified: nanoseconds since 1970 at which it was last written by the file system's clock,
+            None where that does not tell.
     """
 
     name: str
     path: str
     filesystem: Any
     size: int
+    modified: int | None = None
 
     @property
     def place(self) -> str:
@@ -126,7 +129,7 @@ def _matching(filesystem: Any, base: str, pattern: str) -> list[SourceFile]:
     root = PurePosixPath(base)
     listed = _list(filesystem, base) if _kind(filesystem, base) == pafs.FileType.Directory else []
     files = [
-        SourceFile(name, info.path, filesystem, info.size)
+        _file(name, filesystem, info)
         for info in listed
         if _segments_match(
             (name := str(PurePosixPath(info.path).relative_to(root))).split("/"),
@@ -158,10 +161,10 @@ def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
     if info.type == pafs.FileType.NotFound:
         raise CorpusError(f"{source} does not exist; check the path")
     if info.type == pafs.FileType.File:
-        return [SourceFile(PurePosixPath(path).name, path, filesystem, info.size)]
+        return [_file(PurePosixPath(path).name, filesystem, info)]
     listed = _list(filesystem, path)
     files = [
-        SourceFile(str(PurePosixPath(i.path).relative_to(path)), i.path, filesystem, i.size)
+        _file(str(PurePosixPath(i.path).relative_to(path)), filesystem, i)
         for i in listed
         if i.path.lower().endswith(SUFFIXES) and not _hidden(i.path, path)
     ]
@@ -171,6 +174,37 @@ def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
             f"{', '.join(SUFFIXES)}); name the files with a glob, or another folder"
         )
     return files
+
+
+def require_unchanged(files: Sequence[SourceFile]) -> None:
+    """Make sure that files are as they were when they were found.
+
+    Raises:
+        CorpusError: one is gone, or was written to.
+    """
+    for filesystem in {id(file.filesystem): file.filesystem for file in files}.values():
+        own = [file for file in files if file.filesystem is filesystem]
+        try:
+            infos = filesystem.get_file_info([file.path for file in own])
+        except (OSError, pa.ArrowException) as error:
+            raise CorpusError(
+                f"the corpus cannot be looked at again ({_line(error)}); run the same command again"
+            ) from error
+        for file, info in zip(own, infos, strict=True):
+            if info.type == pafs.FileType.NotFound:
+                raise CorpusError(
+                    f"{file.path} vanished while the corpus was read; restore it or take it out of "
+                    "the corpus, then run the same command again"
+                )
+            if _file(file.name, filesystem, info) != file:
+                raise CorpusError(
+                    f"{file.path} changed while it was read; run the same command again when "
+                    "nothing writes to it"
+                )
+
+
+def _file(name: str, filesystem: Any, info: Any) -> SourceFile:
+    return SourceFile(name, info.path, filesystem, info.size, info.mtime_ns)
 
 
 def _list(filesystem: Any, path: str) -> list[Any]:

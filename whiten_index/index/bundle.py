@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,10 +30,18 @@ from whiten_index.index.on_disk import IVF_DATA
 from whiten_index.index.pages import gather_pages
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.vectors import vectors_of
-from whiten_index.index.versions import DOCUMENTS, INDEX, WHITENING, read_fields
+from whiten_index.index.versions import (
+    DOCUMENTS,
+    INDEX,
+    WHITENING,
+    Current,
+    read_version,
+    with_published,
+)
 from whiten_index.whitening import Whitening
 
 Search = Callable[[NDArray[np.float32], int], tuple[Scores, Rows]]
+_SILENCING = threading.Lock()
 
 
 class Rescorer(Protocol):
@@ -62,6 +71,8 @@ class Bundle:
         documents: row -> id and kept columns.
         placed: a copy of the index proper on a GPU, which searches all rows by embeddings; None
             where the CPU does everything.
+        sha256: what ``CURRENT`` said of the manifest; None where the version was opened by its
+            folder.
     """
 
     folder: Path
@@ -71,6 +82,7 @@ class Bundle:
     transforms: Transforms
     documents: Documents
     placed: Placed | None = None
+    sha256: str | None = None
 
     @property
     def version(self) -> str:
@@ -229,6 +241,8 @@ def open_bundle(
     Args:
         root: the index folder.
         verify: see ``read_fields``; by default full, but manifest for what is mapped.
+            What a manifest check does not see, flipped bits in the files beside it, may give other
+            hits or end the process, as FAISS and Arrow trust what they read.
         mapped: read the index file as it is searched, not as a whole first; see
             ``maps_by_default``. Lists in a file of their own are never read as a whole.
         device: ``cpu``; ``gpu`` searches by a copy on a GPU, and so does ``auto`` where there is
@@ -238,7 +252,36 @@ def open_bundle(
         ConfigError: ``gpu`` was asked for and cannot be had, or the index is mapped.
         ArtifactError: nothing is published there, or it is damaged.
     """
-    folder, fields = read_fields(Path(root), verify=verify or "manifest")
+
+    def opened(folder: Path, current: Current) -> Bundle:
+        sha256 = current.manifest_sha256
+        return open_version(folder, verify=verify, mapped=mapped, device=device, sha256=sha256)
+
+    return with_published(Path(root), opened)
+
+
+def open_version(
+    folder: Path,
+    *,
+    verify: str | None = None,
+    mapped: bool | None = None,
+    device: str = "cpu",
+    sha256: str | None = None,
+) -> Bundle:
+    """Open one version of an index, or a candidate, by its folder.
+
+    Args:
+        folder: of the version.
+        verify: see ``open_bundle``.
+        mapped: see ``open_bundle``.
+        device: see ``open_bundle``.
+        sha256: what ``CURRENT`` says of its manifest.
+
+    Raises:
+        ConfigError: ``gpu`` was asked for and cannot be had, or the index is mapped.
+        ArtifactError: it is missing or damaged.
+    """
+    fields = read_version(folder, verify=verify or "manifest", sha256=sha256)
     mapped = maps_by_default(fields) if mapped is None else mapped
     if verify is None and not mapped:
         manifest.check_files(folder, fields, content=True)
@@ -250,11 +293,29 @@ def open_bundle(
             f"{folder} does not fit together: {index.ntotal} vectors, {len(documents)} documents; "
             "restore it from a copy, or build again"
         )
-    bundle = Bundle(folder, fields, whitening, index, Transforms(index), documents)
+    transforms = Transforms(index)
+    bundle = Bundle(folder, fields, whitening, index, transforms, documents, sha256=sha256)
     if not mapped and (vectors := flat_vectors(inner_of(index))) is not None:
         gather_pages(vectors)
     on_disk = IVF_DATA in fields["files"]
     return replace(bundle, placed=_placed(bundle, device, mapped=mapped or on_disk))
+
+
+def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
+    """Open a version that is still being made: its files are there, its manifest is not yet.
+
+    Nothing is checked, and the index file is mapped.
+
+    Args:
+        folder: where the files are.
+        fields: what the manifest will say.
+
+    Raises:
+        ArtifactError: a file cannot be read.
+    """
+    index = _read_index(folder, on_disk=(folder / IVF_DATA).exists(), mapped=True)
+    whitening, documents = Whitening.load(folder / WHITENING), Documents(folder / DOCUMENTS)
+    return Bundle(folder, fields, whitening, index, Transforms(index), documents)
 
 
 def _placed(bundle: Bundle, device: str, *, mapped: bool) -> Placed | None:
@@ -300,15 +361,17 @@ def _read_index(folder: Path, *, on_disk: bool, mapped: bool) -> Any:
 def _silenced() -> Iterator[None]:
     """Drop what FAISS prints on standard output, where the results go, about moved lists."""
     library = ctypes.CDLL(None)
-    sys.stdout.flush()
-    library.fflush(None)
-    kept = os.dup(1)
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
-        yield
-    finally:
+    # Of two threads at once, the second would take the first one's nowhere for standard output.
+    with _SILENCING:
+        sys.stdout.flush()
         library.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        kept = os.dup(1)
+        try:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.close(nowhere)
+            yield
+        finally:
+            library.fflush(None)
+            os.dup2(kept, 1)
+            os.close(kept)

@@ -162,7 +162,7 @@ def choose_factory(
     raise _nothing_fits(tried[-1], rows=rows, dim=dim, k=k, budget=budget)
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, *, option: str = "--memory-budget") -> int:
     """Return bytes of a text such as ``4GiB``, ``512MB`` or ``1000000``.
 
     Raises:
@@ -173,7 +173,7 @@ def parse_bytes(text: str | int) -> int:
     size = 0 if found is None or unit is None else int(Fraction(found[1]) * unit)
     if not 1 <= size < _BEYOND:
         raise ConfigError(
-            f"--memory-budget {str(text)!r} is no size; write bytes, or a number with KB, MB, GB, "
+            f"{option} {str(text)!r} is no size; write bytes, or a number with KB, MB, GB, "
             "KiB, MiB or GiB, such as 4GiB"
         )
     return size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,17 +31,16 @@ def write_documents(path: Path, tables: Iterable[pa.Table]) -> int:
     """
     writer: Any = None
     rows = 0
-    try:
+    # Through a file of Python's, as all else: Arrow's own hides which error the disk reports.
+    with contextlib.ExitStack() as open_files:
         for table in tables:
             if writer is None:
-                writer = pa.ipc.new_file(path, table.schema)
+                file = open_files.enter_context(path.open("wb"))
+                writer = open_files.enter_context(pa.ipc.new_file(file, table.schema))
                 schema = table.schema
             for batch in _fitting(table, schema).combine_chunks().to_batches():
                 writer.write_batch(batch)
             rows += table.num_rows
-    finally:
-        if writer is not None:
-            writer.close()
     return rows
 
 
@@ -91,6 +91,14 @@ class Documents:
             batch, offset = self._locate(row)
             found.append(batch.column(ID)[offset].as_py())
         return found
+
+    def id_column(self, start: int, stop: int) -> pa.ChunkedArray:
+        """Return the ids of rows ``start`` … ``stop`` − 1, or of as many as there are."""
+        columns = []
+        for first, batch in zip(self._starts, self._batches, strict=False):
+            inside = batch.column(ID)[max(start - int(first), 0) : max(stop - int(first), 0)]
+            columns.append(inside)
+        return pa.chunked_array(columns, self.schema.field(ID).type)
 
     def first_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return, of rows (n,) that are passages, the row of the first one of the same document."""

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from whiten_index.index.factory import lists_of
 from whiten_index.index.library import load_faiss
 from whiten_index.index.on_disk import IVF_DATA
+from whiten_index.index.renumbered import Entries, OldLists
 
 Bytes = NDArray[np.uint8]
 
@@ -64,15 +65,18 @@ class SpilledLists:
         folder: where the data of the lists goes; parts are kept in a file beside it meanwhile.
     """
 
-    def __init__(self, inner: Any, folder: Path, *, most: int) -> None:
+    def __init__(
+        self, inner: Any, folder: Path, *, most: int, numbers: NDArray[np.int64] | None = None
+    ) -> None:
         """Start.
 
         Args:
             inner: the trained index.
             folder: that is there.
             most: bytes of rows held in memory.
+            numbers: (n,) rising row numbers of what will be added, 0 … n−1 where they are left out.
         """
-        self.inner, self.folder = inner, folder
+        self.inner, self.folder, self._numbers = inner, folder, numbers
         lists = lists_of(inner)
         self._nlist, self._size = int(lists.nlist), int(lists.code_size)
         self._prefix = int(lists.coarse_code_size())
@@ -83,7 +87,10 @@ class SpilledLists:
         self._rows = self._held = 0
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        """Add vectors (m, k) under the next row numbers; spill rows when there are enough."""
+        """Add vectors (m, k) under the next row numbers; spill rows when there are enough.
+
+        Codes of rows that another index has in lists are given to ``join``.
+        """
         coded = self.inner.sa_encode(vectors)
         while len(coded):
             room = len(self._codes) - self._held
@@ -98,14 +105,21 @@ class SpilledLists:
             if self._held == len(self._codes):
                 self._spill()
 
-    def join(self) -> None:
-        """Join the parts, each list in one piece, and give the index the lists on disk."""
+    def join(self, old: OldLists | None = None) -> None:
+        """Join the parts, each list in one piece by row, and give the index the lists on disk.
+
+        Args:
+            old: lists of another index of the same centroids, whose codes are copied.
+
+        Raises:
+            ArtifactError: these are damaged.
+        """
         if self._held:
             self._spill()
         # What held the rows is free from here on.
         self._codes, self._lists = self._codes[:0].copy(), self._lists[:0].copy()
-        self._replace_lists(self.folder / IVF_DATA)
-        self.inner.ntotal = self._rows
+        self._replace_lists(self.folder / IVF_DATA, old)
+        self.inner.ntotal = self._rows + (0 if old is None else old.rows)
 
     def __enter__(self) -> Self:
         return self
@@ -126,21 +140,18 @@ class SpilledLists:
             for first in range(0, len(order), _WRITTEN_ROWS):
                 file.write(self._codes[order[first : first + _WRITTEN_ROWS]].tobytes())
             for first in range(0, len(order), _WRITTEN_ROWS):
-                numbers = order[first : first + _WRITTEN_ROWS] + self._rows
+                places = order[first : first + _WRITTEN_ROWS] + self._rows
+                numbers = places if self._numbers is None else self._numbers[places]
                 file.write(numbers.astype("<i8").tobytes())
         self._rows += self._held
         self._held = 0
 
-    def _replace_lists(self, path: Path) -> None:
+    def _replace_lists(self, path: Path, old: OldLists | None) -> None:
         faiss = load_faiss()
-        parts = self._mapped()
-        lengths = np.zeros(self._nlist, dtype=np.int64)
-        for bounds, _, _ in parts:
-            lengths += np.diff(bounds)
-        starts, end = self._join(path, parts, lengths)
+        joined, end = self._join(path, self._mapped(), old)
         lists = faiss.OnDiskInvertedLists()
         lists.nlist, lists.code_size, lists.filename = self._nlist, self._size, str(path)
-        for length, start in zip(lengths.tolist(), starts, strict=True):
+        for start, length in joined:
             one = faiss.OnDiskOneList()
             one.size, one.capacity, one.offset = length, _room(length), start
             lists.lists.push_back(one)
@@ -160,31 +171,73 @@ class SpilledLists:
         self,
         path: Path,
         parts: list[tuple[NDArray[np.int64], Bytes, Bytes]],
-        lengths: NDArray[np.int64],
-    ) -> tuple[list[int], int]:
-        """Write each list's codes, then its ids; return where each starts, and the end.
+        old: OldLists | None,
+    ) -> tuple[list[tuple[int, int]], int]:
+        """Write each list's codes, then its ids; return where each starts, its rows, and the end.
 
         Written here and not by FAISS, which maps the file to write it: a full disk would then kill
         the process.
         """
-        starts = []
+        joined = []
         with path.open("wb") as file:
-            for number, length in enumerate(lengths.tolist()):
-                starts.append(file.tell())
-                spare = _room(length) - length
+            for number in range(self._nlist):
+                start = file.tell()
                 own = [slice(*bounds[number : number + 2].tolist()) for bounds, _, _ in parts]
-                for rows, (_, codes, _) in zip(own, parts, strict=True):
-                    file.write(codes[rows].data)
-                file.write(bytes(spare * self._size))
-                for rows, (_, _, numbers) in zip(own, parts, strict=True):
-                    file.write(numbers[rows].data)
-                file.write(bytes(spare * _ID))
+                pieces = [
+                    (codes[rows], numbers[rows])
+                    for rows, (_, codes, numbers) in zip(own, parts, strict=True)
+                ]
+                length = sum(len(codes) for codes, _ in pieces)
+                if old is None:
+                    self._write_list(file, pieces, length)
+                else:
+                    length = self._write_merged(file, pieces, old.entries(number))
+                joined.append((start, length))
+            if old is not None:
+                old.require_all()
             # An empty file cannot be mapped.
             file.write(bytes(_ALIGN))
             end = file.tell()
             file.flush()
             os.fsync(file.fileno())
-        return starts, end
+        return joined, end
+
+    def _write_list(self, file: BinaryIO, pieces: list[tuple[Bytes, Bytes]], length: int) -> None:
+        """Write a list of which every piece goes on where the one before it ends."""
+        spare = _room(length) - length
+        for codes, _ in pieces:
+            file.write(codes.data)
+        file.write(bytes(spare * self._size))
+        for _, numbers in pieces:
+            file.write(numbers.data)
+        file.write(bytes(spare * _ID))
+
+    def _write_merged(self, file: BinaryIO, pieces: list[tuple[Bytes, Bytes]], old: Entries) -> int:
+        """Write a list with the rows of an old one among its own; return how many these are."""
+        own = [piece[0] for piece in pieces]
+        new = b"".join(numbers.tobytes() for _, numbers in pieces)
+        numbers = np.concatenate([np.frombuffer(new, dtype="<i8"), old.numbers])
+        places = np.concatenate([np.arange(len(new) // _ID), old.places + len(new) // _ID])
+        order = np.argsort(numbers)
+        spare = _room(len(order)) - len(order)
+        for first in range(0, len(order), _WRITTEN_ROWS):
+            some = places[order[first : first + _WRITTEN_ROWS]]
+            file.write(_taken([*own, old.codes], some).data)
+        file.write(bytes(spare * self._size))
+        file.write(numbers[order].astype("<i8").tobytes())
+        file.write(bytes(spare * _ID))
+        return len(order)
+
+
+def _taken(pieces: list[Bytes], places: NDArray[np.int64]) -> Bytes:
+    """Return rows (n, size) of pieces that are counted through, with no other row copied."""
+    starts = np.cumsum([0, *(len(piece) for piece in pieces)])
+    within = np.searchsorted(starts, places, side="right") - 1
+    taken = np.empty((len(places), pieces[0].shape[1]), dtype=np.uint8)
+    for number in np.unique(within):
+        here = within == number
+        taken[here] = pieces[number][places[here] - starts[number]]
+    return taken
 
 
 def _room(rows: int) -> int:

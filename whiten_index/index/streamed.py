@@ -38,10 +38,14 @@ class StreamedCodes:
 
     def add(self, vectors: NDArray[np.float32]) -> None:
         """Write the codes of vectors (m, k)."""
-        codes = self._inner.sa_encode(vectors)
-        self._file.write(codes.tobytes())
-        self._rows += len(vectors)
-        self._last = codes[-1:].copy(), self._rows - 1
+        self.add_codes(self._inner.sa_encode(vectors))
+
+    def add_codes(self, codes: NDArray[np.uint8]) -> None:
+        """Write codes (m, size) as they are."""
+        if len(codes):
+            self._file.write(codes.tobytes())
+            self._rows += len(codes)
+            self._last = codes[-1:].copy(), self._rows - 1
 
     def __enter__(self) -> Self:
         return self

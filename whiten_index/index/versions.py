@@ -2,56 +2,179 @@
 
 Layout::
 
-    CURRENT                       {"version": …, "manifest_sha256": …}, replaced in one step
+    CURRENT                       the version that readers open, the digest of its manifest, and
+                                  the versions withdrawn; sealed, replaced in one step
     versions/<version>/           manifest.json, whitening.safetensors, moments.safetensors,
-                                  index.faiss (and index.ivfdata), documents.arrow
+                                  index.faiss (and index.ivfdata), documents.arrow, corpus.json
+                                  (the shards it was made of), changes.arrow (made by an update)
+    candidates/<version>/         the same, made and not yet passed by the gates, or not at all
+
+A version's folder never changes: what is in it when it appears stays until all of it is removed.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from whiten_index import manifest
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ArtifactError, ConfigError, OutputError
 from whiten_index.index.library import load_faiss
 
+T = TypeVar("T")
+
 KIND, FORMAT_VERSION = "index", 1
-CURRENT, VERSIONS = "CURRENT", "versions"
+CURRENT, VERSIONS, CANDIDATES = "CURRENT", "versions", "candidates"
 INDEX, WHITENING = "index.faiss", "whitening.safetensors"
 MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
+RECORD, CHANGES = "corpus.json", "changes.arrow"
 _VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
+_NAME, _SHA256 = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*"), re.compile(r"[0-9a-f]{64}")
+# Releases before versions could be withdrawn wrote two keys and no digest.
+_OLD_KEYS = {"version", "manifest_sha256"}
+_KEYS = _OLD_KEYS | {"withdrawn", "digest"}
 VERIFY = ("full", "manifest")
+# Each try needs a version published and another removed since the one before.
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """What ``CURRENT`` says.
+
+    Attributes:
+        version: the published one.
+        manifest_sha256: of its manifest.json.
+        withdrawn: versions that were published and taken back, which are not published again
+            unless someone names them.
+    """
+
+    version: str
+    manifest_sha256: str
+    withdrawn: tuple[str, ...] = ()
+
+    def same_version(self, other: Current) -> bool:
+        """Tell whether both publish the same."""
+        mine = (self.version, self.manifest_sha256)
+        return mine == (other.version, other.manifest_sha256)
+
+
+def read_current(root: Path) -> Current:
+    """Return what is published.
+
+    Raises:
+        ArtifactError: nothing is, or ``CURRENT`` is damaged.
+        OutputError: the disk does not let it be read.
+    """
+    if not root.exists():
+        raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
+    path = root / CURRENT
+    # To the byte, so that any damage to it shows.
+    value = manifest.read_json(path, what="a published index", exact=True)
+    version, digest = value.get("version"), value.get("manifest_sha256")
+    withdrawn = value.get("withdrawn", [])
+    if not (
+        set(value) in (_KEYS, _OLD_KEYS)
+        and _is_name(version)
+        and isinstance(digest, str)
+        and _SHA256.fullmatch(digest)
+        and isinstance(withdrawn, list)
+        and all(map(_is_name, withdrawn))
+    ):
+        raise ArtifactError(
+            f"{path} is damaged; name a version with whiten-index rollback {root} --to VERSION, "
+            "or run the build again"
+        )
+    return Current(str(version), digest, tuple(withdrawn))
+
+
+def set_current(root: Path, version: str, *, withdrawn: Collection[str] | None = None) -> None:
+    """Make ``version`` the one that readers open, in one step.
+
+    Args:
+        root: the index folder.
+        version: in ``versions/``, whole and on the disk.
+        withdrawn: versions not to be published again; by default those that were withdrawn so
+            far, none where ``CURRENT`` is damaged. ``version`` itself is never among them.
+    """
+    folder = root / VERSIONS / version
+    with manifest.writing(root / CURRENT):
+        digest = manifest.sha256_file(folder / manifest.MANIFEST)
+        taken_back = withdrawn_versions(root) if withdrawn is None else withdrawn
+        fields = {
+            "version": version,
+            "manifest_sha256": digest,
+            "withdrawn": sorted(set(taken_back) - {version}),
+        }
+        manifest.write_manifest(root / CURRENT, fields)
+
+
+def withdrawn_versions(root: Path) -> tuple[str, ...]:
+    """Return the versions withdrawn, none where nothing is published or ``CURRENT`` is damaged."""
+    try:
+        return read_current(root).withdrawn
+    except ArtifactError:
+        return ()
 
 
 def tidy(root: Path) -> None:
     """Remove what a build that died left in the index folder."""
     with manifest.writing(root):
-        manifest.remove_leftovers(root)
-        manifest.remove_leftovers(root / VERSIONS)
+        for folder in (root, root / VERSIONS, root / CANDIDATES):
+            manifest.remove_leftovers(folder)
+
+
+def version_names(root: Path, *, inside: str = VERSIONS) -> list[str]:
+    """Return the names of the versions, or candidates, that are there, oldest first."""
+    found = [path.name for path in (root / inside).glob("[0-9]*") if version_number(path.name)]
+    return sorted(found, key=lambda name: (version_number(name), name))
+
+
+def version_number(name: str) -> int:
+    """Return the number that a version's name begins with; 0 where it is no such name."""
+    match = _VERSION.fullmatch(name)
+    return int(match[1]) if match else 0
 
 
 def find_version(root: Path, identity: str) -> str | None:
-    """Return a whole version made of the same inputs and choices, if there is one."""
-    for folder in sorted((root / VERSIONS).glob("[0-9]*"), reverse=True):
+    """Return a whole version made of the same inputs and choices, if there is one.
+
+    One that was withdrawn does not count.
+    """
+    withdrawn = withdrawn_versions(root)
+    for name in reversed(version_names(root)):
+        folder = root / VERSIONS / name
         try:
             fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
-            if fields.get("identity") == identity:
+            if fields.get("identity") == identity and name not in withdrawn:
                 manifest.check_files(folder, fields, content=True)
-                return folder.name
+                return name
         except ArtifactError:
             continue
     return None
 
 
 def next_version(root: Path, identity: str) -> str:
-    """Return a name for a new version: one number up, then the identity's first digits."""
-    names = (_VERSION.fullmatch(path.name) for path in (root / VERSIONS).glob("*"))
-    numbers = [int(name[1]) for name in names if name]
+    """Return a name for a new version: one number up, then the identity's first digits.
+
+    No number that was published comes again, not even of a version removed since.
+    """
+    numbers = map(version_number, _known_names(root))
     return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"
+
+
+def _known_names(root: Path) -> Iterator[str]:
+    yield from version_names(root)
+    yield from version_names(root, inside=CANDIDATES)
+    try:
+        current = read_current(root)
+    except ArtifactError:
+        return
+    yield from (current.version, *current.withdrawn)
 
 
 def publish(root: Path, version: str, fill: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
@@ -59,11 +182,38 @@ def publish(root: Path, version: str, fill: Callable[[Path], Mapping[str, Any]])
     return manifest.publish_folder(root / VERSIONS / version, fill)
 
 
-def set_current(root: Path, version: str) -> None:
-    """Make ``version`` the one that readers open, in one step."""
-    digest = manifest.sha256_file(root / VERSIONS / version / manifest.MANIFEST)
-    with manifest.writing(root / CURRENT):
-        manifest.write_json(root / CURRENT, {"version": version, "manifest_sha256": digest})
+def publish_candidate(
+    root: Path, version: str, fill: Callable[[Path], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Write a version's folder among the candidates, whole or not at all.
+
+    Candidates that are there already are removed first: there is one at most.
+
+    Raises:
+        OutputError: the disk is full or cannot be written.
+    """
+    for name in version_names(root, inside=CANDIDATES):
+        manifest.remove_folder(root / CANDIDATES / name)
+    return manifest.publish_folder(root / CANDIDATES / version, fill)
+
+
+def promote(root: Path, version: str) -> None:
+    """Make a candidate the published version.
+
+    When this process dies on the way, the version before is published, and the new one is either
+    still a candidate or among the versions, where ``find_version`` finds it.
+
+    Raises:
+        OutputError: there is no such candidate, or the disk cannot be written.
+    """
+    candidate, final = root / CANDIDATES / version, root / VERSIONS / version
+    with manifest.writing(final):
+        manifest.make_folder(final.parent)
+        candidate.rename(final)
+        # The new name first: a power cut may leave both or the new one, never none.
+        manifest.fsync_path(final.parent)
+        manifest.fsync_path(candidate.parent)
+    set_current(root, version)
 
 
 def write_index(index: Any, path: Path) -> None:
@@ -79,6 +229,31 @@ def write_index(index: Any, path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def with_published(root: Path, use: Callable[[Path, Current], T]) -> T:
+    """Return what ``use`` makes of the published version's folder.
+
+    Where it fails on a version that was replaced meanwhile, and so may have been removed under its
+    hands, it is called again with the one published since.
+
+    Args:
+        root: the index folder.
+        use: takes a version's folder and what ``CURRENT`` says of it.
+
+    Raises:
+        ArtifactError: nothing is published there, or it is damaged.
+    """
+    current = read_current(root)
+    for _ in range(_TRIES):
+        try:
+            return use(root / VERSIONS / current.version, current)
+        except (ArtifactError, OutputError):
+            latest = read_current(root)
+            if latest.same_version(current):
+                raise
+            current = latest
+    return use(root / VERSIONS / current.version, current)
+
+
 def read_fields(root: Path, *, verify: str = "full") -> tuple[Path, dict[str, Any]]:
     """Return the published version's folder and manifest, checked before anyone uses them.
 
@@ -89,18 +264,52 @@ def read_fields(root: Path, *, verify: str = "full") -> tuple[Path, dict[str, An
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
     """
+
+    def read(folder: Path, current: Current) -> tuple[Path, dict[str, Any]]:
+        return folder, read_version(folder, verify=verify, sha256=current.manifest_sha256)
+
+    return with_published(root, read)
+
+
+def read_version(
+    folder: Path, *, verify: str = "full", sha256: str | None = None
+) -> dict[str, Any]:
+    """Return the manifest of one version, published or not, checked.
+
+    Args:
+        folder: of the version.
+        verify: see ``read_fields``.
+        sha256: what ``CURRENT`` says of its manifest.
+
+    Raises:
+        ArtifactError: it is missing or damaged.
+        ConfigError: ``verify`` is unknown.
+    """
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
-    current = _read_current(root)
-    folder = root / VERSIONS / str(current["version"])
     fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
-    if manifest.sha256_file(folder / manifest.MANIFEST) != current["manifest_sha256"]:
+    if sha256 not in (None, manifest_sha256(folder)):
         raise ArtifactError(
             f"{folder / manifest.MANIFEST} is damaged: it does not match {CURRENT}; restore it "
             "from a copy, or run the build again"
         )
     manifest.check_files(folder, fields, content=verify == "full")
-    return folder, fields
+    return fields
+
+
+def manifest_sha256(folder: Path) -> str:
+    """Return the SHA-256 of a version's manifest, as ``CURRENT`` has it.
+
+    Raises:
+        ArtifactError: it cannot be read, as where the version was removed.
+    """
+    try:
+        return manifest.sha256_file(folder / manifest.MANIFEST)
+    except OSError as error:
+        raise ArtifactError(
+            f"{folder / manifest.MANIFEST} cannot be read ({error.strerror}); restore it from a "
+            "copy, or run the build again"
+        ) from error
 
 
 def vector_bytes(index: Any, *, file_bytes: int) -> int:
@@ -115,10 +324,5 @@ def vector_bytes(index: Any, *, file_bytes: int) -> int:
     return int(index.ntotal) * int(size) if size else file_bytes
 
 
-def _read_current(root: Path) -> dict[str, Any]:
-    if not root.exists():
-        raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
-    current = manifest.read_json(root / CURRENT, what="a published index")
-    if not {"version", "manifest_sha256"} <= set(current):
-        raise ArtifactError(f"{root / CURRENT} is damaged; run the build again")
-    return current
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None

@@ -3,7 +3,9 @@
 from whiten_index.whitening.arrays import unit_rows
 from whiten_index.whitening.config import Kind, WhiteningConfig
 from whiten_index.whitening.covariance import Estimator, parse_shrinkage, shrunk_covariance
+from whiten_index.whitening.drift import Drift
 from whiten_index.whitening.export import Affine
+from whiten_index.whitening.refit import DRIFT_THRESHOLD, Decision, Refit, decide
 from whiten_index.whitening.spectrum import (
     Spectrum,
     WidthWish,
@@ -16,15 +18,20 @@ from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.weights import Weighting, inverse_frequency, zipfian
 
 __all__ = [
+    "DRIFT_THRESHOLD",
     "Affine",
+    "Decision",
+    "Drift",
     "Estimator",
     "Kind",
+    "Refit",
     "Spectrum",
     "Weighting",
     "Whitening",
     "WhiteningConfig",
     "WidthWish",
     "condition_number",
+    "decide",
     "default_width",
     "inverse_frequency",
     "numerical_rank",

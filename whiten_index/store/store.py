@@ -8,8 +8,10 @@ Layout below the root, one folder an encoder::
         samples/<fingerprint>.safetensors pieces of documents that a transform is chosen on
         choices/<fingerprint>.json        transforms chosen
         shards/<shard-fingerprint>/       embeddings + text digests, moments, manifest (last)
+        packs/<name>/                     small shards joined, likewise
         rows/<digest>.arrow.zst           ids and kept columns of a shard, as one corpus has them
         corpora/<source-fingerprint>.json the shards of a corpus, in order
+        indexes/<fingerprint>.json        where an index is that was built from here
 
 A shard's fingerprint comes from its texts, so it is found again whatever file, id or metadata
 column they are read with.
@@ -18,10 +20,7 @@ column they are read with.
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import Enum
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,92 +30,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index import manifest
-from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
-from whiten_index.tensors import map_tensor, read_tensors, write_tensors
+from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.gathered import EmbeddingRows
+from whiten_index.store.known import KnownRows
+from whiten_index.store.packs import Packs
+from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.store.shards import REMEDY, Picks, Shards, StoredShard
+from whiten_index.tensors import read_tensors, write_tensors
 
 FORMAT_VERSION = 1
-_STORE, _SHARD, _CORPUS, _SAMPLE = "store", "shard", "corpus", "sample"
+_STORE, _SAMPLE, _USER = "store", "sample", "store_user"
 _ROWS_SUFFIX = ".arrow.zst"
-_EMBEDDINGS, _MOMENTS = "embeddings.safetensors", "moments.safetensors"
-_REMEDY = (
-    "run the same encode or build with the corpus again, which makes just what is missing anew"
-)
-# A relative error r of each coordinate costs r²/2 of cosine: 1/256 keeps it above 0.99999.
-_FLOAT16_ERROR = 1 / 256
-_NEGLIGIBLE_VARIANCE = 1e-10
-_LOOKED_AT_ROWS = 2048
-
-
-class StoreDtype(Enum):
-    """How embeddings are kept; ``OWN`` keeps the precision they came with."""
-
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
-    OWN = "own"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredShard:
-    """A shard that is done.
-
-    Attributes:
-        fingerprint: of its texts and of how they are kept.
-        rows: n.
-        dtype: numpy name of the embeddings' type.
-        truncated: texts that were longer than the encoder's limit.
-        bytes: size of the embeddings file.
-    """
-
-    fingerprint: str
-    rows: int
-    dtype: str
-    truncated: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusPart:
-    """One shard of a corpus: where its embeddings and its rows are.
-
-    Attributes:
-        shard: fingerprint of the stored shard; empty where every row was skipped.
-        documents: digest that names its ids and kept columns.
-        rows: n.
-        read: rows read from the corpus.
-        truncated: texts cut to the encoder's limit.
-    """
-
-    shard: str
-    documents: str
-    rows: int
-    read: int
-    truncated: int
-
-
-@dataclass(frozen=True)
-class CorpusRecord:
-    """The shards of one corpus in order, enough to index it without reading it again.
-
-    Attributes:
-        source: what tells this corpus from others.
-        parts: its shards.
-        skipped: reason -> rows left out.
-    """
-
-    source: Mapping[str, Any]
-    parts: tuple[CorpusPart, ...]
-    skipped: Mapping[str, int]
-
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the rows and their order."""
-        return manifest.fingerprint({"parts": [[p.shard, p.documents] for p in self.parts]})
-
-    @property
-    def rows(self) -> int:
-        """Rows that have an embedding."""
-        return sum(part.rows for part in self.parts)
 
 
 class EmbeddingStore:
@@ -126,12 +52,14 @@ class EmbeddingStore:
         root: the store's folder, which may hold other encoders too.
         encoder: the encoder as JSON values.
         folder: this encoder's own folder.
+        shards: in it.
     """
 
     def __init__(self, root: Path, encoder: Mapping[str, Any], fingerprint: str) -> None:
         self.root = root
         self.encoder = dict(encoder)
         self.folder = root / fingerprint
+        self.shards = Shards(self.folder / "shards", Packs(self.folder / "packs"))
 
     @property
     def fingerprint(self) -> str:
@@ -150,7 +78,7 @@ class EmbeddingStore:
         store = cls(Path(root), encoder, fingerprint)
         fields = {"kind": _STORE, "format_version": FORMAT_VERSION, "encoder": store.encoder}
         with manifest.writing(store.folder):
-            store._shards.mkdir(parents=True, exist_ok=True)
+            store.shards.folder.mkdir(parents=True, exist_ok=True)
             store._rows.mkdir(exist_ok=True)
             store._corpora.mkdir(exist_ok=True)
             if store._recorded_encoder() != store.encoder:
@@ -203,19 +131,11 @@ class EmbeddingStore:
         Raises:
             FormatError: a later release wrote it.
         """
-        folder = self._shards / fingerprint
-        try:
-            found = manifest.read_manifest(folder, kind=_SHARD, version=FORMAT_VERSION)
-            manifest.check_files(folder, found, content=verify)
-            return StoredShard(**found["shard"])
-        except FormatError:
-            raise
-        except (ArtifactError, KeyError, TypeError):
-            return None
+        return self.shards.find(fingerprint, verify=verify)
 
     def is_damaged(self, fingerprint: str) -> bool:
         """Tell whether a shard that ``find`` does not return has a folder all the same."""
-        return (self._shards / fingerprint).exists()
+        return self.shards.is_damaged(fingerprint)
 
     def write(
         self,
@@ -224,7 +144,7 @@ class EmbeddingStore:
         embeddings: NDArray[np.floating],
         *,
         dtype: StoreDtype,
-        truncated: int,
+        truncated: NDArray[np.bool_] | None = None,
         moments_of: Callable[[str], Moments] | None = None,
     ) -> StoredShard:
         """Keep a shard, whole or not at all; its moments are those of the rows as kept.
@@ -234,29 +154,37 @@ class EmbeddingStore:
             digests: (n, 16) uint8, of the rows it was made from.
             embeddings: (n, d).
             dtype: how to keep them; float16 gives way to float32 where it cannot hold them.
-            truncated: texts that were cut to the encoder's limit.
+            truncated: (n,) whether a text was cut to the encoder's limit; by default none was.
             moments_of: gives the moments of the rows as kept in a type, where that is quicker
                 done elsewhere than here.
 
         Raises:
             OutputError: the disk is full or cannot be written.
         """
-        kept = as_kept(embeddings, dtype)
-        shard = StoredShard(fingerprint, len(kept), str(kept.dtype), truncated, kept.nbytes)
-        folder = self._shards / fingerprint
-        if folder.exists() and self.find(fingerprint) is None:
-            # Two processes may find the same damaged shard.
-            shutil.rmtree(folder, ignore_errors=True)
+        flags = np.zeros(len(embeddings), dtype=np.bool_) if truncated is None else truncated
+        return self.shards.write(
+            fingerprint, digests, embeddings, dtype=dtype, truncated=flags, moments_of=moments_of
+        )
 
-        def fill(temporary: Path) -> dict[str, Any]:
-            tensors = {"embeddings": kept, "digests": digests}
-            write_tensors(temporary / _EMBEDDINGS, tensors, kind=_SHARD, version=FORMAT_VERSION)
-            moments = moments_of(str(kept.dtype)) if moments_of else Moments.of(kept)
-            moments.save(temporary / _MOMENTS)
-            return {"kind": _SHARD, "format_version": FORMAT_VERSION, "shard": asdict(shard)}
+    def derive(
+        self,
+        fingerprint: str,
+        digests: NDArray[np.uint8],
+        picks: Picks,
+        own: NDArray[np.floating],
+        *,
+        truncated: NDArray[np.bool_],
+        moments: Moments,
+        dtype: str,
+    ) -> StoredShard:
+        """Keep a shard most of whose rows others hold, whole or not at all; see ``Shards``.
 
-        manifest.publish_folder(folder, fill)
-        return shard
+        Raises:
+            OutputError: the disk is full or cannot be written.
+        """
+        return self.shards.derive(
+            fingerprint, digests, picks, own, truncated=truncated, moments=moments, dtype=dtype
+        )
 
     def embeddings(self, fingerprint: str) -> NDArray[np.floating]:
         """Return the embeddings of a shard, (n, d), as kept.
@@ -264,38 +192,53 @@ class EmbeddingStore:
         Raises:
             ArtifactError: they cannot be read.
         """
-        path = self._shards / fingerprint / _EMBEDDINGS
-        shapes = {"embeddings": "nd"}
-        tensors, _ = read_tensors(
-            path, kind=_SHARD, version=FORMAT_VERSION, shapes=shapes, remedy=_REMEDY
-        )
-        array: NDArray[np.floating] = tensors["embeddings"]
-        return array
+        return self.shards.embeddings(fingerprint)
 
-    def mapped_embeddings(self, fingerprint: str) -> NDArray[np.floating]:
+    def mapped_embeddings(self, fingerprint: str) -> EmbeddingRows:
         """Return the embeddings of a shard, (n, d), of which only rows that are touched are read.
 
         Raises:
-            ArtifactError: the file is missing or damaged.
+            ArtifactError: a file is missing or damaged.
         """
-        path = self._shards / fingerprint / _EMBEDDINGS
-        return map_tensor(path, "embeddings", remedy=_REMEDY)
+        return self.shards.mapped(fingerprint)
 
     def moments(self, fingerprint: str) -> Moments:
         """Return the moments of a shard's embeddings as kept."""
-        return Moments.load(self._shards / fingerprint / _MOMENTS)
+        return self.shards.moments(fingerprint)
+
+    def known_rows(self, shards: Iterable[str], *, dtypes: Collection[str]) -> KnownRows:
+        """Return what looks up the rows of shards by their digests.
+
+        Args:
+            shards: fingerprints; damaged ones are passed over.
+            dtypes: numpy names of the types that will do.
+        """
+        return self.shards.known_rows(shards, dtypes=dtypes)
+
+    def corpus_shards(self) -> tuple[str, ...]:
+        """Return the shards of all the corpora that were encoded to their end, each once.
+
+        A corpus whose record is damaged is passed over: encoded again, it gets a new one.
+
+        Raises:
+            FormatError: a later release wrote a record.
+        """
+        found = dict[str, None]()
+        for name in self._corpus_names():
+            try:
+                found |= dict.fromkeys(self._record(name).shards)
+            except FormatError:
+                raise
+            except ArtifactError:
+                continue
+        return tuple(found)
 
     def write_documents(self, documents: pa.Table) -> str:
         """Keep the ids and metadata of a shard; return the digest that names them.
 
         Equal rows get equal names, however the table is chunked or sliced.
         """
-        everything = pa.array(range(documents.num_rows), pa.int64())
-        table = documents.take(everything).combine_chunks()
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        data = sink.getvalue().to_pybytes()
+        data = _as_bytes(documents)
         # The name is of the rows: the bytes of the compressed file change with zstd's release.
         name = _digest(data)
         path = self._rows / f"{name}{_ROWS_SUFFIX}"
@@ -303,6 +246,10 @@ class EmbeddingStore:
             with manifest.writing(path):
                 manifest.replace_file(path, _compressed(data))
         return name
+
+    def digest_of(self, documents: pa.Table) -> str:
+        """Return the digest that would name the ids and metadata of a shard."""
+        return _digest(_as_bytes(documents))
 
     def documents(self, part: CorpusPart) -> pa.Table:
         """Return the ids and kept columns of a part, n rows.
@@ -314,22 +261,48 @@ class EmbeddingStore:
         data = _content(path)
         if data is None or _digest(data) != part.documents:
             how = "missing or unreadable" if data is None else "damaged: it does not match its name"
-            raise ArtifactError(f"{path} is {how}; {_REMEDY}")
+            raise ArtifactError(f"{path} is {how}; {REMEDY}")
         return pa.ipc.open_stream(data).read_all()
+
+    def has(self, part: CorpusPart) -> bool:
+        """Tell whether a part's shard, checked against its checksums, and its rows are there."""
+        if not part.rows:
+            return True
+        data = _content(self._rows / f"{part.documents}{_ROWS_SUFFIX}")
+        sound = data is not None and _digest(data) == part.documents
+        return sound and self.find(part.shard) is not None
 
     def save_corpus(self, record: CorpusRecord) -> None:
         """Remember which shards make up a corpus, replacing what was known of it."""
-        name = manifest.fingerprint(dict(record.source))
-        value = {
-            "kind": _CORPUS,
-            "format_version": FORMAT_VERSION,
-            "source": dict(record.source),
-            "skipped": dict(record.skipped),
-            "parts": [asdict(part) for part in record.parts],
-        }
-        path = self._corpora / f"{name}.json"
+        record.save(self._corpora / f"{manifest.fingerprint(dict(record.source))}.json")
+
+    def register(self, index: Path) -> None:
+        """Remember that an index is built from here, so that nothing it needs is dropped.
+
+        Raises:
+            OutputError: the disk is full or cannot be written.
+        """
+        place = str(index.resolve())
+        path = self._indexes / f"{manifest.fingerprint({'index': place})}.json"
+        fields = {"kind": _USER, "format_version": FORMAT_VERSION, "index": place}
         with manifest.writing(path):
-            manifest.write_manifest(path, value)
+            if not path.exists() or path.read_bytes() != manifest.sealed_json(fields):
+                path.parent.mkdir(exist_ok=True)
+                manifest.write_manifest(path, fields)
+
+    def indexes(self) -> dict[Path, Path]:
+        """Return the places of the indexes that were built from here, by the file that tells.
+
+        Raises:
+            ArtifactError: such a file is damaged.
+        """
+        found = {}
+        for path in sorted(self._indexes.glob("[!.]*.json")):
+            fields = manifest.read_manifest(
+                self._indexes, kind=_USER, version=FORMAT_VERSION, name=path.name
+            )
+            found[path] = Path(fields["index"])
+        return found
 
     def corpus(self, source: Mapping[str, Any] | None = None) -> CorpusRecord:
         """Return what is known of a corpus; which one may be left out where there is only one.
@@ -337,7 +310,7 @@ class EmbeddingStore:
         Raises:
             ArtifactError: no corpus was encoded to the end, or there are several to choose from.
         """
-        names = [path.name for path in sorted(self._corpora.glob("*.json"))]
+        names = self._corpus_names()
         if source is not None:
             names = [f"{manifest.fingerprint(dict(source))}.json"]
         records = [self._record(name) for name in names if (self._corpora / name).exists()]
@@ -426,7 +399,7 @@ class EmbeddingStore:
         found = self.find(fingerprint, verify=verify)
         if found is None:
             raise ArtifactError(
-                f"shard {fingerprint} of the store {self.root} is missing or damaged; {_REMEDY}"
+                f"shard {fingerprint} of the store {self.root} is missing or damaged; {REMEDY}"
             )
         return found
 
@@ -440,79 +413,38 @@ class EmbeddingStore:
             return None
         return found["encoder"]
 
+    def _corpus_names(self) -> list[str]:
+        return [path.name for path in sorted(self._corpora.glob("[!.]*.json"))]
+
     def _record(self, name: str) -> CorpusRecord:
-        value = manifest.read_manifest(
-            self._corpora, kind=_CORPUS, version=FORMAT_VERSION, name=name
-        )
-        parts = tuple(CorpusPart(**part) for part in value["parts"])
-        return CorpusRecord(value["source"], parts, value["skipped"])
+        return CorpusRecord.load(self._corpora / name)
 
     @property
     def _rows(self) -> Path:
         return self.folder / "rows"
 
     @property
-    def _shards(self) -> Path:
-        return self.folder / "shards"
-
-    @property
     def _corpora(self) -> Path:
         return self.folder / "corpora"
 
-
-def as_kept(embeddings: NDArray[np.floating], dtype: StoreDtype) -> NDArray[np.floating]:
-    """Return embeddings (n, d) in the type they are kept in."""
-    if dtype is StoreDtype.OWN:
-        return embeddings
-    if dtype is StoreDtype.FLOAT16 and fits_float16(embeddings):
-        return embeddings.astype(np.float16)
-    with np.errstate(over="ignore"):
-        single = embeddings.astype(np.float32)
-    if np.isinf(single).any() and np.isfinite(embeddings).all():
-        raise ConfigError(
-            "some embeddings are beyond float32; use --store-dtype own, or scale the column down"
-        )
-    return single
-
-
-def fits_float16(embeddings: NDArray[np.floating]) -> bool:
-    """Tell whether rounding (n, d) to float16 is small against the spread of each coordinate.
-
-    Coordinates whose variance is below 1e-10 of the largest carry nothing and are passed over.
-    """
-    if embeddings.dtype == np.float16:
-        return True
-    if len(embeddings) < 2:
-        return False
-    mean = embeddings.mean(axis=0, dtype=np.float64)
-    noise, variance = np.zeros_like(mean), np.zeros_like(mean)
-    for start in range(0, len(embeddings), _LOOKED_AT_ROWS):
-        block = embeddings[start : start + _LOOKED_AT_ROWS]
-        with np.errstate(over="ignore"):
-            half = block.astype(np.float16)
-        if not np.isfinite(half).all():
-            return False
-        noise += np.square(half.astype(np.float64) - block).sum(axis=0)
-        variance += np.square(block - mean).sum(axis=0)
-    matters = variance > _NEGLIGIBLE_VARIANCE * variance.max()
-    return bool((noise[matters] <= _FLOAT16_ERROR**2 * variance[matters]).all())
-
-
-def require_dtype(name: str | None, *, own: bool) -> StoreDtype:
-    """Return the type asked for; without a wish, float16, or the column's own (``own``)."""
-    if name is None:
-        return StoreDtype.OWN if own else StoreDtype.FLOAT16
-    try:
-        return StoreDtype(name)
-    except ValueError as error:
-        raise ConfigError(
-            f"store dtype {name!r} is unknown; use {', '.join(d.value for d in StoreDtype)}"
-        ) from error
+    @property
+    def _indexes(self) -> Path:
+        return self.folder / "indexes"
 
 
 def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Moments:
     """Return the sum of the moments of shards, in the order given."""
     return Moments.total(chain([Moments.empty(dim)], map(store.moments, shards)))
+
+
+def _as_bytes(documents: pa.Table) -> bytes:
+    everything = pa.array(range(documents.num_rows), pa.int64())
+    table = documents.take(everything).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def _content(path: Path) -> bytes | None:

@@ -1,0 +1,244 @@
+"""Ready-made schedules: what they start exists, takes their options, and ends as they expect."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.nightly_job import Job
+from pipelines.nightly_reindex import main
+from whiten_index import errors
+from whiten_index.monitoring import METRICS
+from whiten_index.stopping import INTERRUPTED
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "pipelines" / "deploy"
+HOME, PYTHON = "/opt/whiten-index", "/opt/whiten-index/.venv/bin/python"
+UNITS = sorted((DEPLOY / "systemd").iterdir())
+CRON = DEPLOY / "cron.d" / "whiten-index"
+# Another try does not mend them; the others may have mended themselves by then.
+HOPELESS = {"ConfigError", "ArtifactError", "WhiteningError", "GateError"}
+
+
+def exit_codes(names: set[str]) -> set[int]:
+    return {getattr(errors, name).exit_code for name in names}
+
+
+@pytest.fixture(scope="module")
+def analyze() -> str:
+    """Path of systemd-analyze; without it a test is skipped, and fails in CI."""
+    found = shutil.which("systemd-analyze")
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail("install the package systemd: in CI no test is skipped for want of it")
+        pytest.skip("systemd-analyze is not installed")
+    return found
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Path:
+    """The units with an interpreter that is there, each template beside an instance of it."""
+    for unit in UNITS:
+        text = unit.read_text().replace(PYTHON, sys.executable)
+        for name in (unit.name, unit.name.replace("@.", "@news.")):
+            (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def faults(analyze: str, folder: Path) -> str:
+    """Return what systemd says of the units in a folder; it may end with 0 and still complain."""
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", *sorted(f"./{unit.name}" for unit in folder.iterdir())],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "LC_ALL": "C", "XDG_RUNTIME_DIR": str(folder.parent)},
+    )
+    said = done.stdout + done.stderr
+    return said if said or done.returncode == 0 else f"exit status {done.returncode}"
+
+
+def test_systemd_finds_no_fault(analyze: str, units: Path) -> None:
+    assert faults(analyze, units) == ""
+
+
+def test_systemd_finds_faults_that_are_there(analyze: str, units: Path) -> None:
+    """So that an empty answer says something."""
+    service, timer = units / "whiten-index-nightly@.service", units / "whiten-index-nightly@.timer"
+    whole = service.read_text()
+    for spoiled in (
+        whole + "Hardly=yes\n",
+        whole.replace(sys.executable, "/opt/gone/python"),
+        whole.replace("Restart=on-failure", "Restart=always"),
+    ):
+        service.write_text(spoiled)
+        assert "whiten-index-nightly@" in faults(analyze, units)
+    service.write_text(whole)
+    timer.write_text(timer.read_text().replace("02:30:00", "25:30:00"))
+    assert "Failed to parse calendar specification" in faults(analyze, units)
+
+
+def unit(name: str) -> configparser.SectionProxy:
+    """Return the section of a unit that is not of all units."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(DEPLOY / "systemd" / name)
+    return parser[{"service": "Service", "timer": "Timer"}[name.rpartition(".")[2]]]
+
+
+def cron_lines() -> list[str]:
+    lines = CRON.read_text().splitlines()
+    return [line for line in lines if re.match(r"[\d*]", line)]
+
+
+def documents() -> dict[str, Any]:
+    read = yaml.safe_load_all((DEPLOY / "kubernetes" / "cronjob.yaml").read_text())
+    return {document["kind"]: document for document in read}
+
+
+def pod() -> dict[str, Any]:
+    spec: dict[str, Any] = documents()["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    return spec
+
+
+def started(arguments: list[str]) -> dict[str, Any]:
+    """Return what the job takes the arguments of an interpreter for; it refuses unknown ones."""
+    assert arguments[:3] == [PYTHON, "-m", "pipelines.nightly_reindex"]
+    return main.make_context("nightly_reindex", arguments[3:]).params
+
+
+def test_the_units_start_the_job() -> None:
+    service = unit("whiten-index-nightly@.service")
+    taken = started(shlex.split(service["ExecStart"]))
+    assert taken == {"job": Path("/etc/whiten-index/%i.toml"), "dry_run": False, "form": "text"}
+    assert service["WorkingDirectory"] == HOME
+    # One that is tried again or times out must be of a type that systemd waits for.
+    assert service["Type"] == "oneshot"
+    failed = (DEPLOY / "systemd" / "whiten-index-nightly@.service").read_text()
+    (template,) = re.findall(r"OnFailure=(.*)@%n\.service", failed)
+    assert (DEPLOY / "systemd" / f"{template}@.service").exists()
+    assert {path.name for path in UNITS} >= {"whiten-index-nightly@.timer"}
+
+
+def test_the_cron_line_starts_the_job(tmp_path: Path) -> None:
+    """The shell runs the very line, with stand-ins for the interpreter and for the log's folder."""
+    (line,) = cron_lines()
+    *times, user, command = line.split(maxsplit=6)
+    for value, (low, high) in zip(times, ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7)), strict=True):
+        assert value == "*" or low <= int(value) <= high
+    assert re.fullmatch(r"[a-z][a-z-]*", user)
+    # In a line of cron it ends the command; a name with a dot is passed over.
+    assert "%" not in command
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", CRON.name)
+    assert CRON.read_text().endswith("\n")
+
+    python = tmp_path / PYTHON.lstrip("/")
+    python.parent.mkdir(parents=True)
+    (tmp_path / "var/log/whiten-index").mkdir(parents=True)
+    moved = re.sub(r"(?<=[ >])/(opt|var)/", rf"{tmp_path}/\1/", command)
+    log = tmp_path / "var/log/whiten-index/news.log"
+    for status in (0, 9):
+        python.write_text(f'#!/bin/sh\nprintf "%s\\n" {PYTHON} "$@"\npwd\nexit {status}\n')
+        python.chmod(0o755)
+        log.unlink(missing_ok=True)
+        done = subprocess.run(["/bin/sh", "-c", moved], capture_output=True, text=True)
+        *arguments, folder = log.read_text().splitlines()
+        taken = started(arguments)
+        assert taken["job"] == Path("/etc/whiten-index/news.toml")
+        assert taken["form"] == "json"
+        assert Path(folder).resolve() == (tmp_path / HOME.lstrip("/")).resolve()
+        # What a line prints is mailed: of failures only.
+        assert done.stderr == ""
+        assert bool(done.stdout) == bool(status)
+        assert not status or f"exit status {status}, see " in done.stdout
+
+
+def test_the_cron_job_starts_the_job() -> None:
+    (container,) = pod()["containers"]
+    taken = started([*container["command"], *container["args"]])
+    assert (taken["form"], taken["dry_run"]) == ("json", False)
+    assert container["workingDir"] == HOME
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert {volume["name"] for volume in pod()["volumes"]} == set(mounts.values())
+    config, cron = documents()["ConfigMap"], documents()["CronJob"]
+    (volume,) = [v for v in pod()["volumes"] if v["name"] == mounts[str(taken["job"].parent)]]
+    assert volume["configMap"]["name"] == config["metadata"]["name"]
+    assert taken["job"].name in config["data"]
+    assert cron["spec"]["concurrencyPolicy"] == "Forbid"
+    assert {"requests", "limits"} <= set(container["resources"])
+    # What the job writes lies in volumes that may be written, since nothing else may.
+    job = tomllib.loads(config["data"]["job.toml"])
+    written = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert str(Path(job["index"]).parent) in written
+    assert all(str(Path(path).parent) in mounts for path in job["corpus"])
+
+
+def test_what_is_hopeless_is_not_tried_again() -> None:
+    hopeless = exit_codes(HOPELESS)
+    service = unit("whiten-index-nightly@.service")
+    assert set(map(int, service["RestartPreventExitStatus"].split())) == hopeless
+    assert service["SuccessExitStatus"] == str(INTERRUPTED)
+    job = documents()["CronJob"]["spec"]["jobTemplate"]["spec"]
+    (rule,) = [r for r in job["podFailurePolicy"]["rules"] if r["action"] == "FailJob"]
+    assert rule["onExitCodes"]["operator"] == "In"
+    assert set(rule["onExitCodes"]["values"]) == hopeless
+    assert rule["onExitCodes"]["containerName"] == pod()["containers"][0]["name"]
+    # Kubernetes allows such a policy with no other.
+    assert pod()["restartPolicy"] == "Never"
+    assert job["backoffLimit"] > 0
+
+
+def job_texts() -> dict[str, str]:
+    example = (DEPLOY / "job.toml").read_text()
+    return {
+        "example": example,
+        "with its comments": re.sub(r"^# (?=[a-z-]+ = )", "", example, flags=re.MULTILINE),
+        "kubernetes": documents()["ConfigMap"]["data"]["job.toml"],
+    }
+
+
+@pytest.mark.parametrize("name", job_texts())
+def test_the_job_files_are_taken(tmp_path: Path, name: str) -> None:
+    from whiten_index.update import UpdateConfig
+
+    path = tmp_path / "job.toml"
+    path.write_text(job_texts()[name])
+    job = Job.read(path)
+    UpdateConfig(**job.update)
+    assert job.keep_versions == 7
+
+
+def test_comments_of_the_example_are_options() -> None:
+    plain, full = (tomllib.loads(job_texts()[name]) for name in ("example", "with its comments"))
+    assert len(full) >= len(plain) + 5
+
+
+def test_the_units_let_the_job_write_where_the_example_does() -> None:
+    service = unit("whiten-index-nightly@.service")
+    job = tomllib.loads(job_texts()["example"])
+    assert Path(job["index"]).parent == Path("/var/lib", service["StateDirectory"])
+    assert str(Path(job["metrics"]).parent) == service["ReadWritePaths"].removeprefix("-")
+    assert service["ProtectSystem"] == "strict"
+    # node_exporter is another user.
+    assert int(service["UMask"], 8) & 0o044 == 0
+
+
+def test_alerts_are_on_metrics_that_there_are() -> None:
+    groups = yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    named = {name for rule in rules for name in re.findall(r"whiten_index_(\w+)", rule["expr"])}
+    assert len(rules) >= 3
+    assert named <= set(METRICS)
+    assert {"last_success_timestamp_seconds", "last_run_exit_code"} <= named

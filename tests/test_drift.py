@@ -1,0 +1,444 @@
+"""Drift against closed forms: what moved by a known amount is measured as that amount."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from tests.whitening_helpers import NEEDS, few, fit, make_rows, quick, seeds
+from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.moments import Moments
+from whiten_index.whitening import (
+    DRIFT_THRESHOLD,
+    Drift,
+    Kind,
+    Refit,
+    Whitening,
+    WhiteningConfig,
+    decide,
+    unit_rows,
+)
+from whiten_index.whitening.chance import Chance
+
+D, K = 12, 5
+KINDS = list(Kind)
+FULL_RANK = [Kind.PCA, Kind.WHITENING, Kind.ZCA, Kind.ZCA_COR, Kind.GROUP, Kind.ALL_BUT_THE_TOP]
+
+
+def measure(rows, today, *, shared=None, **options) -> Drift:
+    """Measure with a transform fitted on rows, as moments are taken for it."""
+    if options.get("normalize_input"):
+        rows, today = unit_rows(rows), unit_rows(today)
+    return Drift.measure(fit(rows, **options), Moments.of(rows), Moments.of(today), shared=shared)
+
+
+def figures(drift):
+    """Return all figures, the eigenvalues' among them, as one flat mapping."""
+    flat = drift.to_json()
+    return flat | flat.pop("eigenvalues")
+
+
+def approximately(drift):
+    return pytest.approx(figures(drift), rel=1e-5, abs=1e-9)
+
+
+def directions_of(rows, k=K):
+    """Return mean, the first k eigenvectors and their variances, by numpy alone."""
+    values, vectors = np.linalg.eigh(np.cov(rows.T))
+    return rows.mean(axis=0), vectors[:, ::-1][:, :k], values[::-1][:k]
+
+
+def expected_log_density(mean, covariance, of_mean, of_covariance):
+    """Return E log p(x), x ~ N(mean, covariance), p that of the other, by SciPy's density.
+
+    A log-density is quadratic, so its mean over the 2k points mean ± √k column is exact.
+    """
+    root = np.linalg.cholesky(covariance) * np.sqrt(len(mean))
+    points = np.concatenate([mean + root.T, mean - root.T])
+    return stats.multivariate_normal(of_mean, of_covariance).logpdf(points).mean()
+
+
+@quick
+@given(seeds, st.integers(1, D))
+def test_kl_is_that_of_the_two_gaussians_along_the_kept_directions(seed, k):
+    rows, today = make_rows(seed, 300), make_rows(seed + 1, 250, ratio=0.3)
+    _, basis, _ = directions_of(rows, k)
+    then, now = (
+        (x.mean(axis=0), np.atleast_2d(np.cov(x.T))) for x in (rows @ basis, today @ basis)
+    )
+    expected = expected_log_density(*now, *now) - expected_log_density(*now, *then)
+    assert measure(rows, today, k=k).kl_per_dim == pytest.approx(expected / k, rel=1e-8)
+
+
+@quick
+@given(seeds, st.floats(0, 5))
+def test_a_mean_moved_by_so_many_deviations_is_a_shift_of_so_many(seed, far):
+    rows = make_rows(seed)
+    _, basis, values = directions_of(rows)
+    along = np.random.default_rng(seed).normal(size=K)
+    along *= far / np.linalg.norm(along)
+    drift = measure(rows, rows + basis @ (along * values**0.5), k=K)
+    assert drift.mean_shift == pytest.approx(far, abs=1e-9)
+    assert drift.mean_shift_rms == pytest.approx(far / K**0.5, abs=1e-9)
+    assert drift.kl_mean_per_dim == pytest.approx(far**2 / 2 / K, abs=1e-9)
+    np.testing.assert_allclose(drift.eigenvalues, 1, atol=1e-8)
+    assert drift.kl_covariance_per_dim == pytest.approx(0, abs=1e-12)
+
+
+@quick
+@given(seeds, st.lists(st.floats(0.05, 20), min_size=K, max_size=K))
+def test_variances_scaled_by_known_factors_are_the_eigenvalues(seed, factors):
+    rows = make_rows(seed)
+    mean, basis, _ = directions_of(rows)
+    centred = rows - mean
+    factor = np.array(factors)
+    today = rows + centred @ basis @ np.diag(factor**0.5 - 1) @ basis.T
+    drift = measure(rows, today, k=K)
+    np.testing.assert_allclose(drift.eigenvalues, np.sort(factor), rtol=1e-8)
+    expected = (factor - 1 - np.log(factor)).sum() / 2 / K
+    assert drift.kl_per_dim == pytest.approx(expected, abs=1e-9)
+    assert drift.to_json()["eigenvalues"]["most"] == pytest.approx(factor.max(), rel=1e-5)
+    assert drift.to_json()["eigenvalues"]["median"] == pytest.approx(np.median(factor), rel=1e-5)
+
+
+def options_of(kind):
+    yield {}
+    if kind.whitens:
+        yield {"exponent": 0.5}
+        yield {"shrinkage": "ledoit-wolf"}
+        yield {"shrinkage": 0.4}
+        yield {"floor": 0.2}
+    if kind is Kind.GROUP:
+        yield {"groups": 4, "shuffle": True, "seed": 3}
+    if kind is not Kind.NONE:
+        yield {"normalize_input": True}
+        yield {"center": False}
+    if kind in (Kind.PCA, Kind.WHITENING):
+        yield {"remove_top": 2, "k": 4}
+        yield {"k": "full"}
+
+
+CASES = [(kind, options) for kind in KINDS for options in options_of(kind)]
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_identical_moments_have_not_drifted_whatever_the_transform(kind, options):
+    rows = make_rows(5)
+    drift = measure(rows, rows, shared=len(rows), kind=kind, **options)
+    figures = drift.to_json()
+    for name in ("mean_shift", "kl_per_dim", "variance_lost", "sampling_kl", "noise_kl"):
+        assert figures[name] == pytest.approx(0, abs=1e-12), name
+    np.testing.assert_allclose(drift.eigenvalues, 1, atol=1e-10)
+    assert decide(drift, threshold=1e-9).whitening == "keep"
+
+
+@few
+@given(seeds)
+def test_the_exponent_does_not_change_what_is_measured(seed):
+    rows, today = make_rows(seed), make_rows(seed + 1)
+    whole = measure(rows, today, k=K)
+    for options in ({"kind": Kind.PCA}, {"exponent": 0.5}, {"exponent": 2}):
+        assert figures(measure(rows, today, k=K, **options)) == approximately(whole)
+
+
+@few
+@given(seeds)
+def test_every_kind_that_keeps_the_whole_space_measures_the_same_kl(seed):
+    rows, today = make_rows(seed), make_rows(seed + 1)
+    expected = measure(rows, today, k="full").kl_per_dim
+    for kind in FULL_RANK:
+        options = {"remove_top": 0} if kind is Kind.ALL_BUT_THE_TOP else {}
+        options |= {} if kind.rotates_back else {"k": "full"}
+        found = measure(rows, today, kind=kind, **options).kl_per_dim
+        assert found == pytest.approx(expected, rel=1e-6), kind
+
+
+@few
+@given(seeds)
+def test_turning_and_scaling_all_rows_alike_changes_nothing(seed):
+    rows, today = make_rows(seed), make_rows(seed + 1)
+    turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(D, D)))[0] * 7.5
+    drift, turned = measure(rows, today, k=K), measure(rows @ turn, today @ turn, k=K)
+    assert figures(turned) == approximately(drift)
+
+
+def test_shrinkage_is_applied_to_both_covariances():
+    rows, today = make_rows(1, 30), make_rows(2, 40)
+    rho = 0.3
+    then, now = (
+        (1 - rho) * np.cov(x.T) + rho * np.trace(np.cov(x.T)) / D * np.eye(D) for x in (rows, today)
+    )
+    values, vectors = np.linalg.eigh(then)
+    w1 = vectors[:, ::-1][:, :K] * values[::-1][:K] ** -0.5
+    drift = measure(rows, today, k=K, shrinkage=rho)
+    np.testing.assert_allclose(drift.eigenvalues, np.linalg.eigvalsh(w1.T @ now @ w1), rtol=1e-9)
+
+
+def constant_coordinates(seed=0, n=400):
+    """Return rows with three constant coordinates, as MiniLM's mean pooling has them."""
+    rows = make_rows(seed, n)
+    rows[:, [2, 5, 11]] = [3.0, -0.25, 0.0]
+    return rows
+
+
+@pytest.mark.parametrize("kind", FULL_RANK)
+def test_constant_coordinates_are_left_out_and_do_not_blow_up(kind):
+    rows, today = constant_coordinates(0), constant_coordinates(1)
+    options = {} if kind.rotates_back else {"k": "full"}
+    if kind is Kind.ALL_BUT_THE_TOP:
+        options["remove_top"] = 0
+    drift = measure(rows, today, kind=kind, **options)
+    assert drift.k == D - 3
+    live = np.delete(np.arange(D), [2, 5, 11])
+    expected = measure(rows[:, live], today[:, live], k="full")
+    assert drift.kl_per_dim == pytest.approx(expected.kl_per_dim, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Kind.GROUP, Kind.ZCA_COR, Kind.ZCA, Kind.WHITENING])
+def test_coordinates_that_depend_on_each_other_over_groups_count_once(kind):
+    def dependent(seed):
+        rows = make_rows(seed, 400)
+        rows[:, 11] = rows[:, :4].sum(axis=1)
+        return rows
+
+    drift = measure(
+        dependent(0), dependent(1), kind=kind, **({} if kind.rotates_back else {"k": "full"})
+    )
+    expected = measure(dependent(0)[:, :11], dependent(1)[:, :11], k="full")
+    assert drift.k == 11
+    assert drift.kl_per_dim * 11 == pytest.approx(expected.kl_per_dim * 11, rel=1e-5)
+
+
+def test_variance_in_new_directions_asks_for_a_refit_though_the_kept_ones_did_not_move():
+    rows = make_rows(0, 2000, condition=1e4)
+    _, every, _ = directions_of(rows, D)
+    outside = every[:, K:]
+    extra = np.random.default_rng(1).normal(size=(2000, D - K)) * 0.5
+    # What is added has no part in what the kept directions see, and is uncorrelated with it.
+    extra -= extra.mean(axis=0)
+    inside = (rows - rows.mean(axis=0)) @ every[:, :K]
+    extra -= inside @ np.linalg.lstsq(inside, extra, rcond=None)[0]
+    drift = measure(rows, rows + extra @ outside.T, k=K, shared=0)
+    assert drift.kl_per_dim == pytest.approx(0, abs=1e-9)
+    decision = decide(drift)
+    assert decision.whitening == "refit"
+    assert "miss" in decision.why
+    assert "of the variance than at the fit, above 5%" in decision.why
+    assert decide(drift, variance_threshold=0.99).whitening == "keep"
+
+
+def test_variance_kept_is_that_of_the_span_today():
+    rows, today = make_rows(0), make_rows(9)
+    _, basis, values = directions_of(rows)
+    now = np.cov(today.T)
+    drift = measure(rows, today, k=K)
+    assert drift.variance_kept == pytest.approx(np.trace(basis.T @ now @ basis) / np.trace(now))
+    fresh = np.linalg.eigvalsh(now)[::-1][:K].sum() / np.trace(now)
+    assert drift.variance_possible == pytest.approx(fresh)
+    assert drift.variance_kept_at_fit == pytest.approx(values.sum() / np.trace(np.cov(rows.T)))
+    assert drift.variance_lost == pytest.approx(fresh - drift.variance_kept)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 1e-9), (np.float16, 1e-4)])
+@pytest.mark.parametrize("kind", [Kind.WHITENING, Kind.ZCA, Kind.GROUP])
+def test_rounding_of_the_same_rows_is_no_drift(dtype, most, kind):
+    rows = constant_coordinates(3, 1000)
+    drift = measure(rows, rows.astype(dtype), shared=0, kind=kind, **NEEDS.get(kind, {}))
+    assert 0 <= drift.kl_per_dim < most
+    assert decide(drift).whitening == "keep"
+
+
+def differences(rng, before, after, shared, k):
+    """Return the KL of two samples of one population, and what a refit would not mend of it."""
+
+    def to_truth(mean, covariance):
+        inverse = np.linalg.inv(covariance)
+        log = np.linalg.slogdet(covariance)[1]
+        return (np.trace(inverse) - k + log + mean @ inverse @ mean) / 2 / k
+
+    both = rng.normal(size=(shared, k))
+    rows, today = (np.vstack([both, rng.normal(size=(n - shared, k))]) for n in (before, after))
+    drift = measure(rows, today, k="full", shared=shared)
+    gained = to_truth(rows.mean(axis=0), np.cov(rows.T))
+    gained -= to_truth(today.mean(axis=0), np.cov(today.T))
+    return drift.kl_per_dim, drift.kl_per_dim - gained
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shared", "k"),
+    [(300, 400, 0, 4), (300, 400, 270, 4), (600, 500, 450, 12), (400, 800, 400, 8)],
+)
+def test_chance_is_what_two_samples_of_one_population_show(before, after, shared, k):
+    rng = np.random.default_rng(0)
+    pairs = np.array([differences(rng, before, after, shared, k) for _ in range(300)])
+    chance = Chance(before, after, shared, k, 0.0)
+    shown, left = pairs.mean(axis=0)
+    assert chance.sampling() == pytest.approx(shown, rel=0.15)
+    # Three deviations above what a refit would not mend.
+    noise = chance.noise(mean=True, covariance=True)
+    assert noise == pytest.approx(max(left, 0) + 3 * pairs[:, 0].std(), rel=0.35)
+
+
+def test_heavy_tails_give_chance_more_room():
+    rng = np.random.default_rng(0)
+    k, n, freedom = 10, 2000, 7.0
+
+    def heavy():
+        # A multivariate t has kurtosis κ = 2/(ν − 4).
+        return rng.normal(size=(n, k)) / np.sqrt(rng.chisquare(freedom, size=(n, 1)) / freedom)
+
+    drifts = [measure(heavy(), heavy(), k="full") for _ in range(60)]
+    shown = np.mean([drift.kl_per_dim for drift in drifts])
+    gaussian = Chance(n, n, 0, k, 0.0).sampling()
+    assert shown > 1.3 * gaussian
+    assert np.mean([drift.sampling_kl for drift in drifts]) == pytest.approx(shown, rel=0.2)
+    assert all(decide(drift).whitening == "keep" for drift in drifts)
+
+
+@pytest.mark.parametrize("n", [100, 500, 4000])
+def test_another_sample_of_the_same_population_is_kept_however_small(n):
+    for seed in range(30):
+        rows = make_rows(seed, 2 * n)
+        assert decide(measure(rows[:n], rows[n:], k=6)).whitening == "keep"
+
+
+def test_variance_gained_by_chance_is_bounded():
+    lost, noise = [], []
+    for seed in range(40):
+        rows = make_rows(seed, 1000)
+        drift = measure(rows[:500], rows[500:], k=6)
+        lost.append(drift.variance_lost)
+        noise.append(drift.noise_variance)
+    assert 0.3 * np.mean(noise) < np.mean(lost) < 1.2 * np.mean(noise)
+    # All the directions there are can gain nothing.
+    assert measure(rows[:500], rows[500:], k="full").noise_variance == 0
+
+
+def test_a_fit_on_few_rows_is_mended_when_there_are_many():
+    rows = make_rows(0, 5000)
+    drift = measure(rows[:40], rows, k=10, shared=40)
+    assert drift.noise_kl < 0.1
+    assert decide(drift).whitening == "refit"
+
+
+def test_a_few_rows_more_of_the_same_are_kept():
+    rows = make_rows(0, 5000)
+    assert decide(measure(rows[:4900], rows, k=10, shared=4900)).whitening == "keep"
+    assert decide(measure(rows[:4900], rows[100:], k=10, shared=4800)).whitening == "keep"
+
+
+def test_a_new_topic_is_refitted():
+    rows = make_rows(0, 4000)
+    topic = make_rows(7, 1000) + 2.0
+    drift = measure(rows, np.vstack([rows, topic]), k=10, shared=4000)
+    assert decide(drift).whitening == "refit"
+
+
+class TestDecide:
+    def drift(self, **options):
+        rows = make_rows(0, 3000)
+        return measure(rows, make_rows(1, 3000), shared=0, **{"k": K, **options})
+
+    def test_just_below_and_just_above_the_threshold(self):
+        drift = self.drift()
+        at = drift.kl_of_refit - drift.noise_kl
+        assert decide(drift, threshold=at * (1 + 1e-9), variance_threshold=1).whitening == "keep"
+        refit = decide(drift, threshold=at * (1 - 1e-9))
+        assert refit.refits
+        assert f"{drift.kl_of_refit:.4g} nats a dimension, above the threshold of" in refit.why
+
+    def test_an_order_is_followed_and_said(self):
+        kept = decide(self.drift(), order=Refit.NEVER)
+        assert (kept.whitening, kept.refits) == ("keep", False)
+        assert kept.why.startswith("--refit never was given")
+        rows = make_rows(0)
+        always = decide(measure(rows, rows, k=K), order=Refit.parse("always"))
+        assert always.to_json()["whitening"] == "refit"
+        assert always.to_json()["threshold"] == DRIFT_THRESHOLD
+
+    def test_an_unknown_order_lists_the_known(self):
+        with pytest.raises(
+            ConfigError, match="--refit 'maybe' is unknown; use auto, always, never"
+        ):
+            Refit.parse("maybe")
+
+    @pytest.mark.parametrize("threshold", [-1, float("nan"), float("inf")])
+    def test_a_threshold_that_is_none_is_refused(self, threshold):
+        with pytest.raises(ConfigError, match="is no threshold; give a number from 0"):
+            decide(self.drift(), threshold=threshold)
+
+    @pytest.mark.parametrize("kind", [Kind.NONE, Kind.RANDOM, Kind.TRUNCATE])
+    def test_what_reads_no_data_is_kept(self, kind):
+        rows = make_rows(0)
+        whitening = Whitening.fit(
+            Moments.of(rows), WhiteningConfig(kind=kind, k=None if kind is Kind.NONE else K)
+        )
+        drift = Drift.measure(whitening, Moments.of(rows), Moments.of(9 * rows + 5))
+        assert drift.kl_per_dim > 1
+        decision = decide(drift)
+        assert decision.whitening == "keep"
+        assert "reads no data" in decision.why
+
+    def test_a_moved_mean_asks_nothing_of_a_transform_that_subtracts_none(self):
+        rows = make_rows(0)
+        for center, expected in ((True, "refit"), (False, "keep")):
+            assert decide(measure(rows, rows + 3, k=K, center=center)).whitening == expected
+            assert measure(rows, rows + 3, k=K, center=center).mean_shift > 1
+
+    def test_random_directions_with_a_mean_are_refitted_for_their_mean_alone(self):
+        rows = make_rows(0)
+        spread = (rows - rows.mean(axis=0)) * 3 + rows.mean(axis=0)
+        options = {"kind": Kind.RANDOM, "k": K, "center": True}
+        assert decide(measure(rows, spread, **options)).whitening == "keep"
+        assert decide(measure(rows, rows + 3, **options)).whitening == "refit"
+
+    def test_too_few_rows_to_tell_are_kept_and_said_so(self):
+        rows = make_rows(0)
+        drift = measure(rows, make_rows(1, K + 1), k=K)
+        assert drift.noise_kl == np.inf
+        assert "6 rows are too few to tell 5 dimensions by" in decide(drift).why
+        figures = drift.to_json()
+        assert figures["noise_kl"] is None
+        json.dumps(figures, allow_nan=False)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_corpus_shrunk_to_nearly_nothing_gives_finite_figures(n):
+    rows = make_rows(0)
+    drift = measure(rows, rows[:n], k=K, shared=n)
+    assert np.isfinite(drift.kl_per_dim)
+    assert drift.kl_per_dim > 1
+    json.dumps(drift.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("n", [1, 50])
+def test_rows_that_are_all_equal_leave_no_direction_to_compare(n):
+    rows = np.ones((n, D))
+    whitening = Whitening.fit(Moments.of(rows), WhiteningConfig(kind=Kind.NONE))
+    drift = Drift.measure(whitening, Moments.of(rows), Moments.of(make_rows(0)))
+    assert (drift.k, drift.kl_per_dim, drift.mean_shift) == (0, 0, 0)
+    assert decide(drift).whitening == "keep"
+    json.dumps(drift.to_json(), allow_nan=False)
+
+
+def test_moments_without_a_fourth_power_are_taken_for_gaussian():
+    rows = make_rows(0)
+    old = Moments(200, rows.mean(axis=0), Moments.of(rows).scatter)
+    drift = Drift.measure(fit(rows, k=K), old, Moments.of(make_rows(1)))
+    assert drift.sampling_kl == pytest.approx((1 / 200 + 1 / 200) * (K + 3) / 4)
+
+
+def test_what_does_not_belong_together_is_refused():
+    rows = make_rows(0)
+    moments, whitening = Moments.of(rows), fit(rows, k=K)
+    with pytest.raises(ConfigError, match=r"12 dims, fitted on moments of 12.*moments of 11"):
+        Drift.measure(whitening, moments, Moments.of(rows[:, :11]))
+    with pytest.raises(ConfigError, match="201 rows cannot be shared by 200 rows and 200"):
+        Drift.measure(whitening, moments, moments, shared=201)
+    with pytest.raises(WhiteningError, match="today are of no rows"):
+        Drift.measure(whitening, moments, Moments.empty(D))

@@ -1,0 +1,697 @@
+"""Gates: sound versions pass them, whatever the index, and each kind of damage is caught by one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.build_helpers import build, write_rows
+from whiten_index import BuildConfig, Encoder, build_index
+from whiten_index.encoding import EncoderConfig, resolve_encoder
+from whiten_index.errors import ConfigError, CorpusError, GateError
+from whiten_index.gates import Base, CanaryFile, GateConfig, require_passed, run_gates
+from whiten_index.gates.canaries import recall
+from whiten_index.index import (
+    DOCUMENTS,
+    INDEX,
+    examine,
+    inner_index,
+    inner_of,
+    load_faiss,
+    open_bundle,
+    open_unsealed,
+    write_documents,
+)
+from whiten_index.progress import Silent, Stages
+from whiten_index.store import EmbeddingStore
+
+DIM, K, ROWS = 24, 12, 1500
+
+
+def clustered(seed: int = 0, rows: int = ROWS) -> np.ndarray:
+    """Rows around forty topics, thirty of them one and the same row."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(40, DIM))
+    made = centres[rng.integers(0, 40, rows)] + 0.4 * rng.normal(size=(rows, DIM))
+    made[100:130] = made[100:101]
+    return made.astype(np.float32)
+
+
+class Version:
+    """A built version whose files may be changed, and its gates."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.sealed = open_bundle(place / "out")
+        self.folder, self.fields = self.sealed.folder, dict(self.sealed.manifest)
+        self.store = EmbeddingStore.open(place / "out" / "store")
+        self.record = self.store.corpus()
+
+    def gates(self, config: GateConfig | None = None, **options: Any) -> dict[str, Any]:
+        candidate = open_unsealed(self.folder, self.fields)
+        if "whitening" in options:
+            candidate = replace(candidate, whitening=options.pop("whitening"))
+        stages = Stages(Silent())
+        options = {"config": config or GateConfig(), "stages": stages, **options}
+        found = run_gates(candidate, self.store, self.record, **options)
+        assert [gate.name for gate in found] == ["counts", "codes", "canaries", "size"]
+        json.dumps([gate.to_json() for gate in found], allow_nan=False)
+        assert all(gate.passed == (not gate.why) for gate in found)
+        return {gate.name: gate for gate in found}
+
+    def failing(self, *args: Any, **options: Any) -> dict[str, str]:
+        """Return gate -> why, of those that were not passed."""
+        gates = self.gates(*args, **options)
+        return {name: gate.why for name, gate in gates.items() if not gate.passed}
+
+    def change_index(self, change: Callable[[Any], Any]) -> None:
+        """Change FAISS's index proper, or return another, and write the file."""
+        faiss = load_faiss()
+        index = faiss.read_index(str(self.folder / INDEX))
+        other = change(inner_of(index))
+        if other is not None:
+            index.index = other
+            index.ntotal = other.ntotal
+        faiss.write_index(index, str(self.folder / INDEX))
+
+    def change_documents(self, change: Callable[[pa.Table], pa.Table]) -> None:
+        path = self.folder / DOCUMENTS
+        table = pa.ipc.open_file(pa.OSFile(str(path))).read_all()
+        path.unlink()
+        write_documents(path, [change(table)])
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return ``built(factory)``: the folder of a build, made once."""
+    made: dict[Any, Path] = {}
+
+    def built(factory: str, **options: Any) -> Path:
+        key = (factory, *sorted(options.items()))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("built")
+            rows = options.pop("rows", None)
+            path = write_rows(made[key] / "c.parquet", clustered() if rows is None else rows)
+            build(made[key] / "out", path, factory=factory, **{"k": K, **options})
+        return made[key]
+
+    return built
+
+
+@pytest.fixture
+def version(originals: Callable[..., Path], tmp_path: Path) -> Callable[..., Version]:
+    """Return ``version(factory)``: a copy of a build, to be damaged."""
+
+    def copied(factory: str = "Flat", **options: Any) -> Version:
+        place = tmp_path / "copy"
+        shutil.copytree(originals(factory, **options), place)
+        return Version(place)
+
+    return copied
+
+
+FACTORIES = [
+    *("Flat", "SQ8", "SQfp16", "PQ6", "PQ12x4fs", "RaBitQ", "HNSW16", "HNSW16_SQ8", "PRQ2x2x4"),
+    *("IVF16,Flat", "IVF16,SQ8", "IVF16,PQ6x4fs", "IVF16,RaBitQ", "IVF16,PQ6,RFlat"),
+]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_sound_version_passes(version, factory):
+    made = version(factory)
+    assert made.failing(base=Base(ROWS - 7, new=10, deleted=3)) == {}
+    found = made.gates()["canaries"].found
+    assert found["sampled"] == 200
+    assert found["hits_missing"] == 0
+
+
+def test_an_exact_index_finds_everything(version):
+    found = version().gates()["canaries"].found
+    assert (found["self_found"], found["recall"]) == (1, 1)
+
+
+def test_recall_is_that_of_brute_force(version):
+    made = version("IVF16,SQ8")
+    made.change_index(lambda inner: setattr(inner, "nprobe", 2))
+    gate = made.gates(GateConfig(canaries=60, canary_recall=0), seed=5)["canaries"]
+    rows = np.sort(np.random.default_rng(5).choice(ROWS, 60, replace=False))
+    raw = clustered()
+    values, vectors = np.linalg.eigh(np.cov(raw.astype(float).T))
+    exact = (raw - raw.mean(axis=0)) @ (vectors[:, ::-1][:, :K] * values[::-1][:K] ** -0.5)
+    exact /= np.linalg.norm(exact, axis=1, keepdims=True)
+    cosines = exact[rows] @ exact.T
+    cosines[np.arange(60), rows] = -np.inf
+    tenth = np.sort(cosines, axis=1)[:, -10]
+    # The file was changed after the bundle was opened: set the same here.
+    inner_of(made.sealed.index).nprobe = 2
+    _, near = made.sealed.search(raw[rows], 11)
+    hits = 0
+    for own, least, some, cosine in zip(rows, tenth, near, cosines, strict=True):
+        others = [row for row in some if row != own][:10]
+        hits += int((cosine[others] >= least - 1e-5).sum())
+    assert 0.3 < gate.found["recall"] < 1
+    assert gate.found["recall"] == pytest.approx(hits / 600, abs=1 / 600)
+
+
+class TestCounts:
+    def test_swapped_ids(self, version):
+        made = version()
+        made.change_documents(swap_ids)
+        failing = made.failing()
+        assert failing == {"counts": "2 rows have the id of another document"}
+
+    def test_ids_of_another_type(self, version):
+        made = version()
+        as_text = pa.array([f"d{i}" for i in range(ROWS)])
+        made.change_documents(lambda table: table.set_column(0, "id", as_text))
+        assert f"{ROWS} rows have the id" in made.failing()["counts"]
+
+    def test_documents_lost(self, version):
+        made = version()
+        made.change_documents(lambda table: table.slice(0, ROWS - 1))
+        failing = made.failing()
+        assert (
+            f"the documents file holds {ROWS - 1} rows, and the corpus has {ROWS}"
+            in (failing["counts"])
+        )
+        assert "not tried" in failing["canaries"]
+
+    def test_vectors_lost(self, version):
+        made = version()
+
+        def without_the_last(inner: Any) -> Any:
+            other = inner_index("Flat", K)
+            other.add(inner.reconstruct_n(0, ROWS - 1))
+            return other
+
+        made.change_index(without_the_last)
+        assert f"the index holds {ROWS - 1} rows" in made.failing()["counts"]
+
+    @pytest.mark.parametrize(
+        ("counts", "why"),
+        [
+            ({"reused": 3}, f"{ROWS} rows were read, and {ROWS + 3} encoded, reused or skipped"),
+            ({"skipped": {"blank": 2}}, f"{ROWS} rows were read, and {ROWS + 2} encoded"),
+            (
+                {"read": ROWS - 5, "encoded": ROWS - 5},
+                f"{ROWS - 5} rows were encoded or reused, and the corpus has {ROWS}",
+            ),
+        ],
+    )
+    def test_rows_that_do_not_add_up(self, version, counts, why):
+        made = version()
+        made.fields["counts"] = {**made.fields["counts"], **counts}
+        assert why in made.failing()["counts"]
+
+    def test_rows_skipped_are_accounted_for(self, version):
+        made = version()
+        counts = {"read": ROWS + 2, "skipped": {"blank": 2}, "encoded": 1, "reused": ROWS - 1}
+        made.fields["counts"] = {**made.fields["counts"], **counts}
+        assert made.failing() == {}
+
+    def test_a_base_that_does_not_lead_here(self, version):
+        why = version().failing(base=Base(ROWS, new=4, deleted=1))["counts"]
+        assert f"{ROWS} rows before, 1 of them deleted, and 4 new ones make {ROWS + 3}" in why
+
+    def test_what_came_and_went_may_be_unknown(self, version):
+        assert version().failing(base=Base(ROWS - 9)) == {}
+
+
+def swap_ids(table: pa.Table) -> pa.Table:
+    ids = table["id"].to_pylist()
+    ids[3], ids[700] = ids[700], ids[3]
+    return table.set_column(0, "id", pa.array(ids, table["id"].type))
+
+
+def codes_of(inner: Any) -> np.ndarray:
+    """Return the codes (n, bytes) of flat codes, to be changed in place."""
+    faiss = load_faiss()
+    size = inner.ntotal * inner.code_size
+    return faiss.rev_swig_ptr(inner.codes.data(), size).reshape(inner.ntotal, -1)
+
+
+class TestCodes:
+    @pytest.mark.parametrize("factory", ["Flat", "SQfp16", "HNSW16"])
+    def test_not_a_number(self, version, factory):
+        made = version(factory)
+
+        def broken(inner: Any) -> None:
+            faiss = load_faiss()
+            holder = faiss.downcast_index(getattr(inner, "storage", inner))
+            # All bits set are NaN in every float format.
+            codes_of(holder)[[5, 9], :4] = 255
+
+        made.change_index(broken)
+        failing = made.failing()
+        assert failing["codes"] == "the codes of 2 rows hold NaN or infinity"
+        assert "not tried" in failing["canaries"]
+
+    def test_not_a_number_in_a_list(self, version):
+        made = version("IVF16,Flat")
+        made.change_index(lambda inner: put_in_list(inner, code=np.float32(np.nan)))
+        assert made.failing()["codes"] == "the codes of 1 rows hold NaN or infinity"
+
+    def test_a_row_lost_and_another_there_twice(self, version):
+        made = version("IVF16,SQ8")
+        made.change_index(lambda inner: put_in_list(inner, row="another"))
+        why = made.failing()["codes"]
+        assert f"1 of {ROWS} rows are in none of the index's lists" in why
+        assert "1 entries of the index's lists are no row, or one twice" in why
+
+    @pytest.mark.parametrize("row", [-1, ROWS])
+    @pytest.mark.parametrize("factory", ["IVF16,SQ8", "IVF16,PQ6x4fs"])
+    def test_a_row_that_is_none(self, version, row, factory):
+        made = version(factory)
+        made.change_index(lambda inner: put_id(inner, row))
+        assert "are no row, or one twice" in made.failing()["codes"]
+
+    def test_centroids_that_are_not_numbers(self, version):
+        made = version("IVF16,PQ6x4fs")
+
+        def broken(inner: Any) -> None:
+            codes_of(load_faiss().downcast_index(inner.quantizer))[0, :4] = 255
+
+        made.change_index(broken)
+        assert "centroids or codebooks hold NaN" in made.failing()["codes"]
+
+    def test_codebooks_that_are_not_numbers(self, version):
+        made = version("PQ12x4fs")
+
+        def broken(inner: Any) -> None:
+            faiss = load_faiss()
+            numbers = faiss.vector_to_array(inner.pq.centroids)
+            numbers[7] = np.nan
+            faiss.copy_array_to_vector(numbers, inner.pq.centroids)
+
+        made.change_index(broken)
+        assert "centroids or codebooks hold NaN" in made.failing()["codes"]
+
+    def test_a_whitening_that_is_not_finite(self, version):
+        made = version()
+        broken = replace(made.sealed.whitening, mean=np.full(DIM, np.nan))
+        failing = made.failing(whitening=broken)
+        assert failing["codes"] == "the whitening holds NaN or infinity (mean)"
+        assert "not tried" in failing["canaries"]
+
+    @pytest.mark.parametrize("factory", FACTORIES)
+    def test_all_rows_are_looked_at(self, version, factory):
+        found = version(factory).gates()["codes"].found
+        assert found["rows"] == ROWS
+        assert found["decoded"] == ("fs" not in factory)
+
+    def test_a_refinement_that_lacks_rows(self):
+        inner = inner_index("Flat,RFlat", 4)
+        inner.add(np.eye(4, dtype=np.float32))
+        inner.refine_index.reset()
+        assert examine(inner).lost == 4
+
+
+def put_id(inner: Any, row: int) -> None:
+    """Give the first entry of a list another row number."""
+    faiss = load_faiss()
+    kept = inner.invlists
+    place = next(i for i in range(inner.nlist) if kept.list_size(i))
+    ids = faiss.rev_swig_ptr(kept.get_ids(place), kept.list_size(place))
+    ids[0] = row
+
+
+def put_in_list(inner: Any, *, row: Any = None, code: np.float32 | None = None) -> None:
+    """Change the first entry of a list: to another's row, or to a code of this number."""
+    faiss = load_faiss()
+    kept = inner.invlists
+    place = next(i for i in range(inner.nlist) if kept.list_size(i) > 1)
+    size = kept.list_size(place)
+    if row is not None:
+        ids = faiss.rev_swig_ptr(kept.get_ids(place), size)
+        ids[0] = ids[1]
+    if code is not None:
+        codes = faiss.rev_swig_ptr(kept.get_codes(place), size * inner.code_size)
+        codes[:4] = np.frombuffer(code.tobytes(), dtype=np.uint8)
+
+
+class TestCanaries:
+    def test_shuffled_vectors(self, version):
+        made = version()
+
+        def shuffled(inner: Any) -> None:
+            codes = codes_of(inner)
+            codes[:] = codes[np.random.default_rng(0).permutation(ROWS)]
+
+        made.change_index(shuffled)
+        failing = made.failing()
+        assert set(failing) == {"canaries"}
+        assert "of 200 sampled rows do not find themselves" in failing["canaries"]
+        assert "of their 10 exact neighbours, below 90.0%" in failing["canaries"]
+
+    @pytest.mark.parametrize("factory", ["SQ8", "PQ6", "RaBitQ", "HNSW16"])
+    def test_shuffled_rows_of_every_kind(self, version, factory):
+        made = version(factory)
+
+        def shuffled(inner: Any) -> None:
+            holder = load_faiss().downcast_index(getattr(inner, "storage", inner))
+            codes = codes_of(holder)
+            codes[:] = codes[::-1].copy()
+
+        made.change_index(shuffled)
+        assert set(made.failing()) == {"canaries"}
+
+    def test_two_vectors_swapped_are_found_when_all_rows_are_canaries(self, version):
+        made = version()
+
+        def swapped(inner: Any) -> None:
+            codes = codes_of(inner)
+            codes[[3, 700]] = codes[[700, 3]]
+
+        made.change_index(swapped)
+        why = made.failing(GateConfig(canaries=10 * ROWS))["canaries"]
+        assert why == (f"2 of {ROWS} sampled rows do not find themselves, the first being row 3")
+
+    def test_too_few_lists_looked_into(self, version):
+        made = version("IVF16,Flat", exponent=0.0)
+        assert made.failing() == {}
+        made.change_index(lambda inner: setattr(inner, "nprobe", 1))
+        failing = made.failing(GateConfig(canary_recall=0.999))
+        assert set(failing) == {"canaries"}
+        assert "below 99.9%" in failing["canaries"]
+
+    def test_too_few_lists_fall_below_what_the_index_was_set_to(self, version):
+        random = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
+        place = version("Flat").place.parent / "spread"
+        path = write_rows(place / "c.parquet", random)
+        build(place / "out", path, factory="IVF16,Flat", k=K)
+        made = Version(place)
+        assert made.failing() == {}
+        made.change_index(lambda inner: setattr(inner, "nprobe", 1))
+        assert set(made.failing()) == {"canaries"}
+
+    def test_another_matrix_in_the_file(self, version):
+        made = version()
+        faiss = load_faiss()
+        index = faiss.read_index(str(made.folder / INDEX))
+        linear = faiss.downcast_VectorTransform(index.chain.at(1))
+        matrix = faiss.vector_to_array(linear.A).reshape(K, DIM)
+        faiss.copy_array_to_vector(matrix[:, ::-1].ravel(), linear.A)
+        faiss.write_index(index, str(made.folder / INDEX))
+        assert set(made.failing()) == {"canaries"}
+
+    def test_a_stored_recall_is_the_bound(self, version):
+        gates = version("PQ6").gates()["canaries"]
+        tuned = version_fields(version, "PQ6")["factory"]["tuned"]
+        fewest = min(200, tuned["queries"])
+        assert gates.bound["recall"] == pytest.approx(
+            tuned["recall"] - 0.05 * max(200 / fewest, 1) ** 0.5, abs=1e-5
+        )
+        assert version_of(version).gates(GateConfig(canary_recall=0.3))["canaries"].bound[
+            "recall"
+        ] == pytest.approx(0.3)
+
+    def test_candidates_that_are_scored_again_count_as_the_user_sees_them(self, version):
+        made = version("PQ6")
+        assert made.failing(GateConfig(canary_recall=0.98))
+        made.fields["factory"] = {**made.fields["factory"], "rerank": 300}
+        assert made.failing(GateConfig(canary_recall=0.98)) == {}
+
+    def test_none_may_be_asked_for(self, version):
+        gates = version().gates(GateConfig(canaries=0))
+        assert gates["canaries"].passed
+        assert gates["canaries"].found == {"sampled": 0}
+
+    def test_the_sample_is_drawn_by_the_seed(self, version):
+        made = version("PQ6")
+        config = GateConfig(canaries=20, canary_recall=0)
+        first, again, other = (made.gates(config, seed=s)["canaries"].found for s in (1, 1, 2))
+        assert first == again != other
+
+    def test_a_store_that_lost_a_shard_fails_the_gate_and_raises_nothing(self, version):
+        made = version()
+        for shard in made.store.folder.glob("shards/*"):
+            shutil.rmtree(shard)
+        assert "could not be tried" in made.failing()["canaries"]
+
+    @pytest.mark.parametrize("factory", ["Flat", "IVF2,SQ8", "HNSW8"])
+    def test_copies_of_one_row_count_as_that_row(self, originals, tmp_path, factory):
+        rows = clustered(rows=300)
+        rows[50:250] = rows[50]
+        path = write_rows(tmp_path / "c.parquet", rows)
+        build(tmp_path / "out", path, factory=factory, k=4)
+        assert Version(tmp_path).failing(GateConfig(canaries=300)) == {}
+
+    @pytest.mark.parametrize("rows", [1, 2, 5, 11])
+    def test_fewer_rows_than_neighbours(self, tmp_path, rows):
+        path = write_rows(tmp_path / "c.parquet", clustered(rows=rows))
+        build(tmp_path / "out", path, whiten="none", k=None)
+        gates = Version(tmp_path).gates()
+        assert all(gate.passed for gate in gates.values())
+        assert gates["canaries"].found["sampled"] == rows
+        assert gates["canaries"].found["recall"] == (None if rows == 1 else 1)
+
+    def test_rows_that_are_all_equal(self, tmp_path):
+        path = write_rows(tmp_path / "c.parquet", np.ones((40, DIM), dtype=np.float32))
+        build(tmp_path / "out", path, whiten="none", k=None)
+        assert Version(tmp_path).failing() == {}
+
+
+def version_fields(version, factory):
+    return version_of(version).fields
+
+
+def version_of(version):
+    """Return the copy that a test has made already."""
+    return Version(version.__closure__[1].cell_contents / "copy")
+
+
+def test_recall_counts_ties_and_leaves_out_what_is_not_there():
+    best = np.array([[0.9, 0.8, 0.8], [0.5, -np.inf, -np.inf]])
+    found = np.array([[0.9, 0.8, 0.7], [0.5, -np.inf, -np.inf]])
+    assert recall(best, found) == pytest.approx(3 / 4)
+    tied = np.array([[0.8, 0.8, 0.8], [0.4, -np.inf, -np.inf]])
+    assert recall(best, tied) == pytest.approx(3 / 4)
+    assert recall(np.full((2, 3), -np.inf), found) is None
+
+
+class TestSize:
+    def test_bounds_are_on_the_rows_before(self, version):
+        made = version()
+        assert made.failing(base=Base(int(ROWS / 0.8))) == {}
+        why = made.failing(base=Base(int(ROWS / 0.8) + 1))["size"]
+        assert "20.0% fewer than the 1876 before, and --max-shrink is 0.2" in why
+        assert made.failing(base=Base(ROWS // 2)) == {}
+        why = made.failing(base=Base(ROWS // 2 - 1))["size"]
+        assert "too many beside the 749 before: --max-growth is 1" in why
+        assert made.failing(GateConfig(max_growth=100), base=Base(20)) == {}
+        assert made.failing(GateConfig(max_shrink=1), base=Base(10**9)) == {}
+
+    def test_a_base_without_rows(self, version):
+        assert "--max-growth" in version().failing(base=Base(0))["size"]
+
+    def test_bytes(self, version):
+        made = version()
+        size = sum(path.stat().st_size for path in made.folder.iterdir())
+        assert made.gates()["size"].found["bytes"] == size
+        assert made.failing(GateConfig(max_bytes=size)) == {}
+        why = made.failing(GateConfig(max_bytes="10KB"))["size"]
+        assert why == f"the files take {size:,} bytes, and --max-bytes is 10KB"
+
+    def test_an_index_far_larger_than_expected(self, version):
+        made = version()
+        with (made.folder / INDEX).open("ab") as file:
+            file.truncate((made.folder / INDEX).stat().st_size + 2**21)
+        assert "more than 2 times the" in made.failing()["size"]
+
+
+class TestCanaryFile:
+    def write(self, path: Path, **columns: Any) -> Path:
+        path = path / "canaries.parquet"
+        pq.write_table(pa.table(columns), path)
+        return path
+
+    def test_embeddings_with_what_they_must_find(self, version, tmp_path):
+        made = version("IVF16,SQ8")
+        rows = clustered()[[3, 500, 1200]]
+        path = self.write(
+            tmp_path, embedding=list(rows), expected=pa.array([[3], None, [1200, 1200]])
+        )
+        canaries = CanaryFile.read(path, dim=DIM)
+        assert (len(canaries), canaries.needs_encoder) == (3, False)
+        gate = made.gates(canaries=canaries)["canaries"]
+        assert gate.passed
+        assert gate.found["queries"] == 3
+        assert gate.found["query_recall"] > 0.9
+        assert (gate.found["expected"], gate.found["expected_found"]) == (2, 2)
+
+    def test_they_may_come_alone(self, version, tmp_path):
+        path = self.write(tmp_path, embedding=list(clustered()[:4]), expected=["0", "1", "2", "3"])
+        canaries = CanaryFile.read(path, dim=DIM)
+        found = version().gates(GateConfig(canaries=0), canaries=canaries)["canaries"].found
+        assert found["expected_found"] == 4
+        assert "sampled" not in found
+
+    @pytest.mark.parametrize(
+        ("expected", "there"), [(700, ""), (99_999, ", which the index does not hold")]
+    )
+    def test_a_document_that_is_not_among_the_nearest(self, version, tmp_path, expected, there):
+        path = self.write(tmp_path, embedding=list(clustered()[:2]), expected=[0, expected])
+        why = version().failing(canaries=CanaryFile.read(path, dim=DIM))["canaries"]
+        assert why == (
+            "1 of 2 documents expected are not among the 10 nearest, the first being "
+            f"'{expected}' of query 1{there}"
+        )
+
+    def test_queries_that_lose_their_neighbours(self, version, tmp_path):
+        random = np.random.default_rng(3).normal(size=(50, DIM)).astype(np.float32)
+        canaries = CanaryFile.read(self.write(tmp_path, embedding=list(random)), dim=DIM)
+        made = version("IVF16,Flat")
+        made.change_index(lambda inner: setattr(inner, "nprobe", 1))
+        why = made.failing(GateConfig(canaries=0, canary_recall=0.95), canaries=canaries)
+        assert "canary queries find" in why["canaries"]
+
+    def test_texts_need_an_encoder(self, version, tmp_path):
+        canaries = CanaryFile.read(self.write(tmp_path, text=["a cat", "a dog"]), dim=DIM)
+        assert canaries.needs_encoder
+        made = version()
+        with pytest.raises(ConfigError, match="are texts, and the index was built from an embed"):
+            made.gates(canaries=canaries)
+        rows = clustered()
+        asked: list[str] = []
+
+        def encode(texts: Any) -> np.ndarray:
+            asked.extend(texts)
+            return rows[: len(texts)]
+
+        assert made.failing(canaries=canaries, encode=encode) == {}
+        assert asked == ["a cat", "a dog"]
+
+    @pytest.mark.parametrize(
+        ("columns", "why"),
+        [
+            ({"query": ["a"]}, "text or embedding, and .* has neither; its columns are query"),
+            ({"text": ["a"], "embedding": [[1.0] * DIM]}, "has both; its columns are text, emb"),
+            ({"text": pa.array([], pa.string())}, "holds no rows"),
+            ({"text": ["a", " "]}, "rows that cannot be used as queries .1 blank text.; mend or"),
+            ({"text": ["a", None]}, "cannot be used as queries"),
+            ({"text": [1, 2]}, "a text column takes strings"),
+            ({"embedding": [[1.0] * 3]}, f"have 3 dims, and those of the index {DIM}"),
+            ({"embedding": [[1.0] * DIM, [np.nan] * DIM]}, "cannot be used as queries"),
+            ({"embedding": [[1e300] * DIM]}, "are beyond float32; scale them down"),
+            ({"embedding": [[1.0] * DIM, [1.0]]}, "cannot be used as queries"),
+            ({"text": ["a"], "expected": [1.5]}, "holds 1.5, and ids are strings or integers"),
+            ({"text": ["a"], "expected": [[None]]}, "holds None, and ids are strings or integers"),
+            ({"text": ["a"], "expected": [True]}, "holds True, and ids are strings or integers"),
+            ({"text": ["a"], "expected": pa.array([None], pa.string())}, "names no document"),
+            ({"text": ["a"] * 10_001}, "holds 10001 queries.*keep 10000 at most"),
+        ],
+    )
+    def test_what_cannot_be_used_is_refused(self, tmp_path, columns, why):
+        with pytest.raises(CorpusError, match=why):
+            CanaryFile.read(self.write(tmp_path, **columns), dim=DIM)
+
+    @pytest.mark.parametrize("content", [None, b"", b"PAR1 but not really PAR1", "folder"])
+    def test_what_is_no_parquet_is_refused(self, tmp_path, content):
+        path = tmp_path / "c.parquet"
+        if content == "folder":
+            path.mkdir()
+        elif content is not None:
+            path.write_bytes(content)
+        with pytest.raises(CorpusError, match="canary queries come in a Parquet file"):
+            CanaryFile.read(path, dim=DIM)
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory, tiny_model, tiny_words) -> Path:
+    place = tmp_path_factory.mktemp("passages")
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(tiny_words, n)) for n in rng.integers(3, 90, 60)]
+    table = pa.table({"id": [f"d{i}" for i in range(60)], "text": [*texts[:59], "  "]})
+    pq.write_table(table, place / "c.parquet")
+    build_index(
+        BuildConfig(
+            corpus=(str(place / "c.parquet"),),
+            out=str(place / "out"),
+            text_columns="text",
+            id_column="id",
+            model=str(tiny_model),
+            passage_tokens=20,
+            k=8,
+            threads=1,
+            device="cpu",
+        )
+    )
+    return place
+
+
+class TestPassages:
+    def test_a_sound_version_passes(self, cut):
+        made = Version(cut)
+        assert made.sealed.grouped
+        assert made.record.rows > 100
+        assert made.failing(base=Base(made.record.rows, new=0, deleted=0)) == {}
+
+    def test_passages_that_do_not_add_up(self, cut):
+        made = Version(cut)
+        made.fields["counts"] = {**made.fields["counts"], "passages": 7}
+        assert "7 passages were cut" in made.failing()["counts"]
+
+    def test_passages_of_another_document(self, cut, tmp_path):
+        shutil.copytree(cut, tmp_path / "copy")
+        made = Version(tmp_path / "copy")
+        made.change_documents(lambda table: table.take([1, 0, *range(2, table.num_rows)]))
+        ids = made.sealed.documents.ids([0, 1])
+        assert ("counts" in made.failing()) == (ids[0] != ids[1])
+
+    def test_a_document_is_found_by_any_of_its_passages(self, cut, tmp_path, tiny_model):
+        config = EncoderConfig(model=str(tiny_model), device="cpu", threads=1)
+        encoder = Encoder(*resolve_encoder(config), config)
+        made = Version(cut)
+        passage = made.sealed.documents.get(40)
+        columns = {"text": [passage["passage_text"]], "expected": [passage["id"]]}
+        pq.write_table(pa.table(columns), tmp_path / "canaries.parquet")
+        canaries = CanaryFile.read(tmp_path / "canaries.parquet", dim=made.sealed.dim)
+        gate = made.gates(canaries=canaries, encode=encoder.encode_queries)["canaries"]
+        assert gate.passed
+        assert gate.found["expected_found"] == 1
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            ({"canaries": -1}, "--canaries -1 is outside whole numbers from 0"),
+            ({"canaries": 1.5}, "--canaries 1.5 is outside"),
+            ({"canary_recall": 1.1}, "--canary-recall 1.1 is outside 0 to 1"),
+            ({"max_shrink": -0.1}, "--max-shrink -0.1 is outside 0 to 1"),
+            ({"max_growth": float("nan")}, "--max-growth nan is outside"),
+            ({"max_growth": float("inf")}, "--max-growth inf is outside"),
+            ({"max_bytes": "lots"}, "--max-bytes 'lots' is no size"),
+        ],
+    )
+    def test_values_out_of_bounds(self, options, why):
+        with pytest.raises(ConfigError, match=why):
+            GateConfig(**options)
+
+    def test_bytes_are_read_as_elsewhere(self):
+        assert GateConfig(max_bytes="2KiB").most_bytes == 2048
+        assert GateConfig().most_bytes is None
+        json.dumps(GateConfig(max_bytes="2KiB").to_json())
+
+
+def test_the_error_names_the_gates_and_where_the_version_is_kept(version):
+    made = version()
+    made.change_documents(swap_ids)
+    gates = tuple(made.gates(base=Base(10 * ROWS)).values())
+    with pytest.raises(GateError, match="gate counts: 2 rows have the id") as failed:
+        require_passed(gates, candidate=made.folder)
+    assert "gate size: " in str(failed.value)
+    assert "gate codes" not in str(failed.value)
+    assert failed.value.exit_code == 9
+    assert failed.value.candidate == str(made.folder)
+    assert [gate["passed"] for gate in failed.value.gates] == [False, True, True, False]
+    require_passed(gates[1:3], candidate=made.folder)

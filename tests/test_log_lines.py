@@ -1,0 +1,158 @@
+"""Log lines of jobs: every event a line, in both forms, and an end whatever happened."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.log_lines import Ending, LogForm, LogLines, failure, log, run_job
+from whiten_index.progress import Stages
+
+# A key, then a bare value or a quoted one: what log collectors take a line of logfmt for.
+_PAIR = re.compile(r'([^ ="]+)=("(?:[^"\\]|\\.)*"|[^ "]*)(?: |$)')
+_NAMES = st.text(min_size=1, max_size=6)
+_SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=12)
+
+
+def pairs(line: str) -> dict[str, str]:
+    """Read a line of logfmt; every character of it must belong to a pair."""
+    found, at = {}, 0
+    while at < len(line):
+        match = _PAIR.match(line, at)
+        assert match, line[at:]
+        key, value = match.groups()
+        found[key] = json.loads(value) if value.startswith('"') else value
+        at = match.end()
+    return found
+
+
+def test_text_says_what_json_says(capsys: pytest.CaptureFixture[str]) -> None:
+    fields: dict[str, Any] = {"rows": {"new": 3, "skipped": {"null_text": 2}}, "out": "my index"}
+    for form in LogForm:
+        LogLines(form).log("published", **fields, refit=False, why=None, kl=1 / 3)
+    as_json, as_text = capsys.readouterr().out.splitlines()
+    said = json.loads(as_json)
+    assert said["rows"] == fields["rows"]
+    read = pairs(as_text)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", read.pop("time"))
+    assert read == {
+        "event": "published",
+        "rows.new": "3",
+        "rows.skipped.null_text": "2",
+        "out": "my index",
+        "refit": "false",
+        "why": "null",
+        "kl": "0.333333",
+    }
+    assert 'out="my index"' in as_text
+
+
+@given(st.dictionaries(_NAMES, _SCALARS | st.lists(_SCALARS, max_size=3), max_size=4))
+def test_text_is_one_line_that_reads_back(fields: dict[str, Any]) -> None:
+    line = LogForm.TEXT.line(fields)
+    assert "\n" not in line
+    assert "\r" not in line
+    assert line.isprintable()
+    values = list(pairs(line).values())
+    keys = {re.sub(r'[ ="]', "_", name) for name in fields if name.isprintable()}
+    assert keys <= set(pairs(line))
+    if len(values) == len(fields):  # else two odd names became one
+        for value, given_value in zip(values, fields.values(), strict=True):
+            if isinstance(given_value, str):
+                assert value == given_value
+            elif isinstance(given_value, list):
+                assert json.loads(value) == given_value
+            else:
+                assert json.loads(value) == given_value
+
+
+@pytest.mark.parametrize("form", list(LogForm))
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_names_that_cannot_be_shown_do_not_end_a_job(
+    monkeypatch: pytest.MonkeyPatch, form: LogForm, encoding: str
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    LogLines(form).log("note", message="größe", path="/data/\udce9")
+    line = raw.getvalue().decode(encoding)
+    assert line.count("\n") == 1
+    assert "\\udce9" in line
+
+
+def test_an_unknown_form() -> None:
+    with pytest.raises(ConfigError, match="--log 'xml' is unknown; use json, text"):
+        LogLines("xml")
+
+
+def test_stages_and_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr("whiten_index.log_lines.time.monotonic", lambda: seconds[0])
+    with Stages(LogLines("text")).stage("encode", 400) as watcher:
+        for _ in range(4):
+            seconds[0] += 6.0
+            watcher.advance(100)
+    events = [pairs(line) for line in capsys.readouterr().out.splitlines()]
+    names = [event["event"] for event in events]
+    assert names == ["stage_started", "progress", "progress", "stage_finished"]
+    assert events[0]["rows"] == "400"
+    first = {k: events[1][k] for k in ("rows", "of", "rows_per_second", "seconds_left")}
+    assert first == {"rows": "200", "of": "400", "rows_per_second": "16.7", "seconds_left": "12"}
+    assert events[3]["stage"] == "encode"
+
+
+def test_a_line_alone_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    log("planned", why="it is\nso")
+    said = json.loads(capsys.readouterr().out)
+    assert (said["event"], said["why"]) == ("planned", "it is\nso")
+
+
+def raising(error: BaseException) -> Callable[[], Ending]:
+    def work() -> Ending:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "event"),
+    [
+        (lambda: Ending("published", {"version": "000001"}), 0, "published"),
+        (lambda: Ending("gate_failed", {}, 9), 9, "gate_failed"),
+        (raising(CorpusError("no such column")), 3, "failed"),
+        (raising(ValueError("odd")), 1, "failed"),
+        (raising(KeyboardInterrupt()), 130, "interrupted"),
+    ],
+)
+@pytest.mark.parametrize("form", list(LogForm))
+def test_every_job_says_how_it_ended(
+    capsys: pytest.CaptureFixture[str],
+    work: Callable[[], Ending],
+    status: int,
+    event: str,
+    form: LogForm,
+) -> None:
+    assert run_job(work, kept="shards", lines=LogLines(form)) == status
+    shown = capsys.readouterr()
+    (line,) = shown.out.splitlines()
+    assert (pairs(line) if form is LogForm.TEXT else json.loads(line))["event"] == event
+    assert ("Traceback" in shown.err) == (status == 1)
+
+
+def test_without_lines_a_job_logs_json(capsys: pytest.CaptureFixture[str]) -> None:
+    run_job(raising(CorpusError("no such column")), kept="shards")
+    said = json.loads(capsys.readouterr().out)
+    assert said["exit_code"] == 3
+    assert {name: said[name] for name in ("error", "message")} == failure(
+        CorpusError("no such column")
+    )

@@ -1,0 +1,319 @@
+"""Metrics files: read back by the library's own parser, and held to Prometheus' rules of names."""
+
+from __future__ import annotations
+
+import builtins
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.bad_input_helpers import run as run_command
+from whiten_index.errors import ConfigError, OutputError
+from whiten_index.monitoring import METRICS, LastRun, Outcome, check_metrics, write_metrics
+
+REPORT: dict[str, Any] = {
+    "version": "000012-0123456789ab",
+    "up_to_date": False,
+    "rows": {"total": 1000, "new": 5, "changed": 10, "document": 2, "deleted": 4, "unchanged": 983},
+    "counts": {
+        "read": 1003,
+        "encoded": 15,
+        "reused": 985,
+        "truncated": 7,
+        "skipped": {"null_text": 2, "blank_text": 1},
+    },
+    "files": {"read": 3, "skipped": 40},
+    "drift": {
+        "mean_shift": 0.25,
+        "kl_per_dim": 0.004,
+        "eigenvalues": {"min": 0.9, "max": 1.25},
+        "all": [1.0, 2.0],
+        "why": "text",
+        "kept": None,
+    },
+    "decision": {"whitening": "keep", "index": "carried", "why": "0.004 < 0.01", "threshold": 0.01},
+    "gates": [
+        {"name": "counts", "passed": True, "found": {}, "bound": {}, "why": ""},
+        {"name": "canaries", "passed": False, "found": {}, "bound": {}, "why": "recall"},
+    ],
+    "seconds": {"read": 1.5, "encode": 20.25},
+    "stage_rows": {"read": 1003, "encode": 15},
+}
+DONE = LastRun(
+    outcome=Outcome.PUBLISHED, exit_code=0, seconds=33.5, report=REPORT, gates=REPORT["gates"]
+)
+FAILED = LastRun(outcome=Outcome.FAILED, exit_code=7, seconds=2.0)
+
+
+def read(path: Path) -> dict[tuple[str, ...], float]:
+    """Return (name, label values apart from the index's) -> value."""
+    found = {}
+    for family in text_string_to_metric_families(path.read_text(encoding="utf-8")):
+        assert family.type == "gauge"
+        for sample in family.samples:
+            assert sample.name == family.name
+            labels = dict(sample.labels)
+            assert labels.pop("index")
+            key = (sample.name.removeprefix("whiten_index_"), *labels.values())
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+@pytest.fixture
+def place(tmp_path: Path, published: Path) -> tuple[Path, Path]:
+    """A metrics file to be, and a published index to copy from."""
+    return tmp_path / "night.prom", published / "out"
+
+
+def test_a_run_says_what_it_did(place: tuple[Path, Path]) -> None:
+    path, index = place
+    before = time.time()
+    write_metrics(path, DONE, index=index)
+    found = read(path)
+    assert before <= found["last_run_timestamp_seconds",] <= time.time()
+    assert found["last_success_timestamp_seconds",] == found["last_run_timestamp_seconds",]
+    said = {
+        ("last_run_duration_seconds",): 33.5,
+        ("last_run_exit_code",): 0,
+        ("last_run_outcome", "published"): 1,
+        ("last_run_outcome", "gate_failed"): 0,
+        ("update_rows", "new"): 5,
+        ("update_rows", "changed"): 10,
+        ("update_rows", "document"): 2,
+        ("update_rows", "deleted"): 4,
+        ("update_rows", "unchanged"): 983,
+        ("update_read_rows",): 1003,
+        ("update_encoded_rows",): 15,
+        ("update_reused_rows",): 985,
+        ("update_truncated_rows",): 7,
+        ("update_skipped_rows", "null_text"): 2,
+        ("update_skipped_rows", "blank_text"): 1,
+        ("update_files", "read"): 3,
+        ("update_files", "skipped"): 40,
+        ("update_stage_duration_seconds", "encode"): 20.25,
+        ("update_stage_rows", "encode"): 15,
+        ("update_refit",): 0,
+        ("update_drift", "mean_shift"): 0.25,
+        ("update_drift", "kl_per_dim"): 0.004,
+        ("update_drift", "eigenvalues.max"): 1.25,
+        ("update_drift_threshold",): 0.01,
+        ("update_gate_passed", "counts"): 1,
+        ("update_gate_passed", "canaries"): 0,
+    }
+    assert {key: found.get(key) for key in said} == said
+    outcomes = [key for key in found if key[0] == "last_run_outcome"]
+    assert len(outcomes) == len(Outcome)
+    # What is in the corpus adds up; the total is no part of it.
+    kinds = {key[1]: value for key, value in found.items() if key[0] == "update_rows"}
+    assert sum(kinds.values()) - kinds["deleted"] == REPORT["rows"]["total"]
+    drift = {key[1] for key in found if key[0] == "update_drift"}
+    assert drift == {"mean_shift", "kl_per_dim", "eigenvalues.min", "eigenvalues.max"}
+
+
+@pytest.mark.parametrize("run", [DONE, FAILED])
+def test_what_is_published_is_told_by_the_index(place: tuple[Path, Path], run: LastRun) -> None:
+    path, index = place
+    write_metrics(path, run, index=index)
+    found = read(path)
+    status, shown, _ = run_command("inspect", index, "--json")
+    fields = json.loads(shown)
+    assert status == 0
+    folder = index / "versions" / fields["version"]
+    assert found["published_info", fields["version"]] == 1
+    assert found["published_version_number",] == 1
+    assert found["published_rows",] == fields["rows"]
+    created = datetime.datetime.fromisoformat(fields["created"]).timestamp()
+    assert found["published_created_timestamp_seconds",] == created
+    sizes = {key[1]: value for key, value in found.items() if key[0] == "published_size_bytes"}
+    assert sizes == {file.name: file.stat().st_size for file in folder.iterdir()}
+
+
+def test_a_failed_run_keeps_the_last_success_and_says_nothing_of_rows(
+    place: tuple[Path, Path],
+) -> None:
+    path, index = place
+    write_metrics(path, FAILED, index=index)
+    assert ("last_success_timestamp_seconds",) not in read(path)
+    write_metrics(path, DONE, index=index)
+    success = read(path)["last_success_timestamp_seconds",]
+    for _ in range(2):
+        write_metrics(path, FAILED, index=index)
+        found = read(path)
+        assert found["last_success_timestamp_seconds",] == success
+        assert found["last_run_timestamp_seconds",] > success
+        assert found["last_run_exit_code",] == 7
+        assert found["last_run_outcome", "failed"] == 1
+        assert not [key for key in found if key[0].startswith("update_")]
+    write_metrics(path, FAILED, index=index.parent / "other")
+    assert ("last_success_timestamp_seconds",) not in read(path)
+
+
+def test_what_is_interrupted_after_the_update_has_succeeded(place: tuple[Path, Path]) -> None:
+    path, index = place
+    write_metrics(
+        path,
+        LastRun(outcome=Outcome.INTERRUPTED, exit_code=130, seconds=1.0, report=REPORT),
+        index=index,
+    )
+    found = read(path)
+    assert found["last_run_outcome", "interrupted"] == 1
+    assert found["last_success_timestamp_seconds",] == found["last_run_timestamp_seconds",]
+
+
+def test_a_gate_that_failed_is_named(place: tuple[Path, Path]) -> None:
+    path, index = place
+    gates = REPORT["gates"]
+    run = LastRun(outcome=Outcome.GATE_FAILED, exit_code=9, seconds=1.0, gates=gates)
+    write_metrics(path, run, index=index)
+    found = read(path)
+    assert found["update_gate_passed", "canaries"] == 0
+    assert found["last_run_outcome", "gate_failed"] == 1
+    assert ("update_rows", "new") not in found
+
+
+@pytest.mark.parametrize("damage", ["nothing there", "CURRENT", "manifest"])
+def test_without_a_sound_index_the_run_still_speaks(
+    tmp_path: Path, published: Path, damage: str
+) -> None:
+    index = tmp_path / "out"
+    if damage != "nothing there":
+        shutil.copytree(published / "out", index)
+        file = index / "CURRENT"
+        if damage == "manifest":
+            (file,) = index.glob("versions/*/manifest.json")
+        file.write_bytes(file.read_bytes()[:-9])
+    write_metrics(tmp_path / "a.prom", FAILED, index=index)
+    found = read(tmp_path / "a.prom")
+    assert found["last_run_exit_code",] == 7
+    assert not [key for key in found if key[0].startswith("published_")]
+
+
+@pytest.mark.parametrize("old", [b"\xff\xfe", b"whiten_index_last{", b""])
+def test_an_earlier_file_of_nonsense_is_replaced(place: tuple[Path, Path], old: bytes) -> None:
+    path, index = place
+    path.write_bytes(old)
+    write_metrics(path, FAILED, index=index)
+    assert read(path)["last_run_exit_code",] == 7
+
+
+def test_names_keep_prometheus_rules() -> None:
+    """The rules of ``promtool check metrics``, as far as they can touch gauges."""
+    units = {"milliseconds", "minutes", "hours", "days", "kilobytes", "megabytes", "percent", "ms"}
+    for name, what in METRICS.items():
+        words = name.split("_")
+        assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name)
+        assert not name.endswith(("_total", "_count", "_sum", "_bucket"))
+        assert not {"gauge", "counter", "histogram", "summary", "metric"} & set(words)
+        assert not units & set(words)
+        for unit in ("seconds", "bytes"):
+            assert unit not in words or words[-1] == unit
+        assert what.endswith(".")
+        assert "\n" not in what
+
+
+def test_every_metric_has_help_and_type_once_and_no_timestamp(place: tuple[Path, Path]) -> None:
+    path, index = place
+    write_metrics(path, DONE, index=index)
+    lines = path.read_text().splitlines()
+    names = list(dict.fromkeys(line.split("{")[0] for line in lines if not line.startswith("#")))
+    assert [line.split()[2] for line in lines if line.startswith("# HELP")] == names
+    assert [line.split()[2:] for line in lines if line.startswith("# TYPE")] == [
+        [name, "gauge"] for name in names
+    ]
+    assert names == [f"whiten_index_{name}" for name in METRICS]
+    # node_exporter refuses a file with timestamps: after the labels comes the value alone.
+    assert all(len(line.rpartition("}")[2].split()) == 1 for line in lines if line[0] != "#")
+
+
+def test_odd_names_are_escaped(tmp_path: Path) -> None:
+    skipped = {'quo"te\\': 1, "line\nend": 2, "größe": 3, "bad\udce9": 4}
+    report = {"counts": {"skipped": skipped}}
+    run = LastRun(outcome=Outcome.PUBLISHED, exit_code=0, seconds=1.0, report=report)
+    write_metrics(tmp_path / "a.prom", run, index=tmp_path / 'in"dex\udce9')
+    found = read(tmp_path / "a.prom")
+    reasons = [key[1] for key in found if key[0] == "update_skipped_rows"]
+    assert reasons == ['quo"te\\', "line\nend", "größe", "bad?"]
+
+
+def test_a_reader_never_sees_half_a_file(
+    place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the last step only a name that node_exporter passes over is written."""
+    path, index = place
+    write_metrics(path, DONE, index=index)
+    before, seen, rename = path.read_bytes(), [], os.rename
+
+    def renamed(old: str, new: str) -> None:
+        seen.append([p.name for p in path.parent.glob("*.prom")])
+        assert path.read_bytes() == before
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    write_metrics(path, FAILED, index=index)
+    assert seen == [[path.name]]
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    now = os.umask(0)
+    os.umask(now)
+    return now
+
+
+def test_a_disk_that_cannot_be_written(
+    place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, index = place
+    write_metrics(path, DONE, index=index)
+    before, opening = path.read_bytes(), builtins.open
+
+    def full(name: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
+        if "w" in mode and str(path) in str(name):
+            raise OSError(28, "No space left on device")
+        return opening(name, mode, *more, **options)
+
+    monkeypatch.setattr(builtins, "open", full)
+    with pytest.raises(OutputError, match=r"night\.prom: the disk is full"):
+        write_metrics(path, FAILED, index=index)
+    assert path.read_bytes() == before
+
+
+def test_what_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_metrics(tmp_path / "a.prom")
+    with pytest.raises(ConfigError, match=r"a\.txt does not end in \.prom, and node_exporter"):
+        check_metrics(tmp_path / "a.txt")
+    with pytest.raises(ConfigError, match=r"folder that is not there; name one"):
+        check_metrics(tmp_path / "gone" / "a.prom")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(OutputError, match=r"permission is denied; let the job's user write"):
+        check_metrics(tmp_path / "a.prom")
+
+
+def test_without_the_library_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    for call in (
+        lambda: check_metrics(tmp_path / "a.prom"),
+        lambda: write_metrics(tmp_path / "a.prom", DONE, index=tmp_path),
+    ):
+        with pytest.raises(ConfigError, match=r"pip install 'whiten-index\[metrics\]'"):
+            call()
+
+
+def test_the_library_is_loaded_when_it_is_used() -> None:
+    code = "import sys, whiten_index.monitoring; print('prometheus_client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,271 @@
+"""A long-lived searcher follows what is published, a version at a time."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks import readers
+from benchmarks.readers import STEP
+from tests.build_helpers import build, random_rows, write_rows
+from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
+from whiten_index.errors import ArtifactError, EncoderError
+from whiten_index.index import read_current, set_current, version_names
+from whiten_index.search import SearchIndex
+from whiten_index.versions import prune, rollback
+
+ROWS, DIM = 64, 16
+POINTS = readers.points(ROWS, DIM)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of versions 0 to 3, of which 3 is published."""
+    root = tmp_path_factory.mktemp("built")
+    for version in range(4):
+        readers.publish(root, version, POINTS)
+    return root / "out"
+
+
+@pytest.fixture
+def out(tmp_path: Path, built: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "out"))
+
+
+def publish(out: Path, number: int) -> None:
+    set_current(out, version_names(out)[number])
+
+
+def answered(index: SearchIndex, **options: Any) -> int:
+    """Return the version that answers all points; every hit is of it, ids and vectors."""
+    found = index.search_embeddings(POINTS, top_k=3, **options)
+    (version,) = {readers.version_of(point, hits, ROWS) for point, hits in enumerate(found)}
+    return version
+
+
+def test_what_was_opened_stays_until_it_is_reloaded(out: Path) -> None:
+    publish(out, 0)
+    index = open_index(out)
+    assert not index.reload()
+    publish(out, 1)
+    assert answered(index) == 0
+    assert index.reload()
+    assert answered(index) == 1
+    assert not index.reload()
+    rollback(out)
+    assert index.reload()
+    assert answered(index) == 0
+    assert index.bundle.version == read_current(out).version
+
+
+def test_withdrawing_and_pruning_alone_reload_nothing(out: Path) -> None:
+    index = open_index(out)
+    *_, third, last = version_names(out)
+    bundle = index.bundle
+    set_current(out, last, withdrawn=[third])
+    prune(out, keep=1)
+    assert not index.reload()
+    assert index.bundle is bundle
+
+
+def test_the_options_of_the_opening_hold_for_what_is_reloaded(out: Path) -> None:
+    publish(out, 0)
+    index = open_index(out, mapped=True, rerank=7, rerank_by="embeddings", verify="manifest")
+    publish(out, 1)
+    # The store's record of the corpus is that of the version built last.
+    assert index.reranker is None or index.reranker.candidates == 7
+    assert index.reload()
+    if (maps := Path("/proc/self/maps")).exists():
+        assert str(index.bundle.folder.resolve() / "index.faiss") in maps.read_text()
+    assert answered(index) == 1
+    assert index.reranker is not None
+    assert index.reranker.candidates == 7
+
+
+def test_a_relative_path_is_followed_from_wherever_the_process_is(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(out, 0)
+    monkeypatch.chdir(out.parent)
+    index = open_index("out")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    publish(out, 1)
+    assert index.reload()
+    assert answered(index) == 1
+
+
+@pytest.mark.parametrize("what", ["index.faiss", "manifest.json", "CURRENT", "gone"])
+def test_a_reload_that_fails_leaves_the_version_in_use(out: Path, what: str) -> None:
+    publish(out, 0)
+    index = open_index(out)
+    publish(out, 1)
+    folder = out / "versions" / version_names(out)[1]
+    path = out / "CURRENT" if what == "CURRENT" else folder / what
+    if what == "gone":
+        folder.rename(out / "aside")
+    else:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-9] + b"x" + whole[-8:])
+    for _ in range(2):
+        with pytest.raises(ArtifactError):
+            index.reload()
+        assert answered(index) == 0
+    (out / "aside").rename(folder) if what == "gone" else path.write_bytes(whole)
+    assert index.reload()
+    assert answered(index) == 1
+
+
+def test_every_kind_of_search_is_of_the_reloaded_version(out: Path, tmp_path: Path) -> None:
+    queries = tmp_path / "q.parquet"
+    pq.write_table(pa.table({"id": np.arange(ROWS), "e": list(POINTS)}), queries)
+    config = CorpusConfig(sources=(str(queries),), embedding_column="e", id_column="id")
+    publish(out, 0)
+    index = open_index(out)
+    begun = index.rank(config, top_k=1)
+    first = next(begun)
+    publish(out, 2)
+    assert index.reload()
+    assert (len(index), index.dim, index.grouped) == (ROWS, DIM, False)
+    assert index.matches(f"id >= {2 * STEP}") == ROWS
+    assert {hit.id // STEP for hit in index.search_like(2 * STEP + 5)} == {2}
+    ranked = index.rank_embeddings(range(ROWS), POINTS, top_k=1)
+    assert {ranking.ids[0] // STEP for ranking in ranked} == {2}
+    assert answered(index, row_filter=f"id >= {2 * STEP}") == 2
+    # A ranking under way ends on the version it began with.
+    assert {ranking.ids[0] // STEP for ranking in (first, *begun)} == {0}
+
+
+def test_threads_that_search_while_others_reload_never_see_two_versions(out: Path) -> None:
+    publish(out, 0)
+    index = open_index(out)
+    stop, seen, errors, reloads = threading.Event(), set(), [], []
+
+    def search() -> None:
+        while not stop.is_set():
+            try:
+                seen.add(answered(index))
+                like = index.search_like(index.bundle.documents.ids([0])[0], top_k=5)
+                assert len({hit.id // STEP for hit in like}) == 1
+            except ArtifactError as error:
+                errors.append(error)
+            except Exception as error:
+                # ``search_like`` asks for an id that the version opened since may lack.
+                if "no document has the id" not in str(error):
+                    errors.append(error)
+
+    def follow() -> None:
+        while not stop.is_set():
+            reloads.append(index.reload())
+
+    threads = [threading.Thread(target=work) for work in (search,) * 3 + (follow,) * 2]
+    for thread in threads:
+        thread.start()
+    for number in [1, 2, 3, 0, 2, 1, 3] * 4:
+        publish(out, number)
+        time.sleep(0.01)
+    deadline = time.monotonic() + 60
+    while index.bundle.version != version_names(out)[3] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[:3]
+    assert answered(index) == 3
+    assert sum(reloads) >= 2
+    assert len(seen) >= 2
+
+
+# The encoder of queries
+
+
+def text_corpus(folder: Path, words: int) -> tuple[str, ...]:
+    folder.mkdir(exist_ok=True)
+    texts = [f"the cat {i} sat" for i in range(words)]
+    pq.write_table(pa.table({"id": range(words), "text": texts}), folder / "t.parquet")
+    return (str(folder / "t.parquet"),)
+
+
+def text_build(tmp_path: Path, model: Path, words: int, **options: Any) -> None:
+    build_index(
+        BuildConfig(
+            corpus=text_corpus(tmp_path, words),
+            text_columns=("text",),
+            id_column="id",
+            model=str(model),
+            out=str(tmp_path / "o"),
+            whiten="none",
+            device="cpu",
+            **options,
+        )
+    )
+
+
+def test_an_encoder_that_is_the_same_is_kept(tmp_path: Path, tiny_model: Path) -> None:
+    text_build(tmp_path, tiny_model, 8)
+    index = open_index(tmp_path / "o", device="cpu")
+    before = index.encoder
+    text_build(tmp_path, tiny_model, 9)
+    assert index.reload()
+    assert index.encoder is before
+    assert index.search(["the cat 8 sat"], top_k=1)[0][0].id == 8
+    # It is another one for queries where these get a prompt.
+    text_build(tmp_path, tiny_model, 10, query_prompt="red ")
+    assert index.reload()
+    assert index.encoder is not before
+    plain, prompted = before.encode_queries(["red cat"]), index.encode(["cat"])
+    np.testing.assert_allclose(prompted, plain, atol=1e-6)
+
+
+def test_an_encoder_that_cannot_be_had_fails_the_reload_of_who_needs_it(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    text_build(tmp_path, tiny_model, 8)
+    index, unused = (open_index(tmp_path / "o", device="cpu") for _ in range(2))
+    assert index.search(["the cat 3 sat"], top_k=1)[0][0].id == 3
+    shutil.copytree(tiny_model, tmp_path / "other")
+    text_build(tmp_path, tmp_path / "other", 8, pooling="cls")
+    shutil.rmtree(tmp_path / "other")
+    with pytest.raises(EncoderError, match="other"):
+        index.reload()
+    assert index.search(["the cat 3 sat"], top_k=1)[0][0].id == 3
+    assert unused.reload(), "who never searched by text may go on by embeddings"
+    with pytest.raises(EncoderError, match="other"):
+        unused.search(["the cat"])
+
+
+def test_a_reload_by_rows_of_another_width_takes_these(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    build(out, write_rows(tmp_path / "a.parquet", random_rows(1, rows=60, dim=12)))
+    index = open_index(out)
+    build(out, write_rows(tmp_path / "b.parquet", random_rows(1, rows=60, dim=9)))
+    assert index.reload()
+    assert index.dim == 9
+    assert len(index.search_embeddings(random_rows(2, rows=1, dim=9))[0]) == 10
+
+
+def test_looking_for_a_new_version_opens_no_file_but_current(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = open_index(out)
+    opened: list[str] = []
+    really = Path.open
+
+    def noted(path: Path, *arguments: Any, **options: Any) -> Any:
+        opened.append(path.name)
+        return really(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", noted)
+    assert not index.reload()
+    assert opened == ["CURRENT"]
+    publish(out, 0)
+    assert index.reload()
+    assert len(opened) > 5, "the others are seen to be opened"

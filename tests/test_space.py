@@ -1,0 +1,91 @@
+"""Room on the disk: sums by file system, against what the system says is free."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from whiten_index.errors import OutputError
+from whiten_index.space import free_bytes, require_space
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def says_free(monkeypatch: pytest.MonkeyPatch, **free: int) -> None:
+    """Let a file system of 4 KiB blocks have so many free, by the name of a folder on it."""
+
+    def statvfs(path: Any) -> SimpleNamespace:
+        parts = Path(path).parts
+        blocks = next((n for name, n in free.items() if name in parts), 10**6)
+        return SimpleNamespace(
+            f_bavail=blocks, f_bfree=blocks + 10**9, f_frsize=4096, f_bsize=1 << 20, f_blocks=10**10
+        )
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+def test_free_bytes_are_those_the_standard_library_tells(tmp_path: Path) -> None:
+    found = free_bytes(tmp_path / "not" / "there" / "yet")
+    assert found is not None
+    # Other processes write meanwhile.
+    assert found == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
+
+
+def test_what_fits_to_the_byte_is_let_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says_free(monkeypatch, **{tmp_path.name: 25})
+    require_space({tmp_path / "index": 60_000, tmp_path / "store" / "deep": 42_400}, "the update")
+    require_space({tmp_path / "index": 102_400, tmp_path / "store": 0, tmp_path: -5}, "the update")
+    require_space({}, "the update")
+
+
+def test_one_disk_is_asked_for_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says_free(monkeypatch, **{tmp_path.name: 25})
+    wanted = {tmp_path / "index": 60_000, tmp_path / "store" / "deep": 42_401}
+    with pytest.raises(OutputError) as caught:
+        require_space(wanted, "the update")
+    said = str(caught.value)
+    assert "the update needs about 102,401 bytes" in said
+    assert "102,400 free; free 1 bytes more" in said
+    assert str(tmp_path / "index") in said
+    assert str(tmp_path / "store" / "deep") in said
+    assert caught.value.exit_code == 7
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_disk_counts_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = SHARED_MEMORY / "whiten-index-not-there"
+    if not SHARED_MEMORY.is_dir() or SHARED_MEMORY.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one file system only")
+    says_free(monkeypatch, **{tmp_path.name: 25, "shm": 50})
+    require_space({tmp_path / "index": 102_400, elsewhere: 204_800}, "the update")
+    with pytest.raises(OutputError, match="204,801 bytes for /dev/shm/whiten-index-not-there, and"):
+        require_space({tmp_path / "index": 102_400, elsewhere: 204_801}, "the update")
+
+
+def test_a_disk_that_says_nothing_is_not_taken_for_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = SimpleNamespace(f_bavail=0, f_bfree=0, f_frsize=4096, f_bsize=4096, f_blocks=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: silent)
+    require_space({tmp_path: 1 << 60}, "the update")
+
+
+def test_a_real_disk_is_refused_what_it_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="needs about 1,152,921,504,606,846,976 bytes"):
+        require_space({tmp_path / "index": 1 << 60}, "the update")
+
+
+def test_a_folder_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "statvfs", forbidden)
+    with pytest.raises(OutputError, match=r"index: permission is denied"):
+        require_space({tmp_path / "index": 1}, "the update")

@@ -1,0 +1,537 @@
+"""Versions of an index: published, taken back, listed, removed; always whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.bad_input_helpers import ARTIFACT, BUSY, OPTIONS, assert_one_error, run
+from tests.build_helpers import build, random_rows, write_rows
+from tests.test_build_again import held_by_another_process
+from whiten_index import index as faiss_index
+from whiten_index import manifest, open_index
+from whiten_index.errors import ArtifactError, ConfigError, OutputError
+from whiten_index.index import (
+    Current,
+    find_version,
+    next_version,
+    open_version,
+    promote,
+    publish_candidate,
+    read_current,
+    read_fields,
+    set_current,
+    version_names,
+    with_published,
+)
+from whiten_index.versions import list_versions, prune, rollback
+
+WIDTHS = (2, 3, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an index of four versions, of k = 2, 3, 4 and 5."""
+    root = tmp_path_factory.mktemp("built")
+    corpus = write_rows(root / "c.parquet", random_rows(3, rows=80))
+    for k in WIDTHS:
+        build(root / "out", corpus, k=k)
+    return root
+
+
+@pytest.fixture
+def out(tmp_path: Path, built: Path) -> Path:
+    return Path(shutil.copytree(built / "out", tmp_path / "out"))
+
+
+def names(out: Path) -> list[str]:
+    return version_names(out)
+
+
+def k_of(out: Path) -> int:
+    return open_index(out).bundle.whitening.k
+
+
+def damage(out: Path, name: str, file: str = "index.faiss") -> None:
+    path = out / "versions" / name / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def fill_from(out: Path, name: str, **changes: Any) -> Any:
+    """Return a ``fill`` that copies a version."""
+
+    def fill(folder: Path) -> dict[str, Any]:
+        source = out / "versions" / name
+        for path in source.iterdir():
+            if path.name != manifest.MANIFEST:
+                shutil.copyfile(path, folder / path.name)
+        fields = json.loads((source / manifest.MANIFEST).read_text())
+        return {**fields, "version": "candidate", "identity": "f" * 32, **changes}
+
+    return fill
+
+
+# CURRENT
+
+
+def test_current_says_what_is_published_and_what_was_withdrawn(out: Path) -> None:
+    first, second, *_ = names(out)
+    digest = manifest.sha256_file(out / "versions" / second / "manifest.json")
+    set_current(out, second, withdrawn=[first])
+    assert read_current(out) == Current(second, digest, (first,))
+    value = json.loads((out / "CURRENT").read_text())
+    assert set(value) == {"version", "manifest_sha256", "withdrawn", "digest"}
+    set_current(out, names(out)[2])
+    assert read_current(out).withdrawn == (first,), "carried over"
+    set_current(out, first)
+    assert read_current(out).withdrawn == (), "what is published is not withdrawn"
+
+
+def test_current_of_an_earlier_release_is_read(out: Path) -> None:
+    now = read_current(out)
+    old = {"version": now.version, "manifest_sha256": now.manifest_sha256}
+    (out / "CURRENT").write_text(json.dumps(old))
+    assert read_current(out) == now
+    assert k_of(out) == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"withdrawn": ["000001-000000000000"]},
+        {"digest": None},
+        {"more": 1},
+        {"withdrawn": None},
+        {"version": "../versions"},
+    ],
+)
+def test_current_with_other_keys_or_values_is_damaged(out: Path, change: dict[str, Any]) -> None:
+    value = json.loads((out / "CURRENT").read_text()) | change
+    (out / "CURRENT").write_bytes((json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+    for use in (read_current, open_index, read_fields):
+        with pytest.raises(ArtifactError, match=r"CURRENT is damaged.*; (name|restore)"):
+            use(out)
+
+
+def test_every_flipped_bit_and_every_cut_of_current_is_noticed(out: Path) -> None:
+    set_current(out, names(out)[0], withdrawn=names(out)[1:])
+    path = out / "CURRENT"
+    whole = path.read_bytes()
+    flipped = (
+        whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+        for at in range(len(whole))
+        for bit in range(8)
+    )
+    for data in (*flipped, *(whole[:size] for size in range(len(whole)))):
+        path.write_bytes(data)
+        with pytest.raises(ArtifactError):
+            read_current(out)
+    path.write_bytes(whole)
+    assert read_current(out).version == names(out)[0]
+
+
+# Candidates
+
+
+def test_a_candidate_is_not_seen_until_it_is_promoted(out: Path) -> None:
+    first, *_, last = names(out)
+    name = next_version(out, "f" * 32)
+    written = publish_candidate(out, name, fill_from(out, first))
+    assert written["identity"] == "f" * 32
+    assert names(out) == sorted(names(out))
+    assert len(names(out)) == 4
+    assert read_current(out).version == last
+    assert find_version(out, "f" * 32) is None
+    assert open_version(out / "candidates" / name).whitening.k == 2
+    promote(out, name)
+    assert read_current(out).version == name
+    assert not list((out / "candidates").iterdir())
+    assert find_version(out, "f" * 32) == name
+    assert k_of(out) == 2
+
+
+def test_there_is_one_candidate_at_most_and_no_name_comes_twice(out: Path) -> None:
+    first = names(out)[0]
+    for _ in range(2):
+        name = next_version(out, "f" * 32)
+        publish_candidate(out, name, fill_from(out, first))
+    assert version_names(out, inside="candidates") == [name]
+    assert name == "000006-ffffffffffff"
+    (out / "candidates" / ".tmp-x").mkdir()
+    faiss_index.tidy(out)
+    assert [path.name for path in (out / "candidates").iterdir()] == [name]
+    with pytest.raises(OutputError, match="cannot write"):
+        promote(out, "000009-ffffffffffff")
+    assert k_of(out) == 5
+
+
+def test_a_promotion_cut_in_two_is_found_and_finished(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_current(out)
+    name = next_version(out, "f" * 32)
+    publish_candidate(out, name, fill_from(out, names(out)[0]))
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(faiss_index.versions, "set_current", die)
+    with pytest.raises(KeyboardInterrupt):
+        promote(out, name)
+    assert read_current(out) == before
+    assert k_of(out) == 5
+    assert find_version(out, "f" * 32) == name
+    set_current(out, name)
+    assert k_of(out) == 2
+
+
+def test_what_is_promoted_is_on_the_disk_before_current_names_it(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Order of renames and fsyncs, as a power cut between any two of them needs it."""
+    seen: list[tuple[str, str]] = []
+    fsync_path, rename, replace = manifest.fsync_path, Path.rename, Path.replace
+
+    def note(kind: str, path: Path) -> None:
+        name = str(path.relative_to(out)) if path != out else "."
+        parts = ["TMP" if part.startswith(".tmp-") else part for part in name.split("/")]
+        seen.append((kind, "/".join(parts)))
+
+    def fsynced(path: Path) -> None:
+        note("fsync", path)
+        fsync_path(path)
+
+    def renamed(path: Path, target: Path) -> Path:
+        note("rename", target)
+        return rename(path, target)
+
+    def replaced(path: Path, target: Path) -> Path:
+        note("replace", target)
+        return replace(path, target)
+
+    monkeypatch.setattr(manifest, "fsync_path", fsynced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(Path, "replace", replaced)
+    name = next_version(out, "f" * 32)
+    publish_candidate(out, name, fill_from(out, names(out)[0]))
+    promote(out, name)
+    files = sorted({p.name for p in (out / "versions" / name).iterdir()} - {"manifest.json"})
+    assert seen == [
+        ("fsync", "."),  # candidates/ was made
+        *(("fsync", f"candidates/TMP/{file}") for file in files),
+        ("fsync", "candidates/TMP/manifest.json"),
+        ("fsync", "candidates/TMP"),
+        ("rename", f"candidates/{name}"),
+        ("fsync", "candidates"),
+        ("rename", f"versions/{name}"),
+        ("fsync", "versions"),
+        ("fsync", "candidates"),
+        ("fsync", "TMP"),
+        ("replace", "CURRENT"),
+        ("fsync", "."),
+    ]
+
+
+# Listing
+
+
+def test_the_versions_are_listed_newest_first_with_what_is_known(out: Path) -> None:
+    first, second, third, last = names(out)
+    name = next_version(out, "f" * 32)
+    decided = {"base": last, "decision": {"whitening": "keep", "why": "…"}}
+    publish_candidate(out, name, fill_from(out, first, update=decided))
+    set_current(out, third, withdrawn=[last])
+    damage(out, second)
+    (out / "versions" / "my notes").mkdir()
+    listed = list_versions(out)
+    assert [facts.name for facts in listed] == [name, last, third, second, first]
+    assert [facts.candidate for facts in listed] == [True, False, False, False, False]
+    assert [facts.published for facts in listed] == [False, False, True, False, False]
+    assert [facts.withdrawn for facts in listed] == [False, True, False, False, False]
+    assert {facts.rows for facts in listed} == {80}
+    assert all(facts.created for facts in listed)
+    assert (listed[0].decision, listed[0].base) == ("keep", last)
+    assert (listed[1].decision, listed[1].base) == (None, None)
+    on_disk = sum(path.stat().st_size for path in (out / "versions" / third).iterdir())
+    assert listed[2].bytes == on_disk
+    assert [facts.sound for facts in listed] == [""] * 5, "sizes do not tell"
+    (found,) = [facts.sound for facts in list_versions(out, verify="full") if facts.sound]
+    assert "index.faiss is damaged: its content does not match its checksum" in found
+    assert second in found
+
+
+@pytest.mark.parametrize("how", ["missing", "garbage"])
+def test_versions_are_listed_without_a_current(out: Path, how: str) -> None:
+    (out / "CURRENT").unlink() if how == "missing" else (out / "CURRENT").write_text("x")
+    listed = list_versions(out)
+    assert len(listed) == 4
+    assert not any(facts.published for facts in listed)
+    status, _, stderr = run("versions", out)
+    assert status == 0
+    assert "none of them is published" in stderr
+    assert run("rollback", out)[0] == ARTIFACT
+    assert rollback(out, to=listed[1].name).left is None
+    assert k_of(out) == 4
+
+
+@pytest.mark.parametrize("what", ["gone", "a folder", "a store"])
+def test_what_is_no_index_has_no_versions_and_gets_no_lock(tmp_path: Path, what: str) -> None:
+    place = tmp_path / "place"
+    if what != "gone":
+        place.mkdir()
+    for command in (("versions",), ("rollback",), ("prune", "--keep", 1)):
+        status, _, stderr = run(*command, place)
+        assert status == ARTIFACT
+        assert_one_error(stderr, match=r"(does not exist|is not a published index).*check the path")
+    assert not place.exists() or not list(place.iterdir())
+
+
+# Going back
+
+
+def test_a_rollback_publishes_the_version_before_and_withdraws_the_one_left(out: Path) -> None:
+    first, second, third, last = names(out)
+    rolled = rollback(out)
+    assert (rolled.left, rolled.to) == (last, third)
+    assert read_current(out).withdrawn == (last,)
+    assert k_of(out) == 4
+    assert rollback(out).to == second
+    assert read_current(out).withdrawn == (third, last)
+    assert rollback(out, to=last).to == last
+    assert read_current(out).withdrawn == (third,), "going forward withdraws nothing"
+    assert rollback(out).to == second, "one that was withdrawn is passed over"
+    assert rollback(out).to == first
+    with pytest.raises(ArtifactError, match=f"no sound version older than {first} to go back to"):
+        rollback(out)
+    assert k_of(out) == 2
+    assert names(out) == [first, second, third, last], "nothing is removed"
+
+
+def test_a_build_does_not_publish_again_what_was_withdrawn(
+    out: Path, built: Path, tmp_path: Path
+) -> None:
+    last = names(out)[-1]
+    rollback(out)
+    report = build(out, str(built / "c.parquet"), k=5)
+    assert not report.up_to_date
+    assert report.version != last
+    assert report.version.partition("-")[2] == last.partition("-")[2], "made of the same"
+    assert read_current(out).version == report.version
+    assert read_current(out).withdrawn == (last,)
+
+
+def test_a_rollback_passes_over_damaged_versions_and_checks_before_it_publishes(
+    out: Path,
+) -> None:
+    first, second, third, _last = names(out)
+    damage(out, third)
+    before = (out / "CURRENT").read_bytes()
+    with pytest.raises(ArtifactError, match=rf"{third}.*index\.faiss is damaged: its content"):
+        rollback(out, to=third)
+    assert (out / "CURRENT").read_bytes() == before
+    assert rollback(out).to == second
+    damage(out, first, "moments.safetensors")
+    with pytest.raises(ArtifactError, match=rf"older than {second}.*{first}.*moments.*damaged"):
+        rollback(out)
+
+
+def test_a_rollback_leaves_a_damaged_version_behind(out: Path) -> None:
+    last = names(out)[-1]
+    damage(out, last, "manifest.json")
+    with pytest.raises(ArtifactError, match=r"manifest\.json"):
+        open_index(out)
+    assert rollback(out).left == last
+    assert k_of(out) == 4
+
+
+def test_a_version_that_cannot_be_gone_to_is_said(out: Path) -> None:
+    first, *_, last = names(out)
+    candidate = next_version(out, "f" * 32)
+    publish_candidate(out, candidate, fill_from(out, first))
+    with pytest.raises(ConfigError, match=f"{last} is the published version already"):
+        rollback(out, to=last)
+    for name in ("000099-000000000000", "", "..", "../../etc"):
+        with pytest.raises(ConfigError, match=f"is no version of .*; it has {first}, "):
+            rollback(out, to=name)
+    with pytest.raises(ConfigError, match=f"{candidate} is a candidate that a gate kept back"):
+        rollback(out, to=candidate)
+    with held_by_another_process(out):
+        for command in (("rollback", out), ("prune", out, "--keep", 1)):
+            status, _, stderr = run(*command)
+            assert status == BUSY
+            assert_one_error(stderr, match="is being written by process")
+    assert k_of(out) == 5
+
+
+# Removing
+
+
+def test_prune_keeps_the_published_version_and_the_newest_before_it(out: Path) -> None:
+    first, second, third, last = names(out)
+    before = sum(p.stat().st_size for p in out.glob("versions/*/*"))
+    pruned = prune(out, keep=2)
+    assert pruned.removed == (first, second)
+    assert pruned.kept == (third, last)
+    after = sum(p.stat().st_size for p in out.glob("versions/*/*"))
+    assert pruned.bytes == before - after > 0
+    assert prune(out, keep=2).removed == ()
+    assert prune(out, keep=1).removed == (third,)
+    assert names(out) == [last]
+    assert k_of(out) == 5
+
+
+def test_prune_keeps_what_can_be_gone_back_to_after_a_rollback(out: Path) -> None:
+    first, second, third, last = names(out)
+    rollback(out, to=second)
+    assert prune(out, keep=2).removed == (third, last), "those after the published one go first"
+    assert names(out) == [first, second]
+    assert next_version(out, "0" * 32) == "000005-000000000000", "numbers do not come again"
+    assert rollback(out).to == first
+
+
+def test_damaged_and_withdrawn_versions_do_not_count(out: Path) -> None:
+    _first, second, third, last = names(out)
+    damage(out, third)
+    assert prune(out, keep=2).kept == (second, last)
+    assert rollback(out).to == second
+
+
+def test_prune_never_removes_the_published_version_damaged_as_it_may_be(out: Path) -> None:
+    _first, _second, third, last = names(out)
+    damage(out, last)
+    assert prune(out, keep=1).kept == (third, last)
+    (out / "CURRENT").write_text("garbage")
+    with pytest.raises(ArtifactError, match="CURRENT"):
+        prune(out, keep=1)
+    assert names(out) == [third, last]
+
+
+def test_prune_leaves_what_a_later_release_made_and_what_is_not_its_own(out: Path) -> None:
+    first, second, third, last = names(out)
+    path = out / "versions" / first / "manifest.json"
+    manifest.write_manifest(path, {**json.loads(path.read_text()), "format_version": 99})
+    (out / "versions" / "2024 backup").mkdir()
+    assert prune(out, keep=1).removed == (second, third)
+    assert names(out) == [first, last]
+    assert (out / "versions" / "2024 backup").exists()
+
+
+def test_a_prune_that_dies_leaves_no_half_a_version(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _first, second, third, last = names(out)
+
+    def die(path: Path, **_: Any) -> None:
+        next(Path(path).glob("index.faiss")).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest.shutil, "rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            prune(out, keep=1)
+    assert names(out) == [second, third, last]
+    assert [facts.sound for facts in list_versions(out, verify="full")] == [""] * 3
+    assert [p for p in (out / "versions").iterdir() if p.name.startswith(".tmp-")]
+    assert prune(out, keep=1).removed == (second, third)
+    assert [p.name for p in (out / "versions").iterdir()] == [last]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_a_reader_has_open_stays_readable_when_it_is_pruned(out: Path, mapped: bool) -> None:
+    rollback(out)
+    opened = open_index(out, mapped=mapped)
+    rows = random_rows(3, rows=80)
+    expected = opened.search_embeddings(rows)
+    set_current(out, names(out)[-1], withdrawn=())
+    prune(out, keep=1)
+    assert not opened.bundle.folder.exists()
+    assert opened.search_embeddings(rows) == expected
+    assert opened.search_like(3) == opened.search_like(3)
+
+
+def test_how_many_are_kept_is_checked(out: Path) -> None:
+    with pytest.raises(ConfigError, match="1 or more; 0 was given"):
+        prune(out, keep=0)
+    assert run("prune", out, "--keep", 0)[0] == OPTIONS
+    assert run("prune", out)[0] == OPTIONS
+    assert len(names(out)) == 4
+
+
+def test_a_folder_that_cannot_be_written_is_a_disk_error(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, os.strerror(13))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OutputError, match=r"cannot write .*: permission is denied"):
+        prune(out, keep=1)
+    monkeypatch.undo()
+    assert [facts.sound for facts in list_versions(out, verify="full")] == [""] * 4
+
+
+# Readers while versions come and go
+
+
+def test_a_reader_whose_version_was_replaced_and_removed_opens_the_new_one(out: Path) -> None:
+    first, *_, last = names(out)
+    set_current(out, first)
+    calls: list[str] = []
+
+    def read(folder: Path, current: Current) -> str:
+        calls.append(current.version)
+        if len(calls) == 1:
+            set_current(out, last)
+            prune(out, keep=1)
+        fields = faiss_index.read_version(folder, sha256=current.manifest_sha256)
+        return str(fields["version"])
+
+    assert with_published(out, read) == last
+    assert calls == [first, last]
+
+
+def test_a_damaged_version_is_an_error_at_once_while_nothing_else_is_published(out: Path) -> None:
+    damage(out, names(out)[-1])
+    calls: list[str] = []
+
+    def read(folder: Path, current: Current) -> None:
+        calls.append(current.version)
+        faiss_index.read_version(folder)
+
+    with pytest.raises(ArtifactError, match="does not match its checksum"):
+        with_published(out, read)
+    assert len(calls) == 1
+
+
+# The command line
+
+
+def test_the_commands_say_what_they_found_and_did(out: Path) -> None:
+    first, second, third, last = names(out)
+    damage(out, first)
+    status, stdout, _ = run("versions", out, "--verify", "full")
+    assert status == 0
+    lines = stdout.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["version", last, third, second, first]
+    assert lines[1].endswith("published")
+    assert lines[4].endswith("damaged")
+    assert "does not match its checksum" in lines[5]
+    status, stdout, _ = run("rollback", out)
+    assert (status, stdout) == (0, f"{out}: version {third} published, instead of {last}\n")
+    shown = json.loads(run("versions", out, "--json")[1])["versions"]
+    assert [facts["withdrawn"] for facts in shown] == [True, False, False, False]
+    status, stdout, _ = run("prune", out, "--keep", 2, "--json")
+    assert status == 0
+    told = json.loads(stdout)
+    assert (told["removed"], told["kept"]) == ([first, last], [second, third])
+    status, stdout, _ = run("rollback", out, "--to", second, "--json")
+    assert json.loads(stdout) == {"left": third, "to": second}
+    assert np.array_equal(sorted(names(out)), [second, third])

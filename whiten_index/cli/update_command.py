@@ -1,0 +1,164 @@
+"""``whiten-index update``: parse, call one function, print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from whiten_index.cli import terminal
+from whiten_index.cli.options import json_option
+
+
+@click.command()
+@click.argument("corpus", nargs=-1)
+@click.option("--index", required=True, help="Folder of the index to bring up to date.")
+@click.option("--store", help="Folder of the raw embeddings. [default: where they were]")
+@click.option("--model", help="Where the same encoder is now. [default: where it was]")
+@click.option("--device", default="auto", show_default=True, help="Of the encoder.")
+@click.option("--threads", type=int, help="CPU threads of the encoder and of FAISS.")
+@click.option(
+    "--index-device",
+    default="auto",
+    show_default=True,
+    help="Where an index is trained that is not kept: auto, cpu or gpu.",
+)
+@click.option(
+    "--refit",
+    default="auto",
+    show_default=True,
+    help="Fit the transform again: auto (where it drifted), always or never.",
+)
+@click.option(
+    "--drift-threshold",
+    type=float,
+    help="Drift, in nats per dimension, from which on auto fits again. [default: 0.01]",
+)
+@click.option(
+    "--choose-again", is_flag=True, help="Choose k, exponent and centring again, and fit."
+)
+@click.option("--read-all", is_flag=True, help="Read files too that look as they were.")
+@click.option(
+    "--canaries", type=int, help="Documents that must find themselves again. [default: 200]"
+)
+@click.option("--canary-file", type=click.Path(), help="Parquet with queries of your own.")
+@click.option(
+    "--canary-recall",
+    type=float,
+    help="Least recall@10 against exact search. [default: the index's own, less 0.05]",
+)
+@click.option("--max-shrink", type=float, help="Share of the rows that may be gone. [default: 0.2]")
+@click.option(
+    "--max-growth", type=float, help="Share of the rows that may come on top. [default: 1]"
+)
+@click.option("--max-bytes", help="What a version may take on disk, such as 4GiB.")
+@click.option(
+    "--log",
+    type=click.Choice(["text", "json"]),
+    help="Print events as lines of text or JSON, the last with the report.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
+@json_option
+def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> None:
+    """Bring --index up to date with its CORPUS; left out, the one that it was built from.
+
+    Rows are told apart by id and text; what is known is not encoded again. The new version is
+    published only where every gate passes, else kept aside (exit status 9).
+    """
+    if log is not None and as_json:
+        raise click.UsageError("--log prints the report as its last line; leave --json out")
+    from whiten_index.update import UpdateConfig, plan_update, update_index
+
+    given = {name: value for name, value in options.items() if value is not None}
+    config = UpdateConfig(**given)
+    if log is not None:
+        _logged(config, log, dry_run=dry_run)
+        return
+    if dry_run:
+        plan = plan_update(config, progress=terminal.Bars()).to_json()
+        terminal.print_json(plan) if as_json else _print_plan(plan)
+        return
+    report = update_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
+    terminal.print_json(report) if as_json else _print_report(report)
+
+
+def _logged(config: Any, form: str, *, dry_run: bool) -> None:
+    from whiten_index.log_lines import Ending, LogLines, run_job
+    from whiten_index.update import plan_update, update_index
+
+    lines = LogLines(form)
+
+    def work() -> Ending:
+        if dry_run:
+            return Ending("planned", plan_update(config, progress=lines).to_json())
+        report = update_index(config, progress=lines)
+        event = "up_to_date" if report.up_to_date else "published"
+        return Ending(event, report.to_json())
+
+    click.get_current_context().exit(run_job(work, kept="shards", lines=lines))
+
+
+def _print_report(report: Mapping[str, Any]) -> None:
+    done = "is up to date, nothing to do" if report["up_to_date"] else "published"
+    click.echo(f"{report['out']}: version {report['version']} {done}")
+    _print_changes(report)
+    click.echo("rows")
+    click.echo(terminal.table(terminal.count_rows(report["counts"])))
+    if decision := report["decision"]:
+        click.echo(f"transform: {decision['whitening']}; {decision['why']}")
+        why = f"; {decision['index_why']}" if decision.get("index_why") else ""
+        click.echo(f"index: {decision['index']}{why}")
+    if drift := report["drift"]:
+        click.echo("drift")
+        click.echo(terminal.table(drift_rows(drift)))
+    if report["gates"]:
+        click.echo("gates")
+        click.echo(terminal.table(gate_rows(report["gates"])))
+    click.echo("time")
+    click.echo(terminal.table(terminal.stage_rows(report["seconds"], report["stage_rows"])))
+
+
+def _print_changes(report: Mapping[str, Any]) -> None:
+    rows, files = report["rows"], report["files"]
+    click.echo(
+        f"  {rows['new']:,} new, {rows['changed']:,} changed, {rows['document']:,} with other kept "
+        f"columns, {rows['deleted']:,} deleted, {rows['unchanged']:,} as they were; "
+        f"{files['read']:,} files read, {files['skipped']:,} skipped"
+    )
+
+
+def drift_rows(drift: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures of drift as table rows."""
+    named = {
+        "kl_per_dim": "KL divergence, nats per dimension",
+        "noise_kl": "  to expect by chance",
+        "mean_shift": "shift of the mean, in standard deviations",
+        "variance_kept": "variance kept today",
+        "variance_possible": "  by a transform fitted today",
+    }
+    shown = [(words, drift[name]) for name, words in named.items() if drift.get(name) is not None]
+    return [(words, f"{value:.4g}") for words, value in shown]
+
+
+def gate_rows(gates: Any) -> list[tuple[str, str]]:
+    """Return the findings of gates as table rows."""
+    return [(gate["name"], "passed" if gate["passed"] else gate["why"]) for gate in gates]
+
+
+def _print_plan(plan: Mapping[str, Any]) -> None:
+    click.echo(f"plan (nothing was written), from version {plan['base']}")
+    _print_changes(plan)
+    rate = plan["rows_per_second"]
+    encoding = "-" if rate is None else terminal.duration(plan["encode_seconds"])
+    rows = [
+        ("rows to encode", f"{plan['to_encode']:,}"),
+        ("encoding", encoding),
+        ("  measured on a sample", "-" if rate is None else f"{rate:,.0f} rows/s"),
+        ("all else, as it took before", terminal.duration(plan["other_seconds"])),
+    ]
+    for path, size in plan["bytes"].items():
+        free = plan["free"][path]
+        left = "" if free is None else f" of {terminal.in_words(free)} free"
+        rows.append((f"bytes in {path}", f"{terminal.in_words(size)}{left}"))
+    click.echo(terminal.table(rows))

@@ -1,0 +1,144 @@
+"""Canary queries of one's own: a Parquet file of texts or embeddings, and what they must find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from whiten_index.batch import TextBatch
+from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus
+from whiten_index.errors import CorpusError
+
+TEXT, EMBEDDING, EXPECTED = "text", "embedding", "expected"
+MOST_QUERIES = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryFile:
+    """Queries, and the documents that must be among the ten nearest of each.
+
+    Attributes:
+        path: the file.
+        texts: of the queries, None where they are embeddings.
+        embeddings: (q, d) raw, None where they are texts.
+        expected: the ids that each must find, none where it names none.
+    """
+
+    path: str
+    texts: tuple[str, ...] | None
+    embeddings: NDArray[np.float32] | None
+    expected: tuple[tuple[str, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.expected)
+
+    @property
+    def needs_encoder(self) -> bool:
+        """Whether the queries are texts."""
+        return self.texts is not None
+
+    @classmethod
+    def read(cls, path: Path | str, *, dim: int) -> CanaryFile:
+        """Read the column ``text`` or ``embedding``, and ``expected`` where there is one.
+
+        ``expected`` holds an id, or a list of ids, strings or integers as in the index; null asks
+        for none.
+
+        Args:
+            path: a Parquet file.
+            dim: width of the embeddings that the index takes.
+
+        Raises:
+            CorpusError: the file or a row of it cannot be used.
+        """
+        name = str(path)
+        schema = _schema(Path(path))
+        asked = [column for column in (TEXT, EMBEDDING) if column in schema.names]
+        if len(asked) != 1:
+            has = "both" if asked else "neither"
+            raise CorpusError(
+                f"canary queries come in one column, {TEXT} or {EMBEDDING}, and {name} has "
+                f"{has}; its columns are {', '.join(schema.names)}: rename or drop one"
+            )
+        config = CorpusConfig(
+            sources=(name,),
+            text_columns=(TEXT,) if asked == [TEXT] else (),
+            embedding_column=EMBEDDING if asked == [EMBEDDING] else None,
+            keep=(EXPECTED,) if EXPECTED in schema.names else (),
+            # To count them, and to refuse the file in words that name no option of a corpus.
+            on_bad_row=OnBadRow.SKIP,
+        )
+        corpus = ParquetCorpus.open(config)
+        if corpus.dim not in (None, dim):
+            raise CorpusError(
+                f"the embeddings of {name} have {corpus.dim} dims, and those of the index {dim}; "
+                "take both from one encoder"
+            )
+        if corpus.rows > MOST_QUERIES:
+            raise CorpusError(
+                f"{name} holds {corpus.rows} queries, each of which is compared with every row of "
+                f"the index; keep {MOST_QUERIES} at most"
+            )
+        return _read(name, corpus)
+
+
+def _read(name: str, corpus: ParquetCorpus) -> CanaryFile:
+    texts: list[str] = []
+    embeddings: list[NDArray[np.floating]] = []
+    expected: list[tuple[str, ...]] = []
+    for batch in corpus.batches():
+        if batch.skipped:
+            bad = ", ".join(f"{count} {reason}" for reason, count in batch.skipped.items())
+            raise CorpusError(
+                f"{name} has rows that cannot be used as queries ({bad}); mend or drop them"
+            )
+        if isinstance(batch, TextBatch):
+            texts += batch.texts
+        else:
+            embeddings.append(batch.embeddings)
+        if corpus.config.keep:
+            values = batch.documents[EXPECTED].to_pylist()
+            expected += [_ids(name, value) for value in values]
+        else:
+            expected += [()] * batch.documents.num_rows
+    if corpus.config.keep and not any(expected):
+        raise CorpusError(f"column {EXPECTED} of {name} names no document; fill it, or drop it")
+    if corpus.config.text_columns:
+        return CanaryFile(name, tuple(texts), None, tuple(expected))
+    with np.errstate(over="ignore"):
+        queries = np.concatenate(embeddings).astype(np.float32)
+    if not np.isfinite(queries).all():
+        raise CorpusError(f"the embeddings of {name} are beyond float32; scale them down")
+    return CanaryFile(name, None, queries, tuple(expected))
+
+
+def _ids(name: str, value: Any) -> tuple[str, ...]:
+    """Return the ids a row names, numbers as texts."""
+    if value is None:
+        return ()
+    values: Sequence[Any] = value if isinstance(value, list) else [value]
+    for each in values:
+        if isinstance(each, bool) or not isinstance(each, str | int):
+            raise CorpusError(
+                f"column {EXPECTED} of {name} holds {each!r}, and ids are strings or integers; "
+                "mend the row"
+            )
+    return tuple(dict.fromkeys(str(each) for each in values))
+
+
+def _schema(path: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(path)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise CorpusError(
+            f"{path} cannot be read as Parquet ({reason}); canary queries come in a Parquet file "
+            f"with a column {TEXT} or {EMBEDDING}"
+        ) from error

@@ -1,0 +1,179 @@
+"""What scheduled jobs have in common: a log line an event, the last of which says how it ended."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from whiten_index.errors import ConfigError, WhitenIndexError
+from whiten_index.stopping import INTERRUPTED, enter_stage, heed_stop, leave_stage
+
+_EVERY_SECONDS = 10.0
+
+
+class LogForm(Enum):
+    """How a log line is written: ``json``, an object, or ``text``, key=value pairs (logfmt)."""
+
+    JSON = "json"
+    TEXT = "text"
+
+    @classmethod
+    def named(cls, name: str | LogForm) -> LogForm:
+        """Return the form of that name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        try:
+            return cls(name)
+        except ValueError as error:
+            known = ", ".join(form.value for form in cls)
+            raise ConfigError(f"--log {name!r} is unknown; use {known}") from error
+
+    def line(self, fields: Mapping[str, Any]) -> str:
+        """Return one line, without its end.
+
+        In text, what is nested is named with dots (``rows.new=3``) and lists are JSON.
+        """
+        if self is LogForm.JSON:
+            return json.dumps(fields, default=str)
+        return " ".join(f"{_key(name)}={_value(value)}" for name, value in _flat(fields))
+
+
+class LogLines:
+    """A watcher that prints one line an event, and progress every few seconds.
+
+    Args:
+        form: how lines are written.
+    """
+
+    def __init__(self, form: str | LogForm = LogForm.JSON) -> None:
+        self.form = LogForm.named(form)
+        self._stage, self._total, self._rows = "", 0, 0
+        self._started = self._last = time.monotonic()
+
+    def start(self, stage: str, total: int) -> None:
+        """Log that a stage begins."""
+        self._stage, self._total, self._rows = stage, total, 0
+        self._started = self._last = time.monotonic()
+        enter_stage()
+        self.log("stage_started", stage=stage, rows=total)
+
+    def advance(self, rows: int) -> None:
+        """Log rate and time left, now and then."""
+        heed_stop()
+        self._rows += rows
+        now = time.monotonic()
+        if now - self._last < _EVERY_SECONDS:
+            return
+        self._last = now
+        rate = self._rows / (now - self._started)
+        self.log(
+            "progress",
+            stage=self._stage,
+            rows=self._rows,
+            of=self._total,
+            rows_per_second=round(rate, 1),
+            seconds_left=round((self._total - self._rows) / rate, 1) if rate else None,
+        )
+
+    def finish(self, stage: str, seconds: float) -> None:
+        """Log that a stage ended."""
+        leave_stage()
+        self.log("stage_finished", stage=stage, seconds=round(seconds, 3))
+
+    def note(self, message: str) -> None:
+        """Log a sentence."""
+        self.log("note", message=message)
+
+    def log(self, event: str, /, **fields: Any) -> None:
+        """Print one line."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        line = self.form.line({"time": now, "event": event, **fields})
+        # What the terminal or file cannot show must not end a job.
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+def log(event: str, /, **fields: Any) -> None:
+    """Print one JSON line."""
+    LogLines().log(event, **fields)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job ended.
+
+    Attributes:
+        event: of its last line.
+        fields: of that line.
+        exit_code: status with which the process ends.
+    """
+
+    event: str
+    fields: Mapping[str, Any]
+    exit_code: int = 0
+
+
+def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = None) -> int:
+    """Do the work of a job and log how it ended, whatever happened; return the exit status.
+
+    Args:
+        work: the job.
+        kept: what an interruption leaves finished, for the next run to go on from.
+        lines: where it is logged; JSON lines where it is left out.
+    """
+    lines = lines or LogLines()
+    try:
+        ending = work()
+    except WhitenIndexError as error:
+        lines.log("failed", **failure(error), exit_code=error.exit_code)
+        return error.exit_code
+    except KeyboardInterrupt:
+        lines.log("interrupted", message=f"finished {kept} are kept; run the same job to go on")
+        return INTERRUPTED
+    except Exception as error:
+        # Whoever reads the log lines must see an end, whatever it was; the rest is for people.
+        lines.log("failed", **failure(error), exit_code=1)
+        traceback.print_exc()
+        return 1
+    lines.log(ending.event, **ending.fields)
+    return ending.exit_code
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """Return what a log line says of an error."""
+    return {"error": type(error).__name__, "message": str(error)}
+
+
+def _flat(fields: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _key(name: str) -> str:
+    # A reason or a column may be called anything; a key ends at the first of these.
+    plain = (c if c.isprintable() and c not in ' ="' else "_" for c in name)
+    return "".join(plain) or "_"
+
+
+def _value(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    plain = isinstance(value, list | tuple)
+    text = json.dumps(value, default=str) if plain else str(value)
+    if text and text.isprintable() and not set(text) & set(' ="\\'):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())

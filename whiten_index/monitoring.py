@@ -1,0 +1,246 @@
+"""Metrics of a scheduled update, as a text file that Prometheus' node_exporter picks up.
+
+The file belongs to one index and says what its last run did and which version is published. Of a
+run that failed it says so; what is published is told by the index itself, whatever happened.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from whiten_index.errors import ConfigError, OutputError, WhitenIndexError
+from whiten_index.index import read_fields
+from whiten_index.manifest import MANIFEST, writing
+
+_PREFIX = "whiten_index_"
+_LAST_SUCCESS = "last_success_timestamp_seconds"
+# All are gauges: a file that is written anew each night cannot count on across runs.
+METRICS = {
+    "last_run_timestamp_seconds": "When the last run ended, in seconds since 1970.",
+    "last_run_duration_seconds": "Wall time of the last run.",
+    "last_run_exit_code": "Exit status of the last run: 0 done, 9 a gate failed, see the README.",
+    "last_run_outcome": "How the last run ended: 1 at the outcome that it was, else 0.",
+    _LAST_SUCCESS: "When a run last left the index as new as the corpus, in seconds since 1970.",
+    "published_info": "The version that is published, always 1.",
+    "published_version_number": "Number of the version that is published; less after a rollback.",
+    "published_created_timestamp_seconds": "When the published version was made, since 1970.",
+    "published_rows": "Rows of the published version.",
+    "published_size_bytes": "Bytes of the files of the published version.",
+    "update_rows": "Rows of the corpus, by what the last run found; all but deleted are in it.",
+    "update_read_rows": "Rows that the last run took from the corpus.",
+    "update_encoded_rows": "Rows that the last run encoded.",
+    "update_reused_rows": "Rows whose embeddings the last run found in the store.",
+    "update_truncated_rows": "Rows longer than the encoder takes.",
+    "update_skipped_rows": "Rows that the last run left out, by reason.",
+    "update_files": "Files of the corpus, by whether the last run read or skipped them.",
+    "update_stage_duration_seconds": "Wall time of each stage of the last run; a/b is a part of a.",
+    "update_stage_rows": "Rows that each stage of the last run handled.",
+    "update_refit": "Whether the last run fitted the whitening anew (1) or kept it (0).",
+    "update_drift": "Drift between the rows of the fit and those of today, by figure.",
+    "update_drift_threshold": "Drift above which the whitening is refitted, in nats a dimension.",
+    "update_gate_passed": "Whether what the last run made passed this gate (1) or not (0).",
+}
+_COUNTS = ("read", "encoded", "reused", "truncated")
+_Sample = tuple[str, dict[str, str], float]
+
+
+class Outcome(Enum):
+    """How a run ended; the names are those of its last log line."""
+
+    PUBLISHED = "published"
+    UP_TO_DATE = "up_to_date"
+    GATE_FAILED = "gate_failed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastRun:
+    """What a run has to say for itself.
+
+    Attributes:
+        outcome: how it ended.
+        exit_code: its status.
+        seconds: wall time.
+        report: of the update as JSON values, None where it did not end well.
+        gates: their findings as JSON values.
+    """
+
+    outcome: Outcome
+    exit_code: int
+    seconds: float
+    report: Mapping[str, Any] | None = None
+    gates: Sequence[Mapping[str, Any]] = ()
+
+
+def check_metrics(path: Path) -> None:
+    """Refuse before the work a file that could not be written, or would not be read, after it.
+
+    Raises:
+        ConfigError: prometheus-client is not installed, or the file's name or folder is wrong.
+        OutputError: the folder cannot be written.
+    """
+    _client()
+    if path.suffix != ".prom":
+        raise ConfigError(
+            f"metrics file {path} does not end in .prom, and node_exporter reads no others; "
+            "rename it"
+        )
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"metrics file {path} belongs in a folder that is not there; name one that "
+            "node_exporter reads (--collector.textfile.directory)"
+        )
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OutputError(
+            f"cannot write {path}: permission is denied; let the job's user write {path.parent}"
+        )
+
+
+def write_metrics(path: Path, run: LastRun, *, index: Path) -> None:
+    """Put the metrics of a run, and of what is published, at ``path`` in one step.
+
+    Every metric has the label ``index``, the folder's absolute path.
+
+    Args:
+        path: ends in ``.prom``; what it says of earlier successes is kept.
+        run: the run that just ended.
+        index: the index folder, whose published version need not be this run's.
+
+    Raises:
+        ConfigError: prometheus-client is not installed.
+        OutputError: the file cannot be written.
+    """
+    label = _shown(str(index.absolute()))
+    samples = [*_of_run(run, _last_success(path, label)), *_published(index)]
+    if run.report is not None:
+        samples += _of_report(run.report)
+    for gate in run.gates:
+        samples.append(("update_gate_passed", {"gate": gate["name"]}, float(gate["passed"])))
+    client = _client()
+    # The library's temporary name does not end in .prom, so that nobody reads half of it.
+    with writing(path, kept=""):
+        client.write_to_textfile(str(path), _Collector(samples, label))
+
+
+def _client() -> Any:
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise ConfigError(
+            "metrics need prometheus-client; pip install 'whiten-index[metrics]'"
+        ) from error
+    return prometheus_client
+
+
+@dataclass(frozen=True)
+class _Collector:
+    """The samples as the library's writer takes them, in the order of ``METRICS``."""
+
+    samples: Sequence[_Sample]
+    index: str
+
+    def collect(self) -> Iterator[Any]:
+        """Return one family a metric that has samples."""
+        _client()
+        from prometheus_client.core import GaugeMetricFamily
+
+        for name, what in METRICS.items():
+            found = [(labels, value) for given, labels, value in self.samples if given == name]
+            if not found:
+                continue
+            gauge = GaugeMetricFamily(_PREFIX + name, what, labels=["index", *found[0][0]])
+            for labels, value in found:
+                gauge.add_metric([self.index, *map(_shown, labels.values())], value)
+            yield gauge
+
+
+def _of_run(run: LastRun, last_success: float | None) -> Iterator[_Sample]:
+    now = time.time()
+    yield "last_run_timestamp_seconds", {}, now
+    yield "last_run_duration_seconds", {}, run.seconds
+    yield "last_run_exit_code", {}, run.exit_code
+    for outcome in Outcome:
+        yield "last_run_outcome", {"outcome": outcome.value}, float(outcome is run.outcome)
+    # Who has a report is as new as the corpus, even if what came after it was interrupted.
+    success = last_success if run.report is None else now
+    if success is not None:
+        yield _LAST_SUCCESS, {}, success
+
+
+def _published(index: Path) -> Iterator[_Sample]:
+    """Say what is published; nothing where nothing is, or it is damaged."""
+    try:
+        folder, fields = read_fields(index, verify="manifest")
+        sizes = {name: int(entry["bytes"]) for name, entry in fields["files"].items()}
+        sizes[MANIFEST] = (folder / MANIFEST).stat().st_size
+    except (WhitenIndexError, OSError):
+        return
+    version = str(fields["version"])
+    created = datetime.datetime.fromisoformat(fields["created"])
+    yield "published_info", {"version": version}, 1.0
+    yield "published_version_number", {}, float(version.partition("-")[0])
+    yield "published_created_timestamp_seconds", {}, created.timestamp()
+    yield "published_rows", {}, float(fields["rows"])
+    for name, size in sizes.items():
+        yield "published_size_bytes", {"file": name}, float(size)
+
+
+def _of_report(report: Mapping[str, Any]) -> Iterator[_Sample]:
+    counts = report.get("counts") or {}
+    for name in _COUNTS:
+        if name in counts:
+            yield f"update_{name}_rows", {}, float(counts[name])
+    for metric, label, values in (
+        ("update_rows", "kind", report.get("rows")),
+        ("update_skipped_rows", "reason", counts.get("skipped")),
+        ("update_files", "state", report.get("files")),
+        ("update_stage_duration_seconds", "stage", report.get("seconds")),
+        ("update_stage_rows", "stage", report.get("stage_rows")),
+        ("update_drift", "figure", report.get("drift")),
+    ):
+        for name, value in _figures(values or {}):
+            # A total beside its parts would make every sum twice what it is.
+            if (metric, name) != ("update_rows", "total"):
+                yield metric, {label: name}, value
+    if decision := report.get("decision"):
+        yield "update_refit", {}, float(decision["whitening"] == "refit")
+        if decision.get("threshold") is not None:
+            yield "update_drift_threshold", {}, float(decision["threshold"])
+
+
+def _figures(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
+    """Return the numbers among JSON values by name; what is nested is named with dots."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _figures(value, f"{above}{name}.")
+        elif isinstance(value, int | float):
+            yield f"{above}{name}", float(value)
+
+
+def _last_success(path: Path, index: str) -> float | None:
+    """Return what an earlier file says of the last success; a file of nonsense says nothing."""
+    _client()
+    from prometheus_client import parser
+
+    read: Callable[[str], Any] = parser.text_string_to_metric_families
+    try:
+        for family in read(path.read_text(encoding="utf-8")):
+            for sample in family.samples:
+                if sample.name == _PREFIX + _LAST_SUCCESS and sample.labels.get("index") == index:
+                    return float(sample.value)
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _shown(text: str) -> str:
+    """Return a label's value, in which a name that is not UTF-8 cannot be written."""
+    return text.encode("utf-8", "replace").decode("utf-8")

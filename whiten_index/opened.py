@@ -1,0 +1,264 @@
+"""One version of an index opened for search, with all that its queries and hits need."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.corpus import RowFilter
+from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder
+from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.index import Bundle, Current, maps_by_default, open_version, with_published
+from whiten_index.rerank import Reranker, open_reranker
+
+if TYPE_CHECKING:
+    from whiten_index.encoding import Encoder
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A found document.
+
+    Attributes:
+        id: the document's id.
+        score: cosine of query and document after the transform, or of their raw embeddings where
+            hits are re-ranked by these; of its best passage, where the index holds passages.
+        row: row number in the index.
+        columns: the kept metadata, and where the index holds passages ``PASSAGE_COLUMNS`` too.
+    """
+
+    id: str | int
+    score: float
+    row: int
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The hits of one query, as ids and scores only.
+
+    Attributes:
+        query_id: of the query.
+        ids: document ids, best first.
+        scores: their cosines.
+    """
+
+    query_id: str | int
+    ids: list[str | int]
+    scores: list[float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """How an index is opened, each version of it the same way; see ``open_index``."""
+
+    root: Path
+    model: str | None = None
+    device: str = "auto"
+    threads: int | None = None
+    verify: str | None = None
+    mapped: bool | None = None
+    rerank: int | None = None
+    rerank_by: str | None = None
+    store: Path | str | None = None
+    index_device: str = "cpu"
+
+    def open(self, before: Opened | None = None) -> Opened:
+        """Open the published version.
+
+        Args:
+            before: a version whose encoder is taken over where it is the same.
+
+        Raises:
+            ConfigError: an option that cannot be used.
+            ArtifactError: nothing is published there, or it is damaged; or the store is not the
+                one the index was built from.
+        """
+        return with_published(self.root, lambda folder, now: self._opened(folder, now, before))
+
+    def _opened(self, folder: Path, current: Current, before: Opened | None) -> Opened:
+        bundle = open_version(
+            folder,
+            verify=self.verify,
+            mapped=self.mapped,
+            device=self.index_device,
+            sha256=current.manifest_sha256,
+        )
+        mapped = maps_by_default(bundle.manifest) if self.mapped is None else self.mapped
+        reranker = open_reranker(
+            bundle,
+            self.root,
+            candidates=self.rerank,
+            by=self.rerank_by,
+            store=self.store,
+            verify=self.verify or ("manifest" if mapped else "full"),
+        )
+        return Opened(bundle, reranker, self._query_encoder(bundle, before))
+
+    def _query_encoder(self, bundle: Bundle, before: Opened | None) -> QueryEncoder:
+        spec = recorded_spec(bundle.manifest["encoder"])
+        if spec is None:
+            return QueryEncoder(None, None)
+        config = spec.as_config(device=self.device, threads=self.threads)
+        if self.model is not None:
+            config = replace(config, model=self.model, revision=None)
+        made = QueryEncoder(spec, config)
+        if before is None:
+            return made
+        if made.equals(before.queries):
+            return before.queries
+        if before.queries.loaded:
+            # Who searches by text finds out now that the new one cannot be had, not query by query.
+            made.get()
+        return made
+
+
+class QueryEncoder:
+    """The encoder of queries, loaded when first needed.
+
+    Attributes:
+        config: how to load it; None where the index knows none.
+    """
+
+    def __init__(self, recorded: EncoderSpec | None, config: EncoderConfig | None) -> None:
+        self.config = config
+        self._recorded = recorded
+        self._encoder: Encoder | None = None
+        self._loading = threading.Lock()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it was needed so far."""
+        return self._encoder is not None
+
+    def equals(self, other: QueryEncoder) -> bool:
+        """Tell whether both give a query the same embedding, wherever their models are."""
+        mine, others = (
+            each._recorded and replace(each._recorded, model="", revision=None)
+            for each in (self, other)
+        )
+        return mine is not None and mine == others
+
+    def get(self) -> Encoder:
+        """Return it.
+
+        Raises:
+            ConfigError: no model is known for queries.
+            EncoderError: the model is not the one the index was built with.
+        """
+        with self._loading:
+            if self._encoder is None:
+                self._encoder = self._load()
+            return self._encoder
+
+    def _load(self) -> Encoder:
+        recorded = self._recorded
+        if self.config is None or recorded is None:
+            raise ConfigError(
+                "this index was built from an embedding column, so it cannot encode text; search "
+                "with --like or with embeddings, or build again with --model to name the encoder "
+                "of the queries"
+            )
+        spec, folder = resolve_encoder(self.config)
+        if spec.fingerprint != recorded.fingerprint:
+            raise EncoderError(
+                f"the index was built with {recorded.model} ({recorded.fingerprint[:8]}) and "
+                f"{spec.model} ({spec.fingerprint[:8]}) gives other embeddings; search with the "
+                "model it was built with, or build again with the new one"
+            )
+        from whiten_index.encoding import Encoder
+
+        return Encoder(spec, folder, self.config)
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """An opened version, whose vectors, ids and encoder belong together.
+
+    Attributes:
+        bundle: the version.
+        reranker: ranks what the index finds again, None where it does not.
+        queries: the encoder of queries.
+    """
+
+    bundle: Bundle
+    reranker: Reranker | None
+    queries: QueryEncoder
+
+    def is_published(self, current: Current) -> bool:
+        """Tell whether ``CURRENT`` still names this very version."""
+        return current.same_version(Current(self.bundle.version, self.bundle.sha256 or ""))
+
+    def filter(self, text: str | None) -> RowFilter | None:
+        """Return a filter, checked before any query is encoded."""
+        if text is None:
+            return None
+        chosen = RowFilter.parse(text)
+        self.bundle.documents.matching(chosen)
+        return chosen
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the raw embeddings of queries, (n, d)."""
+        if isinstance(texts, str):
+            raise ConfigError("search takes a list of texts; put the one text in brackets")
+        if any(not text.strip() for text in texts):
+            raise ConfigError("a query is blank; give it some text")
+        return self.queries.get().encode_queries(texts)
+
+    def search(
+        self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
+    ) -> list[list[Hit]]:
+        """Return the hits of raw embeddings (n, d)."""
+        scores, rows = self._nearest(embeddings, top_k, chosen)
+        return [self._hits(*pair) for pair in zip(scores, rows, strict=True)]
+
+    def search_like(
+        self, document_id: str | int, top_k: int, chosen: RowFilter | None
+    ) -> list[Hit]:
+        """Return the documents nearest to a document, itself left out."""
+        row = self.bundle.documents.find(document_id)
+        scores, rows = self.bundle.search_like(
+            row, top_k, row_filter=chosen, rescorer=self.reranker
+        )
+        return self._hits(scores[0], rows[0])
+
+    def rankings(
+        self,
+        ids: Sequence[str | int],
+        embeddings: NDArray[np.floating],
+        top_k: int,
+        chosen: RowFilter | None,
+    ) -> Iterator[Ranking]:
+        """Yield the ranking of every query by its raw embedding, (n, d) in all."""
+        scores, rows = self._nearest(embeddings, top_k, chosen)
+        for query_id, row_scores, row_numbers in zip(ids, scores, rows, strict=True):
+            found = row_numbers[row_numbers >= 0].tolist()
+            documents = self.bundle.documents.ids(found)
+            yield Ranking(query_id, documents, row_scores[: len(found)].tolist())
+
+    def _nearest(
+        self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        return self.bundle.search(embeddings, top_k, row_filter=chosen, rescorer=self.reranker)
+
+    def _hits(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> list[Hit]:
+        hits = []
+        for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
+            if row >= 0:
+                columns = self.bundle.documents.get(row)
+                hits.append(Hit(columns.pop("id"), score, row, columns))
+        return hits
+
+
+def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:
+    """Return the encoder of queries that a manifest names, None where it names none."""
+    if encoder["kind"] == "transformer":
+        return EncoderSpec.from_json(dict(encoder))
+    query = encoder.get("query_encoder")
+    return None if query is None else EncoderSpec.from_json(query)

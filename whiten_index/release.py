@@ -1,0 +1,3 @@
+"""The release, which manifests name."""
+
+VERSION = "0.1.0"

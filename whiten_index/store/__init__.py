@@ -1,0 +1,42 @@
+"""Raw embeddings on disk: what is encoded is kept, and found again by its texts."""
+
+from whiten_index.store.dtypes import StoreDtype, as_kept, fits_float16, require_dtype
+from whiten_index.store.gathered import EmbeddingRows
+from whiten_index.store.known import Found, KnownRows
+from whiten_index.store.packs import Member, Packs, ToPack
+from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord
+from whiten_index.store.shards import (
+    OWN,
+    Picks,
+    Shards,
+    Source,
+    StoredShard,
+    held_by_folder,
+    other_sources,
+)
+from whiten_index.store.store import EmbeddingStore, total_moments
+
+__all__ = [
+    "OWN",
+    "CorpusFile",
+    "CorpusPart",
+    "CorpusRecord",
+    "EmbeddingRows",
+    "EmbeddingStore",
+    "Found",
+    "KnownRows",
+    "Member",
+    "Packs",
+    "Picks",
+    "Shards",
+    "Source",
+    "StoreDtype",
+    "StoredShard",
+    "ToPack",
+    "as_kept",
+    "fits_float16",
+    "held_by_folder",
+    "other_sources",
+    "require_dtype",
+    "total_moments",
+]

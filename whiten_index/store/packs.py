@@ -1,0 +1,216 @@
+"""Packs: small or derived shards joined in one folder, each a stretch of its rows."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index import manifest
+from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.moments import Moments
+from whiten_index.tensors import map_tensor, write_tensors
+
+KIND, FORMAT_VERSION = "pack", 1
+EMBEDDINGS = "embeddings.safetensors"
+_REMEDY = (
+    "run the same encode or build with the corpus again, which makes just what is missing anew"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A shard in a pack.
+
+    Attributes:
+        pack: name of the pack.
+        fingerprint: of the shard.
+        start: its first row in the pack.
+        rows: n.
+        dtype: numpy name of the embeddings' type.
+        truncated: texts that were longer than the encoder's limit.
+        bytes: size of its embeddings.
+        moments: name of the file of its moments, empty where its rows are so few that these are
+            taken anew.
+        held_as: what derived shards that pick from it know its rows by.
+    """
+
+    pack: str
+    fingerprint: str
+    start: int
+    rows: int
+    dtype: str
+    truncated: int
+    bytes: int
+    moments: str
+    held_as: str
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is known of the shard itself."""
+        names = ("fingerprint", "rows", "dtype", "truncated", "bytes")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class ToPack:
+    """A shard that goes into a pack.
+
+    Attributes:
+        fingerprint: of the shard.
+        embeddings: (n, d) as kept.
+        digests: (n, 16) of its texts.
+        truncated: (n,) whether a text was cut.
+        moments: of its rows, None where these are so few that they are taken anew when needed.
+        held_as: what derived shards that pick from it know its rows by, empty where none can yet.
+    """
+
+    fingerprint: str
+    embeddings: NDArray[np.floating]
+    digests: NDArray[np.uint8]
+    truncated: NDArray[np.bool_]
+    moments: Moments | None
+    held_as: str = ""
+
+
+class Packs:
+    """The packs of one encoder in a store.
+
+    Attributes:
+        folder: that they are in; it need not be there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Of a shard that was packed anew, the latest place last.
+        self._members: dict[str, tuple[Member, ...]] = {}
+        self._read: frozenset[str] = frozenset()
+        self._sound: dict[str, bool] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of the packs, whole or damaged, the latest last."""
+        try:
+            found = [path.name for path in self.folder.iterdir() if path.is_dir()]
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in found if not name.startswith("."))
+
+    def next_name(self) -> str:
+        """Return a name for a new pack, later than all that are there, that never was another's."""
+        numbers = [int(name.partition("-")[0]) for name in self.names() if name[:1].isdigit()]
+        return f"{max(numbers, default=0) + 1:08d}-{uuid.uuid4().hex[:12]}"
+
+    def find(self, fingerprint: str, *, verify: bool, held_as: str | None = None) -> Member | None:
+        """Return where a shard is packed, the latest place; None where it is in no sound pack.
+
+        Args:
+            fingerprint: of the shard.
+            verify: check the pack's content against its checksums, once.
+            held_as: what its rows must be known by, None where that does not matter.
+
+        Raises:
+            FormatError: a later release wrote a pack.
+        """
+        if not any(map(self._is_there, self._members.get(fingerprint, ()))):
+            self._look_again()
+        for member in reversed(self._members.get(fingerprint, ())):
+            wanted = held_as in (None, member.held_as) and self._is_there(member)
+            if wanted and (not verify or self._is_sound(member.pack)):
+                return member
+        return None
+
+    def fields(self, name: str, *, verify: bool) -> dict[str, Any] | None:
+        """Return the manifest of a pack with its ``members``, None where it is damaged.
+
+        Raises:
+            FormatError: a later release wrote it.
+        """
+        try:
+            fields = manifest.read_manifest(self.folder / name, kind=KIND, version=FORMAT_VERSION)
+            manifest.check_files(self.folder / name, fields, content=verify)
+            return {**fields, "members": [Member(**each) for each in fields["members"]]}
+        except FormatError:
+            raise
+        except (ArtifactError, KeyError, TypeError):
+            return None
+
+    def write(self, name: str, shards: Sequence[ToPack]) -> list[Member]:
+        """Join shards of one type in a pack, whole or not at all.
+
+        Raises:
+            OutputError: the disk is full or cannot be written.
+        """
+        members, start = list[Member](), 0
+        for number, shard in enumerate(shards):
+            rows = len(shard.embeddings)
+            moments = "" if shard.moments is None else f"moments-{number:05d}.safetensors"
+            dtype, truncated = str(shard.embeddings.dtype), int(shard.truncated.sum())
+            size = shard.embeddings.nbytes
+            held_as = shard.held_as or f"{name}:{start}"
+            known = (shard.fingerprint, start, rows, dtype, truncated, size, moments, held_as)
+            members.append(Member(name, *known))
+            start += rows
+
+        def fill(folder: Path) -> dict[str, Any]:
+            tensors = {
+                "embeddings": np.concatenate([shard.embeddings for shard in shards]),
+                "digests": np.concatenate([shard.digests for shard in shards]),
+                "truncated": np.concatenate([shard.truncated for shard in shards]).astype(np.uint8),
+            }
+            write_tensors(folder / EMBEDDINGS, tensors, kind=KIND, version=FORMAT_VERSION)
+            for shard, member in zip(shards, members, strict=True):
+                if shard.moments is not None:
+                    shard.moments.save(folder / member.moments)
+            listed = [asdict(member) for member in members]
+            return {"kind": KIND, "format_version": FORMAT_VERSION, "members": listed}
+
+        manifest.publish_folder(self.folder / name, fill)
+        self._look_again()
+        return members
+
+    def mapped(self, member: Member) -> NDArray[np.floating]:
+        """Return the embeddings (n, d) of a shard, of which only rows that are touched are read."""
+        return self._map(member, "embeddings")
+
+    def tensor(self, member: Member, name: str) -> NDArray[Any]:
+        """Return the ``digests`` or the flags ``truncated`` of a shard's rows."""
+        return np.array(self._map(member, name))
+
+    def moments(self, member: Member) -> Moments:
+        """Return the moments of a shard's embeddings as kept."""
+        if not member.moments:
+            return Moments.of(np.array(self.mapped(member)))
+        return Moments.load(self.folder / member.pack / member.moments)
+
+    def forget(self) -> None:
+        """Look at the folder again when next asked."""
+        self._members, self._read, self._sound = {}, frozenset(), {}
+
+    def _map(self, member: Member, name: str) -> NDArray[Any]:
+        whole = map_tensor(self.folder / member.pack / EMBEDDINGS, name, remedy=_REMEDY)
+        return whole[member.start : member.start + member.rows]
+
+    def _is_there(self, member: Member) -> bool:
+        return (self.folder / member.pack).exists()
+
+    def _look_again(self) -> None:
+        names = self.names()
+        for name in names:
+            if name in self._read:
+                continue
+            fields = self.fields(name, verify=False)
+            for member in [] if fields is None else fields["members"]:
+                self._members[member.fingerprint] = (
+                    *self._members.get(member.fingerprint, ()),
+                    member,
+                )
+        self._read = frozenset(names)
+
+    def _is_sound(self, name: str) -> bool:
+        if name not in self._sound:
+            self._sound[name] = self.fields(name, verify=True) is not None
+        return self._sound[name]

@@ -1,0 +1,176 @@
+"""The published version that an update starts from, and the build that it came of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from whiten_index import index as faiss_index
+from whiten_index.config import BuildConfig
+from whiten_index.encoding import resolve_encoder
+from whiten_index.errors import ArtifactError, EncoderError
+from whiten_index.fit import Fitted
+from whiten_index.moments import Moments
+from whiten_index.rerank import store_places
+from whiten_index.search import recorded_spec
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.update.config import UpdateConfig
+from whiten_index.whitening import Whitening
+from whiten_index.whitening.choice import Choice
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """The published version.
+
+    Attributes:
+        folder: of the version.
+        fields: its manifest.
+        store: the embeddings it was built from.
+        record: its corpus in the store.
+        fitted: its transform, and the moments that this was fitted on.
+        config: the build that would make it again, of the corpus as it is now.
+    """
+
+    folder: Path
+    fields: Mapping[str, Any]
+    store: EmbeddingStore
+    record: CorpusRecord
+    fitted: Fitted
+    config: BuildConfig
+
+    @classmethod
+    def open(cls, config: UpdateConfig) -> Base:
+        """Open the published version of an index, every checksum looked at.
+
+        Raises:
+            ArtifactError: nothing is published, it or its store is damaged or missing, or an
+                earlier release made it and its store has moved on.
+            EncoderError: the model is gone, or is another one by now.
+        """
+        root = Path(config.index)
+        folder, fields = faiss_index.read_fields(root)
+        store = _open_store(config, root, fields)
+        build = _build_config(config, fields, store)
+        _require_same_encoder(build, fields)
+        choice = fields.get("choice")
+        fitted = Fitted(
+            Moments.load(folder / faiss_index.MOMENTS),
+            Whitening.load(folder / faiss_index.WHITENING),
+            None if choice is None else Choice.from_json(choice),
+        )
+        return cls(folder, fields, store, _record(folder, fields, store), fitted, build)
+
+    @property
+    def version(self) -> str:
+        """Name of the version."""
+        return self.folder.name
+
+    @property
+    def passages(self) -> bool:
+        """Whether rows are passages of documents."""
+        return bool(self.fields["corpus"]["source"].get("passages"))
+
+    @property
+    def update(self) -> Mapping[str, Any]:
+        """What its manifest says of the update that made it, nothing where a build did."""
+        found: Mapping[str, Any] = self.fields.get("update") or {}
+        return found
+
+
+def _record(folder: Path, fields: Mapping[str, Any], store: EmbeddingStore) -> CorpusRecord:
+    own = folder / faiss_index.RECORD
+    if own.exists():
+        return CorpusRecord.load(own)
+    corpus = fields["corpus"]
+    try:
+        record = store.corpus(corpus["source"])
+    except ArtifactError:
+        record = None
+    if record is None or record.fingerprint != corpus["fingerprint"]:
+        raise ArtifactError(
+            f"version {folder.name} was made by an earlier release, and the store {store.root} no "
+            "longer knows which rows it holds; run whiten-index build once, and update from then on"
+        )
+    return record
+
+
+def _open_store(config: UpdateConfig, root: Path, fields: Mapping[str, Any]) -> EmbeddingStore:
+    named = config.store
+    places = list(store_places(root, fields)) if named is None else [Path(named)]
+    for place in dict.fromkeys(places):
+        try:
+            return EmbeddingStore.open(place, fingerprint=fields["encoder_fingerprint"])
+        except ArtifactError as error:
+            reason = error
+    raise ArtifactError(
+        f"an update reads the store of raw embeddings, and there is none in "
+        f"{' or '.join(map(str, dict.fromkeys(places)))}; name it with --store DIR, or build the "
+        "index again"
+    ) from reason
+
+
+def _build_config(
+    config: UpdateConfig, fields: Mapping[str, Any], store: EmbeddingStore
+) -> BuildConfig:
+    known = {field.name for field in dataclasses.fields(BuildConfig)}
+    given = {name: value for name, value in fields["config"].items() if name in known}
+    build = BuildConfig(
+        **given
+        | {
+            "corpus": config.corpus or tuple(fields["corpus"]["source"]["sources"]),
+            "out": config.index,
+            "store": str(store.root),
+            "device": config.device,
+            "threads": config.threads,
+            "index_device": config.index_device,
+        }
+    )
+    spec = recorded_spec(fields["encoder"])
+    if config.model is not None:
+        return replace(build, model=config.model, revision=None)
+    if spec is not None and spec.revision not in (None, "embedded"):
+        # The hub's branch may have moved on; the embeddings are of one commit.
+        return replace(build, revision=spec.revision)
+    return build
+
+
+def _require_same_encoder(build: BuildConfig, fields: Mapping[str, Any]) -> None:
+    recorded = recorded_spec(fields["encoder"])
+    if recorded is None:
+        return
+    spec, _ = resolve_encoder(build.encoder_config())
+    if spec.fingerprint != recorded.fingerprint:
+        raise EncoderError(
+            f"the index was built with {recorded.model} ({recorded.fingerprint[:8]}), and "
+            f"{spec.model} ({spec.fingerprint[:8]}) gives other embeddings; name where the same "
+            "model is now with --model, or build a new index with the new one"
+        )
+
+
+def named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:
+    """Return the build that fits what was chosen, without choosing again."""
+    settled = replace(
+        config,
+        k=whitening.k if _takes_k(config) else config.k,
+        exponent=whitening.exponent if config.chooses else config.exponent,
+        center=whitening.center if config.chooses else config.center,
+    )
+    if not config.chooses:
+        return settled
+    return replace(
+        settled,
+        whiten=whitening.kind.value,
+        queries=None,
+        qrels=None,
+        qrels_split=None,
+        pairs=None,
+        choose_sample=BuildConfig.choose_sample,
+    )
+
+
+def _takes_k(config: BuildConfig) -> bool:
+    return config.chooses or config.k is not None

@@ -1,0 +1,185 @@
+"""What an update would do: rows by kind, time and bytes, found out without writing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from whiten_index.batch import PASSAGE
+from whiten_index.build import check_early
+from whiten_index.changes import (
+    Changes,
+    apart,
+    compare,
+    count_documents,
+    document_rows,
+    stored_rows,
+)
+from whiten_index.corpus import Shard
+from whiten_index.encode import kept_parts, open_corpus, shard_work
+from whiten_index.encoding import chosen_devices
+from whiten_index.plan import calibrate
+from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.shard import RowFinder, ShardWork
+from whiten_index.space import free_bytes
+from whiten_index.store import CorpusPart, CorpusRecord
+from whiten_index.update.base import Base
+from whiten_index.update.config import UpdateConfig
+from whiten_index.update.run import room_wanted
+
+# What every update does again with all rows, besides what comes of encoding.
+_AGAIN = (
+    "fit",
+    "train",
+    "exact neighbours",
+    "project and add",
+    "tune",
+    "diagnose",
+    "publish",
+    "check codes",
+    "check canaries",
+)
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """An estimate; rows are counted, seconds and bytes expected.
+
+    Attributes:
+        base: the published version.
+        rows: kind -> documents, as an update would report them.
+        files: how many would be read and skipped.
+        to_encode: rows that have to be encoded.
+        rows_per_second: measured on a sample, None where nothing is to be encoded.
+        encode_seconds: expected for that, None likewise.
+        other_seconds: for all else: what it took the published version, by its rows.
+        bytes: folder -> what would be written there.
+        free: folder -> what the disk there has free, None where it does not say.
+        refit: ``auto``, ``always`` or ``never``: whether there is drift, the embeddings will tell.
+    """
+
+    base: str
+    rows: Mapping[str, int]
+    files: Mapping[str, int]
+    to_encode: int
+    rows_per_second: float | None
+    encode_seconds: float | None
+    other_seconds: float
+    bytes: Mapping[str, int]
+    free: Mapping[str, int | None]
+    refit: str
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether nothing would be published."""
+        return not any(self.rows[kind] for kind in ("new", "changed", "document", "deleted"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return {**vars(self), "up_to_date": self.up_to_date}
+
+
+@dataclass
+class _Looked:
+    """What is found out of shards that are read."""
+
+    to_encode: int = 0
+    tables: list[pa.Table] = field(default_factory=list)
+    missing: list[Shard] = field(default_factory=list)
+    parts: list[CorpusPart] = field(default_factory=list)
+
+
+def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> UpdatePlan:
+    """Say what an update would do, and write nothing.
+
+    Raises:
+        CorpusError: the corpus cannot be used.
+        EncoderError: the model is gone, or is another one by now.
+        ArtifactError: nothing is published, or it or its store is damaged.
+    """
+    stages = Stages(progress or Silent())
+    with stages.stage("open", 0):
+        base = Base.open(config)
+    corpus = open_corpus(base.config, stages)
+    check_early(base.config, corpus)
+    work = shard_work(replace(base.config, compile=False), corpus, write=False)
+    shards = dict.fromkeys((*base.record.shards, *work.store.corpus_shards()))
+    work = replace(work, rows=RowFinder(work.store, tuple(shards)))
+    kept = kept_parts(work, None if config.read_all else base.record)
+    looked = _Looked()
+    with stages.stage("look up rows", corpus.rows) as watcher:
+        for shard in corpus.shards:
+            if shard.file not in kept:
+                _look(work, shard, looked)
+            watcher.advance(shard.rows)
+    looked.parts += [part for _, parts in kept.values() for part in parts]
+    changes = _changes(base, work, looked)
+    rate = None
+    if looked.to_encode and base.config.embedding_column is None:
+        devices = chosen_devices(base.config.encoder_config().device)
+        several = len(devices) if devices[0].startswith("cuda") else 1
+        rate = several * calibrate(work, looked.missing, stages)
+    wanted = room_wanted(base, rows=corpus.rows)
+    return UpdatePlan(
+        base=base.version,
+        rows=changes.to_json(),
+        files={"read": len(corpus.files) - len(kept), "skipped": len(kept)},
+        to_encode=looked.to_encode,
+        rows_per_second=rate,
+        encode_seconds=None if rate is None else looked.to_encode / rate,
+        other_seconds=_other_seconds(base, corpus.rows) + sum(stages.seconds.values()),
+        bytes={str(path): size for path, size in wanted.items()},
+        free={str(path): free_bytes(path) for path in wanted},
+        refit=config.order.value,
+    )
+
+
+def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
+    batch = work.batch_of(shard)
+    if not len(batch):
+        return
+    digests = batch.digests()
+    fingerprint = work.store.shard_fingerprint(digests, work.dtype)
+    documents = work.store.digest_of(batch.documents)
+    looked.parts.append(CorpusPart(fingerprint, documents, len(batch), batch.read, 0))
+    looked.tables.append(document_rows(batch.documents, digests))
+    if work.store.find(fingerprint, verify=False) is not None:
+        return
+    assert work.rows is not None
+    unknown = ~work.rows.known(work.dtype, batch).find(digests).known
+    if PASSAGE in batch.documents.column_names:
+        begins = batch.documents[PASSAGE].to_numpy() == 0
+        looked.to_encode += len(np.unique(np.cumsum(begins)[unknown]))
+    else:
+        looked.to_encode += int(np.count_nonzero(unknown))
+    if unknown.any():
+        looked.missing.append(shard)
+
+
+def _changes(base: Base, work: ShardWork, looked: _Looked) -> Changes:
+    """Compare what was read with the published version; unread parts are in both."""
+    now = CorpusRecord({}, tuple(looked.parts), {})
+    gone, came, same = apart(base.record, now)
+    read = {(part.shard, part.documents) for part in came}
+    parts = looked.parts[: len(looked.tables)]
+    tables = [
+        table
+        for part, table in zip(parts, looked.tables, strict=True)
+        if (part.shard, part.documents) in read
+    ]
+    return compare(
+        stored_rows(base.store, gone),
+        tables,
+        same=count_documents(work.store, same, passages=base.passages),
+        by_content=base.config.id_column is None,
+    )
+
+
+def _other_seconds(base: Base, rows: int) -> float:
+    took = base.fields.get("seconds", {})
+    share = rows / max(base.record.rows, 1)
+    return share * float(sum(seconds for stage, seconds in took.items() if stage in _AGAIN))

@@ -1,0 +1,198 @@
+"""Who needs which shards of a store: the corpora it remembers, and the versions of its indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whiten_index import manifest
+from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.index import (
+    CANDIDATES,
+    CURRENT,
+    FORMAT_VERSION,
+    KIND,
+    RECORD,
+    VERSIONS,
+    version_names,
+)
+from whiten_index.store import CorpusRecord, EmbeddingStore
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A list of shards that something is made of.
+
+    Attributes:
+        by: what it is, in words.
+        encoder: fingerprint of the encoder, None where that is not known: of any.
+        record: the shards and rows.
+    """
+
+    by: str
+    encoder: str | None
+    record: CorpusRecord
+
+    def is_of(self, store: EmbeddingStore) -> bool:
+        """Tell whether these may be shards of a store."""
+        return self.encoder in (None, store.fingerprint)
+
+
+def is_index(folder: Path) -> bool:
+    """Tell whether a folder is that of an index, or was to be."""
+    return any((folder / name).exists() for name in (CURRENT, VERSIONS, CANDIDATES))
+
+
+def indexes_of(root: Path, stores: Iterable[EmbeddingStore]) -> list[Path]:
+    """Return the indexes that are built from a store, and the one it lies in.
+
+    Raises:
+        ArtifactError: a file that names one is damaged.
+    """
+    found = {index: None for store in stores for index in store.indexes().values()}
+    # Those of earlier releases did not tell; most have their store in them.
+    around = root.resolve().parent
+    if is_index(around):
+        found[around] = None
+    return list(found)
+
+
+def require_there(index: Path, root: Path) -> None:
+    """Check that an index can be asked what it needs.
+
+    Raises:
+        ArtifactError: it is gone, or the disk it is on is not there.
+    """
+    # An empty folder may be where a disk is mounted at other times.
+    if index.is_dir() and any(index.iterdir()):
+        return
+    raise ArtifactError(
+        f"{index}, an index built from {root}, is not there, so that it cannot be told which "
+        f"shards it needs; bring its disk back, or, if it is gone for good, name it: "
+        f"whiten-index gc {root} --forget {index}"
+    )
+
+
+def files_naming(
+    root: Path, stores: Iterable[EmbeddingStore], forget: Collection[Path | str]
+) -> list[Path]:
+    """Return the files by which stores remember indexes that are to be forgotten.
+
+    Raises:
+        ConfigError: one is not among those they remember.
+    """
+    known = [pair for store in stores for pair in store.indexes().items()]
+    found = list[Path]()
+    for index in forget:
+        files = [file for file, place in known if place in (Path(index), Path(index).resolve())]
+        if not files:
+            places = ", ".join(dict.fromkeys(str(place) for _, place in known)) or "none"
+            raise ConfigError(f"{root} knows of no index {index} to forget; it knows {places}")
+        found += files
+    return found
+
+
+def corpora_claims(store: EmbeddingStore) -> Iterator[Claim]:
+    """Yield what the corpora need that a store remembers.
+
+    Raises:
+        ArtifactError: the record of one is damaged.
+    """
+    for path in record_paths(store):
+        record = CorpusRecord.load(path)
+        yield Claim(f"corpus {corpus_name(record)}", store.fingerprint, record)
+
+
+def record_paths(store: EmbeddingStore) -> list[Path]:
+    """Return the files of a store that remember corpora."""
+    return sorted((store.folder / "corpora").glob("[!.]*.json"))
+
+
+def corpus_name(record: CorpusRecord) -> str:
+    """Return what a person calls a corpus: the files, folders or globs that it is read from."""
+    sources = record.source.get("sources")
+    named = sources if isinstance(sources, list | tuple) else [dict(record.source)]
+    return ", ".join(map(str, named))
+
+
+def version_folders(index: Path) -> list[Path]:
+    """Return the folders of an index's versions and candidates."""
+    return [
+        index / inside / name
+        for inside in (VERSIONS, CANDIDATES)
+        for name in version_names(index, inside=inside)
+    ]
+
+
+def index_claims(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> Iterator[Claim]:
+    """Yield what the versions of an index need, and its candidates.
+
+    Raises:
+        ArtifactError: of one it cannot be told.
+    """
+    for folder in version_folders(index):
+        found = version_claim(folder, root, stores)
+        if found is not None:
+            yield found
+
+
+def version_claim(folder: Path, root: Path, stores: Collection[EmbeddingStore]) -> Claim | None:
+    """Return what a version needs, None where that is nothing of these stores.
+
+    Raises:
+        ArtifactError: it cannot be told.
+    """
+    by = f"version {folder.name} of index {folder.parent.parent}"
+    fields = _fields(folder)
+    encoder = None if fields is None else str(fields.get("encoder_fingerprint"))
+    mine = [store for store in stores if encoder in (None, store.fingerprint)]
+    if not mine:
+        return None
+    try:
+        return Claim(by, encoder, CorpusRecord.load(folder / RECORD))
+    except FormatError:
+        raise
+    except ArtifactError:
+        record = None if fields is None else _remembered(fields, mine)
+    if record is not None:
+        return Claim(by, encoder, record)
+    if fields is not None and _is_elsewhere(fields, root):
+        return None
+    raise ArtifactError(
+        f"{by} does not say which shards of {root} it needs: it is damaged, or an earlier release "
+        f"made it; run whiten-index prune {folder.parent.parent} --keep N with a version made since"
+        if folder.parent.name == VERSIONS
+        else f"candidate {folder} is damaged and does not say which shards of {root} it needs; "
+        "remove that folder: the next update makes another"
+    )
+
+
+def _fields(folder: Path) -> dict[str, Any] | None:
+    try:
+        return manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+    except FormatError:
+        raise
+    except ArtifactError:
+        return None
+
+
+def _remembered(fields: dict[str, Any], stores: Collection[EmbeddingStore]) -> CorpusRecord | None:
+    """Return the shards of a version of an earlier release, if the store has not moved on."""
+    for store in stores:
+        try:
+            record = store.corpus(fields["corpus"]["source"])
+        except FormatError:
+            raise
+        except ArtifactError:
+            continue
+        if record.fingerprint == fields["corpus"]["fingerprint"]:
+            return record
+    return None
+
+
+def _is_elsewhere(fields: dict[str, Any], root: Path) -> bool:
+    """Tell whether a version was built from another store that is there."""
+    built_from = Path(str(fields.get("store", root)))
+    return built_from.is_dir() and built_from.resolve() != root.resolve()

@@ -1,0 +1,328 @@
+"""Joins the small shards of a store into packs, and those that pick from too many others.
+
+A night's changes leave shards of few rows, and shards of many whose rows lie here and there. What
+the corpora of the store are made of is written together again; nothing about it changes but where
+it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whiten_index.corpus import SHARD_ROWS
+from whiten_index.errors import ConfigError
+from whiten_index.lock import Held, only_writer
+from whiten_index.space import require_space
+from whiten_index.store import OWN, EmbeddingStore, Member, Source, ToPack
+from whiten_index.upkeep.inventory import Inventory, open_stores
+from whiten_index.upkeep.keeping import Keeping, remove
+
+# A shard of fewer rows than this share of a pack is joined with others.
+_SMALL = 1 / 4
+# So is what is in a pack of which less than this is filled.
+_FILLED = 1 / 2
+# One that picks from more others is written as a whole: each is a file to map, and to keep.
+_MOST_SOURCES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a store takes up: folders of shards and of packs, and bytes, those of rows included."""
+
+    shards: int
+    packs: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CompactReport:
+    """What a compaction did.
+
+    Attributes:
+        store: the root folder.
+        packed: shards written into packs.
+        rows: of these.
+        packs: written.
+        removed: folders of shards and packs that these replace.
+        damaged: shards of corpora that are missing or damaged, and were left alone.
+        before: what the store took up.
+        after: what it takes up now.
+    """
+
+    store: str
+    packed: int
+    rows: int
+    packs: int
+    removed: int
+    damaged: int
+    before: Room
+    after: Room
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return asdict(self)
+
+
+def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactReport:
+    """Pack what lies scattered of the corpora that a store remembers, for every encoder in it.
+
+    Into packs of about ``pack_rows`` rows go shards of less than a quarter of that, derived shards
+    that pick from more than 8 others, or whose others hold as many rows that no corpus needs as
+    the shard has, and what is still needed of packs that are half empty or mostly not needed.
+    Every shard stays what it was, to the bit; what picks rows from one still finds them.
+
+    Whoever reads meanwhile is not disturbed. Done again it does nothing.
+
+    Args:
+        root: of the store.
+        pack_rows: rows of a full pack.
+
+    Raises:
+        ArtifactError: there is no store, or the record of a corpus is damaged.
+        BusyError: another process is writing the store.
+        OutputError: the disk is full or cannot be written.
+    """
+    if pack_rows < 1:
+        raise ConfigError(f"packs have 1 row or more; pack_rows {pack_rows} was given")
+    place = Path(root)
+    done = [_compact(store, pack_rows) for store in open_stores(place)]
+    return CompactReport(
+        store=str(place),
+        packed=sum(each.packed for each in done),
+        rows=sum(each.rows for each in done),
+        packs=sum(each.packs for each in done),
+        removed=sum(each.removed for each in done),
+        damaged=sum(each.damaged for each in done),
+        before=_sum(each.before for each in done),
+        after=_sum(each.after for each in done),
+    )
+
+
+def _sum(rooms: Iterable[Room]) -> Room:
+    found = list(rooms)
+    return Room(*(sum(getattr(each, name) for each in found) for name in Room.__slots__))
+
+
+def _compact(store: EmbeddingStore, pack_rows: int) -> CompactReport:
+    with only_writer(store.folder, what="store") as held:
+        store.tidy()
+        inventory = Inventory.take(store)
+        records = [store.corpus(source) for source in store.corpus_sources()]
+        shards = list(dict.fromkeys(name for record in records for name in record.shards))
+        before, plan = _room(inventory), _Plan.make(inventory, shards, pack_rows)
+        _require_space(store, plan)
+        packed = rows = 0
+        for group in plan.groups:
+            members = _write(store, group)
+            packed += len(members)
+            rows += sum(member.rows for member in members)
+        if plan.groups:
+            inventory = Inventory.take(store)
+        removed = _remove_replaced(inventory, held)
+        after = _room(Inventory.take(store)) if removed or plan.groups else before
+    return CompactReport(
+        str(store.root), packed, rows, len(plan.groups), removed, plan.damaged, before, after
+    )
+
+
+def _room(inventory: Inventory) -> Room:
+    folders = len(inventory.folders) + len(inventory.damaged_folders)
+    packs = len(inventory.packs) + len(inventory.damaged_packs)
+    return Room(folders, packs, inventory.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A shard that may be packed.
+
+    Attributes:
+        name: fingerprint.
+        rows: n.
+        dtype: numpy name.
+        place: the pack or folder it is in.
+        forced: whether it is to be written even alone.
+    """
+
+    name: str
+    rows: int
+    dtype: str
+    place: str
+    forced: bool
+
+
+@dataclass
+class _Plan:
+    """Which shards go into which pack, and how many were found damaged."""
+
+    groups: list[list[str]] = field(default_factory=list)
+    damaged: int = 0
+
+    @classmethod
+    def make(cls, inventory: Inventory, shards: Sequence[str], pack_rows: int) -> _Plan:
+        """Plan for the shards of the corpora, in order."""
+        plan = cls()
+        packed = {name: member for name in shards if (member := _home(inventory, name))}
+        units = _packed_units(inventory, packed, pack_rows)
+        scattered = _Scattered(inventory, [name for name in shards if name not in packed])
+        for name in shards:
+            folder = inventory.folders.get(name)
+            if name in packed:
+                continue
+            if folder is None:
+                plan.damaged += 1
+                continue
+            forced = bool(folder.sources) and scattered.is_too_much(name)
+            if forced or folder.rows < _SMALL * pack_rows:
+                units.append(_Unit(name, folder.rows, folder.dtype, name, forced))
+        sound = [unit for unit in units if _is_whole(inventory.store, unit.name)]
+        plan.damaged += len(units) - len(sound)
+        order = {name: number for number, name in enumerate(shards)}
+        for group in _fill(sorted(sound, key=lambda unit: order[unit.name]), pack_rows):
+            if any(unit.forced for unit in group) or len({unit.place for unit in group}) > 1:
+                plan.groups.append([unit.name for unit in group])
+        return plan
+
+
+def _home(inventory: Inventory, name: str) -> Member | None:
+    """Return where a shard is packed and undamaged."""
+    return inventory.store.shards.packs.find(name, verify=True)
+
+
+def _is_whole(store: EmbeddingStore, name: str) -> bool:
+    """Tell whether all is sound that goes into a pack of a shard."""
+    # Of some shards of an earlier release it is not known which texts were cut.
+    return store.find(name) is not None and store.shards.truncated(name) is not None
+
+
+def _packed_units(inventory: Inventory, packed: dict[str, Member], pack_rows: int) -> list[_Unit]:
+    """Return the shards in packs that are half empty, or mostly of what is not needed."""
+    live: dict[str, int] = defaultdict(int)
+    for member in packed.values():
+        live[member.pack] += member.rows
+    whole = {name: sum(each.rows for each in members) for name, members in inventory.packs.items()}
+    units = []
+    for name, member in packed.items():
+        forced = live[member.pack] < whole[member.pack] / 2
+        if forced or live[member.pack] < _FILLED * pack_rows:
+            units.append(_Unit(name, member.rows, member.dtype, member.pack, forced))
+    return units
+
+
+def _fill(units: Sequence[_Unit], pack_rows: int) -> list[list[_Unit]]:
+    """Return units of one type in groups of at most ``pack_rows`` rows, or of one larger unit.
+
+    Each goes where there is room first, so that at most one group of a type is half empty.
+    """
+    groups: list[list[_Unit]] = []
+    room: list[int] = []
+    for unit in units:
+        for number, group in enumerate(groups):
+            if group[0].dtype == unit.dtype and room[number] >= unit.rows:
+                group.append(unit)
+                room[number] -= unit.rows
+                break
+        else:
+            groups.append([unit])
+            room.append(pack_rows - unit.rows)
+    return groups
+
+
+class _Scattered:
+    """Tells which derived shards lie in too many places, or hold on to too much."""
+
+    def __init__(self, inventory: Inventory, shards: Sequence[str]) -> None:
+        """Take the shards of the corpora that are in folders of their own."""
+        self._inventory, self._shards = inventory, shards
+        self._derived = [
+            name for name in shards if name in inventory.folders and inventory.folders[name].sources
+        ]
+        self._idle: dict[Source, int] | None = None
+
+    def is_too_much(self, name: str) -> bool:
+        """Tell whether a derived shard is better written as a whole."""
+        folder = self._inventory.folders[name]
+        if len(folder.sources) > _MOST_SOURCES:
+            return True
+        if self._idle is None:
+            self._idle = self._rows_not_needed()
+        held_back = sum(self._idle.get(source, 0) for source in self._reach(name))
+        return held_back >= folder.rows
+
+    def _reach(self, name: str) -> set[Source]:
+        """Return what must stay for a shard to be found, whole folders and others."""
+        found, left = set[Source](), [name]
+        while left:
+            folder = self._inventory.folders.get(left.pop())
+            for source in () if folder is None else folder.sources:
+                if source not in found:
+                    found.add(source)
+                    left.append(source[0])
+        return found
+
+    def _rows_not_needed(self) -> dict[Source, int]:
+        """Return for each source the rows that no shard of a corpus has."""
+        needed, used = set(self._shards), defaultdict[Source, list[Any]](list)
+        for name in self._derived:
+            with contextlib.suppress(Exception):
+                picks = self._inventory.store.shards.picks(name)
+                assert picks is not None
+                for number, source in enumerate(picks.sources):
+                    if source != OWN:
+                        used[source].append(np.unique(picks.row[picks.source == number]))
+        idle = {}
+        for source in {each for name in self._derived for each in self._reach(name)}:
+            if source[0] in needed:
+                continue
+            with contextlib.suppress(Exception):
+                held = len(self._inventory.store.shards.held_by(source))
+                rows = np.unique(np.concatenate(used[source])) if used[source] else ()
+                idle[source] = held - len(rows)
+        return idle
+
+
+def _require_space(store: EmbeddingStore, plan: _Plan) -> None:
+    total = 0
+    for name in (name for group in plan.groups for name in group):
+        found = store.require(name, verify=False)
+        rows = store.mapped_embeddings(name)
+        dim = int(rows.shape[1])
+        moments = 8 * dim * (dim + 2) if found.rows >= dim else 0
+        total += found.bytes + 17 * found.rows + moments
+    require_space({store.folder: total}, "compaction")
+
+
+def _write(store: EmbeddingStore, names: Sequence[str]) -> list[Member]:
+    packs = store.shards.packs
+    return packs.write(packs.next_name(), [_to_pack(store, name) for name in names])
+
+
+def _to_pack(store: EmbeddingStore, name: str) -> ToPack:
+    shards = store.shards
+    embeddings, truncated = shards.embeddings(name), shards.truncated(name)
+    assert truncated is not None
+    # Of few rows they are quicker taken again than read.
+    many = len(embeddings) >= embeddings.shape[1]
+    return ToPack(
+        name,
+        embeddings,
+        shards.digests(name),
+        truncated,
+        shards.moments(name) if many else None,
+        shards.known_as(name) or "",
+    )
+
+
+def _remove_replaced(inventory: Inventory, held: Held) -> int:
+    """Remove folders of shards, and packs, all of which is in a later pack; return how many."""
+    kept = Keeping(inventory).keep(inventory.shards)
+    folders, packs = set(inventory.folders) - kept.folders, set(inventory.packs) - kept.packs
+    check: Callable[[], None] = held.require
+    remove(inventory, folders=folders, packs=packs, documents=set(), check=check)
+    return len(folders) + len(packs)

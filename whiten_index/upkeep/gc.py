@@ -1,0 +1,253 @@
+"""Drops from a store what no corpus, and no version of an index, needs any longer."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from whiten_index import manifest
+from whiten_index.errors import ArtifactError
+from whiten_index.lock import Held, only_writer
+from whiten_index.store import EmbeddingStore
+from whiten_index.upkeep.claims import (
+    Claim,
+    corpora_claims,
+    files_naming,
+    index_claims,
+    indexes_of,
+    require_there,
+)
+from whiten_index.upkeep.inventory import Inventory, open_stores
+from whiten_index.upkeep.keeping import Keeping, Kept, Removed, remove
+
+# An encode that was interrupted is likely to be taken up within a week.
+KEEP_DAYS = 7.0
+_DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class GcReport:
+    """What a gc did, or would do.
+
+    Attributes:
+        store: the root folder.
+        dry_run: whether nothing was removed.
+        shards: folders of shards removed.
+        packs: folders of packs removed.
+        rows: files of ids and kept columns removed.
+        leftovers: what writers that died had left, removed.
+        bytes: freed, those of leftovers not counted.
+        kept: kind -> how many of it stay; ``recent`` of them stay for their age alone, and
+            ``missing`` are needed and not there.
+        indexes: that were asked what they need.
+        claims: corpora and versions that need something.
+        forgotten: indexes that are not asked any more.
+    """
+
+    store: str
+    dry_run: bool
+    shards: int
+    packs: int
+    rows: int
+    leftovers: int
+    bytes: int
+    kept: dict[str, int]
+    indexes: tuple[str, ...]
+    claims: int
+    forgotten: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return asdict(self)
+
+
+def gc_store(
+    root: Path | str,
+    *,
+    dry_run: bool = False,
+    forget: Collection[Path | str] = (),
+    keep_days: float = KEEP_DAYS,
+) -> GcReport:
+    """Remove the shards, packs and rows that nothing needs, of every encoder in a store.
+
+    Needed is what the corpora are made of that the store remembers, and what the versions and
+    candidates are made of of every index that was built from it. What nothing needs and is younger
+    than ``keep_days`` stays too: it may be of an encode that was interrupted.
+
+    Args:
+        root: of the store.
+        dry_run: only say what would be removed; nothing is locked or written.
+        forget: indexes that are gone, not to be asked again.
+        keep_days: age in days by the clock of the file system.
+
+    Raises:
+        ArtifactError: there is no store, an index that was built from it is not there, or of
+            something it cannot be told what it needs.
+        BusyError: another process is writing the store or an index built from it.
+        ConfigError: an index to forget is not known.
+        OutputError: the disk cannot be read or written.
+    """
+    place = Path(root)
+    stores = open_stores(place)
+    files = files_naming(place, stores, forget)
+    with contextlib.ExitStack() as locks:
+        if dry_run:
+            gone = {index for store in stores for f, index in store.indexes().items() if f in files}
+            indexes = [index for index in indexes_of(place, stores) if index not in gone]
+            for index in indexes:
+                require_there(index, place)
+            held = list[Held]()
+        else:
+            held, indexes = _hold_all(locks, place, stores, files)
+        claims = list(_claims(place, stores, indexes))
+        leftovers = 0 if dry_run else sum(map(_tidy, stores))
+        done = [_collect(store, claims, held, dry_run, keep_days) for store in stores]
+    removed, kept = [each for each, _ in done], Counter[str]()
+    for _, counts in done:
+        kept.update(counts)
+    return GcReport(
+        store=str(place),
+        dry_run=dry_run,
+        shards=sum(each.shards for each in removed),
+        packs=sum(each.packs for each in removed),
+        rows=sum(each.rows for each in removed),
+        leftovers=leftovers,
+        bytes=sum(each.bytes for each in removed),
+        kept=dict(kept),
+        indexes=tuple(map(str, indexes)),
+        claims=len(claims),
+        forgotten=tuple(map(str, forget)),
+    )
+
+
+def _hold_all(
+    locks: contextlib.ExitStack, root: Path, stores: Sequence[EmbeddingStore], forget: list[Path]
+) -> tuple[list[Held], list[Path]]:
+    """Become the one writer of the store and of all indexes built from it; return these."""
+    held, indexes = list[Held](), list[Path]()
+
+    def hold(found: Iterable[Path]) -> None:
+        for index in found:
+            require_there(index, root)
+            held.append(locks.enter_context(only_writer(index, what="index")))
+            indexes.append(index)
+
+    gone = {index for store in stores for file, index in store.indexes().items() if file in forget}
+    # In the order that a build takes them.
+    hold(index for index in indexes_of(root, stores) if index not in gone)
+    for store in stores:
+        held.append(locks.enter_context(only_writer(store.folder, what="store")))
+    for file in forget:
+        with manifest.writing(file):
+            file.unlink(missing_ok=True)
+    # One more may have been built from it before the store was ours, or be around the store.
+    hold(index for index in indexes_of(root, stores) if index not in indexes)
+    return held, indexes
+
+
+def _claims(
+    root: Path, stores: Sequence[EmbeddingStore], indexes: Sequence[Path]
+) -> Iterable[Claim]:
+    for store in stores:
+        yield from corpora_claims(store)
+    for index in indexes:
+        yield from index_claims(index, root, stores)
+
+
+def _tidy(store: EmbeddingStore) -> int:
+    """Remove what writers that died left; return how many there were."""
+    folders = (store.folder, *filter(Path.is_dir, store.folder.iterdir()))
+    found = sum(1 for folder in folders for _ in folder.glob(".tmp-*"))
+    store.tidy()
+    return found
+
+
+def _collect(
+    store: EmbeddingStore,
+    claims: Sequence[Claim],
+    held: Sequence[Held],
+    dry_run: bool,
+    keep_days: float,
+) -> tuple[Removed, dict[str, int]]:
+    inventory = Inventory.take(store)
+    records = [claim.record for claim in claims if claim.is_of(store)]
+    keeping = Keeping(inventory)
+    kept = keeping.keep(dict.fromkeys(shard for record in records for shard in record.shards))
+    _require_readable(store, kept)
+    missing, folders, packs = len(kept.missing), set(kept.folders), set(kept.packs)
+    documents = {part.documents for record in records for part in record.parts if part.rows}
+    is_recent = _Recent(store, keep_days, dry_run=dry_run)
+    recent = {name for name in inventory.folders if is_recent(inventory.shard_path(name))}
+    recent |= {
+        member.fingerprint
+        for name, members in inventory.packs.items()
+        if is_recent(inventory.pack_path(name))
+        for member in members
+    }
+    keeping.keep(recent)
+    documents |= {name for name, path in inventory.documents.items() if is_recent(path)}
+    if missing:
+        # A pack of which it cannot be told what is in it may hold them.
+        kept.packs |= inventory.damaged_packs
+
+    def check() -> None:
+        for each in held:
+            each.require()
+
+    there = set(inventory.folders) | inventory.damaged_folders
+    all_packs = set(inventory.packs) | inventory.damaged_packs
+    removed = remove(
+        inventory,
+        folders=there - kept.folders,
+        packs=all_packs - kept.packs,
+        documents=set(inventory.documents) - documents,
+        check=check,
+        dry_run=dry_run,
+    )
+    return removed, {
+        "shards": len(there & kept.folders),
+        "packs": len(all_packs & kept.packs),
+        "rows": len(set(inventory.documents) & documents),
+        "recent": len(kept.folders - folders) + len(kept.packs - packs),
+        "missing": missing,
+    }
+
+
+def _require_readable(store: EmbeddingStore, kept: Kept) -> None:
+    """Refuse where it cannot be told what a needed shard picks its rows from."""
+    if not kept.damaged:
+        return
+    first = sorted(kept.damaged)[0]
+    raise ArtifactError(
+        f"{store.shards.folder / first} is damaged, so that it cannot be told which others it "
+        f"needs ({len(kept.damaged)} such); whiten-index verify {store.root} says how to mend it"
+    )
+
+
+class _Recent:
+    """Tells whether a file or folder is younger than some days, by the clock of its file system."""
+
+    def __init__(self, store: EmbeddingStore, days: float, *, dry_run: bool) -> None:
+        self._limit = days * _DAY
+        self._now = time.time()
+        if not dry_run:
+            with (
+                manifest.writing(store.folder),
+                tempfile.NamedTemporaryFile(dir=store.folder, prefix=".tmp-clock-") as probe,
+            ):
+                self._now = Path(probe.name).stat().st_mtime
+
+    def __call__(self, path: Path) -> bool:
+        """Tell whether it is; so is what was written later than now, by a clock put right since."""
+        marker = path / manifest.MANIFEST if path.is_dir() else path
+        try:
+            written = marker.stat().st_mtime
+        except FileNotFoundError:
+            return False
+        return self._limit > 0 and self._now - written < self._limit

@@ -1,0 +1,163 @@
+"""What is in the folder of an encoder in a store, as its manifests say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from whiten_index.errors import ArtifactError
+from whiten_index.manifest import MANIFEST
+from whiten_index.store import (
+    EmbeddingStore,
+    Member,
+    Shards,
+    Source,
+    held_by_folder,
+    other_sources,
+)
+
+ROWS_SUFFIX = ".arrow.zst"
+
+
+@dataclass(frozen=True)
+class ShardFolder:
+    """The folder of a shard, its files there and of the right size.
+
+    Attributes:
+        name: fingerprint of the shard.
+        held_as: what the rows that it holds itself are known by.
+        sources: what it picks rows from, nothing where it is whole.
+        rows: n of the shard, however many of them it holds itself.
+        dtype: numpy name of their type.
+    """
+
+    name: str
+    held_as: str
+    sources: tuple[Source, ...]
+    rows: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Everything that takes room in the folder of an encoder.
+
+    Attributes:
+        store: of the encoder.
+        folders: name -> folder of a shard.
+        packs: name -> members of a pack, the latest pack last.
+        damaged_folders: names of shards whose folder is damaged.
+        damaged_packs: names of packs likewise.
+        documents: digest -> file of ids and kept columns.
+    """
+
+    store: EmbeddingStore
+    folders: Mapping[str, ShardFolder]
+    packs: Mapping[str, tuple[Member, ...]]
+    damaged_folders: frozenset[str]
+    damaged_packs: frozenset[str]
+    documents: Mapping[str, Path]
+
+    @classmethod
+    def take(cls, store: EmbeddingStore) -> Inventory:
+        """Look at every manifest, and at the sizes of files.
+
+        Raises:
+            FormatError: a later release wrote something.
+        """
+        shards = store.shards
+        folders = {name: _shard_folder(shards, name) for name in folder_names(shards.folder)}
+        packs = {name: shards.packs.fields(name, verify=False) for name in shards.packs.names()}
+        files = sorted((store.folder / "rows").glob(f"[!.]*{ROWS_SUFFIX}"))
+        return cls(
+            store=store,
+            folders={name: folder for name, folder in folders.items() if folder is not None},
+            packs={name: tuple(fields["members"]) for name, fields in packs.items() if fields},
+            damaged_folders=frozenset(name for name, folder in folders.items() if folder is None),
+            damaged_packs=frozenset(name for name, fields in packs.items() if not fields),
+            documents={path.name.removesuffix(ROWS_SUFFIX): path for path in files},
+        )
+
+    @property
+    def shards(self) -> set[str]:
+        """Fingerprints of the shards that are there in one way or another."""
+        members = {each.fingerprint for members in self.packs.values() for each in members}
+        return members | set(self.folders)
+
+    def places(self) -> dict[str, list[Member]]:
+        """Return fingerprint -> where the shard is packed, the latest place first."""
+        found: dict[str, list[Member]] = {}
+        for members in self.packs.values():
+            for member in members:
+                found.setdefault(member.fingerprint, []).insert(0, member)
+        return found
+
+    def shard_path(self, name: str) -> Path:
+        """Return the folder of a shard."""
+        return self.store.shards.folder / name
+
+    def pack_path(self, name: str) -> Path:
+        """Return the folder of a pack."""
+        return self.store.shards.packs.folder / name
+
+    @property
+    def bytes(self) -> int:
+        """Size of all the files of shards, packs and rows."""
+        paths = [self.shard_path(name) for name in (*self.folders, *self.damaged_folders)]
+        paths += [self.pack_path(name) for name in (*self.packs, *self.damaged_packs)]
+        return sum(map(size_of, (*paths, *self.documents.values())))
+
+
+def _shard_folder(shards: Shards, name: str) -> ShardFolder | None:
+    fields = shards.fields(name, verify=False)
+    if fields is None:
+        return None
+    try:
+        sources = tuple(dict.fromkeys(other_sources(fields)))
+        rows, dtype = int(fields["shard"]["rows"]), str(fields["shard"]["dtype"])
+        return ShardFolder(name, held_by_folder(fields), sources, rows, dtype)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def folder_names(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder but those of unfinished work."""
+    try:
+        found = [path.name for path in folder.iterdir() if path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(name for name in found if not name.startswith("."))
+
+
+def open_stores(root: Path) -> list[EmbeddingStore]:
+    """Open the stores of all the encoders below a root folder.
+
+    Raises:
+        ArtifactError: there is none, or one is damaged.
+    """
+    found = [EmbeddingStore.open(root, fingerprint=folder.name) for folder in encoder_folders(root)]
+    if not found:
+        raise ArtifactError(
+            f"{root} holds no store of embeddings; check the path: it is the folder that was named "
+            "to --store, or the folder store of an index"
+        )
+    return found
+
+
+def encoder_folders(root: Path) -> Iterator[Path]:
+    """Yield the folders of encoders below a root folder, damaged ones among them."""
+    for name in folder_names(root):
+        folder = root / name
+        if (folder / MANIFEST).exists() or (folder / "shards").is_dir():
+            yield folder
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a folder; 0 for what is gone."""
+    try:
+        if path.is_dir():
+            return sum(size_of(each) for each in path.iterdir())
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,306 @@
+"""The versions of an index: what is there, going back to one, and removing old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
+from whiten_index.index import (
+    CANDIDATES,
+    VERSIONS,
+    Current,
+    read_current,
+    read_version,
+    set_current,
+    tidy,
+    version_names,
+    version_number,
+)
+from whiten_index.lock import only_writer
+from whiten_index.manifest import MANIFEST, read_json, remove_folder
+
+_WHAT = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFacts:
+    """A version that is there.
+
+    Attributes:
+        name: of the version.
+        created: when, as in its manifest; None where that cannot be read.
+        rows: vectors in it, None likewise.
+        bytes: of its files.
+        published: whether readers open this one.
+        withdrawn: whether it was published and taken back.
+        candidate: whether it was made and never published, as a gate kept it back.
+        sound: empty, or what is damaged.
+        decision: of the update that made it: keep or refit; None where a build did.
+        base: the version that update started from.
+    """
+
+    name: str
+    created: str | None
+    rows: int | None
+    bytes: int
+    published: bool
+    withdrawn: bool
+    candidate: bool
+    sound: str
+    decision: str | None
+    base: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """A rollback: the version left, None where it was not known which, and the one published."""
+
+    left: str | None
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was removed, oldest first, its bytes, and the versions that are kept."""
+
+    removed: tuple[str, ...]
+    bytes: int
+    kept: tuple[str, ...]
+
+
+def list_versions(root: Path | str, *, verify: str = "manifest") -> list[VersionFacts]:
+    """Return the versions that are there, newest first, candidates among them.
+
+    Args:
+        root: the index folder.
+        verify: ``manifest`` checks each version's sizes and manifest, ``full`` every checksum.
+
+    Raises:
+        ArtifactError: there is no index.
+    """
+    folder = Path(root)
+    try:
+        current = read_current(folder)
+    except ArtifactError:
+        current = None
+        if not version_names(folder) and not version_names(folder, inside=CANDIDATES):
+            raise
+    found = [
+        _facts(folder / inside / name, current, verify=verify)
+        for inside in (CANDIDATES, VERSIONS)
+        for name in version_names(folder, inside=inside)
+    ]
+    # One that vanished meanwhile was pruned.
+    return sorted(
+        (facts for facts in found if facts is not None),
+        key=lambda facts: (version_number(facts.name), facts.candidate, facts.name),
+        reverse=True,
+    )
+
+
+def rollback(root: Path | str, *, to: str | None = None) -> Rolled:
+    """Publish an earlier version again, checked in full before anyone reads it.
+
+    The version left is withdrawn: it stays, and no build or update takes it for its own result.
+    Named with ``to`` it is published again. Of a newer one none is withdrawn.
+
+    Args:
+        root: the index folder.
+        to: a version; by default the newest that is sound, not withdrawn, and older than the
+            published one.
+
+    Raises:
+        ConfigError: there is no such version, or it is the published one.
+        ArtifactError: the version is damaged, or none is left to go back to.
+        BusyError: another process is writing the index.
+    """
+    folder = Path(root)
+    _require_index(folder)
+    with only_writer(folder, what=_WHAT) as held:
+        left = _current_or_none(folder) if to is not None else read_current(folder)
+        chosen = _older(folder, left) if to is None and left else _named(folder, left, str(to))
+        withdrawn = set() if left is None else set(left.withdrawn)
+        if left is not None and version_number(chosen) < version_number(left.version):
+            withdrawn.add(left.version)
+        held.require()
+        set_current(folder, chosen, withdrawn=withdrawn)
+        return Rolled(None if left is None else left.version, chosen)
+
+
+def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
+    """Remove versions but the published one and the newest sound ones before it.
+
+    Those that are damaged or withdrawn are no use to go back to: they do not count, and go. What
+    readers hold open stays readable to them. Candidates are left alone.
+
+    Args:
+        root: the index folder.
+        keep: versions to keep, the published one among them.
+        verify: how those kept are checked, so that not all of them are damaged: see
+            ``list_versions``.
+
+    Raises:
+        ConfigError: ``keep`` is below 1.
+        ArtifactError: it cannot be told which version is published.
+        BusyError: another process is writing the index.
+        OutputError: the disk cannot be read or written.
+    """
+    if keep < 1:
+        raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep} was given")
+    folder = Path(root)
+    _require_index(folder)
+    with only_writer(folder, what=_WHAT) as held:
+        current = read_current(folder)
+        names = version_names(folder)
+        kept = _kept(folder, current, keep, verify)
+        others = [name for name in names if name not in kept]
+        removed = [name for name in others if not _is_of_later_release(folder, name)]
+        freed = sum(_bytes_of(folder / VERSIONS / name) for name in removed)
+        held.require()
+        tidy(folder)
+        for name in removed:
+            remove_folder(folder / VERSIONS / name)
+        return Pruned(tuple(removed), freed, tuple(name for name in names if name not in removed))
+
+
+def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
+    """Return the versions to keep; those after the published one only where there is room."""
+    names = version_names(root)
+    published = version_number(current.version)
+    older = [name for name in reversed(names) if version_number(name) <= published]
+    newer = [name for name in names if version_number(name) > published]
+    kept = {current.version}
+    counted = int(_is_sound(root / VERSIONS / current.version, verify))
+    for name in (*older, *newer):
+        if counted >= keep:
+            break
+        if name == current.version or name in current.withdrawn:
+            continue
+        if _is_sound(root / VERSIONS / name, verify):
+            kept.add(name)
+            counted += 1
+    return kept
+
+
+def _is_sound(folder: Path, verify: str) -> bool:
+    """Tell whether a version is whole; a disk that cannot be read is no answer, and raises."""
+    try:
+        read_version(folder, verify=verify)
+    except ArtifactError:
+        return False
+    return True
+
+
+def _is_of_later_release(root: Path, name: str) -> bool:
+    try:
+        read_version(root / VERSIONS / name, verify="manifest")
+    except FormatError:
+        return True
+    except ArtifactError:
+        return False
+    return False
+
+
+def _older(root: Path, current: Current) -> str:
+    """Return the newest sound version older than the published one."""
+    damaged = []
+    for name in reversed(version_names(root)):
+        older = version_number(name) < version_number(current.version)
+        if not older or name in current.withdrawn:
+            continue
+        try:
+            read_version(root / VERSIONS / name, verify="full")
+        except ArtifactError as error:
+            damaged.append(str(error))
+            continue
+        return name
+    raise ArtifactError(
+        f"{root} has no sound version older than {current.version} to go back to"
+        + "".join(f"; {reason}" for reason in damaged)
+        + f"; see them with whiten-index versions {root}, name one with --to, or build again"
+    )
+
+
+def _named(root: Path, current: Current | None, name: str) -> str:
+    """Return a version that the user named, checked."""
+    names = version_names(root)
+    if current is not None and name == current.version:
+        raise ConfigError(f"{name} is the published version already; name another with --to")
+    if name not in names:
+        kept_back = name in version_names(root, inside=CANDIDATES)
+        why = "is a candidate that a gate kept back" if kept_back else f"is no version of {root}"
+        raise ConfigError(f"{name} {why}; it has {', '.join(names) or 'none'}")
+    read_version(root / VERSIONS / name, verify="full")
+    return name
+
+
+def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFacts | None:
+    name, candidate = folder.name, folder.parent.name == CANDIDATES
+    published = current is not None and current.version == name and not candidate
+    sha256 = current.manifest_sha256 if current is not None and published else None
+    fields: Mapping[str, Any] = {}
+    sound = ""
+    try:
+        fields = read_version(folder, verify=verify, sha256=sha256)
+    except (ArtifactError, OutputError) as error:
+        if not folder.exists():
+            return None
+        sound, fields = str(error), _as_far_as_readable(folder)
+    update = _mapping(fields.get("update"))
+    return VersionFacts(
+        name=name,
+        created=fields.get("created"),
+        rows=fields.get("rows"),
+        bytes=_bytes_of(folder),
+        published=published,
+        withdrawn=current is not None and name in current.withdrawn and not candidate,
+        candidate=candidate,
+        sound=sound,
+        decision=_mapping(update.get("decision")).get("whitening"),
+        base=update.get("base"),
+    )
+
+
+def _as_far_as_readable(folder: Path) -> Mapping[str, Any]:
+    """Return what a manifest says, though some of its files or fields are damaged."""
+    try:
+        return read_json(folder / MANIFEST, what="a version")
+    except (ArtifactError, OutputError):
+        return {}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(_sizes(folder))
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    for path in folder.glob("**/*"):
+        try:
+            yield path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+
+
+def _current_or_none(root: Path) -> Current | None:
+    try:
+        return read_current(root)
+    except ArtifactError:
+        return None
+
+
+def _require_index(root: Path) -> None:
+    """Refuse a folder that is no index, in which even a lock would be out of place."""
+    if not version_names(root):
+        read_current(root)
+        raise ArtifactError(f"{root} holds no versions; build the index again")

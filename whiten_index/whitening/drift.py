@@ -1,0 +1,264 @@
+"""How far today's rows are from those that a transform was fitted on.
+
+All is measured along the directions that the transform keeps, each scaled to variance 1 on the
+rows of the fit, whatever the exponent: W₁ with W₁ᵀ Σ_fit W₁ = I. Figures of PCA, soft and full
+whitening over the same directions are therefore the same. With shrinkage both covariances are
+shrunk by the coefficient of the fit. Kinds that read no data are measured along the widest k
+directions of the fit's rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.moments import Moments
+from whiten_index.whitening.chance import Chance
+from whiten_index.whitening.covariance import empirical_covariance, shrink
+from whiten_index.whitening.spectrum import Spectrum, least_share, numerical_rank
+from whiten_index.whitening.transform import Whitening
+
+# A variance along a kept direction is never taken to be below this share of the fit's.
+_LEAST_VARIANCE = 1e-10
+
+_Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Drift:
+    """Today's rows beside those of the fit, along the r directions that are kept.
+
+    Attributes:
+        rows_fitted: rows of the fit.
+        rows_today: rows of today.
+        rows_shared: rows that both have, as far as the caller knows them.
+        mean_shift: ‖(μ_today − μ_fit)ᵀ W₁‖, in standard deviations of the fit's rows.
+        eigenvalues: (r,) float64, rising, of W₁ᵀ Σ_today W₁; all are 1 where nothing drifted.
+        kl_mean_per_dim: what the means add to ``kl_per_dim``, in nats.
+        kl_covariance_per_dim: what the covariances add to it.
+        variance_kept_at_fit: share of the fit's variance along the kept directions.
+        variance_kept: share of today's variance along them.
+        variance_possible_at_fit: share that the same number of the fit's widest ones hold.
+        variance_possible: share that the same number of today's widest ones would hold.
+        sampling_kl: KL a dimension that chance alone shows.
+        noise_kl: what of the drift may be noise of today's rows, which a refit would only take
+            over; infinite where today's rows are too few to tell.
+        noise_variance: what of ``variance_lost`` chance alone may show.
+        reads_covariance: whether the covariance of the data moves the transform.
+        reads_mean: whether the mean does.
+    """
+
+    rows_fitted: float
+    rows_today: float
+    rows_shared: float
+    mean_shift: float
+    eigenvalues: _Array
+    kl_mean_per_dim: float
+    kl_covariance_per_dim: float
+    variance_kept_at_fit: float
+    variance_kept: float
+    variance_possible_at_fit: float
+    variance_possible: float
+    sampling_kl: float
+    noise_kl: float
+    noise_variance: float
+    reads_covariance: bool
+    reads_mean: bool
+
+    @classmethod
+    def measure(
+        cls, whitening: Whitening, fitted: Moments, today: Moments, *, shared: float | None = None
+    ) -> Drift:
+        """Measure the drift between two moments, of unit rows where the transform takes such.
+
+        With e the eigenvalues and δ the shift in whitened units, the divergence of the two
+        Gaussians on the r kept directions is
+
+            KL(today ‖ fit) = ½ ‖δ‖² + ½ Σ (e − 1 − ln e)   (Kullback 1959, ch. 9).
+
+        What of it chance alone would show, and what of it a refit would not mend, is told by
+        ``Chance``: ``sampling_kl``, ``noise_kl`` and ``noise_variance``.
+
+        Args:
+            whitening: the transform.
+            fitted: moments that it was fitted on.
+            today: moments of today's rows.
+            shared: rows that are in both; 0 where nothing is known, which gives chance the most
+                room.
+
+        Raises:
+            ConfigError: other widths, or more rows shared than there are.
+            WhiteningError: there are no rows today.
+        """
+        _check(whitening, fitted, today, shared or 0.0)
+        then, now = _covariance(fitted), _covariance(today)
+        w1 = _reference(whitening, then)
+        turned = w1.T @ shrink(now, whitening.shrinkage) @ w1
+        variances = np.asarray(np.linalg.eigvalsh((turned + turned.T) / 2), dtype=np.float64)
+        shift = (today.mean - fitted.mean) @ w1
+        bounded = np.maximum(variances, _LEAST_VARIANCE)
+        k = max(len(variances), 1)
+        kept = slice(whitening.remove_top, whitening.remove_top + len(variances))
+        centred, reads = whitening.center, whitening.kind.reads_data
+        chance = Chance.of(fitted, today, shared or 0.0, width=len(variances))
+        return cls(
+            rows_fitted=fitted.count,
+            rows_today=today.count,
+            rows_shared=shared or 0.0,
+            mean_shift=float(np.linalg.norm(shift)),
+            eigenvalues=variances,
+            kl_mean_per_dim=float(shift @ shift) / 2 / k,
+            kl_covariance_per_dim=float((bounded - 1 - np.log(bounded)).sum()) / 2 / k,
+            **_variances_kept(w1, then, now, kept),
+            sampling_kl=chance.sampling(),
+            noise_kl=chance.noise(mean=centred, covariance=reads),
+            noise_variance=chance.gained(_falling(then), kept),
+            reads_covariance=reads,
+            reads_mean=centred,
+        )
+
+    @property
+    def k(self) -> int:
+        """How many directions were compared."""
+        return len(self.eigenvalues)
+
+    @property
+    def mean_shift_rms(self) -> float:
+        """Root mean square over the dimensions of the shift, in standard deviations."""
+        return self.mean_shift / math.sqrt(max(self.k, 1))
+
+    @property
+    def kl_per_dim(self) -> float:
+        """KL(N_today ‖ N_fit)/k, in nats."""
+        return self.kl_mean_per_dim + self.kl_covariance_per_dim
+
+    @property
+    def kl_of_refit(self) -> float:
+        """The part of ``kl_per_dim`` that a refit takes back.
+
+        The means count where the transform subtracts one, the covariances where it reads any.
+        """
+        return (self.kl_mean_per_dim if self.reads_mean else 0.0) + (
+            self.kl_covariance_per_dim if self.reads_covariance else 0.0
+        )
+
+    @property
+    def variance_lost(self) -> float:
+        """How much further from the possible share the kept one is than it was at the fit."""
+        today = self.variance_possible - self.variance_kept
+        return abs(today - (self.variance_possible_at_fit - self.variance_kept_at_fit))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as JSON values, numbers in 6 digits; what is infinite is None."""
+        values = self.eigenvalues if self.k else np.ones(1)
+        figures = {
+            "mean_shift": self.mean_shift,
+            "mean_shift_rms": self.mean_shift_rms,
+            "kl_per_dim": self.kl_per_dim,
+            "kl_mean_per_dim": self.kl_mean_per_dim,
+            "kl_covariance_per_dim": self.kl_covariance_per_dim,
+            "kl_of_refit": self.kl_of_refit,
+            "sampling_kl": self.sampling_kl,
+            "noise_kl": self.noise_kl,
+            "variance_kept_at_fit": self.variance_kept_at_fit,
+            "variance_kept": self.variance_kept,
+            "variance_possible": self.variance_possible,
+            "variance_lost": self.variance_lost,
+            "noise_variance": self.noise_variance,
+        }
+        return {
+            "rows_fitted": self.rows_fitted,
+            "rows_today": self.rows_today,
+            "rows_shared": self.rows_shared,
+            "dims": self.k,
+            "eigenvalues": {
+                "least": _short(float(values[0])),
+                "median": _short(float(np.median(values))),
+                "most": _short(float(values[-1])),
+            },
+            **{name: _short(value) for name, value in figures.items()},
+        }
+
+
+def _check(whitening: Whitening, fitted: Moments, today: Moments, shared: float) -> None:
+    if not whitening.dim == fitted.dim == today.dim:
+        raise ConfigError(
+            f"a transform of {whitening.dim} dims, fitted on moments of {fitted.dim}, cannot be "
+            f"compared with moments of {today.dim}; take all from one encoder"
+        )
+    if not 0 <= shared <= min(fitted.count, today.count):
+        raise ConfigError(
+            f"{shared:g} rows cannot be shared by {fitted.count:g} rows and {today.count:g}"
+        )
+    for name, moments in (("the fit", fitted), ("today", today)):
+        if moments.count <= 0:
+            raise WhiteningError(f"the moments of {name} are of no rows, so nothing has drifted")
+
+
+def _covariance(moments: Moments) -> _Array:
+    """Return Σ (d, d), which is 0 for a single row."""
+    return empirical_covariance(moments, ddof=1 if moments.count > 1 else 0)
+
+
+def _reference(whitening: Whitening, fitted: _Array) -> _Array:
+    """Return W₁ (d, r): the span of the kept directions, of covariance I on the fit's rows.
+
+    Within that span the KL of two Gaussians is the same whatever the basis, so that any W₁ will
+    do; where the kept directions are eigenvectors it is U Λ^(−1/2) itself.
+    """
+    shrunk = shrink(fitted, whitening.shrinkage)
+    if not whitening.kind.reads_data:
+        spectrum = Spectrum.of(shrunk)
+        live = min(whitening.k, numerical_rank(spectrum.eigenvalues))
+        return spectrum.eigenvectors[:, :live] * spectrum.eigenvalues[:live] ** -0.5
+    live_columns = whitening.scales() > 0
+    scaled = whitening.basis[:, live_columns] * whitening.variances[live_columns] ** -0.5
+    if whitening.coordinate_scale is not None:
+        scaled = whitening.coordinate_scale[:, None] * scaled
+    return _whitened(scaled, shrunk)
+
+
+def _whitened(basis: _Array, covariance: _Array) -> _Array:
+    """Return the columns (d, r) that span what ``basis`` does, of covariance I.
+
+    Columns of different groups may depend on each other; what they span twice is left out.
+    """
+    inside = basis.T @ covariance @ basis
+    values, vectors = np.linalg.eigh((inside + inside.T) / 2)
+    if not len(values) or values[-1] <= 0:
+        return basis[:, :0]
+    # The rounding of Σ, at most ε tr Σ, grows as the narrowest direction is scaled.
+    scaling = float(np.square(basis).sum(axis=0).max())
+    rounding = float(np.finfo(np.float64).eps) * float(np.trace(covariance)) * scaling
+    live = values > max(least_share(len(covariance)) * values[-1], rounding)
+    turned: _Array = basis @ (vectors[:, live] * values[live] ** -0.5)
+    return turned
+
+
+def _variances_kept(w1: _Array, fitted: _Array, today: _Array, kept: slice) -> dict[str, float]:
+    """Return the shares of variance that the span of W₁ holds, and the most it could."""
+    found: dict[str, float] = {}
+    inside, _ = np.linalg.qr(w1)
+    for when, covariance in (("_at_fit", fitted), ("", today)):
+        total = float(np.trace(covariance)) or 1.0
+        amounts = {
+            "variance_kept": float(np.einsum("dr,dr->", inside, covariance @ inside)),
+            "variance_possible": float(_falling(covariance)[kept].sum()),
+        }
+        for name, amount in amounts.items():
+            found[name + when] = min(max(amount / total, 0.0), 1.0)
+    return found
+
+
+def _falling(covariance: _Array) -> _Array:
+    falling: _Array = np.maximum(np.linalg.eigvalsh(covariance)[::-1], 0.0)
+    return falling
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
