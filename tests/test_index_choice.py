@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.assemble import IndexPlan, _below_target
-from whiten_index.build import BuildReport, index_note
+from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError
 from whiten_index.index import (
@@ -28,6 +28,7 @@ from whiten_index.index import (
 )
 from whiten_index.index.choice import CODECS, in_units, structure_of
 from whiten_index.plan import plan_build
+from whiten_index.publish import index_note
 
 DIM, K, ROWS = 32, 16, 1_200
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.index import WHITENING, read_fields
+from whiten_index.index import WHITENING, Current, read_version, with_published
 from whiten_index.manifest import replacing, writing
 from whiten_index.whitening import Whitening, variance_kept
 
@@ -26,8 +26,7 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
     """
-    folder, fields = read_fields(Path(root), verify=verify)
-    whitening = Whitening.load(folder / WHITENING)
+    folder, fields, whitening = _opened(Path(root), verify=verify)
     rank = max(whitening.rank, 1)
     widths = {k for k in _WIDTHS if k <= rank} | {min(whitening.k, rank), rank}
     spectrum = [
@@ -55,8 +54,7 @@ def export_transform(root: Path | str, file: Path | str, *, verify: str = "full"
     path = Path(file)
     if path.suffix != ".safetensors":
         raise ConfigError(f"a transform is exported to a .safetensors file; {path.name} is none")
-    folder, _ = read_fields(Path(root), verify=verify)
-    whitening = Whitening.load(folder / WHITENING)
+    _, _, whitening = _opened(Path(root), verify=verify)
     affine = whitening.export()
     with writing(path), replacing(path) as temporary:
         affine.save(temporary)
@@ -67,6 +65,16 @@ def export_transform(root: Path | str, file: Path | str, *, verify: str = "full"
         "normalize_input": affine.normalize_input,
         "error": affine.error,
     }
+
+
+def _opened(root: Path, *, verify: str) -> tuple[Path, dict[str, Any], Whitening]:
+    """Return the published version's folder, manifest and transform, all of one version."""
+
+    def read(folder: Path, current: Current) -> tuple[Path, dict[str, Any], Whitening]:
+        fields = read_version(folder, verify=verify, sha256=current.manifest_sha256)
+        return folder, fields, Whitening.load(folder / WHITENING)
+
+    return with_published(root, read)
 
 
 def eigenvalues_of(description: Mapping[str, Any]) -> NDArray[np.float64]:

@@ -177,18 +177,9 @@ class Held:
                 json.dump(self._me, file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(temporary, self._path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            if self._path.exists():
-                return False
-            temporary.rename(self._path)
+            return _put_in_place(temporary, self._path)
         finally:
             temporary.unlink(missing_ok=True)
-        return True
 
     def _remove(self, dead: _Seen) -> None:
         """Remove the file of a dead owner, unless another host did and has its own there."""
@@ -253,6 +244,21 @@ def _look(path: Path) -> _Seen | None:
             return _Seen(data.decode(errors="replace"), os.fstat(file.fileno()).st_mtime)
     except FileNotFoundError:
         return None
+
+
+def _put_in_place(temporary: Path, path: Path) -> bool:
+    """Give a file its name, unless there is one of that name; tell whether there was none."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            return False
+        temporary.rename(path)
+    return True
 
 
 def _busy(folder: Path, what: str, seen: _Seen | None, *, shared: bool = False) -> str:

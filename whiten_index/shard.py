@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Window = tuple[Shard, ...]
 # A shard of which less is known is kept whole.
 _BY_REFERENCE = 0.5
+# Three of the sixteen digits of float64.
+_DIGITS_TO_LOSE = 1e3
 
 
 @dataclass(frozen=True)
@@ -332,11 +334,14 @@ class ShardWork:
         change = self.store.shards.change(nearest, picks)
         if len(change.left) + len(change.joined) >= len(gathered):
             return Moments.of(gathered[np.arange(len(gathered))])
+        moments = before
         if len(change.left):
-            before -= Moments.of(self.store.mapped_embeddings(nearest)[change.left])
+            moments -= Moments.of(self.store.mapped_embeddings(nearest)[change.left])
+        if _little_is_left(before, moments):
+            return Moments.of(gathered[np.arange(len(gathered))])
         if len(change.joined):
-            before += Moments.of(gathered[change.joined])
-        return before
+            moments += Moments.of(gathered[change.joined])
+        return moments
 
     def _cut_before(self, shard: _Looked, known: KnownRows, found: Found) -> NDArray[np.bool_]:
         """Return which of the rows that are known (m,) were cut to the encoder's limit."""
@@ -375,6 +380,14 @@ class RowFinder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowFinder, (self._store, self._shards)
+
+
+def _little_is_left(before: Moments, left: Moments) -> bool:
+    """Tell whether so much was taken away that rounding shows in what is left, as of outliers."""
+    sums = [(float(np.trace(before.scatter)), float(np.trace(left.scatter)))]
+    if before.quartic is not None and left.quartic is not None:
+        sums.append((before.quartic, left.quartic))
+    return any(whole > _DIGITS_TO_LOSE * part for whole, part in sums)
 
 
 def _rows(batch: TextBatch | EmbeddingBatch) -> int:

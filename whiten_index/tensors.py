@@ -40,7 +40,14 @@ def write_tensors(
     """
     metadata = {"kind": kind, "format_version": str(version), **(facts or {})}
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    Path(path).write_bytes(save(arrays, metadata))
+    data = save(arrays, metadata)
+    start = 8 + int.from_bytes(data[:8], "little")
+    # The library writes facts in an order that changes; equal arrays are to make equal files.
+    header = json.loads(data[8:start])
+    header[_HEADER] = dict(sorted(header[_HEADER].items()))
+    with Path(path).open("wb") as file:
+        file.write(_framed(header))
+        file.write(memoryview(data)[start:])
 
 
 def create_tensor(
@@ -56,16 +63,22 @@ def create_tensor(
     count = 4 * int(np.prod(shape, dtype=np.int64))
     metadata = {"kind": kind, "format_version": str(version)}
     entry = {"dtype": "F32", "shape": list(shape), "data_offsets": [0, count]}
-    header = json.dumps({_HEADER: metadata, name: entry}).encode()
-    header += b" " * (-len(header) % 8)
+    header = _framed({_HEADER: metadata, name: entry})
     with Path(path).open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(header)
         # Writing to a mapped file on a full disk would end the process without a word.
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, 8 + len(header) + count)
+            os.posix_fallocate(file.fileno(), 0, len(header) + count)
         else:
-            file.truncate(8 + len(header) + count)
-    return np.memmap(path, np.float32, mode="r+", offset=8 + len(header), shape=tuple(shape))
+            file.truncate(len(header) + count)
+    return np.memmap(path, np.float32, mode="r+", offset=len(header), shape=tuple(shape))
+
+
+def _framed(header: Mapping[str, Any]) -> bytes:
+    """Return how a safetensors file begins: the length of its header, and that, aligned to 8."""
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_tensors(

@@ -26,6 +26,7 @@ from whiten_index.cli import (
     search_command,
     sweep_commands,
     update_command,
+    upkeep_commands,
     version_commands,
 )
 from whiten_index.errors import WhitenIndexError
@@ -72,6 +73,9 @@ for command in (
     version_commands.versions,
     version_commands.rollback,
     version_commands.prune,
+    upkeep_commands.gc,
+    upkeep_commands.compact,
+    upkeep_commands.verify,
     sweep_commands.sweep,
     report_command.report,
     eval_commands.evaluate,

@@ -19,6 +19,7 @@ from whiten_index.cli.options import (
     whitening_options,
     with_options,
 )
+from whiten_index.cli.update_command import update_lines
 
 corpus_argument = click.argument("corpus", nargs=-1)
 plan_option = click.option(
@@ -120,6 +121,8 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     click.echo(f"  {_faiss_facts(fields)}")
     _print_counts(fields)
     _print_whitening(fields)
+    for line in update_lines(fields.get("update") or {}):
+        click.echo(line)
     if fields.get("geometry"):
         click.echo("geometry")
         click.echo(terminal.table(terminal.geometry_rows(fields["geometry"])))

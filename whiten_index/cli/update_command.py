@@ -105,13 +105,8 @@ def _print_report(report: Mapping[str, Any]) -> None:
     _print_changes(report)
     click.echo("rows")
     click.echo(terminal.table(terminal.count_rows(report["counts"])))
-    if decision := report["decision"]:
-        click.echo(f"transform: {decision['whitening']}; {decision['why']}")
-        why = f"; {decision['index_why']}" if decision.get("index_why") else ""
-        click.echo(f"index: {decision['index']}{why}")
-    if drift := report["drift"]:
-        click.echo("drift")
-        click.echo(terminal.table(drift_rows(drift)))
+    for line in _decision_lines(report):
+        click.echo(line)
     if report["gates"]:
         click.echo("gates")
         click.echo(terminal.table(gate_rows(report["gates"])))
@@ -126,6 +121,22 @@ def _print_changes(report: Mapping[str, Any]) -> None:
         f"columns, {rows['deleted']:,} deleted, {rows['unchanged']:,} as they were; "
         f"{files['read']:,} files read, {files['skipped']:,} skipped"
     )
+
+
+def update_lines(update: Mapping[str, Any]) -> list[str]:
+    """Return what a manifest says of the update that made a version, nothing where a build did."""
+    return [f"update of version {update['base']}", *_decision_lines(update)] if update else []
+
+
+def _decision_lines(update: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if decision := update.get("decision"):
+        why = f"; {decision['index_why']}" if decision.get("index_why") else ""
+        lines.append(f"  transform: {decision['whitening']}; {decision['why']}")
+        lines.append(f"  index: {decision['index']}{why}")
+    if drift := update.get("drift"):
+        lines.append(terminal.table(drift_rows(drift)))
+    return lines
 
 
 def drift_rows(drift: Mapping[str, Any]) -> list[tuple[str, str]]:

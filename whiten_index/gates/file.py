@@ -95,7 +95,7 @@ def _read(name: str, corpus: ParquetCorpus) -> CanaryFile:
     expected: list[tuple[str, ...]] = []
     for batch in corpus.batches():
         if batch.skipped:
-            bad = ", ".join(f"{count} {reason}" for reason, count in batch.skipped.items())
+            bad = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in batch.skipped.items())
             raise CorpusError(
                 f"{name} has rows that cannot be used as queries ({bad}); mend or drop them"
             )

@@ -290,6 +290,14 @@ class Shards:
             f"{REMEDY}"
         )
 
+    def own_tensor(self, fingerprint: str, name: str) -> NDArray[Any]:
+        """Return an array of a shard's own folder, mapped.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
+        return map_tensor(self.folder / fingerprint / EMBEDDINGS, name, remedy=REMEDY)
+
     def picks(self, fingerprint: str) -> Picks | None:
         """Return where the rows of a derived shard lie, None where a shard holds all of them.
 

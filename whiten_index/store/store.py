@@ -41,7 +41,7 @@ from whiten_index.store.shards import REMEDY, Picks, Shards, StoredShard
 from whiten_index.tensors import read_tensors, write_tensors
 
 FORMAT_VERSION = 1
-_STORE, _SAMPLE, _USER = "store", "sample", "store_user"
+KIND, _SAMPLE, USER_KIND = "store", "sample", "store_user"
 _ROWS_SUFFIX = ".arrow.zst"
 
 
@@ -76,7 +76,7 @@ class EmbeddingStore:
             OutputError: the folder cannot be written.
         """
         store = cls(Path(root), encoder, fingerprint)
-        fields = {"kind": _STORE, "format_version": FORMAT_VERSION, "encoder": store.encoder}
+        fields = {"kind": KIND, "format_version": FORMAT_VERSION, "encoder": store.encoder}
         with manifest.writing(store.folder):
             store.shards.folder.mkdir(parents=True, exist_ok=True)
             store._rows.mkdir(exist_ok=True)
@@ -107,7 +107,7 @@ class EmbeddingStore:
                 f"{root} holds embeddings of {len(folders)} encoders ({names}); name the corpus "
                 "and the encoder's options as when they were encoded"
             )
-        found = manifest.read_manifest(folders[0], kind=_STORE, version=FORMAT_VERSION)
+        found = manifest.read_manifest(folders[0], kind=KIND, version=FORMAT_VERSION)
         return cls(Path(root), found["encoder"], folders[0].name)
 
     def tidy(self) -> None:
@@ -276,6 +276,16 @@ class EmbeddingStore:
         """Remember which shards make up a corpus, replacing what was known of it."""
         record.save(self._corpora / f"{manifest.fingerprint(dict(record.source))}.json")
 
+    def forget_corpus(self, source: Mapping[str, Any]) -> None:
+        """Forget which shards make up a corpus; these stay.
+
+        Raises:
+            OutputError: the disk cannot be written.
+        """
+        path = self._corpora / f"{manifest.fingerprint(dict(source))}.json"
+        with manifest.writing(path):
+            path.unlink(missing_ok=True)
+
     def register(self, index: Path) -> None:
         """Remember that an index is built from here, so that nothing it needs is dropped.
 
@@ -284,7 +294,7 @@ class EmbeddingStore:
         """
         place = str(index.resolve())
         path = self._indexes / f"{manifest.fingerprint({'index': place})}.json"
-        fields = {"kind": _USER, "format_version": FORMAT_VERSION, "index": place}
+        fields = {"kind": USER_KIND, "format_version": FORMAT_VERSION, "index": place}
         with manifest.writing(path):
             if not path.exists() or path.read_bytes() != manifest.sealed_json(fields):
                 path.parent.mkdir(exist_ok=True)
@@ -299,7 +309,7 @@ class EmbeddingStore:
         found = {}
         for path in sorted(self._indexes.glob("[!.]*.json")):
             fields = manifest.read_manifest(
-                self._indexes, kind=_USER, version=FORMAT_VERSION, name=path.name
+                self._indexes, kind=USER_KIND, version=FORMAT_VERSION, name=path.name
             )
             found[path] = Path(fields["index"])
         return found
@@ -372,6 +382,20 @@ class EmbeddingStore:
             return None
         return found if facts.get("digest") == _digest_of(found) else None
 
+    def is_sound_note(self, path: Path) -> bool:
+        """Tell whether a file of a sample, a choice or an agreement is whole."""
+        try:
+            if path.parent.name == "samples":
+                found, facts = read_tensors(path, kind=_SAMPLE, version=FORMAT_VERSION, shapes={})
+                return facts.get("digest") == _digest_of(found)
+            note = manifest.read_json(path, what="a note of a store")
+        except ArtifactError:
+            return False
+        if path.parent.name != "choices":
+            return True
+        choice = note.get("choice")
+        return isinstance(choice, dict) and manifest.fingerprint(choice) == note.get("digest")
+
     def _sample_path(self, key: Mapping[str, Any]) -> Path:
         return self.folder / "samples" / f"{manifest.fingerprint(dict(key))}.safetensors"
 
@@ -406,7 +430,7 @@ class EmbeddingStore:
     def _recorded_encoder(self) -> Any:
         """Return the encoder as last written; its name or query prompt may have changed since."""
         try:
-            found = manifest.read_manifest(self.folder, kind=_STORE, version=FORMAT_VERSION)
+            found = manifest.read_manifest(self.folder, kind=KIND, version=FORMAT_VERSION)
         except FormatError:
             raise
         except ArtifactError:
@@ -474,5 +498,5 @@ def _digest(data: bytes) -> str:
 
 
 def _encoder_name(folder: Path) -> str:
-    found = manifest.read_manifest(folder, kind=_STORE, version=FORMAT_VERSION)["encoder"]
+    found = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)["encoder"]
     return f"{found.get('model', found.get('column'))} {folder.name[:8]}"

@@ -92,7 +92,7 @@ def carried_rows(
     places: dict[tuple[str, str], list[int]] = {}
     for part, start in zip(before.parts, starts, strict=False):
         places.setdefault((part.shard, part.documents), []).append(int(start))
-    new, old = list(map(id, came)), list(map(id, gone))
+    new, old = set(map(id, came)), set(map(id, gone))
     lost = [start for part, start in zip(before.parts, starts, strict=False) if id(part) in old]
     known = KnownRows((part.shard, store.shards.digests(part.shard)) for part in gone if part.rows)
     begins = np.array([start for part, start in zip(gone, lost, strict=True) if part.rows])

@@ -88,6 +88,9 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         else:
             held.require()
             faiss_index.set_current(out, version)
+        if dict(base.record.source) != dict(encoded.record.source):
+            # Else a corpus that comes in another folder each night would keep its shards for ever.
+            encoded.store.forget_corpus(base.record.source)
         _, fields = faiss_index.read_fields(out, verify="manifest")
         gates = tuple(fields.get("gates") or ())
         return UpdateReport(out, base.version, version, fields, changes, encoded, facts, gates)

@@ -7,20 +7,30 @@ it lies.
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whiten_index.corpus import SHARD_ROWS
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.lock import Held, only_writer
 from whiten_index.space import require_space
-from whiten_index.store import OWN, EmbeddingStore, Member, Source, ToPack
+from whiten_index.store import (
+    OWN,
+    CorpusRecord,
+    EmbeddingStore,
+    Member,
+    Source,
+    ToPack,
+    held_by_folder,
+    other_sources,
+)
+from whiten_index.upkeep.claims import record_paths
 from whiten_index.upkeep.inventory import Inventory, open_stores
 from whiten_index.upkeep.keeping import Keeping, remove
 
@@ -30,6 +40,7 @@ _SMALL = 1 / 4
 _FILLED = 1 / 2
 # One that picks from more others is written as a whole: each is a file to map, and to keep.
 _MOST_SOURCES = 8
+_NONE = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +125,7 @@ def _compact(store: EmbeddingStore, pack_rows: int) -> CompactReport:
     with only_writer(store.folder, what="store") as held:
         store.tidy()
         inventory = Inventory.take(store)
-        records = [store.corpus(source) for source in store.corpus_sources()]
+        records = [CorpusRecord.load(path) for path in record_paths(store)]
         shards = list(dict.fromkeys(name for record in records for name in record.shards))
         before, plan = _room(inventory), _Plan.make(inventory, shards, pack_rows)
         _require_space(store, plan)
@@ -168,9 +179,9 @@ class _Plan:
     def make(cls, inventory: Inventory, shards: Sequence[str], pack_rows: int) -> _Plan:
         """Plan for the shards of the corpora, in order."""
         plan = cls()
-        packed = {name: member for name in shards if (member := _home(inventory, name))}
+        packed = {name: found for name in shards if (found := _home(inventory, name))}
         units = _packed_units(inventory, packed, pack_rows)
-        scattered = _Scattered(inventory, [name for name in shards if name not in packed])
+        scattered = _Scattered(inventory, shards, packed)
         for name in shards:
             folder = inventory.folders.get(name)
             if name in packed:
@@ -191,8 +202,11 @@ class _Plan:
 
 
 def _home(inventory: Inventory, name: str) -> Member | None:
-    """Return where a shard is packed and undamaged."""
-    return inventory.store.shards.packs.find(name, verify=True)
+    """Return where a shard is packed.
+
+    Where it has a folder too, that may have been made anew because the pack is damaged.
+    """
+    return inventory.store.shards.packs.find(name, verify=name in inventory.folders)
 
 
 def _is_whole(store: EmbeddingStore, name: str) -> bool:
@@ -237,12 +251,11 @@ def _fill(units: Sequence[_Unit], pack_rows: int) -> list[list[_Unit]]:
 class _Scattered:
     """Tells which derived shards lie in too many places, or hold on to too much."""
 
-    def __init__(self, inventory: Inventory, shards: Sequence[str]) -> None:
-        """Take the shards of the corpora that are in folders of their own."""
-        self._inventory, self._shards = inventory, shards
-        self._derived = [
-            name for name in shards if name in inventory.folders and inventory.folders[name].sources
-        ]
+    def __init__(self, inventory: Inventory, shards: Sequence[str], packed: Container[str]) -> None:
+        """Take the shards of the corpora, and those of them that are packed."""
+        self._inventory, self._shards = inventory, frozenset(shards)
+        folders = (inventory.folders.get(name) for name in shards if name not in packed)
+        self._derived = [each.name for each in folders if each is not None and each.sources]
         self._idle: dict[Source, int] | None = None
 
     def is_too_much(self, name: str) -> bool:
@@ -268,23 +281,32 @@ class _Scattered:
 
     def _rows_not_needed(self) -> dict[Source, int]:
         """Return for each source the rows that no shard of a corpus has."""
-        needed, used = set(self._shards), defaultdict[Source, list[Any]](list)
+        used = defaultdict[Source, list[NDArray[np.int32]]](list)
         for name in self._derived:
-            with contextlib.suppress(Exception):
-                picks = self._inventory.store.shards.picks(name)
-                assert picks is not None
-                for number, source in enumerate(picks.sources):
-                    if source != OWN:
-                        used[source].append(np.unique(picks.row[picks.source == number]))
-        idle = {}
-        for source in {each for name in self._derived for each in self._reach(name)}:
-            if source[0] in needed:
-                continue
-            with contextlib.suppress(Exception):
-                held = len(self._inventory.store.shards.held_by(source))
-                rows = np.unique(np.concatenate(used[source])) if used[source] else ()
-                idle[source] = held - len(rows)
-        return idle
+            for source, rows in self._picked(name):
+                used[source].append(rows)
+        sources = {source for name in self._derived for source in self._reach(name)}
+        return {
+            source: self._rows_of(source) - len(np.unique(np.concatenate(used[source] or [_NONE])))
+            for source in sources
+            if source[0] not in self._shards
+        }
+
+    def _picked(self, name: str) -> Iterator[tuple[Source, NDArray[np.int32]]]:
+        """Yield what a derived shard picks from others; nothing where it is damaged."""
+        try:
+            picks = self._inventory.store.shards.picks(name)
+        except ArtifactError:
+            return
+        for number, source in enumerate(() if picks is None else picks.sources):
+            if picks is not None and source != OWN:
+                yield source, picks.row[picks.source == number]
+
+    def _rows_of(self, source: Source) -> int:
+        try:
+            return len(self._inventory.store.shards.held_by(source))
+        except ArtifactError:
+            return 0
 
 
 def _require_space(store: EmbeddingStore, plan: _Plan) -> None:
@@ -315,14 +337,22 @@ def _to_pack(store: EmbeddingStore, name: str) -> ToPack:
         shards.digests(name),
         truncated,
         shards.moments(name) if many else None,
-        shards.known_as(name) or "",
+        _known_as(store, name),
     )
+
+
+def _known_as(store: EmbeddingStore, name: str) -> str:
+    """Return what those that pick from a shard know its rows by, empty where none can."""
+    if member := store.shards.packs.find(name, verify=True):
+        return member.held_as
+    fields = store.shards.fields(name, verify=False)
+    # Of a derived shard they know only the rows that it holds itself: its folder stays for them.
+    return "" if fields is None or other_sources(fields) else held_by_folder(fields)
 
 
 def _remove_replaced(inventory: Inventory, held: Held) -> int:
     """Remove folders of shards, and packs, all of which is in a later pack; return how many."""
     kept = Keeping(inventory).keep(inventory.shards)
     folders, packs = set(inventory.folders) - kept.folders, set(inventory.packs) - kept.packs
-    check: Callable[[], None] = held.require
-    remove(inventory, folders=folders, packs=packs, documents=set(), check=check)
+    remove(inventory, folders=folders, packs=packs, documents=set(), check=held.require)
     return len(folders) + len(packs)

@@ -171,7 +171,7 @@ def remove(
 
 
 def _pickers_first(inventory: Inventory, names: set[str]) -> list[str]:
-    graph = TopologicalSorter[str]({name: () for name in sorted(names)})
+    graph = TopologicalSorter[str](dict.fromkeys(sorted(names), ()))
     for name in sorted(names & set(inventory.folders)):
         for source, _ in inventory.folders[name].sources:
             if source in names:

@@ -1,0 +1,321 @@
+"""gc: what nothing needs goes, what anything needs stays, and dying on the way does no harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from tests.bad_input_helpers import run
+from tests.build_helpers import build, random_rows, write_rows
+from tests.upkeep_helpers import (
+    Crash,
+    World,
+    add_version,
+    assert_reads,
+    dying_at,
+    new_world,
+    shard_folders,
+)
+from whiten_index import open_index
+from whiten_index.errors import ArtifactError, BusyError, ConfigError
+from whiten_index.lock import only_writer
+from whiten_index.manifest import remove_folder
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.upkeep import compact_store, gc_store, verify_store
+from whiten_index.versions import prune
+
+
+def nights(world: World, count: int, seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        world.change(rng, share=0.3)
+        world.encode()
+
+
+def files(world: World) -> dict[str, int]:
+    """Return every file of the store with the time it was written."""
+    return {
+        str(path): path.stat().st_mtime_ns
+        for path in world.place.rglob("*")
+        if path.is_file() and not path.name.startswith(".lock")
+    }
+
+
+def test_what_no_corpus_has_any_more_goes_and_the_rest_reads_as_before(tmp_path):
+    world = new_world(tmp_path, 100, 30)
+    world.corpora["other"] = [world.numbers(50)]
+    world.encode("other")
+    world.corpora["news"] = [world.numbers(90)]
+    world.encode()
+    before = len(shard_folders(world))
+    report = gc_store(world.place, keep_days=0)
+    # The 130 rows of the first state were four shards, none of which is part of the second.
+    assert (report.shards, report.rows, report.kept["shards"]) == (4, 4, before - 4)
+    assert report.claims == 2
+    world.assert_intact(last=2)
+    assert verify_store(world.place).sound
+    again = gc_store(world.place, keep_days=0)
+    assert (again.shards, again.rows, again.bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_versions_that_are_kept_read_as_when_they_were_made(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    world = new_world(tmp_path, 100, 45, 7)
+    index, kept = tmp_path / "index", {}
+    for night in range(1, 11):
+        world.change(rng, share=float(rng.choice([0.02, 0.2, 0.6])))
+        world.encode()
+        record, truth = world.records[-1]
+        kept[add_version(world, index, record, night)] = record, truth
+        while len(kept) > 3:
+            gone = next(iter(kept))
+            del kept[gone]
+            remove_folder(gone)
+        if rng.random() < 0.4:
+            compact_store(world.place, pack_rows=int(rng.choice([20, 40, 100])))
+        if rng.random() < 0.6:
+            gc_store(world.place, keep_days=0)
+        world.assert_intact()
+        for record, truth in kept.values():
+            assert_reads(world.store, record, truth)
+    assert verify_store(world.place).damages == ()
+
+
+def test_a_whole_life_of_an_index(tmp_path):
+    """Built, changed, pruned: gc gives back what the old versions had, and search goes on."""
+    rows, out = random_rows(rows=300), tmp_path / "out"
+    for night in range(3):
+        corpus = write_rows(tmp_path / "c.parquet", rows + np.float32(night))
+        build(out, corpus)
+        assert gc_store(out / "store", keep_days=0).shards == 0
+    store = EmbeddingStore.open(out / "store")
+    assert len(list(store.shards.folder.iterdir())) == 3
+    prune(out, keep=1)
+    report = gc_store(out / "store", keep_days=0)
+    # The rows, ids alone, are the same three times.
+    assert (report.shards, report.rows, report.kept["shards"]) == (2, 0, 1)
+    assert report.indexes == (str(out.resolve()),)
+    (hit,) = open_index(out).search_embeddings(rows[5:6] + np.float32(2), top_k=1)[0]
+    assert hit.row == 5
+    assert verify_store(out / "store").sound
+
+
+def test_a_dry_run_says_the_same_and_does_nothing(tmp_path):
+    world = new_world(tmp_path, 100, 30)
+    world.corpora["news"] = [world.numbers(90)]
+    world.encode()
+    before = files(world)
+    told = gc_store(world.place, dry_run=True, keep_days=0)
+    assert files(world) == before
+    done = gc_store(world.place, keep_days=0)
+    assert told.dry_run
+    assert told.bytes > 0
+    assert {**told.to_json(), "dry_run": False} == done.to_json()
+
+
+def test_what_is_recent_stays_for_an_encode_that_was_interrupted(tmp_path):
+    world = new_world(tmp_path, 100)
+    record, truth = world.records[0]
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    report = gc_store(world.place)
+    assert (report.shards, report.rows, report.kept["recent"]) == (0, 0, 3)
+    assert_reads(world.store, record, truth)
+    old = time.time() - 8 * 86400
+    for path in world.place.rglob("*"):
+        os.utime(path, (old, old))
+    assert gc_store(world.place, keep_days=9).shards == 0
+    assert gc_store(world.place).shards == 3
+    world.assert_intact()
+
+
+def test_what_was_written_later_than_now_stays(tmp_path):
+    """The clock was put back: no age can be told, so nothing is old."""
+    world = new_world(tmp_path, 100)
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    later = time.time() + 1e8
+    for path in world.place.rglob("*"):
+        os.utime(path, (later, later))
+    assert gc_store(world.place).shards == 0
+    assert gc_store(world.place, keep_days=0).shards == 3
+
+
+def test_the_sources_of_what_is_kept_are_kept(tmp_path):
+    world = new_world(tmp_path, 40)
+    first = shard_folders(world)
+    world.corpora["news"][0][3] = world.numbers(1)[0]
+    world.encode()
+    assert len(shard_folders(world)) == 2
+    assert gc_store(world.place, keep_days=0).shards == 0, "the second picks 39 rows from the first"
+    assert first < shard_folders(world)
+    world.assert_intact()
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_an_index_that_is_not_there_is_asked_for(tmp_path, emptied):
+    world = new_world(tmp_path, 100)
+    index = tmp_path / "elsewhere" / "index"
+    add_version(world, index, world.records[0][0], 1)
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    shutil.rmtree(index)
+    if emptied:
+        # As where a disk is mounted at other times.
+        index.mkdir()
+    for dry_run in (False, True):
+        with pytest.raises(ArtifactError, match=rf"{index}, an index .* --forget {index}"):
+            gc_store(world.place, keep_days=0, dry_run=dry_run)
+    assert len(shard_folders(world)) == 6
+    with pytest.raises(ConfigError, match=rf"knows of no index /no/such.*it knows {index}"):
+        gc_store(world.place, forget=["/no/such"])
+    assert gc_store(world.place, keep_days=0, forget=[index], dry_run=True).shards == 3
+    report = gc_store(world.place, keep_days=0, forget=[index])
+    assert (report.shards, report.forgotten) == (3, (str(index),))
+    assert gc_store(world.place, keep_days=0).indexes == ()
+
+
+def test_a_version_of_an_earlier_release_is_told_by_what_the_store_remembers(tmp_path):
+    world = new_world(tmp_path, 100)
+    index = tmp_path / "index"
+    add_version(world, index, world.records[0][0], 1, told=False)
+    assert gc_store(world.place, keep_days=0).shards == 0
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    with pytest.raises(ArtifactError, match=r"version 000001-\w+ of .*earlier release.*prune"):
+        gc_store(world.place, keep_days=0)
+    assert len(shard_folders(world)) == 6
+    add_version(world, index, world.records[-1][0], 2)
+    remove_folder(index / "versions" / "000001-0123456789ab")
+    assert gc_store(world.place, keep_days=0).shards == 3
+
+
+def test_the_index_around_the_store_is_asked_though_it_never_registered(tmp_path):
+    world = new_world(tmp_path, 100)
+    record, truth = world.records[0]
+    add_version(world, tmp_path, record, 1)
+    shutil.rmtree(world.store.folder / "indexes")
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    assert gc_store(world.place, keep_days=0).shards == 0
+    assert_reads(world.store, record, truth)
+
+
+def test_what_a_damaged_version_needs_is_kept(tmp_path):
+    world = new_world(tmp_path, 100)
+    index = tmp_path / "index"
+    folder = add_version(world, index, world.records[0][0], 1)
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    add_version(world, index, world.records[-1][0], 2)
+    (folder / "manifest.json").write_text("{}")
+    assert gc_store(world.place, keep_days=0).shards == 0
+    (folder / "corpus.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="is damaged, or an earlier release made it"):
+        gc_store(world.place, keep_days=0)
+
+
+def test_a_needed_shard_whose_sources_cannot_be_told_stops_it(tmp_path):
+    world = new_world(tmp_path, 40)
+    world.corpora["news"][0][3] = world.numbers(1)[0]
+    shard = world.encode().record.parts[0].shard
+    (world.store.shards.folder / shard / "manifest.json").write_text("{}")
+    with pytest.raises(ArtifactError, match=f"{shard} is damaged.*whiten-index verify"):
+        gc_store(world.place, keep_days=0)
+    assert len(shard_folders(world)) == 2
+
+
+def test_nobody_writes_meanwhile(tmp_path):
+    world = new_world(tmp_path, 100)
+    index = tmp_path / "index"
+    add_version(world, index, world.records[0][0], 1)
+    for folder in (index, world.store.folder):
+        with only_writer(folder, what="it"), pytest.raises(BusyError, match=f"{folder} is being"):
+            gc_store(world.place)
+    gc_store(world.place)
+
+
+def test_what_it_does_not_know_stays(tmp_path):
+    world = new_world(tmp_path, 100)
+    folder = world.store.folder
+    mine = [folder / "notes.txt", folder / "shards" / "README", world.place / "mine" / "x"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    leftover = folder / "shards" / ".tmp-0123~abc"
+    leftover.mkdir()
+    assert gc_store(world.place, keep_days=0).leftovers == 1
+    assert all(path.exists() for path in mine)
+    assert not leftover.exists()
+    world.assert_intact()
+
+
+def test_it_may_die_anywhere(tmp_path, monkeypatch):
+    world = new_world(tmp_path / "a", 60, 30)
+    nights(world, 3)
+    compact_store(world.place, pack_rows=60)
+    nights(world, 2, seed=1)
+    wanted = gc_store(world.place, keep_days=0, dry_run=True)
+    assert wanted.shards > 3
+    step, done = 0, False
+    while not done:
+        other = World(tmp_path / str(step), dict(world.corpora), list(world.records))
+        shutil.copytree(world.root, other.root)
+        with monkeypatch.context() as patch:
+            dying_at(patch, step)
+            try:
+                gc_store(other.place, keep_days=0)
+                done = True
+            except Crash:
+                pass
+        other.assert_intact()
+        # Whatever is left reads, or is not found at all.
+        store = other.store
+        for name in shard_folders(other):
+            if not name.startswith("."):
+                assert store.find(name) is not None
+        gc_store(other.place, keep_days=0)
+        assert not list(other.place.rglob(".tmp-*"))
+        assert shard_folders(other) == left if step else True
+        left = shard_folders(other)
+        other.assert_intact()
+        shutil.rmtree(other.root)
+        step += 1
+    assert step > 20
+
+
+def test_there_is_no_store(tmp_path):
+    with pytest.raises(ArtifactError, match="holds no store of embeddings; check the path"):
+        gc_store(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_command(tmp_path):
+    world = new_world(tmp_path, 100)
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    status, out, _ = run("gc", world.place, "--keep-days", 0, "--dry-run")
+    assert status == 0
+    assert "would be freed" in out
+    status, out, _ = run("gc", world.place)
+    assert "3 of these are needed by nothing, and younger than 7 days" in out
+    status, out, _ = run("gc", world.place, "--keep-days", 0, "--json")
+    assert (status, json.loads(out)["shards"]) == (0, 3)
+    status, _, err = run("gc", tmp_path / "none")
+    assert (status, "holds no store" in err) == (5, True)
+
+
+def test_a_record_that_is_damaged_stops_it(tmp_path):
+    world = new_world(tmp_path, 100)
+    (path,) = (world.store.folder / "corpora").iterdir()
+    CorpusRecord.load(path)
+    path.write_text("{}")
+    with pytest.raises(ArtifactError):
+        gc_store(world.place, keep_days=0)
+    assert len(shard_folders(world)) == 3

@@ -1,0 +1,127 @@
+"""The commands ``gc``, ``compact`` and ``verify``: parse, call one function, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from whiten_index.cli import terminal
+from whiten_index.cli.options import json_option
+from whiten_index.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from whiten_index.upkeep import VerifyReport
+
+store_argument = click.argument("store", type=click.Path())
+
+
+@click.command()
+@store_argument
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed; nothing is locked.")
+@click.option(
+    "--forget",
+    multiple=True,
+    type=click.Path(),
+    metavar="INDEX",
+    help="An index built from STORE that is gone for good; may be repeated.",
+)
+@click.option(
+    "--keep-days",
+    type=click.FloatRange(min=0),
+    default=7.0,
+    show_default=True,
+    help="What nothing needs is kept for so long, as it may be of an encode that was interrupted.",
+)
+@json_option
+def gc(store: str, dry_run: bool, forget: tuple[str, ...], keep_days: float, as_json: bool) -> None:
+    """Remove from STORE what no corpus, and no version of an index built from it, needs."""
+    from whiten_index.upkeep import gc_store
+
+    report = gc_store(store, dry_run=dry_run, forget=forget, keep_days=keep_days).to_json()
+    if as_json:
+        terminal.print_json(report)
+        return
+    freed = terminal.in_words(report["bytes"])
+    click.echo(f"{store}: {freed} {'would be freed' if dry_run else 'freed'}")
+    kept = report["kept"]
+    names = {"shards": "shards", "packs": "packs", "rows": "files of ids and columns"}
+    rows = [(shown, f"{report[key]:,}", f"{kept[key]:,}") for key, shown in names.items()]
+    click.echo(terminal.table([("", "removed", "kept"), *rows]))
+    if kept["recent"]:
+        click.echo(
+            f"  {kept['recent']:,} of these are needed by nothing, and younger than "
+            f"{keep_days:g} days; --keep-days 0 removes them too"
+        )
+    if kept["missing"]:
+        click.echo(
+            f"note: {kept['missing']:,} shards are needed and not there; whiten-index verify "
+            f"{store} says more",
+            err=True,
+        )
+
+
+@click.command()
+@store_argument
+@json_option
+def compact(store: str, as_json: bool) -> None:
+    """Join the small and the scattered shards of STORE, without changing what is in them."""
+    from whiten_index.upkeep import compact_store
+
+    report = compact_store(store).to_json()
+    if as_json:
+        terminal.print_json(report)
+        return
+    click.echo(
+        f"{store}: {report['packed']:,} shards joined in {report['packs']:,} packs, "
+        f"{report['rows']:,} rows"
+    )
+    rooms = [
+        (name, f"{room['shards']:,}", f"{room['packs']:,}", terminal.in_words(room["bytes"]))
+        for name, room in (("before", report["before"]), ("after", report["after"]))
+    ]
+    click.echo(terminal.table([("", "shard folders", "packs", "bytes"), *rooms]))
+    if report["damaged"]:
+        click.echo(
+            f"note: {report['damaged']:,} shards are damaged or missing; whiten-index verify "
+            f"{store} says more",
+            err=True,
+        )
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
+@click.option("--no-store", is_flag=True, help="Of an index, leave out the store it is built from.")
+@json_option
+def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
+    """Check every checksum of indexes and stores, and say how to mend what is damaged."""
+    from whiten_index.upkeep import verify_paths
+
+    reports = verify_paths(paths, with_stores=not no_store)
+    damages = sum(len(report.damages) for report in reports)
+    if as_json:
+        terminal.print_json(
+            {"sound": not damages, "reports": [report.to_json() for report in reports]}
+        )
+    else:
+        for report in reports:
+            _print_report(report)
+    if damages:
+        where = " and ".join(report.path for report in reports if not report.sound)
+        raise ArtifactError(
+            f"{damages:,} {'thing is' if damages == 1 else 'things are'} damaged in {where}; "
+            "each is named above with what mends it"
+        )
+
+
+def _print_report(report: VerifyReport) -> None:
+    looked = ", ".join(f"{n:,} {kind}" for kind, n in report.checked.items() if n)
+    size = terminal.in_words(report.bytes)
+    found = "sound" if report.sound else f"{len(report.damages):,} damaged"
+    click.echo(f"{report.kind} {Path(report.path)}: {found} ({looked}; {size})")
+    for damage in report.damages:
+        click.echo(f"  {damage.path}\n    {damage.why}")
+        if damage.touches:
+            click.echo(f"    needed by {'; '.join(damage.touches)}")
+        click.echo(f"    {damage.remedy}")

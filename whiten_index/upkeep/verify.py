@@ -1,0 +1,38 @@
+"""Indexes and stores verified by their paths, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from whiten_index.errors import ArtifactError
+from whiten_index.upkeep.claims import is_index
+from whiten_index.upkeep.inventory import encoder_folders
+from whiten_index.upkeep.report import VerifyReport
+from whiten_index.upkeep.verify_index import verify_index
+from whiten_index.upkeep.verify_store import verify_store
+
+
+def verify_paths(paths: Iterable[Path | str], *, with_stores: bool = True) -> list[VerifyReport]:
+    """Verify indexes, with the stores they read, and stores.
+
+    Args:
+        paths: folders of indexes or of stores.
+        with_stores: verify the stores of the indexes too.
+
+    Raises:
+        ArtifactError: a path is neither.
+    """
+    places = list(map(Path, paths))
+    for place in places:
+        if not is_index(place) and not any(encoder_folders(place)):
+            raise ArtifactError(
+                f"{place} is neither an index nor a store of embeddings; check the path"
+            )
+    found = {place.resolve(): verify_index(place) for place in places if is_index(place)}
+    stores = [place for place in places if not is_index(place)]
+    if with_stores:
+        stores += [Path(store) for report in found.values() for store in report.stores]
+    stores = [store for store in stores if any(encoder_folders(store))]
+    unique = {store.resolve(): store for store in stores}
+    return [*found.values(), *map(verify_store, unique.values())]

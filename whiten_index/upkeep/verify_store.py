@@ -1,0 +1,354 @@
+"""Checks every checksum of a store again, and says what mends what is damaged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from whiten_index import manifest
+from whiten_index.errors import ArtifactError, OutputError, WhitenIndexError
+from whiten_index.moments import Moments
+from whiten_index.store import (
+    CorpusPart,
+    CorpusRecord,
+    EmbeddingStore,
+    Member,
+    other_sources,
+    packs,
+    shards,
+    store,
+)
+from whiten_index.upkeep.claims import (
+    Claim,
+    corpus_name,
+    is_index,
+    record_paths,
+    version_claim,
+    version_folders,
+)
+from whiten_index.upkeep.inventory import ROWS_SUFFIX, encoder_folders, folder_names, size_of
+from whiten_index.upkeep.report import Damage, VerifyReport, reason, remedy_for
+
+# Rows of what no corpus names.
+_ANY = -1
+_GC = "whiten-index gc {root} --keep-days 0"
+
+
+def verify_store(root: Path | str) -> VerifyReport:
+    """Check everything in a store against its checksums, of every encoder.
+
+    Nothing is locked or written. What is found damaged is looked at once more, since a job that
+    runs meanwhile may just have moved or removed it.
+
+    Raises:
+        ArtifactError: there is no store.
+    """
+    place = Path(root)
+    folders = list(encoder_folders(place))
+    if not folders:
+        raise ArtifactError(
+            f"{place} holds no store of embeddings; check the path: it is the folder that was "
+            "named to --store, or the folder store of an index"
+        )
+    checks = [_Check(place, folder).run() for folder in folders]
+    found = [damage for check in checks for damage in check.damages]
+    if found:
+        only = frozenset(damage.path for damage in found)
+        again = [_Check(place, folder, only).run() for folder in encoder_folders(place)]
+        found = [damage for check in again for damage in check.damages]
+    counted = Counter[str]()
+    for check in checks:
+        counted.update(check.counted)
+    size = sum(check.bytes for check in checks)
+    return VerifyReport(str(place), "store", dict(counted), size, tuple(found))
+
+
+@dataclass
+class _Check:
+    """One look at all that an encoder has in a store.
+
+    Attributes:
+        root: of the store.
+        folder: of the encoder.
+        only: paths to look at, None for all.
+        counted: kind -> how many were looked at.
+        bytes: of these.
+        damages: found.
+    """
+
+    root: Path
+    folder: Path
+    only: frozenset[str] | None = None
+    counted: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    damages: list[Damage] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store = EmbeddingStore(self.root, {}, self.folder.name)
+        self._shards, self._packs = self.store.shards, self.store.shards.packs
+        self._claims = list[Claim]()
+        # Shard -> those that pick rows from it.
+        self._pickers: dict[str, set[str]] = {}
+        self._members: dict[str, tuple[str, ...]] = {}
+
+    def run(self) -> _Check:
+        """Look at everything."""
+        self._check_manifest()
+        self._claims = [*self._corpora(), *self._versions()]
+        self._look_around()
+        for name in folder_names(self._shards.folder):
+            self._try("shards", self._shards.folder / name, self._check_shard, (name,))
+        for name in self._packs.names():
+            members = self._members.get(name, ())
+            self._try("packs", self._packs.folder / name, self._check_pack, members)
+        self._check_rows()
+        self._check_needed()
+        self._check_notes()
+        return self
+
+    def _try(
+        self, kind: str, path: Path, check: Callable[[Path], None], inside: Collection[str] = ()
+    ) -> None:
+        """Check one thing, which shards are in."""
+        if self._looks_at(kind, path):
+            try:
+                check(path)
+            except (ArtifactError, OutputError) as error:
+                self._add(path, error, *self._mending(inside))
+
+    def _looks_at(self, kind: str, path: Path) -> bool:
+        if self.only is not None and str(path) not in self.only:
+            return False
+        self.counted[kind] += 1
+        self.bytes += size_of(path)
+        return True
+
+    def _add(
+        self, path: Path, error: WhitenIndexError, touches: Sequence[str], remedy: str
+    ) -> None:
+        found = Damage(str(path), reason(error), tuple(touches), remedy_for(error, remedy))
+        self.damages.append(found)
+
+    # What there is to check
+
+    def _check_manifest(self) -> None:
+        path = self.folder / manifest.MANIFEST
+        if not self._looks_at("manifests", path):
+            return
+        try:
+            manifest.read_manifest(self.folder, kind=store.KIND, version=store.FORMAT_VERSION)
+        except (ArtifactError, OutputError) as error:
+            remedy = (
+                "run whiten-index encode with one of its corpora and the same model again: it "
+                "writes this file and encodes nothing anew"
+            )
+            self._add(path, error, (), remedy)
+
+    def _corpora(self) -> Iterator[Claim]:
+        for path in record_paths(self.store):
+            try:
+                record = CorpusRecord.load(path)
+            except (ArtifactError, OutputError) as error:
+                if self._looks_at("corpora", path):
+                    self._add(path, error, *self._mending_record(path))
+                continue
+            self._looks_at("corpora", path)
+            yield Claim(f"corpus {corpus_name(record)}", self.store.fingerprint, record)
+
+    def _versions(self) -> Iterator[Claim]:
+        """Yield what versions need, as far as that can be told; indexes are verified apart."""
+        places = dict.fromkeys(self._registered())
+        if is_index(around := self.root.resolve().parent):
+            places[around] = None
+        for index in places:
+            for folder in version_folders(index):
+                try:
+                    claim = version_claim(folder, self.root, [self.store])
+                except (ArtifactError, OutputError):
+                    continue
+                if claim is not None:
+                    yield claim
+
+    def _registered(self) -> Iterator[Path]:
+        folder = self.folder / "indexes"
+        for path in sorted(folder.glob("[!.]*.json")):
+            looks = self._looks_at("registered indexes", path)
+            try:
+                fields = manifest.read_manifest(
+                    folder, kind=store.USER_KIND, version=store.FORMAT_VERSION, name=path.name
+                )
+                yield Path(fields["index"])
+            except (ArtifactError, OutputError) as error:
+                remedy = (
+                    "update or build again each index that is built from this store, and it is "
+                    f"written anew; if the index is gone, remove {path}"
+                )
+                if looks:
+                    self._add(path, error, (), remedy)
+
+    def _look_around(self) -> None:
+        """Note which shards pick from which, and which are in which pack, as far as can be read."""
+        for name in folder_names(self._shards.folder):
+            fields = self._quietly(self._shards.fields, name)
+            for source, _ in [] if fields is None else other_sources(fields):
+                self._pickers.setdefault(source, set()).add(name)
+        for name in self._packs.names():
+            fields = self._quietly(self._packs.fields, name)
+            members: list[Member] = [] if fields is None else fields["members"]
+            self._members[name] = tuple(member.fingerprint for member in members)
+
+    def _quietly(
+        self, read: Callable[..., dict[str, Any] | None], name: str
+    ) -> dict[str, Any] | None:
+        try:
+            return read(name, verify=False)
+        except (ArtifactError, OutputError):
+            return None
+
+    def _check_shard(self, folder: Path) -> None:
+        fields = manifest.read_manifest(folder, kind=shards.KIND, version=shards.FORMAT_VERSION)
+        manifest.check_files(folder, fields, content=True)
+        rows = int(fields["shard"]["rows"])
+        picks = self._shards.picks(folder.name)
+        own = len(self._shards.own_tensor(folder.name, "embeddings"))
+        lengths = {"digests": len(self._shards.own_tensor(folder.name, "digests"))}
+        if picks is None:
+            lengths["embeddings"] = own
+        else:
+            lengths |= {"source": len(picks.source), "row": len(picks.row)}
+        _require_lengths(folder, lengths, rows)
+        if Moments.load(folder / shards.MOMENTS).count != rows:
+            raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
+        for source in other_sources(fields):
+            if not self._shards.is_sound(source, verify=False):
+                raise ArtifactError(
+                    f"{folder} picks rows from shard {source[0]}, which is missing or another"
+                )
+
+    def _check_pack(self, folder: Path) -> None:
+        fields = manifest.read_manifest(folder, kind=packs.KIND, version=packs.FORMAT_VERSION)
+        manifest.check_files(folder, fields, content=True)
+        members = [Member(**each) for each in fields["members"]]
+        lengths = [len(self._packs.mapped(member)) for member in members]
+        lengths += [len(self._packs.tensor(member, "digests")) for member in members]
+        if lengths != 2 * [member.rows for member in members]:
+            raise ArtifactError(f"{folder} is damaged: it has fewer rows than its shards")
+        for member in members:
+            if member.moments and self._packs.moments(member).count != member.rows:
+                raise ArtifactError(f"{folder / member.moments} is damaged: it is of other rows")
+
+    def _check_rows(self) -> None:
+        sizes = {
+            part.documents: part
+            for claim in self._claims
+            for part in claim.record.parts
+            if part.rows
+        }
+        for path in sorted((self.folder / "rows").glob(f"[!.]*{ROWS_SUFFIX}")):
+            digest = path.name.removesuffix(ROWS_SUFFIX)
+            part = sizes.get(digest, CorpusPart("", digest, _ANY, 0, 0))
+            self._check_documents(path, part)
+
+    def _check_documents(self, path: Path, part: CorpusPart) -> None:
+        if not self._looks_at("rows", path):
+            return
+        try:
+            self._require_rows(path, part)
+        except (ArtifactError, OutputError) as error:
+            touched = [
+                claim
+                for claim in self._claims
+                if part.documents in {each.documents for each in claim.record.parts}
+            ]
+            self._add(path, error, *self._remedy(touched, rows=0))
+
+    def _require_rows(self, path: Path, part: CorpusPart) -> None:
+        found: pa.Table = self.store.documents(part)
+        if part.rows not in (_ANY, found.num_rows):
+            raise ArtifactError(
+                f"{path} has {found.num_rows} rows, and its embeddings are {part.rows}"
+            )
+
+    def _check_needed(self) -> None:
+        """Find what is needed and not there at all."""
+        for shard in dict.fromkeys(name for claim in self._claims for name in claim.record.shards):
+            path = self._shards.folder / shard
+            there = path.exists() or any(shard in members for members in self._members.values())
+            if not there and (self.only is None or str(path) in self.only):
+                error = ArtifactError(f"shard {path} is missing")
+                self._add(path, error, *self._mending((shard,)))
+        parts = (part for claim in self._claims for part in claim.record.parts if part.rows)
+        for part in {part.documents: part for part in parts}.values():
+            path = self.folder / "rows" / f"{part.documents}{ROWS_SUFFIX}"
+            if not path.exists():
+                self._check_documents(path, part)
+
+    def _check_notes(self) -> None:
+        for kind in ("agreements", "choices", "samples"):
+            for path in sorted((self.folder / kind).glob("[!.]*")):
+                if not self._looks_at(kind, path) or self.store.is_sound_note(path):
+                    continue
+                error = ArtifactError(f"{path} is damaged: it does not match its digest")
+                remedy = f"remove {path}: it is made anew when it is next needed"
+                self._add(path, error, (), remedy)
+
+    # What mends it
+
+    def _mending(self, damaged: Collection[str]) -> tuple[Sequence[str], str]:
+        """Return who needs shards that are damaged, or picks from them, and what mends them."""
+        affected = set(damaged)
+        for shard in damaged:
+            affected |= self._pickers.get(shard, set())
+        touched = [claim for claim in self._claims if affected & set(claim.record.shards)]
+        rows = {
+            part.shard: part.rows
+            for claim in touched
+            for part in claim.record.parts
+            if part.shard in affected
+        }
+        return self._remedy(touched, rows=sum(rows.values()))
+
+    def _remedy(self, touched: Sequence[Claim], *, rows: int) -> tuple[Sequence[str], str]:
+        names = tuple(dict.fromkeys(claim.by for claim in touched))
+        gc = _GC.format(root=self.root)
+        corpora = [claim.by for claim in touched if claim.by.startswith("corpus ")]
+        if corpora:
+            anew = f"at most {rows:,} rows are encoded anew" if rows else "nothing is encoded anew"
+            remedy = (
+                f"run whiten-index encode (or update, or build) with {' and '.join(corpora)} "
+                f"again: {anew}; what is still reported then goes with {gc}"
+            )
+        elif touched:
+            remedy = (
+                "no corpus has these rows any more: those versions can be searched, but not ranked "
+                "again from the store, nor updated; remove them with whiten-index prune, and run "
+                f"{gc}"
+            )
+        else:
+            remedy = f"nothing needs it: run {gc}"
+        return names, remedy
+
+    def _mending_record(self, path: Path) -> tuple[Sequence[str], str]:
+        """Return which corpus a damaged record was of, told by the versions made of it."""
+        names = {
+            corpus_name(claim.record)
+            for claim in self._versions()
+            if f"{manifest.fingerprint(dict(claim.record.source))}.json" == path.name
+        }
+        which = f"corpus {' and '.join(sorted(names))}" if names else "the corpus that it is of"
+        remedy = (
+            f"run whiten-index encode (or update, or build) with {which} again: nothing is encoded "
+            f"anew; if that corpus is gone, remove {path}"
+        )
+        return tuple(f"corpus {name}" for name in sorted(names)), remedy
+
+
+def _require_lengths(folder: Path, lengths: Mapping[str, int], rows: int) -> None:
+    wrong = [f"{n} {name}" for name, n in lengths.items() if n != rows]
+    if wrong:
+        raise ArtifactError(f"{folder} is damaged: it has {', '.join(wrong)} for {rows} rows")
