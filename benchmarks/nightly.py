@@ -87,12 +87,13 @@ def nights(work: Path) -> list[dict[str, Any]]:
     found.append({"figure": "equal after nights", **compare(work / "index", work / "fresh")})
     sizes = {name: _bytes(work / "index" / "store", name) for name in ("shards", "packs", "rows")}
     found.append({"figure": "store", "when": "after nights", **sizes})
-    for command in (("prune", work / "index", "--keep", "1"), ("gc", work / "index/store")):
+    gc = ("gc", work / "index/store", "--keep-days", "0")
+    for command in (("prune", work / "index", "--keep", "1"), gc):
         done = _timed(*command)
         found.append({"figure": "upkeep", "what": command[0], **done})
     done = _timed("compact", work / "index/store")
     found.append({"figure": "upkeep", "what": "compact", **done})
-    _timed("gc", work / "index/store")
+    _timed(*gc)
     sizes = {name: _bytes(work / "index" / "store", name) for name in ("shards", "packs", "rows")}
     found.append({"figure": "store", "when": "after upkeep", **sizes})
     found.append({"figure": "equal after upkeep", **compare(work / "index", work / "fresh")})

@@ -75,8 +75,8 @@ def drift() -> str:
     """Return the table of drift on real text."""
     lines = [
         "| Wikinews, and of Wikipedia | transform | KL, nats per dimension | by chance "
-        "| mean moved by, in σ | variance kept, could be kept | decision | neighbours that keep and "
-        "refit share | of new text |",
+        "| mean moved by, in σ | variance kept, could be kept | decision "
+        "| neighbours that keep and refit share | of new text |",
         "|---|---|---:|---:|---:|---|---|---:|---:|",
     ]
     for row in read("drift"):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import evaluation_tables, sweep_tables, whitening_tables
+from benchmarks import evaluation_tables, nightly_tables, sweep_tables, whitening_tables
 from benchmarks.results_file import RESULTS, read
 
 README = Path(__file__).parents[1] / "README.md"
@@ -142,6 +142,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "structures": sweep_tables.structures,
     "million": sweep_tables.million,
     "sweep_seconds": sweep_tables.seconds,
+    "drift": nightly_tables.drift,
+    "readers": nightly_tables.readers,
+    "night": nightly_tables.night,
+    "nights": nightly_tables.nights,
     "growth": sweep_tables.growth,
     "exact_search": sweep_tables.exact_search,
     "graph_peers": sweep_tables.graph_peers,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.choosing_helpers import Place
     from whiten_index.build import BuildReport
 
-for _helper in ("bad_input", "build", "choosing", "corpus", "moments"):
+for _helper in ("bad_input", "build", "choosing", "corpus", "moments", "upkeep"):
     pytest.register_assert_rewrite(f"tests.{_helper}_helpers")
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -60,7 +60,10 @@ class Disk:
         """Yield what may be left: only what was flushed; all names and torn files; a mixture."""
         random = np.random.default_rng(seed)
         yield "flushed", _tree(self._top, lambda folder: folder.flushed, lambda file: file.flushed)
-        yield "names", _tree(self._top, lambda folder: folder.names, lambda file: _torn(file, random))
+        yield (
+            "names",
+            _tree(self._top, lambda folder: folder.names, lambda file: _torn(file, random)),
+        )
         yield (
             "mixed",
             _tree(

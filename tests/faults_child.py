@@ -2,13 +2,13 @@
 
 ``python tests/faults_child.py FOLDER PART PARTS EVERY`` does its part of the points, every
 ``EVERY``-th of them, and prints what it found: a JSON object a point, whose ``problems`` are to be
-empty. ``test_faults.py`` starts it; the process that forks has imported everything and done nothing.
+empty. ``test_faults.py`` starts it; what forks has imported everything and done nothing.
 
 A point is a flow, a fault and a number. Flows: ``keep``, an update that keeps its transform and
 lists; ``night``, the nightly job, which fits again, removes versions and shards and packs others.
 Faults: ``kill``, SIGKILL right before operation n, half of it done where it writes; ``full``, a
 disk that is full at it for once; ``stays full``, from it on; ``power``, what may be on a disk whose
-power goes right before it.
+power goes right before it. ``read-only`` and ``forbidden`` have one point: nothing may be changed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import importlib
+import itertools
 import json
 import os
 import pickle
@@ -35,11 +37,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.disk_model import Disk, Tree, read_tree, write_tree
-from tests.file_operations import Operation, Tap, fail_at, kill_at
+from tests.file_operations import Operation, Tap, fail_at, kill_at, refuse_all
 
-FLOWS, FAULTS = ("keep", "night"), ("kill", "full", "stays full", "power")
+FLOWS = ("keep", "night")
+FAULTS = ("kill", "full", "stays full", "power", "read-only", "forbidden")
+_REFUSED = {
+    "read-only": (errno.EROFS, "the file system is read-only"),
+    "forbidden": (errno.EACCES, "permission is denied"),
+}
 DISK = 7
 ROWS, DIM, ROWS_A_FILE, ROWS_A_SHARD = 160, 8, 80, 40
+_IMPORTED = (
+    "pipelines.nightly_reindex",
+    "whiten_index.cli",
+    "whiten_index.search",
+    "whiten_index.update",
+    "whiten_index.upkeep",
+)
 _OLD = 30 * 86400
 _SECONDS = 120
 
@@ -268,7 +282,13 @@ class Setting:
         self.before = read_tree(self.place.disk)
         self.place.put(self.before)
         self.old: Facts = self._do(lambda: facts_of(self.place.out))
-        self.operations: list[Operation] = self._do(self._recorded)
+        self.operations: list[Operation]
+        self.done: list[Operation]
+        self.operations, self.done, modules = self._do(self._recorded)
+        for name in modules:
+            # What was imported on the way, so that no fork after this one does it again.
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
         self.after = read_tree(self.place.disk)
         self.new: Facts = self._do(lambda: facts_of(self.place.out))
         self.names = names_of(self.place.disk)
@@ -279,43 +299,48 @@ class Setting:
         assert status == 0, self.place.log.read_text()
         return found
 
-    def _recorded(self) -> list[Operation]:
-        done: list[Operation] = []
-        Tap(self.place.disk, after=done.append).install()
-        status = self.place.run()
-        assert status == 0
-        return done
+    def _recorded(self) -> tuple[list[Operation], list[Operation], list[str]]:
+        """Return the operations tried and those that were done, and the modules imported."""
+        tried, done = list[Operation](), list[Operation]()
+        Tap(
+            self.place.disk,
+            before=lambda operation, number: tried.append(operation),
+            after=done.append,
+        ).install()
+        assert self.place.run() == 0
+        return tried, done, sorted(sys.modules)
 
     def replayed(self) -> Tree:
         """Return the disk as the operations seen make it of what was on it before."""
         self.place.put(self.before)
         disk = Disk(self.place.disk)
-        for operation in self.operations:
+        for operation in self.done:
             disk.apply(operation)
         return disk.now()
 
     def points(self, fault: str) -> Iterator[Point]:
         """Yield the points of a fault."""
         if fault != "power":
-            for number in range(1, len(self.operations) + 1):
-                yield Point(self.place.flow, fault, number)
+            last = 1 if fault in _REFUSED else len(self.operations)
+            yield from (Point(self.place.flow, fault, number) for number in range(1, last + 1))
             return
         self.place.put(self.before)
         disk, seen = Disk(self.place.disk), set[bytes]()
-        for number in range(1, len(self.operations) + 2):
+        for number in range(1, len(self.done) + 2):
             for kind, left in disk.after_power_cuts(number):
                 digest = hashlib.sha256(pickle.dumps(sorted(left.items()))).digest()
                 if digest not in seen:
                     seen.add(digest)
                     yield Point(self.place.flow, fault, number, kind, left)
-            if number <= len(self.operations):
-                disk.apply(self.operations[number - 1])
+            if number <= len(self.done):
+                disk.apply(self.done[number - 1])
 
     def try_out(self, point: Point) -> dict[str, Any]:
         """Let the fault happen, look, run again, and look again."""
         place = self.place
-        over = point.number > len(self.operations)
-        operation = None if over else self.operations[point.number - 1]
+        operations = self.done if point.fault == "power" else self.operations
+        over = point.number > len(operations)
+        operation = None if over else operations[point.number - 1]
         status, problems = None, list[str]()
         if point.left is not None:
             place.put(point.left)
@@ -337,12 +362,14 @@ class Setting:
         }
 
     def _disturbed(self, point: Point) -> tuple[int, list[str]]:
-        place = self.place
-        before = {
-            "kill": lambda: kill_at(point.number),
-            "full": lambda: fail_at(point.number, errno.ENOSPC),
-            "stays full": lambda: fail_at(point.number, errno.ENOSPC, stays=True),
-        }[point.fault]()
+        place, code, reason = self.place, errno.ENOSPC, "the disk is full"
+        if point.fault == "kill":
+            before = kill_at(point.number)
+        elif point.fault in _REFUSED:
+            code, reason = _REFUSED[point.fault]
+            before = refuse_all(code)
+        else:
+            before = fail_at(point.number, code, stays=point.fault == "stays full")
 
         def work() -> int:
             Tap(place.disk, before=before).install()
@@ -351,9 +378,13 @@ class Setting:
         status, _ = in_fork(place, work)
         said = place.log.read_text()
         if point.fault == "kill":
-            return status, [] if status == -signal.SIGKILL else [f"status {status}: {said}"]
-        told = re.search(r"cannot write [^\n]*: the disk is full; free space", said)
-        if status not in (0, DISK) or (status == DISK and not told) or "Traceback" in said:
+            as_expected = status == -signal.SIGKILL
+        elif point.fault in _REFUSED:
+            as_expected = status == DISK and read_tree(place.disk) == self.before
+        else:
+            as_expected = status in (0, DISK)
+        told = re.search(rf"cannot write [^\n]*: {reason}; free space", said)
+        if not as_expected or (status == DISK and not told) or "Traceback" in said:
             return status, [f"status {status}: {said}"]
         return status, []
 
@@ -367,7 +398,9 @@ class Setting:
         if published is None:
             problems.append(f"another version is published: {found.identity}")
         else:
-            problems += [f"{what}: differs" for what in found.differs_from(expected[found.identity])]
+            problems += [
+                f"{what}: differs" for what in found.differs_from(expected[found.identity])
+            ]
         if (flushed or status == 0) and published != "new":
             problems.append("the job ended well, and its version is not published")
         problems += [f"before the next run: {each}" for each in store_damages(place.out)]
@@ -380,16 +413,12 @@ class Setting:
         return problems, published
 
 
-def main(folder: str, part: str, parts: str, every: str) -> int:
-    """Do a part of the points."""
+def main(folder: str, part: str, parts: str, every: str, *only: str) -> int:
+    """Do a part of the points, of all faults or of some."""
     import faiss
 
-    import pipelines.nightly_reindex  # noqa: F401 (loaded once, for all forks, as are the others)
-    import whiten_index.cli  # noqa: F401
-    import whiten_index.search  # noqa: F401
-    import whiten_index.update  # noqa: F401
-    import whiten_index.upkeep  # noqa: F401
-
+    for name in _IMPORTED:
+        importlib.import_module(name)
     # Threads do not live on in a fork.
     faiss.omp_set_num_threads(1)
     for flow in FLOWS:
@@ -402,14 +431,10 @@ def main(folder: str, part: str, parts: str, every: str) -> int:
         )
         counts = {"flow": flow, "operations": len(setting.operations), "escaped": escaped}
         print(json.dumps(counts), flush=True)
-        for fault in FAULTS:
-            number = 0
-            for place, point in enumerate(setting.points(fault)):
-                if place % int(every):
-                    continue
-                number += 1
-                if number % int(parts) == int(part):
-                    print(json.dumps(setting.try_out(point)), flush=True)
+        for fault in only or FAULTS:
+            some = itertools.islice(setting.points(fault), 0, None, int(every))
+            for point in itertools.islice(some, int(part), None, int(parts)):
+                print(json.dumps(setting.try_out(point)), flush=True)
     return 0
 
 

@@ -206,7 +206,7 @@ class Tap:
 
     def _path(self, path: Any, folder: int | None = None) -> str:
         if isinstance(path, int):
-            return os.readlink(f"/proc/self/fd/{path}")
+            return str(Path(f"/proc/self/fd/{path}").readlink())
         found = os.fsdecode(path)
         if folder is not None:
             found = os.path.join(self._path(folder), found)  # noqa: PTH118

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import datetime
+import io
 import json
 import os
 import re
@@ -252,14 +252,14 @@ def test_a_reader_never_sees_half_a_file(
     """Until the last step only a name that node_exporter passes over is written."""
     path, index = place
     write_metrics(path, DONE, index=index)
-    before, seen, rename = path.read_bytes(), [], os.rename
+    before, seen, replace = path.read_bytes(), [], os.replace
 
-    def renamed(old: str, new: str) -> None:
+    def replaced(old: Path, new: Path) -> None:
         seen.append([p.name for p in path.parent.glob("*.prom")])
         assert path.read_bytes() == before
-        rename(old, new)
+        replace(old, new)
 
-    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(os, "replace", replaced)
     write_metrics(path, FAILED, index=index)
     assert seen == [[path.name]]
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -277,14 +277,14 @@ def test_a_disk_that_cannot_be_written(
 ) -> None:
     path, index = place
     write_metrics(path, DONE, index=index)
-    before, opening = path.read_bytes(), builtins.open
+    before, opening = path.read_bytes(), io.open
 
     def full(name: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
         if "w" in mode and str(path) in str(name):
             raise OSError(28, "No space left on device")
         return opening(name, mode, *more, **options)
 
-    monkeypatch.setattr(builtins, "open", full)
+    monkeypatch.setattr(io, "open", full)
     with pytest.raises(OutputError, match=r"night\.prom: the disk is full"):
         write_metrics(path, FAILED, index=index)
     assert path.read_bytes() == before

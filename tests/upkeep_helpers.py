@@ -163,6 +163,7 @@ def add_version(
             "kind": versions.KIND,
             "format_version": versions.FORMAT_VERSION,
             "version": version,
+            "config": {"store": str(world.place), "out": str(index)},
             "store": str(world.place.resolve()),
             "encoder_fingerprint": world.store.fingerprint,
             "corpus": {"fingerprint": record.fingerprint, "source": dict(record.source)},

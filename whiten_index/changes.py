@@ -145,7 +145,12 @@ def compare(
     some = next(iter((*before, *now)), None)
     if some is None:
         return Changes(same, dict.fromkeys(ChangeKind, 0), _table(pa.array([], pa.string()), []))
-    then, today = (pa.concat_tables([some.slice(0, 0), *each]) for each in (before, now))
+    empty = some.slice(0, 0)
+    if len({table[ID].type for table in (*before, *now)}) > 1:
+        # The column holds other ids than it did: 7 and "7" name the same document.
+        empty, *named = (_named_by_strings(each) for each in (empty, *before, *now))
+        before, now = named[: len(before)], named[len(before) :]
+    then, today = (pa.concat_tables([empty, *each]) for each in (before, now))
     joined = then.join(today, ID, join_type="full outer", right_suffix=_NOW)
     came, went = pc.is_null(joined[_TEXT]), pc.is_null(joined[_TEXT + _NOW])
     differs = pc.fill_null(pc.not_equal(joined[_TEXT], joined[_TEXT + _NOW]), False)
@@ -164,6 +169,10 @@ def compare(
     return Changes(same + len(today), counts, table.sort_by([(ID, "ascending")]))
 
 
+def _named_by_strings(table: pa.Table) -> pa.Table:
+    return table.set_column(0, ID, table[ID].cast(pa.string()))
+
+
 def _by_content(before: pa.Table, now: pa.Table) -> dict[ChangeKind, int]:
     """Count by file and content: a document that is there twice counts twice."""
     then, today = (Counter(_contents(each)) for each in (before, now))
@@ -179,8 +188,31 @@ def _contents(table: pa.Table) -> Iterable[tuple[str, bytes, bytes]]:
 
 
 def _row_digests(table: pa.Table) -> NDArray[np.uint8]:
-    columns = [column.to_pylist() for column in table.columns]
+    columns = [column.cast(_without_times(column.type)).to_pylist() for column in table.columns]
     return _digests(repr(row).encode(errors="surrogatepass") for row in zip(*columns, strict=True))
+
+
+def _without_times(kind: pa.DataType) -> pa.DataType:
+    """Return a type with numbers for dates and times, of which Python knows fewer than Arrow."""
+    if pa.types.is_temporal(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    if pa.types.is_dictionary(kind):
+        return _without_times(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([_field(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_field(kind.key_field), _field(kind.item_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_field(kind.value_field), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_field(kind.value_field))
+    if pa.types.is_list(kind):
+        return pa.list_(_field(kind.value_field))
+    return kind
+
+
+def _field(field: pa.Field) -> pa.Field:
+    return field.with_type(_without_times(field.type))
 
 
 def _digests(rows: Iterable[bytes]) -> NDArray[np.uint8]:

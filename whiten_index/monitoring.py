@@ -17,7 +17,7 @@ from typing import Any
 
 from whiten_index.errors import ConfigError, OutputError, WhitenIndexError
 from whiten_index.index import read_fields
-from whiten_index.manifest import MANIFEST, writing
+from whiten_index.manifest import MANIFEST, fsync_path, writing
 
 _PREFIX = "whiten_index_"
 _LAST_SUCCESS = "last_success_timestamp_seconds"
@@ -124,10 +124,17 @@ def write_metrics(path: Path, run: LastRun, *, index: Path) -> None:
         samples += _of_report(run.report)
     for gate in run.gates:
         samples.append(("update_gate_passed", {"gate": gate["name"]}, float(gate["passed"])))
-    client = _client()
-    # The library's temporary name does not end in .prom, so that nobody reads half of it.
+    text: bytes = _client().generate_latest(_Collector(samples, label))
+    # It does not end in .prom, so that nobody reads half of it; and unlike the name that the
+    # library's own writer takes it is the same every night, so that a killed run leaves no litter.
+    temporary = path.with_name(f"{path.name}.new")
     with writing(path, kept=""):
-        client.write_to_textfile(str(path), _Collector(samples, label))
+        try:
+            temporary.write_bytes(text)
+            fsync_path(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _client() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import platform
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +34,14 @@ class Settled:
         plan: the index.
         identity: of the version.
         carry: the version whose codes are taken over, None where all are made.
+        kept: folder of the version whose transform this is, None where it was fitted.
     """
 
     fitted: Fitted
     plan: IndexPlan
     identity: str
     carry: Carry | None = None
+    kept: Path | None = None
 
 
 def settle(
@@ -150,8 +153,7 @@ def write_version(
             with stages.stage("diagnose", record.rows) as watcher:
                 shape = geometry(store, record, fitted.whitening, seed=config.seed)
                 watcher.advance(record.rows)
-            fitted.whitening.save(folder / faiss_index.WHITENING)
-            fitted.moments.save(folder / faiss_index.MOMENTS)
+            _save_transform(settled, folder)
             faiss_index.write_documents(folder / faiss_index.DOCUMENTS, _documents(encoded))
             record.save(folder / faiss_index.RECORD)
             fields = {
@@ -167,6 +169,16 @@ def write_version(
             return {**fields, "seconds": dict(stages.seconds), "stage_rows": dict(stages.rows)}
 
         return publish(Path(str(config.out)), version, fill)
+
+
+def _save_transform(settled: Settled, folder: Path) -> None:
+    """Write the transform and the moments that it was fitted on; what is kept to the byte."""
+    if settled.kept is not None:
+        for name in (faiss_index.WHITENING, faiss_index.MOMENTS):
+            shutil.copyfile(settled.kept / name, folder / name)
+        return
+    settled.fitted.whitening.save(folder / faiss_index.WHITENING)
+    settled.fitted.moments.save(folder / faiss_index.MOMENTS)
 
 
 def index_note(choice: faiss_index.FactoryChoice) -> str:

@@ -33,7 +33,7 @@ from whiten_index.cli.options import json_option
 @click.option(
     "--drift-threshold",
     type=float,
-    help="Drift, in nats per dimension, from which on auto fits again. [default: 0.01]",
+    help="Drift, in nats per dimension, from which on auto fits again. [default: 0.002]",
 )
 @click.option(
     "--choose-again", is_flag=True, help="Choose k, exponent and centring again, and fit."

@@ -126,6 +126,10 @@ def tidy(root: Path) -> None:
     with manifest.writing(root):
         for folder in (root, root / VERSIONS, root / CANDIDATES):
             manifest.remove_leftovers(folder)
+        # A power cut in ``promote`` may have left both names on some file systems.
+        for name in version_names(root, inside=CANDIDATES):
+            if (root / VERSIONS / name).exists():
+                manifest.remove_folder(root / CANDIDATES / name)
 
 
 def version_names(root: Path, *, inside: str = VERSIONS) -> list[str]:

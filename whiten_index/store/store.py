@@ -78,9 +78,8 @@ class EmbeddingStore:
         store = cls(Path(root), encoder, fingerprint)
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "encoder": store.encoder}
         with manifest.writing(store.folder):
-            store.shards.folder.mkdir(parents=True, exist_ok=True)
-            store._rows.mkdir(exist_ok=True)
-            store._corpora.mkdir(exist_ok=True)
+            for folder in (store.shards.folder, store._rows, store._corpora):
+                manifest.make_folder(folder)
             if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
         return store
@@ -297,7 +296,7 @@ class EmbeddingStore:
         fields = {"kind": USER_KIND, "format_version": FORMAT_VERSION, "index": place}
         with manifest.writing(path):
             if not path.exists() or path.read_bytes() != manifest.sealed_json(fields):
-                path.parent.mkdir(exist_ok=True)
+                manifest.make_folder(path.parent)
                 manifest.write_manifest(path, fields)
 
     def indexes(self) -> dict[Path, Path]:
@@ -361,7 +360,7 @@ class EmbeddingStore:
         """Keep the arrays of a sample, whole or not at all."""
         path = self._sample_path(key)
         with manifest.writing(path):
-            path.parent.mkdir(exist_ok=True)
+            manifest.make_folder(path.parent)
             with manifest.replacing(path) as temporary:
                 facts = {"digest": _digest_of(tensors)}
                 write_tensors(temporary, tensors, kind=_SAMPLE, version=FORMAT_VERSION, facts=facts)
@@ -402,7 +401,7 @@ class EmbeddingStore:
     def _save_note(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         path = self._note_path(kind, key)
         with manifest.writing(path):
-            path.parent.mkdir(exist_ok=True)
+            manifest.make_folder(path.parent)
             manifest.write_json(path, value)
 
     def _note(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:

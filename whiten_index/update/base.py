@@ -10,15 +10,16 @@ from typing import Any
 
 from whiten_index import index as faiss_index
 from whiten_index.config import BuildConfig
+from whiten_index.corpus import ParquetCorpus
 from whiten_index.encoding import resolve_encoder
-from whiten_index.errors import ArtifactError, EncoderError
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.fit import Fitted
 from whiten_index.moments import Moments
 from whiten_index.rerank import store_places
 from whiten_index.search import recorded_spec
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.update.config import UpdateConfig
-from whiten_index.whitening import Whitening
+from whiten_index.whitening import Whitening, WidthWish
 from whiten_index.whitening.choice import Choice
 
 
@@ -80,6 +81,19 @@ class Base:
         found: Mapping[str, Any] = self.fields.get("update") or {}
         return found
 
+    def require_same_width(self, corpus: ParquetCorpus) -> None:
+        """Refuse a column of embeddings that are not of the kind that the index was built from.
+
+        Raises:
+            ConfigError: they have another width.
+        """
+        dim = int(self.store.encoder["dim"])
+        if corpus.dim not in (None, dim):
+            raise ConfigError(
+                f"the corpus holds embeddings of another kind (width {corpus.dim}) than the index "
+                f"(width {dim}); build a new index"
+            )
+
 
 def _record(folder: Path, fields: Mapping[str, Any], store: EmbeddingStore) -> CorpusRecord:
     own = folder / faiss_index.RECORD
@@ -118,6 +132,12 @@ def _build_config(
 ) -> BuildConfig:
     known = {field.name for field in dataclasses.fields(BuildConfig)}
     given = {name: value for name, value in fields["config"].items() if name in known}
+    if not given["corpus"]:
+        raise ArtifactError(
+            f"version {fields['version']} was built from a store alone, which does not tell how "
+            "its corpus is read (ids, kept columns); run whiten-index build with the corpus once, "
+            "and update from then on"
+        )
     build = BuildConfig(
         **given
         | {
@@ -173,4 +193,6 @@ def named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:
 
 
 def _takes_k(config: BuildConfig) -> bool:
-    return config.chooses or config.k is not None
+    """Tell whether there is a width to stay with; the rank, if that was asked, may change."""
+    wish = WidthWish.parse(config.k)
+    return config.chooses or wish.number is not None or wish.variance is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -69,7 +70,7 @@ class UpdateConfig:
             raise ConfigError(
                 "--choose-again fits the transform again, and --refit never keeps it; leave one out"
             )
-        if not self.drift_threshold >= 0:
+        if not 0 <= self.drift_threshold < math.inf:
             raise ConfigError(
                 f"--drift-threshold takes nats per dimension, 0 or more; {self.drift_threshold} "
                 "was given"

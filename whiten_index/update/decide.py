@@ -72,6 +72,7 @@ def decide_update(
         facts["shared"] = float(encoded.record.rows)
         return Decided(settled, {**facts, "decision": {**said, "index": "train", "index_why": ""}})
     settled, index_why = _kept(base, encoded, old_rows)
+    settled = replace(settled, kept=base.folder)
     index = "train" if settled.carry is None else "keep"
     trained = None if settled.carry is None else _trained(base)
     decided = {**said, "index": index, "index_why": index_why}
@@ -131,7 +132,9 @@ def _kept(base: Base, encoded: EncodeReport, old_rows: NDArray[np.int64]) -> tup
         plan = plan or index_plan(base.config, rows=rows, whitening=fitted.whitening)
         return settle(base.config, encoded, fitted, plan, kept={"whitening": transform}), why
     factory = base.fields["factory"]
-    carry = Carry(base.folder, old_rows, OperatingPoint(**factory["tuned"]), factory["rerank"])
+    # Versions of earlier releases do not tell.
+    tuned = OperatingPoint(**factory.get("tuned") or {})
+    carry = Carry(base.folder, old_rows, tuned, factory.get("rerank"))
     kept = {"whitening": transform, "index": _trained(base)}
     return settle(base.config, encoded, fitted, plan, kept=kept, carry=carry), ""
 

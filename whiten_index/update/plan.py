@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from whiten_index.space import free_bytes
 from whiten_index.store import CorpusPart, CorpusRecord
 from whiten_index.update.base import Base
 from whiten_index.update.config import UpdateConfig
-from whiten_index.update.run import room_wanted
+from whiten_index.update.run import nothing_to_do, require_not_withdrawn, room_wanted
 
 # What every update does again with all rows, besides what comes of encoding.
 _AGAIN = (
@@ -60,6 +61,7 @@ class UpdatePlan:
         bytes: folder -> what would be written there.
         free: folder -> what the disk there has free, None where it does not say.
         refit: ``auto``, ``always`` or ``never``: whether there is drift, the embeddings will tell.
+        up_to_date: whether nothing would be published.
     """
 
     base: str
@@ -72,15 +74,11 @@ class UpdatePlan:
     bytes: Mapping[str, int]
     free: Mapping[str, int | None]
     refit: str
-
-    @property
-    def up_to_date(self) -> bool:
-        """Whether nothing would be published."""
-        return not any(self.rows[kind] for kind in ("new", "changed", "document", "deleted"))
+    up_to_date: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
-        return {**vars(self), "up_to_date": self.up_to_date}
+        return dict(vars(self))
 
 
 @dataclass
@@ -88,9 +86,10 @@ class _Looked:
     """What is found out of shards that are read."""
 
     to_encode: int = 0
-    tables: list[pa.Table] = field(default_factory=list)
+    tables: list[tuple[CorpusPart, pa.Table]] = field(default_factory=list)
     missing: list[Shard] = field(default_factory=list)
     parts: list[CorpusPart] = field(default_factory=list)
+    met: set[str] = field(default_factory=set)
 
 
 def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> UpdatePlan:
@@ -99,12 +98,15 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
     Raises:
         CorpusError: the corpus cannot be used.
         EncoderError: the model is gone, or is another one by now.
+        ConfigError: the corpus holds embeddings of another width.
         ArtifactError: nothing is published, or it or its store is damaged.
+        GateError: the corpus is that of a version which was rolled back.
     """
     stages = Stages(progress or Silent())
     with stages.stage("open", 0):
         base = Base.open(config)
     corpus = open_corpus(base.config, stages)
+    base.require_same_width(corpus)
     check_early(base.config, corpus)
     work = shard_work(replace(base.config, compile=False), corpus, write=False)
     shards = dict.fromkeys((*base.record.shards, *work.store.corpus_shards()))
@@ -112,12 +114,18 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
     kept = kept_parts(work, None if config.read_all else base.record)
     looked = _Looked()
     with stages.stage("look up rows", corpus.rows) as watcher:
-        for shard in corpus.shards:
-            if shard.file not in kept:
-                _look(work, shard, looked)
-            watcher.advance(shard.rows)
-    looked.parts += [part for _, parts in kept.values() for part in parts]
-    changes = _changes(base, work, looked)
+        for position in range(len(corpus.files)):
+            if position in kept:
+                looked.parts += kept[position][1]
+            for shard in (each for each in corpus.shards if each.file == position):
+                if position not in kept:
+                    _look(work, shard, looked)
+                watcher.advance(shard.rows)
+    record = CorpusRecord(corpus.config.source_identity(), tuple(looked.parts), {})
+    up_to_date = nothing_to_do(config, base, record)
+    if not up_to_date:
+        require_not_withdrawn(Path(config.index), record)
+    changes = _changes(base, work, record, looked)
     rate = None
     if looked.to_encode and base.config.embedding_column is None:
         devices = chosen_devices(base.config.encoder_config().device)
@@ -135,20 +143,25 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
         bytes={str(path): size for path, size in wanted.items()},
         free={str(path): free_bytes(path) for path in wanted},
         refit=config.order.value,
+        up_to_date=up_to_date,
     )
 
 
 def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
     batch = work.batch_of(shard)
     if not len(batch):
+        looked.parts.append(CorpusPart("", "", 0, batch.read, 0))
         return
     digests = batch.digests()
     fingerprint = work.store.shard_fingerprint(digests, work.dtype)
     documents = work.store.digest_of(batch.documents)
-    looked.parts.append(CorpusPart(fingerprint, documents, len(batch), batch.read, 0))
-    looked.tables.append(document_rows(batch.documents, digests))
-    if work.store.find(fingerprint, verify=False) is not None:
+    part = CorpusPart(fingerprint, documents, len(batch), batch.read, 0)
+    looked.parts.append(part)
+    looked.tables.append((part, document_rows(batch.documents, digests)))
+    # A shard that occurs twice is encoded once.
+    if fingerprint in looked.met or work.store.find(fingerprint) is not None:
         return
+    looked.met.add(fingerprint)
     assert work.rows is not None
     unknown = ~work.rows.known(work.dtype, batch).find(digests).known
     if PASSAGE in batch.documents.column_names:
@@ -160,20 +173,13 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
         looked.missing.append(shard)
 
 
-def _changes(base: Base, work: ShardWork, looked: _Looked) -> Changes:
+def _changes(base: Base, work: ShardWork, record: CorpusRecord, looked: _Looked) -> Changes:
     """Compare what was read with the published version; unread parts are in both."""
-    now = CorpusRecord({}, tuple(looked.parts), {})
-    gone, came, same = apart(base.record, now)
-    read = {(part.shard, part.documents) for part in came}
-    parts = looked.parts[: len(looked.tables)]
-    tables = [
-        table
-        for part, table in zip(parts, looked.tables, strict=True)
-        if (part.shard, part.documents) in read
-    ]
+    gone, came, same = apart(base.record, record)
+    read = set(map(id, came))
     return compare(
         stored_rows(base.store, gone),
-        tables,
+        [table for part, table in looked.tables if id(part) in read],
         same=count_documents(work.store, same, passages=base.passages),
         by_content=base.config.id_column is None,
     )

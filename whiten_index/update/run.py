@@ -59,22 +59,18 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             base = Base.open(config)
         canaries = _canary_file(config, base)
         corpus = open_corpus(base.config, stages)
+        base.require_same_width(corpus)
         check_early(base.config, corpus)
         _require_room(base, rows=corpus.rows)
         before = None if config.read_all else base.record
         encoded = encode_shards(base.config, corpus, stages, before=before, known=base.record)
-        if encoded.store.fingerprint != base.fields["encoder_fingerprint"]:
-            raise ConfigError(
-                f"the corpus holds embeddings of another kind ({encoded.store.encoder}) than the "
-                f"index ({base.store.encoder}); build a new index"
-            )
         register(encoded.store, out, stages)
         changes = _changes(base, encoded, stages)
-        if _nothing_to_do(config, base, encoded.record):
+        if nothing_to_do(config, base, encoded.record):
             return UpdateReport(
                 out, base.version, base.version, base.fields, changes, encoded, {}, ()
             )
-        _require_not_withdrawn(out, encoded.record)
+        require_not_withdrawn(out, encoded.record)
         decided = decide_update(config, base, encoded, stages)
         facts = {"base": base.version, "rows": changes.to_json(), **decided.facts}
         version = faiss_index.find_version(out, decided.settled.identity)
@@ -96,7 +92,8 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         return UpdateReport(out, base.version, version, fields, changes, encoded, facts, gates)
 
 
-def _nothing_to_do(config: UpdateConfig, base: Base, record: CorpusRecord) -> bool:
+def nothing_to_do(config: UpdateConfig, base: Base, record: CorpusRecord) -> bool:
+    """Tell whether the published version is what an update of this corpus would publish."""
     same = record.fingerprint == base.fields["corpus"]["fingerprint"]
     kept = (base.update.get("decision") or {}).get("whitening") == "keep"
     # A transform that was fitted on this very corpus comes out the same.
@@ -152,7 +149,7 @@ def _changes(base: Base, encoded: EncodeReport, stages: Stages) -> Changes:
     return changes
 
 
-def _require_not_withdrawn(out: Path, record: CorpusRecord) -> None:
+def require_not_withdrawn(out: Path, record: CorpusRecord) -> None:
     """Refuse to publish once more what someone took back.
 
     Raises:

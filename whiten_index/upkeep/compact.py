@@ -7,8 +7,8 @@ it lies.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,27 +178,35 @@ class _Plan:
     @classmethod
     def make(cls, inventory: Inventory, shards: Sequence[str], pack_rows: int) -> _Plan:
         """Plan for the shards of the corpora, in order."""
-        plan = cls()
-        packed = {name: found for name in shards if (found := _home(inventory, name))}
-        units = _packed_units(inventory, packed, pack_rows)
-        scattered = _Scattered(inventory, shards, packed)
-        for name in shards:
-            folder = inventory.folders.get(name)
-            if name in packed:
-                continue
-            if folder is None:
-                plan.damaged += 1
-                continue
-            forced = bool(folder.sources) and scattered.is_too_much(name)
-            if forced or folder.rows < _SMALL * pack_rows:
-                units.append(_Unit(name, folder.rows, folder.dtype, name, forced))
-        sound = [unit for unit in units if _is_whole(inventory.store, unit.name)]
-        plan.damaged += len(units) - len(sound)
-        order = {name: number for number, name in enumerate(shards)}
-        for group in _fill(sorted(sound, key=lambda unit: order[unit.name]), pack_rows):
-            if any(unit.forced for unit in group) or len({unit.place for unit in group}) > 1:
-                plan.groups.append([unit.name for unit in group])
-        return plan
+        homes = {name: home for name in shards if (home := _home(inventory, name))}
+        folders = [inventory.folders[name] for name in shards if _is_alone(inventory, homes, name)]
+        missing = len(shards) - len(homes) - len(folders)
+        candidates = _packed_units(inventory, homes, pack_rows)
+        scattered = _Scattered(inventory, shards)
+        groups: list[list[_Unit]] = []
+        sound, unsound, forced = set[str](), set[str](), set[str]()
+        while True:
+            to_pack = {unit.name for group in groups for unit in group}
+            forced |= scattered.too_much({*homes, *to_pack})
+            units = candidates + [
+                _Unit(folder.name, folder.rows, folder.dtype, folder.name, folder.name in forced)
+                for folder in folders
+                if folder.name in forced or folder.rows < _SMALL * pack_rows
+            ]
+            new = {unit.name for unit in units} - sound - unsound
+            sound |= {name for name in new if _is_whole(inventory.store, name)}
+            unsound |= new - sound
+            found = _groups([unit for unit in units if unit.name in sound], pack_rows)
+            if found == groups:
+                names = [[unit.name for unit in group] for group in groups]
+                return cls(names, missing + len(unsound))
+            # What is packed picks from nothing any more, so that others hold on to more alone.
+            groups = found
+
+
+def _is_alone(inventory: Inventory, homes: Container[str], name: str) -> bool:
+    """Tell whether a shard is in a folder of its own and in no pack."""
+    return name not in homes and name in inventory.folders
 
 
 def _home(inventory: Inventory, name: str) -> Member | None:
@@ -229,10 +237,11 @@ def _packed_units(inventory: Inventory, packed: dict[str, Member], pack_rows: in
     return units
 
 
-def _fill(units: Sequence[_Unit], pack_rows: int) -> list[list[_Unit]]:
-    """Return units of one type in groups of at most ``pack_rows`` rows, or of one larger unit.
+def _groups(units: Sequence[_Unit], pack_rows: int) -> list[list[_Unit]]:
+    """Return what is to be written together: units of one type, of one larger or so many rows.
 
-    Each goes where there is room first, so that at most one group of a type is half empty.
+    Each goes where there is room first, so that at most one group of a type is half empty. What
+    would be written as it lies already is left out.
     """
     groups: list[list[_Unit]] = []
     room: list[int] = []
@@ -245,51 +254,69 @@ def _fill(units: Sequence[_Unit], pack_rows: int) -> list[list[_Unit]]:
         else:
             groups.append([unit])
             room.append(pack_rows - unit.rows)
-    return groups
+    there = Counter(unit.place for unit in units)
+    return [group for group in groups if not _lies_so(group, there)]
+
+
+def _lies_so(group: Sequence[_Unit], there: Mapping[str, int]) -> bool:
+    """Tell whether a group is one folder or pack as it is; ``there`` counts the units of each."""
+    places = {unit.place for unit in group}
+    return (
+        not any(unit.forced for unit in group)
+        and len(places) == 1
+        and len(group) == there[group[0].place]
+    )
 
 
 class _Scattered:
     """Tells which derived shards lie in too many places, or hold on to too much."""
 
-    def __init__(self, inventory: Inventory, shards: Sequence[str], packed: Container[str]) -> None:
-        """Take the shards of the corpora, and those of them that are packed."""
-        self._inventory, self._shards = inventory, frozenset(shards)
-        folders = (inventory.folders.get(name) for name in shards if name not in packed)
-        self._derived = [each.name for each in folders if each is not None and each.sources]
-        self._idle: dict[Source, int] | None = None
+    def __init__(self, inventory: Inventory, shards: Sequence[str]) -> None:
+        """Take the shards of the corpora."""
+        self._inventory, self._shards = inventory, shards
+        self._needed = frozenset(shards)
+        self._packed = frozenset(inventory.places())
 
-    def is_too_much(self, name: str) -> bool:
-        """Tell whether a derived shard is better written as a whole."""
-        folder = self._inventory.folders[name]
-        if len(folder.sources) > _MOST_SOURCES:
-            return True
-        if self._idle is None:
-            self._idle = self._rows_not_needed()
-        held_back = sum(self._idle.get(source, 0) for source in self._reach(name))
-        return held_back >= folder.rows
+    def too_much(self, packed: Collection[str]) -> set[str]:
+        """Return the derived shards that are better written as a whole, ``packed`` those that are.
 
-    def _reach(self, name: str) -> set[Source]:
-        """Return what must stay for a shard to be found, whole folders and others."""
+        Each picks from too many others, or others hold for it as many rows as it has that no shard
+        of a corpus needs.
+        """
+        folders = (self._inventory.folders.get(name) for name in self._shards)
+        derived = [f for f in folders if f is not None and f.sources and f.name not in packed]
+        reach = {folder.name: self._reach(folder.name, packed) for folder in derived}
+        idle = self._idle(reach)
+        return {
+            folder.name
+            for folder in derived
+            if len(folder.sources) > _MOST_SOURCES
+            or sum(idle.get(source, 0) for source in reach[folder.name]) >= folder.rows
+        }
+
+    def _reach(self, name: str, packed: Collection[str]) -> set[Source]:
+        """Return what must stay for a shard to be found."""
         found, left = set[Source](), [name]
         while left:
             folder = self._inventory.folders.get(left.pop())
             for source in () if folder is None else folder.sources:
                 if source not in found:
                     found.add(source)
-                    left.append(source[0])
+                    # What is packed is found without its own sources.
+                    if source[0] not in packed and source[0] not in self._packed:
+                        left.append(source[0])
         return found
 
-    def _rows_not_needed(self) -> dict[Source, int]:
-        """Return for each source the rows that no shard of a corpus has."""
+    def _idle(self, reach: Mapping[str, set[Source]]) -> dict[Source, int]:
+        """Return for each source the rows that no shard of a corpus picks from it."""
         used = defaultdict[Source, list[NDArray[np.int32]]](list)
-        for name in self._derived:
+        for name in reach:
             for source, rows in self._picked(name):
                 used[source].append(rows)
-        sources = {source for name in self._derived for source in self._reach(name)}
         return {
             source: self._rows_of(source) - len(np.unique(np.concatenate(used[source] or [_NONE])))
-            for source in sources
-            if source[0] not in self._shards
+            for source in set[Source]().union(*reach.values())
+            if source[0] not in self._needed
         }
 
     def _picked(self, name: str) -> Iterator[tuple[Source, NDArray[np.int32]]]:

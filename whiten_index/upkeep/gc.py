@@ -98,32 +98,35 @@ def gc_store(
     files = files_naming(place, stores, forget)
     with contextlib.ExitStack() as locks:
         if dry_run:
-            gone = {index for store in stores for f, index in store.indexes().items() if f in files}
-            indexes = [index for index in indexes_of(place, stores) if index not in gone]
+            held, indexes = list[Held](), _indexes(place, stores, files)
             for index in indexes:
                 require_there(index, place)
-            held = list[Held]()
         else:
             held, indexes = _hold_all(locks, place, stores, files)
         claims = list(_claims(place, stores, indexes))
         leftovers = 0 if dry_run else sum(map(_tidy, stores))
         done = [_collect(store, claims, held, dry_run, keep_days) for store in stores]
-    removed, kept = [each for each, _ in done], Counter[str]()
-    for _, counts in done:
+    removed, kept = Removed(), Counter[str]()
+    for each, counts in done:
+        removed += each
         kept.update(counts)
     return GcReport(
         store=str(place),
         dry_run=dry_run,
-        shards=sum(each.shards for each in removed),
-        packs=sum(each.packs for each in removed),
-        rows=sum(each.rows for each in removed),
+        **asdict(removed),
         leftovers=leftovers,
-        bytes=sum(each.bytes for each in removed),
         kept=dict(kept),
         indexes=tuple(map(str, indexes)),
         claims=len(claims),
         forgotten=tuple(map(str, forget)),
     )
+
+
+def _indexes(root: Path, stores: Sequence[EmbeddingStore], forget: list[Path]) -> list[Path]:
+    """Return the indexes to be asked: all but those that files name which are to go."""
+    known = (pair for store in stores for pair in store.indexes().items())
+    gone = {index for file, index in known if file in forget}
+    return [index for index in indexes_of(root, stores) if index not in gone]
 
 
 def _hold_all(
@@ -138,15 +141,14 @@ def _hold_all(
             held.append(locks.enter_context(only_writer(index, what="index")))
             indexes.append(index)
 
-    gone = {index for store in stores for file, index in store.indexes().items() if file in forget}
     # In the order that a build takes them.
-    hold(index for index in indexes_of(root, stores) if index not in gone)
+    hold(_indexes(root, stores, forget))
     for store in stores:
         held.append(locks.enter_context(only_writer(store.folder, what="store")))
     for file in forget:
         with manifest.writing(file):
             file.unlink(missing_ok=True)
-    # One more may have been built from it before the store was ours, or be around the store.
+    # Another may have been built from it before the store was ours.
     hold(index for index in indexes_of(root, stores) if index not in indexes)
     return held, indexes
 

@@ -128,6 +128,10 @@ class Removed:
     rows: int = 0
     bytes: int = 0
 
+    def __add__(self, other: Removed) -> Removed:
+        mine, others = vars(self), vars(other)
+        return Removed(**{name: mine[name] + others[name] for name in mine})
+
 
 def remove(
     inventory: Inventory,

@@ -1,0 +1,357 @@
+"""What became of the documents of a corpus, against dictionaries."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whiten_index.changes import ChangeKind, apart, compare, count_documents, document_rows
+from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
+
+quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+Document = tuple[str, Any]
+KINDS = ("new", "changed", "document", "deleted")
+
+
+def digests(texts: list[str]) -> np.ndarray:
+    joined = b"".join(hashlib.blake2b(t.encode(), digest_size=16).digest() for t in texts)
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, 16)
+
+
+def table(documents: dict[Any, Document]) -> pa.Table:
+    """Documents with one kept column, as ``document_rows`` tells of them."""
+    kept = pa.array([extra for _, extra in documents.values()], pa.int64())
+    return document_rows(
+        pa.table({"id": list(documents), "kept": kept}), digests([t for t, _ in documents.values()])
+    )
+
+
+def truth(before: dict[Any, Document], now: dict[Any, Document]) -> dict[str, set[Any]]:
+    both = before.keys() & now.keys()
+    changed = {i for i in both if before[i][0] != now[i][0]}
+    return {
+        "new": now.keys() - before.keys(),
+        "changed": changed,
+        "document": {i for i in both - changed if before[i][1] != now[i][1]},
+        "deleted": before.keys() - now.keys(),
+    }
+
+
+def found_kinds(changes: Any) -> dict[str, set[Any]]:
+    rows = changes.table.to_pylist()
+    assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
+    found: dict[str, set[Any]] = {kind: set() for kind in KINDS}
+    for row in rows:
+        assert row["id"] not in found[row["kind"]]
+        found[row["kind"]].add(row["id"])
+    return found
+
+
+def assert_found(changes: Any, before: dict[Any, Document], now: dict[Any, Document]) -> None:
+    expected = truth(before, now)
+    assert found_kinds(changes) == expected
+    counts = {kind: len(ids) for kind, ids in expected.items()}
+    as_they_were = len(now) - counts["new"] - counts["changed"] - counts["document"]
+    assert changes.to_json() == {"total": len(now), **counts, "unchanged": as_they_were}
+
+
+ids = st.integers(-3, 12) | st.integers(0, 2**62)
+words = st.sampled_from(["ant", "bee", "cat"])
+documents = st.dictionaries(ids, st.tuples(words, st.integers(0, 2)), max_size=12)
+
+
+def pieces(documents: dict[Any, Document], at: int) -> list[pa.Table]:
+    """The same documents as parts of a corpus, none of which need have any."""
+    items = list(documents.items())
+    return [table(dict(part)) for part in (items[:at], items[at:]) if part]
+
+
+@quick
+@given(before=documents, now=documents, at=st.integers(0, 12))
+def test_documents_are_told_apart_by_id(
+    before: dict[int, Document], now: dict[int, Document], at: int
+) -> None:
+    changes = compare(pieces(before, at), pieces(now, at // 2), same=0, by_content=False)
+    assert_found(changes, before, now)
+
+
+@quick
+@given(
+    before=st.dictionaries(st.text(min_size=1, max_size=3), st.tuples(words, st.none())),
+    now=st.dictionaries(st.text(min_size=1, max_size=3), st.tuples(words, st.none())),
+)
+def test_ids_may_be_any_strings(before: dict[str, Document], now: dict[str, Document]) -> None:
+    changes = compare(pieces(before, 3), pieces(now, 2), same=0, by_content=False)
+    assert {kind: ids for kind, ids in found_kinds(changes).items() if ids} == {
+        kind: ids for kind, ids in truth(before, now).items() if ids
+    }
+
+
+def test_documents_of_parts_that_stayed_are_counted_alone() -> None:
+    before, now = {1: ("ant", 0), 2: ("bee", 0)}, {2: ("cat", 0), 3: ("ant", 0)}
+    changes = compare([table(before)], [table(now)], same=100, by_content=False)
+    assert changes.to_json() == {
+        "total": 102, "new": 1, "changed": 1, "document": 0, "deleted": 1, "unchanged": 100,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("by_content", [False, True])
+def test_nothing_differs_where_there_is_nothing(by_content: bool) -> None:
+    changes = compare([], [], same=7, by_content=by_content)
+    assert changes.to_json()["unchanged"] == changes.to_json()["total"] == 7
+    assert changes.table.num_rows == 0
+    assert changes.table.column_names == ["id", "kind"]
+
+
+def test_ids_of_another_type_name_the_same_documents() -> None:
+    before = {i: ("ant", i) for i in range(5)}
+    now = {str(i): ("ant" if i != 2 else "bee", i) for i in range(1, 6)}
+    changes = compare([table(before)], [table(now)], same=0, by_content=False)
+    assert_found(changes, {str(i): document for i, document in before.items()}, now)
+
+
+# Without an id column: by file and content
+
+
+files = st.dictionaries(
+    st.sampled_from(["a.parquet", "b#1.parquet", "c/d.parquet"]),
+    st.lists(st.tuples(words, st.integers(0, 1)), max_size=6),
+)
+
+
+def by_place(files: dict[str, list[Document]]) -> dict[str, Document]:
+    return {f"{n}#0:{i}": each for n, rows in files.items() for i, each in enumerate(rows)}
+
+
+@quick
+@given(before=files, now=files)
+def test_without_ids_contents_are_counted_by_file(
+    before: dict[str, list[Document]], now: dict[str, list[Document]]
+) -> None:
+    changes = compare(
+        pieces(by_place(before), 4), pieces(by_place(now), 1), same=0, by_content=True
+    )
+    then, today = (
+        Counter((n, row) for n, rows in f.items() for row in rows) for f in (before, now)
+    )
+    total, new = today.total(), (today - then).total()
+    assert changes.to_json() == {
+        "total": total, "new": new, "changed": 0, "document": 0,
+        "deleted": (then - today).total(), "unchanged": total - new,
+    }  # fmt: skip
+    # A database knows documents by their place alone.
+    assert found_kinds(changes) == truth(by_place(before), by_place(now))
+
+
+# Passages
+
+
+def passages(documents: dict[str, tuple[list[str], int]]) -> pa.Table:
+    rows = [
+        {"id": name, "year": year, "passage": number, "passage_start": 0, "passage_end": len(text),
+         "passage_text": text}
+        for name, (texts, year) in documents.items()
+        for number, text in enumerate(texts)
+    ]  # fmt: skip
+    schema = pa.schema(
+        [("id", pa.string()), ("year", pa.int64()), ("passage", pa.int32()),
+         ("passage_start", pa.int32()), ("passage_end", pa.int32()),
+         ("passage_text", pa.large_string())]
+    )  # fmt: skip
+    return document_rows(
+        pa.Table.from_pylist(rows, schema), digests([row["passage_text"] for row in rows])
+    )
+
+
+several = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.tuples(st.lists(words, min_size=1, max_size=3), st.integers(0, 1)),
+    max_size=5,
+)
+
+
+@quick
+@given(before=several, now=several)
+def test_a_document_in_passages_is_one_document(before: Any, now: Any) -> None:
+    tables = ([passages(each)] if each else [] for each in (before, now))
+    changes = compare(*tables, same=0, by_content=False)
+
+    def whole(documents: Any) -> dict[str, Document]:
+        return {name: ("|".join(texts), year) for name, (texts, year) in documents.items()}
+
+    assert_found(changes, whole(before), whole(now))
+
+
+def test_passages_are_not_taken_for_those_of_the_next_document() -> None:
+    """What is one text in two passages is not what two documents in one each are."""
+    before = {"a": (["ant", "bee"], 0), "b": (["cat"], 0)}
+    now = {"a": (["ant"], 0), "b": (["bee", "cat"], 0)}
+    changes = compare([passages(before)], [passages(now)], same=0, by_content=False)
+    assert found_kinds(changes)["changed"] == {"a", "b"}
+
+
+# Kept columns
+
+
+DAY = 86_400_000
+EVERY_TYPE: dict[str, tuple[pa.DataType, Any, Any]] = {
+    "bool": (pa.bool_(), True, False),
+    "int8": (pa.int8(), -1, 1),
+    "uint64": (pa.uint64(), 2**64 - 1, 2**64 - 2),
+    "float16": (pa.float16(), 1.5, 1.25),
+    "float32": (pa.float32(), 1e-30, 2e-30),
+    "float64": (pa.float64(), 0.1, 0.1 + 2**-55),
+    "string": (pa.string(), "é", "e\u0301"),
+    "large_string": (pa.large_string(), "", " "),
+    "string_view": (pa.string_view(), "a", "b"),
+    "binary": (pa.binary(), b"\xff", b"\xfe"),
+    "fixed_binary": (pa.binary(2), b"ab", b"ba"),
+    "decimal": (pa.decimal128(20, 2), Decimal("1.10"), Decimal("1.11")),
+    "decimal256": (pa.decimal256(50, 2), Decimal("1.10"), Decimal("1.11")),
+    "date32": (pa.date32(), datetime.date(2024, 1, 1), datetime.date(2024, 1, 2)),
+    "date64": (pa.date64(), DAY, 2 * DAY),
+    "time32": (pa.time32("ms"), 1, 2),
+    "time64": (pa.time64("ns"), 1, 2),
+    "timestamp_s": (pa.timestamp("s"), 0, 1),
+    "timestamp_ns": (pa.timestamp("ns"), 2**62, 2**62 + 1),
+    "timestamp_tz": (pa.timestamp("us", "Europe/Paris"), 1, 2),
+    "timestamp_of_no_known_zone": (pa.timestamp("us", "Mars/Phobos"), 1, 2),
+    "timestamp_far": (pa.timestamp("s"), 2**50, 2**50 + 1),
+    "date_far": (pa.date32(), 2**30, 2**30 + 1),
+    "duration_ns": (pa.duration("ns"), 2**62, 2**62 + 1),
+    "duration_far": (pa.duration("s"), 2**60, 2**60 + 1),
+    "dictionary": (pa.dictionary(pa.int32(), pa.string()), "a", "b"),
+    "list": (pa.list_(pa.string()), ["a", "b"], ["a", "b", None]),
+    "list_of_nothing": (pa.list_(pa.int64()), [], [None]),
+    "large_list": (pa.large_list(pa.float32()), [1.0], [2.0]),
+    "fixed_list": (pa.list_(pa.int32(), 2), [1, 2], [2, 1]),
+    "struct": (
+        pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": None}, {"a": 1, "b": ""},
+    ),
+    "map": (pa.map_(pa.string(), pa.int32()), [("a", 1), ("b", 2)], [("b", 2), ("a", 1)]),
+    "deep": (
+        pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.list_(pa.timestamp("ns"))))])),
+        [{"m": [("k", [2**62])]}], [{"m": [("k", [2**62 + 1])]}],
+    ),
+}  # fmt: skip
+
+
+def array(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    if pa.types.is_date32(kind) and isinstance(values[0], int):
+        return pa.array(values, pa.int32()).cast(kind)
+    return pa.array(values, kind)
+
+
+@pytest.mark.parametrize("name", EVERY_TYPE)
+def test_a_kept_column_may_be_of_any_type(name: str) -> None:
+    kind, one, other = EVERY_TYPE[name]
+    missing = [] if name == "list_of_nothing" else [None]
+
+    def rows(*values: Any) -> pa.Table:
+        documents = pa.table({"id": range(len(values)), "kept": array(kind, list(values))})
+        return document_rows(documents, digests(["ant"] * len(values)))
+
+    before = rows(one, one, other, *missing, *missing)
+    same = compare([before], [rows(one, one, other, *missing, *missing)], same=0, by_content=False)
+    assert same.unchanged == same.total == 3 + 2 * len(missing)
+    swapped = rows(one, other, one, *missing, *[one for _ in missing])
+    changes = compare([before], [swapped], same=0, by_content=False)
+    assert found_kinds(changes)["document"] == {1, 2, 4} - (set() if missing else {4})
+
+
+def test_without_kept_columns_texts_alone_count() -> None:
+    rows = document_rows(pa.table({"id": [1, 2]}), digests(["ant", "bee"]))
+    now = document_rows(pa.table({"id": [2, 1]}), digests(["bee", "cat"]))
+    changes = compare([rows], [now], same=0, by_content=False)
+    assert found_kinds(changes)["changed"] == {1}
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.list_(pa.float64())])
+def test_what_is_no_number_is_what_it_was(kind: pa.DataType) -> None:
+    nan: Any = [float("nan")] if pa.types.is_list(kind) else float("nan")
+    documents = pa.table({"id": [0, 1], "kept": pa.array([nan, None], kind)})
+    rows = [document_rows(documents, digests(["ant", "bee"])) for _ in range(2)]
+    assert compare([rows[0]], [rows[1]], same=0, by_content=False).unchanged == 2
+
+
+def test_a_column_of_nulls_and_columns_in_chunks() -> None:
+    documents = pa.table({"id": [0, 1, 2], "a": pa.nulls(3), "b": ["x", "y", "z"]})
+    chunked = pa.concat_tables([documents.slice(0, 1), documents.slice(1)])
+    some = [document_rows(each, digests(["a", "b", "c"])) for each in (documents, chunked)]
+    assert some[0].equals(some[1].combine_chunks())
+    other = documents.set_column(1, "a", pa.array([1, None, None]))
+    changes = compare(
+        [some[0]], [document_rows(other, digests(["a", "b", "c"]))], same=0, by_content=False
+    )
+    assert found_kinds(changes)["document"] == {0}
+
+
+def test_a_value_is_not_taken_for_that_of_the_next_column() -> None:
+    rows = [
+        document_rows(pa.table({"id": [0], "a": [a], "b": [b]}), digests(["ant"]))
+        for a, b in (("x', 'y", "z"), ("x", "y', 'z"))
+    ]
+    changes = compare([rows[0]], [rows[1]], same=0, by_content=False)
+    assert found_kinds(changes)["document"] == {0}
+
+
+# Parts
+
+
+def part(name: str, rows: int = 1, documents: str | None = None) -> CorpusPart:
+    return CorpusPart(name, documents or f"d{name}", rows, rows, 0)
+
+
+@quick
+@given(st.lists(st.sampled_from("abcd"), max_size=8), st.lists(st.sampled_from("abcd"), max_size=8))
+def test_parts_of_two_records_are_told_apart(before: list[str], now: list[str]) -> None:
+    then, today = Counter(before), Counter(now)
+    gone, came, same = apart(
+        CorpusRecord({}, tuple(map(part, before)), {}), CorpusRecord({}, tuple(map(part, now)), {})
+    )
+    assert Counter(each.shard for each in gone) == then - today
+    assert Counter(each.shard for each in came) == today - then
+    assert Counter(each.shard for each in same) == then & today
+
+
+def test_the_same_embeddings_with_other_ids_are_another_part() -> None:
+    gone, came, same = apart(
+        CorpusRecord({}, (part("a"), part("b")), {}),
+        CorpusRecord({}, (part("b"), part("a", documents="other")), {}),
+    )
+    assert [each.shard for each in gone] == [each.shard for each in came] == ["a"]
+    assert [each.shard for each in same] == ["b"]
+
+
+def test_documents_are_rows_unless_these_are_passages(tmp_path: Path) -> None:
+    store = EmbeddingStore.create(tmp_path, {"dim": 2}, "0123456789abcdef" * 2)
+    parts = []
+    for numbers in ([0, 1, 2, 0, 0, 1], [0]):
+        rows = pa.table({"id": ["x"] * len(numbers), "passage": pa.array(numbers, pa.int32())})
+        parts.append(CorpusPart("s", store.write_documents(rows), len(numbers), 9, 0))
+    parts.append(CorpusPart("", "", 0, 5, 0))
+    assert count_documents(store, parts, passages=True) == 4
+    assert count_documents(store, parts, passages=False) == 7
+
+
+def test_changes_are_an_arrow_file(tmp_path: Path) -> None:
+    changes = compare(
+        [table({1: ("ant", 0), 2: ("bee", 0)})], [table({2: ("bee", 1), 3: ("cat", 0)})],
+        same=0, by_content=False,
+    )  # fmt: skip
+    changes.save(tmp_path / "changes.arrow")
+    with pa.ipc.open_file(tmp_path / "changes.arrow") as file:
+        assert file.read_all().to_pylist() == [
+            {"id": 1, "kind": "deleted"}, {"id": 2, "kind": "document"}, {"id": 3, "kind": "new"},
+        ]  # fmt: skip
+    assert {kind.value for kind in ChangeKind} == set(KINDS)

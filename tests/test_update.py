@@ -1,0 +1,309 @@
+"""An update against a fresh build of the corpus as it is, and against the version before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests import update_helpers
+from tests.build_helpers import closed_form
+from tests.update_helpers import (
+    DIM,
+    Place,
+    assert_equals_fresh,
+    codes_by_id,
+    counts_of,
+    ids_of,
+    inner_of,
+    some_rows,
+    vectors_of,
+    version_of,
+)
+from whiten_index import Moments, open_index
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+indexed, place = update_helpers.indexed, update_helpers.place
+
+
+# Refit: as a fresh build
+
+
+BUILDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "auto factory": {"factory": "auto", "exponent": 0.5},
+    "all dimensions": {"k": "full"},
+    "pca": {"whiten": "pca", "k": 3},
+    "none": {"whiten": "none", "k": None},
+    "zca": {"whiten": "zca", "k": None, "floor": 1e-6},
+    "zca-cor": {"whiten": "zca-cor", "k": None},
+    "groups": {"whiten": "group", "k": None, "groups": 2},
+    "groups of three shuffled": {"whiten": "group", "k": None, "group_size": 4, "shuffle": True},
+    "all but the top": {"whiten": "all-but-the-top", "k": None, "remove_top": 2},
+    "random": {"whiten": "random", "k": 3},
+    "truncate": {"whiten": "truncate", "k": 3},
+    "shrunk": {"shrinkage": "ledoit-wolf"},
+    "shrunk by hand": {"shrinkage": 0.3},
+    "unit vectors": {"normalize_input": True},
+    "weights": {"weight_column": "x", "weighting": "inverse-frequency"},
+    "weights beside no kept columns": {"weight_column": "x", "keep": ()},
+    "no centre": {"center": False},
+    "no ids": {"id_column": None},
+    "no kept columns": {"keep": ()},
+    "float16": {"store_dtype": "float16"},
+    "float32": {"store_dtype": "float32"},
+    "filter": {"row_filter": "x >= 2 and id != 17"},
+    "limit": {"limit": 170},
+    "lists": {"factory": "IVF4,Flat"},
+    "codes": {"factory": "SQ8"},
+    "graph": {"factory": "HNSW8"},
+    "lists within a budget": {"factory": "IVF4,SQ8", "memory_budget": "1MiB"},
+    "codes within a budget": {"factory": "SQ8", "memory_budget": "1MiB"},
+    "another seed": {"factory": "IVF4,Flat", "seed": 5},
+}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_an_update_that_refits_equals_a_fresh_build(tmp_path: Path, name: str) -> None:
+    place = Place.new(tmp_path, **BUILDS[name])
+    place.build()
+    place.change()
+    report = place.update(refit="always")
+    fresh = place.fresh()
+    assert report.update["decision"]["whitening"] == "refit"
+    assert report.version != report.base
+    assert_equals_fresh(place.out, fresh.out)
+    assert report.manifest["identity"] == fresh.manifest["identity"]
+    counts, theirs = report.encoded.counts, fresh.encoded.counts
+    assert (counts.read, counts.skipped) == (theirs.read, theirs.skipped)
+    assert 0 < counts.encoded < 20
+    assert counts.encoded + counts.reused == theirs.encoded + theirs.reused
+    assert all(gate["passed"] for gate in report.gates)
+    # A build finds it done.
+    again = place.build()
+    assert again.up_to_date
+    assert again.version == report.version
+
+
+def test_vectors_are_those_of_the_closed_form(place: Place) -> None:
+    place.change()
+    place.update(refit="always")
+    rows = place.rows
+    assert ids_of(place.out) == list(rows)
+    raw = np.array([row for row, _ in rows.values()])
+    z = closed_form(raw, k=4)
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    found = vectors_of(place.out)
+    np.testing.assert_allclose(found @ found.T, z @ z.T, atol=1e-5)
+
+
+@pytest.mark.parametrize(("id_column", "nights"), [("id", 30), (None, 8)])
+def test_many_nights_end_as_a_fresh_build(
+    tmp_path: Path, id_column: str | None, nights: int
+) -> None:
+    """Some refit, some keep; the last refits."""
+    place = Place.new(tmp_path, rows=160, id_column=id_column)
+    place.build()
+    rng = np.random.default_rng(0)
+    for night in range(1, nights):
+        place.change(night, new=2, changed=2, gone=2)
+        place.update(refit=str(rng.choice(["always", "never", "auto"])), canaries=20)
+    place.change(nights)
+    place.update(refit="always", canaries=20)
+    assert_equals_fresh(place.out, place.fresh().out)
+
+
+def test_an_update_says_what_it_did(place: Place) -> None:
+    before = place.rows
+    place.change()
+    report = place.update()
+    expected = counts_of(before, place.rows)
+    assert report.changes.to_json() == expected
+    said = report.to_json()
+    assert said["rows"] == expected
+    # Of rows that are new or have another text alone.
+    assert said["counts"]["encoded"] == expected["new"] + expected["changed"]
+    assert said["counts"]["read"] == len(place.rows)
+    assert said["counts"]["reused"] == len(place.rows) - said["counts"]["encoded"]
+    assert said["files"] == {"read": 2, "skipped": 0}
+    assert (said["base"], said["up_to_date"]) == (report.base, False)
+    assert json.loads(json.dumps(said, allow_nan=False)) == json.loads(json.dumps(said))
+    manifest = json.loads((version_of(place.out) / "manifest.json").read_text())
+    assert manifest["update"]["base"] == report.base
+    assert manifest["update"]["rows"] == expected
+    assert manifest["update"]["drift"] == said["drift"]
+    assert manifest["update"]["decision"] == said["decision"]
+    assert manifest["gates"] == said["gates"]
+    with pa.ipc.open_file(version_of(place.out) / "changes.arrow") as file:
+        changes = file.read_all().to_pylist()
+    now = place.rows
+    kinds = {
+        **dict.fromkeys(now.keys() - before.keys(), "new"),
+        **dict.fromkeys(before.keys() - now.keys(), "deleted"),
+        **{
+            i: "changed" if before[i][0].tobytes() != now[i][0].tobytes() else "document"
+            for i in before.keys() & now.keys()
+            if before[i][0].tobytes() != now[i][0].tobytes() or before[i][1] != now[i][1]
+        },
+    }
+    assert changes == [{"id": i, "kind": kinds[i]} for i in sorted(kinds)]
+
+
+# Keep: what was there stays as it is, to the byte
+
+
+KEPT = ["Flat", "SQ8", "SQfp16", "PQ4", "IVF4,Flat", "IVF4,SQ8", "HNSW8", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("factory", "budget"),
+    # Graphs are not made within a budget.
+    [(f, b) for f in KEPT for b in (None, "1MiB") if (f, b) != ("HNSW8", "1MiB")],
+)
+def test_an_update_that_keeps_leaves_codes_and_transform_as_they_were(
+    tmp_path: Path, factory: str, budget: str | None
+) -> None:
+    place = Place.new(tmp_path, factory=factory, memory_budget=budget)
+    place.build()
+    before, codes = version_of(place.out), codes_by_id(place.out)
+    rows = place.rows
+    place.change()
+    report = place.update(refit="never")
+    after = version_of(place.out)
+    decision = report.update["decision"]
+    assert (decision["whitening"], decision["index"]) == ("keep", "keep")
+    for name in ("whitening.safetensors", "moments.safetensors"):
+        assert (after / name).read_bytes() == (before / name).read_bytes()
+    now = place.rows
+    assert ids_of(place.out) == list(now)
+    found = codes_by_id(place.out)
+    same = [i for i in rows.keys() & now.keys() if rows[i][0].tobytes() == now[i][0].tobytes()]
+    assert len(same) > 280
+    for i in same:
+        assert found[i] == codes[i]
+    # New ones are coded as the index codes the vectors of today.
+    inner = inner_of(place.out)
+    transform = open_index(place.out).bundle.whitening
+    new = [place_ for place_, i in enumerate(now) if i not in same]
+    raw = np.array([row for row, _ in now.values()])[new]
+    vectors = transform.apply(raw.astype(np.float64))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    kept = vectors_of(place.out)[new]
+    bound = 1e-5 if factory in ("Flat", "IVF4,Flat", "HNSW8", "auto") else 0.1
+    # Codes may be of vectors that are turned, which leaves their products as they are.
+    assert np.abs(kept @ kept.T - vectors @ vectors.T).max() < bound
+    assert inner.ntotal == len(now)
+
+
+def test_documents_are_those_of_today_where_codes_are_kept(place: Place) -> None:
+    place.change()
+    place.update(refit="never")
+    documents = open_index(place.out).bundle.documents
+    assert [documents.get(row) for row in range(len(documents))] == [
+        {"id": i, "x": x} for i, (_, x) in place.rows.items()
+    ]
+
+
+def test_kept_again_and_again_and_then_fitted_again(place: Place) -> None:
+    first = version_of(place.out)
+    for night in range(1, 5):
+        place.change(night)
+        place.update(refit="never")
+        kept = version_of(place.out)
+        for name in ("whitening.safetensors", "moments.safetensors"):
+            assert (kept / name).read_bytes() == (first / name).read_bytes()
+    place.change(5)
+    report = place.update(refit="always")
+    assert_equals_fresh(place.out, place.fresh().out)
+    assert report.update["drift"]["rows_fitted"] == 300
+    codes, rows = codes_by_id(place.out), place.rows
+    place.change(6)
+    report = place.update(refit="never")
+    assert report.update["drift"]["rows_fitted"] == len(rows)
+    found = codes_by_id(place.out)
+    now = place.rows
+    same = [i for i in rows.keys() & now.keys() if rows[i][0].tobytes() == now[i][0].tobytes()]
+    assert all(found[i] == codes[i] for i in same)
+
+
+def test_the_transform_is_fitted_again_where_the_corpus_is_another(place: Place) -> None:
+    """And kept where it is a sample of the same."""
+    place.change()
+    report = place.update()
+    assert report.update["decision"]["whitening"] == "keep"
+    assert report.update["drift"]["kl_per_dim"] < 0.01
+    rng = np.random.default_rng(0)
+    others = {i: (rng.standard_normal(DIM).astype(np.float32) * 9, 1) for i in range(5000, 5200)}
+    place.files = {**place.files, "c.parquet": others}
+    place.write()
+    report = place.update()
+    assert report.update["decision"]["whitening"] == "refit"
+    assert report.update["drift"]["kl_per_dim"] > 0.01
+    assert_equals_fresh(place.out, place.fresh().out)
+
+
+def test_drift_is_measured_against_the_rows_that_the_transform_was_fitted_on(place: Place) -> None:
+    fitted = Moments.load(version_of(place.out) / "moments.safetensors")
+    for night in range(1, 4):
+        place.change(night)
+        report = place.update(refit="never")
+        drift = report.update["drift"]
+        assert drift["rows_today"] == len(place.rows)
+        assert drift["rows_fitted"] == fitted.count == 300
+        old = {row.tobytes() for row, _ in some_rows(range(300)).values()}
+        shared = sum(row.tobytes() in old for row, _ in place.rows.values())
+        assert drift["rows_shared"] == shared
+
+
+def test_the_same_width_is_kept_where_it_was_found_by_a_share(tmp_path: Path) -> None:
+    place = Place.new(tmp_path, k=0.8)
+    first = place.build()
+    place.change()
+    report = place.update(refit="always")
+    assert report.manifest["whitening"]["k"] == first.manifest["whitening"]["k"]
+    assert report.manifest["config"]["k"] == first.manifest["config"]["k"] == 0.8
+
+
+def test_k_of_the_full_rank_follows_the_rank(tmp_path: Path) -> None:
+    """A coordinate that became constant must not end every update to come."""
+    place = Place.new(tmp_path, k="full")
+    assert place.build().manifest["whitening"]["k"] == DIM
+    flat = {
+        name: {i: (np.r_[row[:-1], 0].astype(np.float32), x) for i, (row, x) in rows.items()}
+        for name, rows in place.files.items()
+    }
+    place.files = flat
+    place.write()
+    report = place.update()
+    assert report.manifest["whitening"]["k"] == DIM - 1
+    assert report.manifest["identity"] == place.fresh().manifest["identity"]
+
+
+def test_an_index_of_another_kind_is_made_where_so_many_rows_need_it(tmp_path: Path) -> None:
+    """The transform stays, codes of another kind cannot."""
+    place = Place.new(tmp_path, rows=200, memory_budget="10KiB", factory="auto", k=8)
+    first = place.build()
+    place.files = {**place.files, "c.parquet": some_rows(range(5000, 5190))}
+    place.write()
+    before = version_of(place.out)
+    report = place.update(refit="never")
+    if report.manifest["factory"]["built"] == first.manifest["factory"]["built"]:
+        pytest.fail(f"the budget suits both: {report.manifest['factory']}")
+    decision = report.update["decision"]
+    assert (decision["whitening"], decision["index"]) == ("keep", "train")
+    assert "another index suits" in decision["index_why"]
+    after = version_of(place.out)
+    assert (after / "whitening.safetensors").read_bytes() == (
+        before / "whitening.safetensors"
+    ).read_bytes()
+    assert ids_of(place.out) == list(place.rows)

@@ -1,0 +1,307 @@
+"""What an update reads: files that changed, wherever they, the index and its store are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import faiss
+import pyarrow.parquet as pq
+import pytest
+
+from tests import update_helpers
+from tests.update_helpers import (
+    LONG_AGO,
+    Place,
+    assert_equals_fresh,
+    assert_holds,
+    codes_by_id,
+    ids_of,
+    some_rows,
+    table_of,
+    version_of,
+)
+from whiten_index.errors import (
+    ArtifactError,
+)
+from whiten_index.update import UpdateConfig, plan_update, update_index
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+indexed, place = update_helpers.indexed, update_helpers.place
+
+
+# Files that are as they were
+
+
+def skipped(place: Place, **options: Any) -> int:
+    """Return how many files an update does not read, the dry run saying the same."""
+    foretold = plan_update(UpdateConfig(index=str(place.out), threads=1, **options)).to_json()
+    found = place.update(**options).to_json()
+    assert found["files"] == foretold["files"]
+    assert found["rows"] == foretold["rows"]
+    assert found["up_to_date"] == foretold["up_to_date"]
+    assert foretold["to_encode"] == found["counts"]["encoded"]
+    assert found["counts"]["kept_files"] == found["files"]["skipped"]
+    read, total = found["counts"]["read"], found["counts"]["reused"] + found["counts"]["encoded"]
+    assert read == total + sum(found["counts"]["skipped"].values())
+    return int(found["files"]["skipped"])
+
+
+def test_files_that_are_as_they_were_are_not_read(place: Place) -> None:
+    assert skipped(place) == 2
+    place.files = {**place.files, "b.parquet": some_rows(range(150, 290))}
+    place.write()
+    assert skipped(place) == 1
+    assert ids_of(place.out) == list(place.rows)
+    assert skipped(place) == 2
+    assert skipped(place, read_all=True) == 0
+
+
+def test_a_file_that_was_touched_is_read_and_nothing_is_published(place: Place) -> None:
+    os.utime(place.corpus / "a.parquet", (1e9, 1e9))
+    assert skipped(place) == 1
+    assert place.update().up_to_date
+
+
+def test_a_file_written_just_now_is_read_again(place: Place) -> None:
+    """It may be written once more under the same time."""
+    place.files = {**place.files, "b.parquet": some_rows(range(150, 290))}
+    place.write(age=0)
+    assert skipped(place) == 1
+    # By now more than two seconds might have passed on a slow machine, had the clock not stood.
+    os.utime(place.corpus / "b.parquet", (time.time(), time.time()))
+    assert skipped(place) == 1
+    after = version_of(place.out)
+    rows = dict(list(some_rows(range(150, 290), seed=3).items()))
+    place.files = {**place.files, "b.parquet": rows}
+    path = place.write_file("b.parquet", rows)
+    os.utime(path, (time.time(), time.time()))
+    assert skipped(place) == 1
+    assert version_of(place.out) != after
+    assert_holds(place)
+
+
+def test_a_file_of_tomorrow_is_read_again(place: Place) -> None:
+    """Whatever writes it may have a clock that goes wrong, and writes it again under that time."""
+    later = time.time() + 86_400
+    os.utime(place.corpus / "a.parquet", (later, later))
+    assert [skipped(place) for _ in range(2)] == [1, 1]
+
+
+def test_other_content_of_the_same_size_is_seen_by_its_time(place: Place) -> None:
+    path = place.corpus / "a.parquet"
+    size = path.stat().st_size
+    rows = dict(place.files["a.parquet"])
+    rows[3] = -rows[3][0], rows[3][1]
+    place.files = {**place.files, "a.parquet": rows}
+    place.write(age=LONG_AGO - 1)
+    assert path.stat().st_size == size
+    assert skipped(place) == 1
+    assert_holds(place)
+
+
+def test_other_content_under_the_same_time_is_seen_by_its_footer(place: Place) -> None:
+    """A writer that sets times, as rsync and tar do, and a file of the same size."""
+    path = place.corpus / "a.parquet"
+    before = path.stat()
+    rows = dict(place.files["a.parquet"])
+    rows[3] = rows[3][0] * 100, rows[3][1]
+    place.files = {**place.files, "a.parquet": rows}
+    place.write()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert skipped(place) == 1
+    assert_holds(place)
+
+
+def test_what_neither_time_nor_footer_tells_is_seen_where_all_is_read(place: Place) -> None:
+    path = place.corpus / "a.parquet"
+    before, data = path.stat(), path.read_bytes()
+    rows = dict(place.files["a.parquet"])
+    row = rows[3][0].copy()
+    row[0], row[1] = row[1], row[0]
+    rows[3] = row, rows[3][1]
+    place.files = {**place.files, "a.parquet": rows}
+    place.write()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.read_bytes() != data
+    place.update()
+    place.update(read_all=True)
+    assert_holds(place)
+
+
+@pytest.mark.parametrize("id_column", ["id", None])
+def test_a_renamed_file_is_read_and_nothing_is_encoded(
+    tmp_path: Path, id_column: str | None
+) -> None:
+    place = Place.new(tmp_path, id_column=id_column)
+    place.build()
+    (place.corpus / "a.parquet").rename(place.corpus / "z.parquet")
+    place.files = {"z.parquet": place.files["a.parquet"], "b.parquet": place.files["b.parquet"]}
+    place.written = dict(place.files)
+    assert skipped(place) == 1
+    assert_equals_fresh(place.out, place.fresh().out, exact_index=False)
+    place.update(refit="always")
+    assert_equals_fresh(place.out, place.fresh().out)
+
+
+def test_rows_that_changed_places_are_published_in_their_new_order(place: Place) -> None:
+    rows = place.files["a.parquet"]
+    place.files = {**place.files, "a.parquet": dict(reversed(list(rows.items())))}
+    place.write()
+    codes = codes_by_id(place.out)
+    foretold = plan_update(UpdateConfig(index=str(place.out), threads=1))
+    report = place.update(refit="never")
+    assert foretold.up_to_date == report.up_to_date is False
+    assert report.changes.unchanged == report.changes.total == 300
+    assert report.encoded.counts.encoded == foretold.to_encode == 0
+    assert ids_of(place.out) == list(place.rows)
+    assert codes_by_id(place.out) == codes
+
+
+def test_files_come_and_go(place: Place) -> None:
+    place.files = {"b.parquet": place.files["b.parquet"], "c.parquet": some_rows(range(900, 1020))}
+    place.write()
+    assert skipped(place) == 1
+    assert_holds(place)
+
+
+def test_a_limit_that_ends_within_a_file(tmp_path: Path) -> None:
+    """Rows come into its reach when those before them go."""
+    place = Place.new(tmp_path, limit=200)
+    place.build()
+    assert skipped(place) == 2
+    place.files = {**place.files, "a.parquet": some_rows(range(120))}
+    place.write()
+    assert skipped(place, refit="always") == 0
+    assert_equals_fresh(place.out, place.fresh().out)
+    assert ids_of(place.out) == list(place.rows)[:200]
+    assert skipped(place) == 2
+
+
+def test_skipped_rows_are_counted_of_files_not_read(tmp_path: Path) -> None:
+    place = Place.new(tmp_path, row_filter="x > 1", on_bad_row="skip")
+    place.build()
+    first = place.update()
+    assert first.to_json()["files"]["skipped"] == 2
+    assert first.encoded.counts.skipped == {"filtered": 60}
+    place.change()
+    report = place.update(refit="always")
+    fresh = place.fresh()
+    assert report.encoded.counts.skipped == fresh.encoded.counts.skipped
+    assert_equals_fresh(place.out, fresh.out)
+
+
+def test_a_file_all_of_whose_rows_are_left_out(tmp_path: Path) -> None:
+    place = Place.new(tmp_path, row_filter="x > 1")
+    place.files = {**place.files, "c.parquet": {i: (row, 1) for i, (row, _) in
+                                                 some_rows(range(900, 1000)).items()}}  # fmt: skip
+    place.write()
+    place.build()
+    assert skipped(place) == 3
+    place.files = {**place.files, "a.parquet": some_rows(range(140))}
+    place.write()
+    assert skipped(place, refit="always") == 2
+    assert_equals_fresh(place.out, place.fresh().out)
+
+
+def test_two_new_files_with_the_same_rows(tmp_path: Path) -> None:
+    place = Place.new(tmp_path, id_column=None)
+    place.build()
+    rows = some_rows(range(900, 960))
+    place.files = {**place.files, "c.parquet": rows, "d.parquet": rows}
+    place.write()
+    assert skipped(place, refit="always") == 2
+    assert_equals_fresh(place.out, place.fresh().out)
+
+
+# Where things are
+
+
+def test_the_corpus_given_anew_under_another_folder(place: Place) -> None:
+    shutil.copytree(place.corpus, place.root / "moved")
+    shutil.rmtree(place.corpus)
+    report = place.update(place.root / "moved")
+    assert report.up_to_date
+    assert report.to_json()["files"] == {"read": 0, "skipped": 2}
+    rows = {**place.files["b.parquet"], **some_rows(range(900, 910))}
+    pq.write_table(table_of(rows), place.root / "moved" / "b.parquet")
+    report = place.update(place.root / "moved")
+    assert report.to_json()["files"] == {"read": 1, "skipped": 1}
+    assert report.changes.to_json()["new"] == 10
+    # From then on that is where it is.
+    assert place.update().up_to_date
+
+
+@pytest.mark.parametrize("named", ["corpus/*.parquet", "corpus/[ab].parquet"])
+def test_a_corpus_named_by_a_glob(tmp_path: Path, named: str, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = Place.new(tmp_path)
+    place.build(corpus=(named,))
+    monkeypatch.chdir("/")
+    place.change()
+    report = place.update(refit="always")
+    assert report.changes.to_json()["total"] == len(place.rows)
+    assert_equals_fresh(place.out, place.fresh(corpus=(str(tmp_path / named),)).out)
+
+
+def test_an_index_moved_with_its_store(place: Place) -> None:
+    moved = place.root / "elsewhere"
+    place.out.rename(moved)
+    place.change()
+    report = update_index(UpdateConfig(index=str(moved), threads=1))
+    assert report.encoded.counts.encoded == 9
+    assert report.encoded.store.root == moved / "store"
+    assert not place.out.exists()
+    assert ids_of(moved) == list(place.rows)
+
+
+def test_a_store_that_moved_is_named(tmp_path: Path) -> None:
+    place = Place.new(tmp_path)
+    place.build(store=str(tmp_path / "store"))
+    place.change()
+    (tmp_path / "store").rename(tmp_path / "archive")
+    with pytest.raises(ArtifactError, match=f"none in {tmp_path}/store.*--store DIR"):
+        place.update()
+    report = place.update(store=str(tmp_path / "archive"))
+    assert report.encoded.counts.encoded == 9
+    # The next one knows.
+    assert place.update().up_to_date
+
+
+def test_a_store_shared_by_two_indexes(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    place = Place.new(tmp_path, store=store)
+    place.build()
+    place.build(out=str(tmp_path / "other"), k=3, keep=(), factory="SQ8")
+    place.change()
+    first = place.update(refit="always")
+    other = update_index(UpdateConfig(index=str(tmp_path / "other"), refit="always"))
+    assert (first.encoded.counts.encoded, other.encoded.counts.encoded) == (9, 0)
+    assert_equals_fresh(place.out, place.fresh(store=str(tmp_path / "s2")).out)
+    fresh = place.fresh(store=str(tmp_path / "s3"), k=3, keep=(), factory="SQ8")
+    assert_equals_fresh(tmp_path / "other", fresh.out)
+    for name in (place.out, tmp_path / "other"):
+        assert update_index(UpdateConfig(index=str(name))).up_to_date
+
+
+def test_what_another_corpus_in_the_store_holds_is_not_encoded(tmp_path: Path) -> None:
+    place = Place.new(tmp_path, store=str(tmp_path / "store"))
+    place.build()
+    pq.write_table(table_of(some_rows(range(500, 600))), tmp_path / "more.parquet")
+    place.build(corpus=(str(tmp_path / "more.parquet"),), out=str(tmp_path / "more"))
+    rows = {**place.files["b.parquet"], **some_rows(range(510, 590))}
+    place.files = {**place.files, "b.parquet": rows}
+    place.write()
+    report = place.update(refit="always")
+    assert report.encoded.counts.encoded == 0
+    assert report.changes.to_json()["new"] == 80
+    assert_equals_fresh(place.out, place.fresh(store=None).out)

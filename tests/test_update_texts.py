@@ -1,0 +1,270 @@
+"""Updates of corpora of texts: encoded once, in passages, by a transform that was chosen."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests import choosing_helpers
+from tests.choosing_helpers import choice, pairs, parquet, stages
+from tests.update_helpers import assert_equals_fresh, codes_by_id, codes_of, ids_of, version_of
+from whiten_index import BuildConfig, build_index, open_index
+from whiten_index.build import BuildReport
+from whiten_index.errors import ConfigError, CorpusError, EncoderError
+from whiten_index.update import UpdateConfig, UpdateReport, plan_update, update_index
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+place = choosing_helpers.place
+Texts = dict[str, str | None]
+
+
+def some_texts(words: tuple[str, ...], numbers: Any, seed: int = 0, *, most: int = 40) -> Texts:
+    """Texts of 3 to ``most`` words, of which the longest are beyond what the model takes."""
+    found: Texts = {}
+    for number in numbers:
+        rng = np.random.default_rng([seed, number])
+        found[f"d{number}"] = " ".join(rng.choice(words, int(rng.integers(3, most)))) + "."
+    return found
+
+
+def write(path: Path, texts: Texts) -> str:
+    table = {"id": list(texts), "text": pa.array(texts.values(), pa.string())}
+    pq.write_table(pa.table({**table, "year": range(len(texts))}), path)
+    return str(path)
+
+
+def build(out: Path, corpus: str, model: Path, **more: Any) -> BuildReport:
+    options: dict[str, Any] = {
+        "text_columns": "text", "id_column": "id", "model": str(model), "shard_rows": 20,
+        "threads": 1, "device": "cpu", "whiten": "whitening", "k": 8,
+    }  # fmt: skip
+    return build_index(BuildConfig(corpus=(corpus,), out=str(out), **{**options, **more}))
+
+
+def update(out: Path, **options: Any) -> UpdateReport:
+    given = {"index": str(out), "device": "cpu", "threads": 1, **options}
+    return update_index(UpdateConfig(**given))
+
+
+def planned(out: Path, **options: Any) -> Any:
+    given = {"index": str(out), "device": "cpu", "threads": 1, **options}
+    return plan_update(UpdateConfig(**given))
+
+
+def edited(texts: Texts, words: tuple[str, ...]) -> Texts:
+    """Two deleted, two changed, three new, one of which is a text that is there already."""
+    now = {name: text for name, text in texts.items() if name not in ("d3", "d44")}
+    now |= some_texts(words, [7, 50], seed=9)
+    return {**some_texts(words, [900, 901]), **now, "copy": texts["d5"]}
+
+
+def test_texts_that_changed_alone_are_encoded(
+    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+) -> None:
+    texts = {**some_texts(tiny_words, range(90)), "blank": " ", "null": None}
+    corpus = write(tmp_path / "c.parquet", texts)
+    build(tmp_path / "out", corpus, tiny_model)
+    now = edited(texts, tiny_words)
+    write(tmp_path / "c.parquet", now)
+    foretold = planned(tmp_path / "out", refit="always")
+    report = update(tmp_path / "out", refit="always")
+    fresh = build(tmp_path / "fresh", corpus, tiny_model)
+    counts, theirs = report.encoded.counts, fresh.encoded.counts
+    assert counts.encoded == foretold.to_encode == 4
+    assert foretold.rows_per_second > 0
+    assert foretold.encode_seconds == pytest.approx(4 / foretold.rows_per_second)
+    assert counts.truncated == theirs.truncated > 5
+    assert dict(counts.skipped) == dict(theirs.skipped) == {"blank_text": 2}
+    assert report.manifest["identity"] == fresh.manifest["identity"]
+    assert_equals_fresh(tmp_path / "out", tmp_path / "fresh")
+    assert report.changes.to_json() == {
+        "total": 91, "new": 3, "changed": 2, "document": 0, "deleted": 2, "unchanged": 86,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("refit", ["always", "never"])
+def test_documents_in_passages(
+    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...], refit: str
+) -> None:
+    texts = some_texts(tiny_words, range(60), most=80)
+    corpus = write(tmp_path / "c.parquet", texts)
+    options = {"passage_tokens": 16, "overlap": 4}
+    build(tmp_path / "out", corpus, tiny_model, **options)
+    before = codes_by_passage(tmp_path / "out")
+    now = edited(texts, tiny_words)
+    # A sentence at its end leaves the passages before as they were.
+    now["d11"] = f"{texts['d11']} the king sings."
+    write(tmp_path / "c.parquet", now)
+    foretold = planned(tmp_path / "out")
+    report = update(tmp_path / "out", refit=refit)
+    counts = report.encoded.counts
+    assert counts.encoded == foretold.to_encode == 5
+    assert counts.passages == len(open_index(tmp_path / "out", device="cpu"))
+    assert counts.read == len(now)
+    assert report.changes.to_json() == foretold.rows
+    expected = {"new": 3, "changed": 3, "document": 0, "deleted": 2}
+    rest = {"total": len(now), "unchanged": len(now) - 6}
+    assert report.changes.to_json() == {**expected, **rest}
+    assert all(gate["passed"] for gate in report.gates)
+    fresh = build(tmp_path / "fresh", corpus, tiny_model, **options)
+    assert ids_of(tmp_path / "out") == ids_of(tmp_path / "fresh")
+    assert counts.passages == fresh.encoded.counts.passages
+    if refit == "always":
+        assert_equals_fresh(tmp_path / "out", tmp_path / "fresh")
+    else:
+        found = codes_by_passage(tmp_path / "out")
+        same = before.keys() & found.keys()
+        assert len(same) > 100
+        assert all(found[passage] == before[passage] for passage in same)
+
+
+def codes_by_passage(out: Path) -> dict[tuple[str, str], bytes]:
+    documents = open_index(out, device="cpu").bundle.documents
+    rows = [documents.get(row) for row in range(len(documents))]
+    names = [(str(row["id"]), str(row["passage_text"])) for row in rows]
+    codes = codes_of(out)
+    return {name: codes[row] for row, name in enumerate(names)}
+
+
+# A transform that was chosen
+
+
+def change_corpus(place: Any) -> None:
+    texts = [*choosing_helpers.documents(6, seed=3), *place.texts[4:]]
+    ids = [*(f"n{i}" for i in range(6)), *(f"d{i}" for i in range(4, len(place.texts)))]
+    parquet(Path(place.corpus), id=ids, text=texts, weight=list(range(1, len(texts) + 1)))
+
+
+def test_what_was_chosen_is_not_chosen_again_unless_that_is_asked(
+    place: Any, tmp_path: Path
+) -> None:
+    first = place.build("out")
+    change_corpus(place)
+    kept = update(place.root / "out", refit="never")
+    assert (kept.manifest["choice"], choice(first)) == (choice(first), kept.manifest["choice"])
+    same = ("k", "exponent", "center", "kind")
+    refitted = update(place.root / "out", refit="always")
+    for report in (kept, refitted):
+        assert {name: report.manifest["whitening"][name] for name in same} == {
+            name: first.manifest["whitening"][name] for name in same
+        }
+        assert report.manifest["choice"] == choice(first)
+        assert not {"choose", "encode pieces"} & report.encoded.stages.seconds.keys()
+        assert report.manifest["config"]["whiten"] == "auto"
+    assert_equals_fresh_but_chosen(place, refitted, first)
+    again = update(place.root / "out", choose_again=True)
+    assert "choose" in again.encoded.stages.seconds
+    fresh = place.build("fresh", store=str(tmp_path / "another"))
+    assert "choose" in stages(fresh)
+    # Pieces that are encoded again differ in the last bits, and the scores of the choice with them.
+    assert again.manifest["choice"]["chosen"] == choice(fresh)["chosen"]
+    assert again.manifest["whitening"]["k"] == fresh.manifest["whitening"]["k"]
+    assert_equals_fresh(place.root / "out", place.root / "fresh")
+
+
+def assert_equals_fresh_but_chosen(place: Any, report: UpdateReport, first: Any) -> None:
+    settled = {name: choice(first)["chosen"][name] for name in ("k", "exponent", "center")}
+    place.build("named", whiten="whitening", **settled)
+    assert_equals_fresh(report.out, place.root / "named")
+
+
+def test_what_was_chosen_by_labels_needs_them_only_to_be_chosen_again(place: Any) -> None:
+    labels = pairs(place.root / "pairs.parquet")
+    first = place.build("out", pairs=labels)
+    assert choice(first)["rule"] == "labels"
+    change_corpus(place)
+    Path(labels).rename(place.root / "gone")
+    kept = update(place.root / "out", refit="never")
+    refitted = update(place.root / "out", refit="always")
+    for report in (kept, refitted):
+        assert report.manifest["choice"] == choice(first)
+        assert report.manifest["config"]["pairs"] == labels
+    with pytest.raises((CorpusError, ConfigError), match=r"pairs\.parquet"):
+        update(place.root / "out", choose_again=True)
+    (place.root / "gone").rename(labels)
+    again = update(place.root / "out", choose_again=True)
+    assert again.manifest["choice"]["rule"] == "labels"
+
+
+def test_weights_are_those_of_today(place: Any) -> None:
+    options = {"whiten": "whitening", "k": 5, "weight_column": "weight"}
+    place.build("out", **options)
+    change_corpus(place)
+    report = update(place.root / "out", refit="always")
+    fresh = place.build("fresh", **options)
+    assert report.manifest["identity"] == fresh.manifest["identity"]
+    assert_equals_fresh(place.root / "out", place.root / "fresh")
+    # Other weights of the same texts.
+    rows = pq.read_table(place.corpus)
+    weights = pa.array(list(reversed(rows["weight"].to_pylist())))
+    pq.write_table(rows.set_column(2, "weight", weights), place.corpus)
+    codes = codes_by_id(place.root / "out")
+    report = update(place.root / "out", refit="never")
+    assert report.changes.to_json()["document"] == len(rows)
+    assert codes_by_id(place.root / "out") == codes
+    report = update(place.root / "out", refit="always")
+    place.build("fresh", **options)
+    assert_equals_fresh(place.root / "out", place.root / "fresh")
+
+
+# The encoder
+
+
+@pytest.fixture
+def own_model(tmp_path: Path, tiny_model: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+@pytest.fixture
+def texts_index(tmp_path: Path, own_model: Path, tiny_words: tuple[str, ...]) -> Path:
+    """An index of texts whose corpus has changed since."""
+    corpus = write(tmp_path / "c.parquet", some_texts(tiny_words, range(30)))
+    build(tmp_path / "out", corpus, own_model)
+    write(tmp_path / "c.parquet", some_texts(tiny_words, range(1, 31)))
+    return tmp_path / "out"
+
+
+def test_an_encoder_that_changed_is_refused(texts_index: Path, own_model: Path) -> None:
+    before = version_of(texts_index)
+    path = own_model / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("weight"))
+    tensors[name] = tensors[name] * 1.5
+    save_file(tensors, path, {"format": "pt"})
+    for call in (update, planned):
+        with pytest.raises(EncoderError, match=r"gives other embeddings.*--model.*new index"):
+            call(texts_index)
+    assert version_of(texts_index) == before
+
+
+def test_an_encoder_that_moved_is_named(texts_index: Path, own_model: Path) -> None:
+    own_model.rename(own_model.parent / "moved")
+    with pytest.raises(EncoderError):
+        update(texts_index)
+    report = update(texts_index, model=str(own_model.parent / "moved"))
+    assert report.encoded.counts.encoded == 1
+    # The next one knows.
+    assert update(texts_index).up_to_date
+
+
+def test_an_encoder_that_was_renamed_on_the_way_is_the_same(
+    texts_index: Path, own_model: Path
+) -> None:
+    """Rows that the store has are found though another folder gives them."""
+    other = Path(shutil.copytree(own_model, own_model.parent / "other"))
+    report = update(texts_index, model=str(other), refit="always")
+    assert report.encoded.counts.encoded == 1
+    assert len(list((texts_index / "store").glob("*/manifest.json"))) == 1

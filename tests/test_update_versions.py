@@ -1,0 +1,288 @@
+"""What an update publishes and what it refuses: versions kept aside, damaged, of long ago."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests import update_helpers
+from tests.update_helpers import (
+    DIM,
+    Place,
+    assert_equals_fresh,
+    codes_of,
+    ids_of,
+    some_rows,
+    table_of,
+    version_of,
+)
+from whiten_index import BuildConfig, build_index, open_index
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    CorpusError,
+    GateError,
+    WhiteningError,
+)
+from whiten_index.update import UpdateConfig, plan_update, update_index
+from whiten_index.versions import rollback
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+indexed, place = update_helpers.indexed, update_helpers.place
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# Versions
+
+
+def test_nothing_is_done_where_nothing_changed(place: Place) -> None:
+    before = tree(place.out / "versions") | {"CURRENT": (place.out / "CURRENT").read_bytes()}
+    for options in ({}, {"refit": "always"}, {"refit": "never"}, {"read_all": True}):
+        report = place.update(**options)
+        assert report.up_to_date
+        assert report.to_json()["decision"] is None
+        assert report.to_json()["drift"] is None
+        assert report.to_json()["gates"] == []
+    after = tree(place.out / "versions") | {"CURRENT": (place.out / "CURRENT").read_bytes()}
+    assert after == before
+
+
+def test_what_was_kept_can_be_fitted_again_without_a_change(place: Place) -> None:
+    place.change()
+    kept = place.update(refit="never")
+    assert place.update().up_to_date
+    refitted = place.update(refit="always")
+    assert refitted.base == kept.version
+    assert not refitted.up_to_date
+    assert_equals_fresh(place.out, place.fresh().out)
+    assert place.update(refit="always").up_to_date
+
+
+def test_a_version_that_is_there_is_taken_up(place: Place) -> None:
+    """The corpus became again what it was."""
+    first, old = version_of(place.out).name, dict(place.files)
+    place.change()
+    second = place.update(refit="always")
+    place.files = old
+    place.write()
+    report = place.update(refit="always")
+    assert (report.version, report.base) == (first, second.version)
+    assert version_of(place.out).name == first
+    assert ids_of(place.out) == list(place.rows)
+
+
+def test_what_was_rolled_back_is_not_published_again(place: Place) -> None:
+    first = version_of(place.out).name
+    place.change()
+    bad = place.update().version
+    assert rollback(place.out).to == first
+    for options in ({}, {"refit": "always"}, {"refit": "never"}):
+        with pytest.raises(GateError, match=f"that of version {bad}, which was rolled back") as e:
+            place.update(**options)
+        assert e.value.exit_code == 9
+        assert Path(e.value.candidate).name == bad
+    assert version_of(place.out).name == first
+    # The corpus was mended.
+    place.change(2)
+    report = place.update(refit="always")
+    assert report.base == first
+    assert report.version not in (first, bad)
+    assert_equals_fresh(place.out, place.fresh().out)
+
+
+def test_a_gate_keeps_a_version_aside(place: Place) -> None:
+    first = version_of(place.out).name
+    kept, place.files = place.files, {"a.parquet": place.files["a.parquet"]}
+    place.write()
+    with pytest.raises(GateError, match=r"gate size: .*150 rows") as error:
+        place.update()
+    candidate = Path(error.value.candidate)
+    assert candidate.parent.name == "candidates"
+    assert (candidate / "manifest.json").exists()
+    assert [gate["name"] for gate in error.value.gates if not gate["passed"]] == ["size"]
+    assert version_of(place.out).name == first
+    assert place.update(max_shrink=0.5).changes.to_json()["deleted"] == 150
+    assert not list((place.out / "candidates").iterdir())
+    place.files = kept
+    place.write()
+    assert place.update().changes.to_json()["new"] == 150
+
+
+def test_the_same_as_before_a_failed_gate_is_not_encoded_again(place: Place) -> None:
+    place.files = {**place.files, "c.parquet": some_rows(range(900, 1300))}
+    place.write()
+    with pytest.raises(GateError, match="gate size"):
+        place.update()
+    report = place.update(max_growth=9)
+    assert (report.encoded.counts.encoded, report.changes.to_json()["new"]) == (0, 400)
+
+
+# Earlier releases
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(Path(__file__).parent / "golden" / "v1", tmp_path / "golden"))
+
+
+@pytest.mark.parametrize("refit", ["always", "never"])
+def test_a_version_of_an_earlier_release_is_updated(golden: Path, refit: str) -> None:
+    table = pq.read_table(golden / "corpus.parquet")
+    before = version_of(golden / "index")
+    codes = codes_of(golden / "index")
+    rows = pa.concat_tables([table.slice(1), table.slice(0, 1).set_column(0, "id", [["doc-new"]])])
+    pq.write_table(rows, golden / "corpus.parquet")
+    config = UpdateConfig(
+        index=str(golden / "index"), corpus=(str(golden / "corpus.parquet"),), refit=refit
+    )
+    foretold = plan_update(config)
+    report = update_index(config)
+    expected = {"new": 1, "deleted": 1, "changed": 0, "document": 0, "total": 8, "unchanged": 7}
+    assert report.changes.to_json() == foretold.rows == expected
+    assert report.encoded.counts.encoded == foretold.to_encode == 0
+    assert ids_of(golden / "index") == [*(f"doc-{i}" for i in range(1, 8)), "doc-new"]
+    after = version_of(golden / "index")
+    if refit == "never":
+        found = codes_of(golden / "index")
+        assert [found[row] for row in range(8)] == [codes[(row + 1) % 8] for row in range(8)]
+        for name in ("whitening.safetensors", "moments.safetensors"):
+            assert (after / name).read_bytes() == (before / name).read_bytes()
+
+
+def test_a_store_that_moved_on_since_an_earlier_release(golden: Path) -> None:
+    (record,) = golden.glob("store/*/corpora/*.json")
+    record.unlink()
+    with pytest.raises(ArtifactError, match=r"made by an earlier release.*whiten-index build once"):
+        update_index(
+            UpdateConfig(index=str(golden / "index"), corpus=(str(golden / "corpus.parquet"),))
+        )
+
+
+# What cannot be updated
+
+
+def test_a_version_that_is_damaged_is_not_updated(place: Place) -> None:
+    path = version_of(place.out) / "index.faiss"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    place.change()
+    with pytest.raises(ArtifactError, match=r"index\.faiss"):
+        place.update()
+
+
+def test_no_folder_is_made_where_there_is_no_index(tmp_path: Path) -> None:
+    for made in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(ArtifactError):
+            update_index(UpdateConfig(index=str(made)))
+    assert not (tmp_path / "nothing").exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_shard_is_encoded_again(place: Place) -> None:
+    shard = next((place.out / "store").glob("*/shards/*/embeddings.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.write_bytes(data)
+    place.change()
+    report = place.update(refit="always")
+    assert report.encoded.counts.remade_shards <= 1
+    assert report.encoded.counts.encoded > 9
+    assert_equals_fresh(place.out, place.fresh().out)
+
+
+def test_embeddings_of_another_width_are_refused(place: Place) -> None:
+    rows = {i: (np.r_[row, 1].astype(np.float32), x) for i, (row, x) in place.rows.items()}
+    place.files = {"a.parquet": rows}
+    place.write()
+    before = tree(place.out)
+    for call in (place.update, lambda: plan_update(UpdateConfig(index=str(place.out)))):
+        with pytest.raises(ConfigError, match=r"embeddings of another kind.*build a new index"):
+            call()
+    # Nothing was kept of what no index will need.
+    assert {n for n in tree(place.out) if "lock" not in n} == {n for n in before if "lock" not in n}
+
+
+def test_ids_that_are_strings_by_now(place: Place) -> None:
+    files = {n: table_of(rows) for n, rows in place.files.items()}
+    for name, table in files.items():
+        ids = table["id"].cast(pa.string())
+        pq.write_table(table.set_column(0, "id", ids), place.corpus / name)
+    report = place.update(refit="never")
+    assert ids_of(place.out) == [str(i) for i in place.rows]
+    assert report.changes.unchanged == 300
+
+
+def test_an_index_made_from_a_store_alone_says_what_to_do(tmp_path: Path) -> None:
+    place = Place.new(tmp_path, store=str(tmp_path / "store"))
+    place.build()
+    build_index(BuildConfig(store=str(tmp_path / "store"), out=str(tmp_path / "alone"), k=3))
+    with pytest.raises(
+        (ConfigError, ArtifactError), match=r"from a store alone.*whiten-index build"
+    ):
+        update_index(UpdateConfig(index=str(tmp_path / "alone")))
+
+
+def test_a_corpus_that_is_gone(place: Place) -> None:
+    shutil.rmtree(place.corpus)
+    with pytest.raises(CorpusError, match="does not exist"):
+        place.update()
+    assert len(open_index(place.out)) == 300
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"refit": "sometimes"}, "sometimes.*auto, always, never"),
+        ({"drift_threshold": -1.0}, "--drift-threshold"),
+        ({"drift_threshold": float("nan")}, "--drift-threshold"),
+        ({"drift_threshold": float("inf")}, "--drift-threshold"),
+        ({"drift_threshold": "0.1"}, "--drift-threshold takes float; '0.1' was given"),
+        ({"choose_again": True, "refit": "never"}, "--choose-again.*--refit never"),
+        ({"index_device": "tpu"}, "tpu.*auto, cpu, gpu"),
+        ({"canaries": -1}, "--canaries"),
+        ({"canaries": 1.5}, "--canaries takes int"),
+        ({"canaries": True}, "--canaries takes int"),
+        ({"max_shrink": 1.5}, "--max-shrink"),
+        ({"max_bytes": "many"}, "--max-bytes"),
+        ({"threads": 0}, "threads"),
+        ({"store": ""}, "an empty path"),
+        ({"corpus": ("",)}, "an empty path"),
+        ({"index": ""}, "an empty path"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_used(indexed: Place, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        update_index(UpdateConfig(**{"index": str(indexed.out), **options}))
+
+
+def test_ids_that_occur_twice(place: Place) -> None:
+    place.files = {**place.files, "c.parquet": some_rows([3])}
+    place.write()
+    with pytest.raises(CorpusError, match=r"more than once.*3"):
+        place.update()
+
+
+def test_whitening_that_became_impossible(place: Place) -> None:
+    row = np.ones(DIM, dtype=np.float32)
+    place.files = {"a.parquet": dict.fromkeys(range(300), (row, 1))}
+    place.write()
+    with pytest.raises((WhiteningError, GateError)):
+        place.update()
+    assert len(open_index(place.out)) == 300

@@ -1,0 +1,396 @@
+"""Verify: any damage is found and named, and what is said to mend it does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.bad_input_helpers import run
+from tests.build_helpers import build, random_rows, write_rows
+from tests.corpus_helpers import overwrite
+from tests.upkeep_helpers import PACK, World, add_version, new_world, pack_folders, shard_folders
+from whiten_index import manifest, open_index
+from whiten_index.errors import ArtifactError
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.upkeep import compact_store, gc_store, verify_index, verify_store
+from whiten_index.versions import prune, rollback
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A world with one of everything: whole, derived and packed shards, notes, an index."""
+    world = new_world(tmp_path, *[8] * 5)
+    world.corpora["other"] = [world.numbers(40)]
+    world.encode("other")
+    compact_store(world.place, pack_rows=PACK)
+    world.corpora["other"][0][3] = world.numbers(1)[0]
+    other = world.encode("other").record
+    world.corpora["news"].append(world.numbers(25))
+    news = world.encode().record
+    store = world.store
+    store.save_agreement(news.source, {"cosine": 1.0})
+    store.save_choice({"a": 1}, {"k": 6})
+    store.save_sample({"a": 1}, {"x": np.ones((2, 3), dtype=np.float32)})
+    add_version(world, world.root / "index", other, 1)
+    assert (len(shard_folders(world)), len(pack_folders(world))) == (3, 1)
+    assert verify_store(world.place).damages == ()
+    return world
+
+
+def mend(world: World) -> None:
+    """Do what a remedy says that names corpora, and then gc."""
+    for name in world.corpora:
+        world.encode(name)
+    gc_store(world.place, keep_days=0)
+
+
+def the_shard(world: World, kind: str) -> Path:
+    """Return the folder of a shard: derived, the one it picks from, or a whole one of its own."""
+    folder, (other, news) = world.store.shards.folder, [each for each, _ in world.records[-2:]]
+    derived = other.parts[0].shard
+    if kind == "source":
+        sources = json.loads((folder / derived / "manifest.json").read_text())["sources"]
+        (source,) = [name for name, _ in sources if name]
+        return folder / source
+    return folder / (derived if kind == "derived" else news.parts[-1].shard)
+
+
+SHARDS = [
+    (kind, name, at)
+    for kind in ("whole", "derived", "source")
+    for name in ("embeddings.safetensors", "moments.safetensors", "manifest.json")
+    for at in (5, -30)
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "at"), SHARDS)
+def test_a_damaged_shard(world, kind, name, at):
+    folder, derived = the_shard(world, kind), the_shard(world, "derived")
+    size = (folder / name).stat().st_size
+    overwrite(folder / name, at % size, at % size + 1)
+    damages = {damage.path: damage for damage in verify_store(world.place).damages}
+    corpus, rows = ("news", 25) if kind == "whole" else ("other", 40)
+    damage = damages.pop(str(folder))
+    assert f"corpus {world.root / corpus}" in damage.touches
+    assert f"corpus {world.root / corpus} again: at most {rows} rows" in damage.remedy
+    # Whether one still is what another picked from, its manifest alone tells.
+    lost = kind == "source" and name == "manifest.json"
+    assert set(damages) == ({str(derived)} if lost else set())
+    mend(world)
+    world.assert_intact(last=2)
+    assert verify_store(world.place).damages == ()
+
+
+@pytest.mark.parametrize("kind", ["whole", "derived", "source"])
+def test_a_shard_that_is_gone(world, kind):
+    folder, derived = the_shard(world, kind), the_shard(world, "derived")
+    shutil.rmtree(folder)
+    (damage,) = verify_store(world.place).damages
+    lost = kind == "source"
+    assert damage.path == str(derived if lost else folder)
+    assert (f"picks rows from shard {folder.name}" if lost else "is missing") in damage.why
+    mend(world)
+    world.assert_intact(last=2)
+    assert verify_store(world.place).damages == ()
+
+
+@pytest.mark.parametrize("name", ["embeddings.safetensors", "manifest.json"])
+def test_a_damaged_pack(world, name):
+    (pack,) = pack_folders(world)
+    folder = world.store.shards.packs.folder / pack
+    overwrite(folder / name, 300, 301)
+    paths = {damage.path: damage for damage in verify_store(world.place).damages}
+    assert str(folder) in paths
+    if name != "manifest.json":
+        assert "at most 40 rows" in paths[str(folder)].remedy
+        assert any("news" in each for each in paths[str(folder)].touches)
+    mend(world)
+    world.assert_intact(last=2)
+    assert verify_store(world.place).damages == ()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_damaged_rows(world, gone):
+    part = world.records[-1][0].parts[-1]
+    path = world.store.folder / "rows" / f"{part.documents}.arrow.zst"
+    if gone:
+        path.unlink()
+    else:
+        overwrite(path, 60, 70)
+    (damage,) = verify_store(world.place).damages
+    assert damage.path == str(path)
+    assert "nothing is encoded anew" in damage.remedy
+    assert "news" in damage.touches[0]
+    assert world.encode().counts.encoded == 0
+    assert verify_store(world.place).damages == ()
+
+
+@pytest.mark.parametrize("name", ["news", "other"])
+def test_a_damaged_record(world, name):
+    record = world.records[-1 if name == "news" else -2][0]
+    path = world.store.folder / "corpora" / f"{manifest.fingerprint(dict(record.source))}.json"
+    overwrite(path, 40, 41)
+    (damage,) = verify_store(world.place).damages
+    assert damage.path == str(path)
+    # A version tells whose it was.
+    which = f"corpus {world.root / name} again" if name == "other" else "the corpus that it is of"
+    assert which in damage.remedy
+    assert world.encode(name).counts.encoded == 0
+    assert verify_store(world.place).damages == ()
+
+
+@pytest.mark.parametrize("kind", ["choices", "samples", "indexes"])
+def test_damaged_notes(world, kind):
+    (path,) = (world.store.folder / kind).iterdir()
+    size = path.stat().st_size
+    overwrite(path, size // 2, size // 2 + 1)
+    (damage,) = verify_store(world.place).damages
+    assert damage.path == str(path)
+    assert f"remove {path}" in damage.remedy
+    path.unlink()
+    assert verify_store(world.place).damages == ()
+
+
+def test_a_damaged_registration_is_written_anew(world):
+    (path,) = world.store.indexes()
+    overwrite(path, 30, 31)
+    assert [each.path for each in verify_store(world.place).damages] == [str(path)]
+    world.store.register(world.root / "index")
+    assert verify_store(world.place).sound
+
+
+def test_a_damaged_manifest_of_the_store(world):
+    path = world.store.folder / "manifest.json"
+    overwrite(path, 30, 31)
+    (damage,) = verify_store(world.place).damages
+    assert damage.path == str(path)
+    assert "run whiten-index encode" in damage.remedy
+    assert world.encode().counts.encoded == 0
+    assert verify_store(world.place).damages == ()
+
+
+def test_a_corpus_is_encoded_though_the_record_of_another_is_damaged(world):
+    for path in (world.store.folder / "corpora").iterdir():
+        overwrite(path, 40, 41)
+    assert world.encode().counts.encoded == 0
+    assert len(verify_store(world.place).damages) == 1
+    world.encode("other")
+    assert verify_store(world.place).sound
+
+
+def test_what_only_a_version_needs_and_what_nothing_needs(world):
+    folder, record = the_shard(world, "whole"), world.records[-1][0]
+    world.corpora["news"].pop()
+    world.encode()
+    overwrite(folder / "embeddings.safetensors", 500, 501)
+    (damage,) = verify_store(world.place).damages
+    assert damage.touches == ()
+    assert damage.remedy == f"nothing needs it: run whiten-index gc {world.place} --keep-days 0"
+    version = add_version(world, world.root / "index", record, 2)
+    (damage,) = verify_store(world.place).damages
+    assert damage.touches == (f"version {version.name} of index {world.root / 'index'}",)
+    assert "no corpus has these rows any more" in damage.remedy
+    shutil.rmtree(version)
+    gc_store(world.place, keep_days=0)
+    assert verify_store(world.place).sound
+
+
+def test_every_flipped_bit_is_found(world):
+    """But in notes of agreement, which have no digest, and where what is read stays the same."""
+    rng = np.random.default_rng(0)
+    files = sorted(
+        path
+        for path in world.place.rglob("*")
+        if path.is_file() and path.parent.name != "agreements" and not path.name.startswith(".")
+    )
+    for _ in range(120):
+        path = files[rng.integers(len(files))]
+        data = bytearray(path.read_bytes())
+        place = int(rng.integers(len(data)))
+        data[place] ^= 1 << int(rng.integers(8))
+        sound = path.read_bytes()
+        path.write_bytes(data)
+        damages = verify_store(world.place).damages
+        path.write_bytes(sound)
+        touched = {path, path.parent}
+        if not any(Path(damage.path) in touched for damage in damages):
+            assert path.name.endswith(".zst"), path
+    assert verify_store(world.place).sound
+
+
+def test_nothing_is_written_and_no_lock_taken(world):
+    def state():
+        return {path: path.stat().st_mtime_ns for path in world.root.rglob("*")}
+
+    overwrite(the_shard(world, "whole") / "embeddings.safetensors", 500, 501)
+    before = state()
+    assert not verify_store(world.place).sound
+    verify_index(world.root / "index")
+    assert state() == before
+
+
+def test_what_a_job_removes_meanwhile_is_no_damage(world, monkeypatch):
+    world.corpora["news"] = [world.numbers(40)]
+    world.encode()
+    real, done = manifest.check_files, []
+
+    def check_files(folder, fields, *, content):
+        if content and not done:
+            done.append(gc_store(world.place, keep_days=0))
+        return real(folder, fields, content=content)
+
+    monkeypatch.setattr(manifest, "check_files", check_files)
+    assert verify_store(world.place).damages == ()
+    assert done[0].shards > 0
+
+
+# Indexes
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    root = tmp_path_factory.mktemp("built")
+    rows = random_rows(rows=100)
+    for night in range(3):
+        write_rows(root / "c.parquet", rows + np.float32(night))
+        build(root / "out", str(root / "c.parquet"))
+    return root
+
+
+@pytest.fixture
+def out(built, tmp_path):
+    shutil.copytree(built, tmp_path / "b")
+    return tmp_path / "b" / "out"
+
+
+def versions_of(out: Path) -> list[Path]:
+    return sorted((out / "versions").iterdir())
+
+
+def test_a_sound_index(out):
+    report = verify_index(out)
+    assert (report.sound, report.checked) == (True, {"CURRENT": 1, "versions": 3})
+    assert report.stores == (str(out / "store"),)
+    size = sum(p.stat().st_size for p in (*out.rglob("versions/*/*"), out / "CURRENT"))
+    assert report.bytes == size
+
+
+NAMES = ["index.faiss", "documents.arrow", "whitening.safetensors", "corpus.json", "manifest.json"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_version_that_is_published(out, name):
+    *_, before, last = versions_of(out)
+    overwrite(last / name, 100, 101)
+    (damage,) = verify_index(out).damages
+    assert damage.path == str(last)
+    assert damage.touches == (f"version {last.name}",)
+    assert f"whiten-index rollback {out} --to {before.name}" in damage.remedy
+    rollback(out, to=before.name)
+    assert "prune" in verify_index(out).damages[0].remedy
+    prune(out, keep=3)
+    assert verify_index(out).sound
+
+
+def test_or_the_same_build_makes_it_anew(out):
+    last = versions_of(out)[-1]
+    overwrite(last / "index.faiss", 100, 101)
+    report = build(out, str(out.parent / "c.parquet"))
+    assert report.encoded.counts.encoded == 0
+    assert [damage.path for damage in verify_index(out).damages] == [str(last)]
+    prune(out, keep=3)
+    assert verify_index(out).sound
+    assert len(open_index(out)) == 100
+
+
+def test_a_damaged_version_that_is_not_published(out):
+    first = versions_of(out)[0]
+    overwrite(first / "documents.arrow", 100, 101)
+    (damage,) = verify_index(out).damages
+    assert damage.remedy == f"nobody reads it: whiten-index prune {out} --keep N removes it"
+    prune(out, keep=2)
+    assert verify_index(out).sound
+
+
+@pytest.mark.parametrize("at", [5, 30, 90])
+def test_current_damaged(out, at):
+    overwrite(out / "CURRENT", at, at + 1)
+    (damage,) = verify_index(out).damages
+    last = versions_of(out)[-1].name
+    assert damage.path == str(out / "CURRENT")
+    assert damage.remedy == f"whiten-index rollback {out} --to {last}"
+    rollback(out, to=last)
+    assert verify_index(out).sound
+
+
+def test_a_published_version_that_is_gone(out):
+    *_, before, last = versions_of(out)
+    shutil.rmtree(last)
+    (damage,) = verify_index(out).damages
+    assert f"names {last.name}, which is not there" in damage.why
+    rollback(out, to=before.name)
+    assert verify_index(out).sound
+
+
+def test_a_damaged_candidate(out):
+    folder = out / "candidates" / "000009-0123456789ab"
+    shutil.copytree(versions_of(out)[0], folder)
+    assert verify_index(out).checked["candidates"] == 1
+    overwrite(folder / "index.faiss", 100, 101)
+    (damage,) = verify_index(out).damages
+    assert damage.remedy.startswith(f"remove {folder}")
+
+
+def test_files_that_are_sound_and_do_not_belong_together(out):
+    last = versions_of(out)[-1]
+    record = CorpusRecord.load(last / "corpus.json")
+    fewer = replace(record, parts=tuple(replace(p, rows=p.rows - 1) for p in record.parts))
+    fewer.save(last / "corpus.json")
+    fields = json.loads((last / "manifest.json").read_text())
+    fields["files"]["corpus.json"] = {
+        "bytes": (last / "corpus.json").stat().st_size,
+        "sha256": manifest.sha256_file(last / "corpus.json"),
+    }
+    manifest.write_manifest(last / "manifest.json", fields)
+    current = json.loads((out / "CURRENT").read_text())
+    current["manifest_sha256"] = manifest.sha256_file(last / "manifest.json")
+    manifest.write_manifest(out / "CURRENT", current)
+    (damage,) = verify_index(out).damages
+    assert "corpus.json of 99 rows, and the index has 100" in damage.why
+
+
+# The command
+
+
+def test_an_index_is_verified_with_its_store(out):
+    status, text, err = run("verify", out)
+    assert (status, err) == (0, "")
+    assert f"index {out}: sound (1 CURRENT, 3 versions" in text
+    assert f"store {out / 'store'}: sound" in text
+    (shard, *_) = sorted(EmbeddingStore.open(out / "store").shards.folder.iterdir())
+    overwrite(shard / "embeddings.safetensors", 500, 501)
+    status, text, err = run("verify", out)
+    assert status == 5
+    assert str(shard) in text
+    assert "1 thing is damaged" in err
+    assert "Traceback" not in err
+    status, text, _ = run("verify", out, out / "store", "--json")
+    found = json.loads(text)
+    assert (status, found["sound"], len(found["reports"])) == (5, False, 2)
+    assert [each["kind"] for each in found["reports"]] == ["index", "store"]
+    status, text, _ = run("verify", out, "--no-store")
+    assert status == 0
+
+
+def test_what_is_neither(tmp_path):
+    status, _, err = run("verify", tmp_path)
+    assert status == 5
+    assert "is neither an index nor a store of embeddings" in err
+    for check in (verify_index, verify_store):
+        with pytest.raises(ArtifactError):
+            check(tmp_path)
