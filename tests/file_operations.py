@@ -118,6 +118,7 @@ class Tap:
             self._stand_in(name, called, self._of_descriptor)
         self._stand_in("open", "open", self._os_open)
         self._stand_in("write", "write", self._os_write)
+        self._stand_in("sendfile", "write", self._sendfile)
         self._stand_in("flock", "flock", self._of_descriptor, module=fcntl)
         # What removes a temporary file took the function for a default value long ago.
         for function in vars(tempfile._TemporaryFileCloser).values():
@@ -203,6 +204,17 @@ class Tap:
         offset = os.lseek(descriptor, 0, os.SEEK_CUR)
         operation = Operation(called, where, data=bytes(data), offset=offset)
         return self.do(operation, lambda: real(descriptor, data))
+
+    def _sendfile(
+        self, called: str, real: Any, out: int, source: int, offset: int, count: int
+    ) -> Any:
+        where = self._path(out)
+        data = os.pread(source, count, offset) if self.watches(where) else b""
+        if not data:
+            return real(out, source, offset, count)
+        at = os.lseek(out, 0, os.SEEK_CUR)
+        operation = Operation(called, where, data=data, offset=at)
+        return self.do(operation, lambda: real(out, source, offset, len(data)))
 
     def _path(self, path: Any, folder: int | None = None) -> str:
         if isinstance(path, int):

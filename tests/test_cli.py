@@ -97,7 +97,8 @@ def index(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["build", "--help"], ["search", "-h"], ["--version"]]
+    "arguments",
+    [["--help"], ["build", "--help"], ["search", "-h"], ["update", "--help"], ["--version"]],
 )
 def test_help_takes_less_than_half_a_second_of_cpu_and_loads_nothing(arguments: list[str]) -> None:
     code = (

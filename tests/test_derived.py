@@ -324,7 +324,7 @@ def test_where_all_or_none_were_cut_nothing_is_asked(tmp_path: Path, text: str) 
 # Damage
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("damage", ["flip", "cut", "no folder", "no manifest"])
 def test_what_is_damaged_is_made_anew(tmp_path: Path, seed: int, damage: str) -> None:
     """Whichever shard it is, and whoever picks from it: what comes out is right, and is counted."""
@@ -396,8 +396,9 @@ def column_night(
 def test_given_embeddings_are_kept_as_in_a_new_store(
     tmp_path: Path, width: type, dtype: str | None
 ) -> None:
+    """Also where a last shard of one row tells no spread, and is kept in float32 for that."""
     rng = np.random.default_rng(5)
-    rows = [rng.standard_normal(DIM) for _ in range(30)]
+    rows = [rng.standard_normal(DIM) for _ in range(3 * SHARD_ROWS + 1)]
     derived = 0
     for night in range(5):
         report = column_night(tmp_path / "c", rows, width, dtype)
@@ -444,7 +445,5 @@ def test_new_rows_beyond_float16_are_kept_in_float32(tmp_path: Path) -> None:
     found = report.store.embeddings(part.shard)
     assert (found.dtype, report.counts.float32_shards) == (np.float32, 1)
     truth = np.array(rows).astype(np.float32)
-    np.testing.assert_array_equal(found[2], truth[2])
-    others = np.arange(len(rows)) != 2
-    np.testing.assert_array_equal(found[others], truth[others].astype(np.float16))
+    np.testing.assert_array_equal(found, truth)
     assert_moments(report.store.moments(part.shard), found, within=1e-12)

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,9 @@ import pytest
 
 from tests import faults_child
 from tests.disk_model import Disk, Tree, read_tree, write_tree
-from tests.file_operations import Operation, Tap, fail_at
+from tests.file_operations import Before, Operation, Tap, fail_at
+from whiten_index.errors import OutputError
+from whiten_index.lock import only_writer
 from whiten_index.manifest import make_folder, publish_folder, remove_folder, replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,7 +72,7 @@ def assert_harmless(flows: list[dict[str, Any]], points: list[dict[str, Any]]) -
     shown = "\n".join(json.dumps(each)[:2000] for each in harmful[:5])
     assert not harmful, f"{len(harmful)} of {len(points)}, such as\n{shown}"
     ended = Counter((each["fault"], each["status"]) for each in points)
-    assert {status for fault, status in ended if fault == "kill"} == {-9}
+    assert {status for fault, status in ended if fault == "kill"} == {-signal.SIGKILL}
     for each in points:
         if each["fault"] == "stays full" and each["status"] == 0:
             # All was done but the cleaning, which the next run does.
@@ -211,6 +214,39 @@ def test_all_of_a_build_that_ended_is_on_the_disk(tmp_path: Path) -> None:
     assert problems == []
 
 
+def test_a_lock_left_under_two_names_is_not_emptied_on_a_full_disk(folder: Path) -> None:
+    place = faults_child.Place(folder.parent, "")
+
+    def hold() -> None:
+        with only_writer(folder, what="index"):
+            pass
+
+    def disturbed(before: Before) -> int:
+        def work() -> int:
+            Tap(folder, before=before).install()
+            try:
+                hold()
+            except OutputError as error:
+                return error.exit_code
+            return 0
+
+        return faults_child.in_fork(place, work)[0]
+
+    def killed(operation: Operation, number: int) -> None:
+        if operation.name == "unlink" and Path(operation.path).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def full(operation: Operation, number: int) -> None:
+        if operation.name == "write":
+            raise OSError(errno.ENOSPC, "")
+
+    assert disturbed(killed) == -signal.SIGKILL
+    owner, other = (path.stat().st_ino for path in folder.iterdir() if "owner" in path.name)
+    assert owner == other
+    assert disturbed(full) == faults_child.DISK
+    hold()
+
+
 def test_operations_of_all_kinds_are_seen(folder: Path) -> None:
     def work() -> None:
         with (folder / "text").open("w", encoding="utf-8") as text:
@@ -233,6 +269,7 @@ def test_operations_of_all_kinds_are_seen(folder: Path) -> None:
         (folder / "low").unlink()
         (folder / "gone").mkdir()
         (folder / "gone" / "file").write_bytes(b"gone")
+        shutil.copyfile(folder / "file", folder / "copied")
         shutil.rmtree(folder / "gone")
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
@@ -242,6 +279,7 @@ def test_operations_of_all_kinds_are_seen(folder: Path) -> None:
         disk.apply(operation)
     assert disk.now() == read_tree(folder)
     assert disk.now()["sub/text"] == b"aXYZ!"
+    assert disk.now()["copied"] == b"before and more"
     assert disk.now()["linked"] == b"low" + bytes(7)
 
 

@@ -17,6 +17,7 @@ from tests.update_helpers import (
     DIM,
     Place,
     assert_equals_fresh,
+    assert_holds,
     codes_by_id,
     counts_of,
     ids_of,
@@ -26,6 +27,7 @@ from tests.update_helpers import (
     version_of,
 )
 from whiten_index import Moments, open_index
+from whiten_index.index import choice
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +109,10 @@ def test_vectors_are_those_of_the_closed_form(place: Place) -> None:
     np.testing.assert_allclose(found @ found.T, z @ z.T, atol=1e-5)
 
 
-@pytest.mark.parametrize(("id_column", "nights"), [("id", 30), (None, 8)])
+@pytest.mark.parametrize(
+    ("id_column", "nights"),
+    [("id", 9), (None, 6), pytest.param("id", 30, marks=pytest.mark.slow)],
+)
 def test_many_nights_end_as_a_fresh_build(
     tmp_path: Path, id_column: str | None, nights: int
 ) -> None:
@@ -307,3 +312,93 @@ def test_an_index_of_another_kind_is_made_where_so_many_rows_need_it(tmp_path: P
         before / "whitening.safetensors"
     ).read_bytes()
     assert ids_of(place.out) == list(place.rows)
+
+
+def test_lists_are_kept_while_their_number_still_suits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Auto asks for other lists whenever the rows change; up to twice as many or few will do."""
+    monkeypatch.setattr(choice, "EXACT_UP_TO_ROWS", 100)
+    monkeypatch.setattr(choice, "LISTS_PER_ROOT", 1)
+    place = Place.new(tmp_path, factory="auto")
+    assert place.build().manifest["factory"]["built"].startswith("IVF17,")
+    codes, rows = codes_by_id(place.out), place.rows
+    place.files = {**place.files, "c.parquet": some_rows(range(900, 1100))}
+    place.write()
+    report = place.update(refit="never")
+    factory = report.manifest["factory"]
+    assert report.update["decision"]["index"] == "keep"
+    assert factory["built"].startswith("IVF17,")
+    assert factory["asked"] == "auto"
+    assert f"the lists of version {report.base} are kept" in factory["why"]
+    found = codes_by_id(place.out)
+    assert all(found[i] == codes[i] for i in rows)
+    # Fitted again, the index is the one of a fresh build, with its lists.
+    report = place.update(refit="always")
+    assert report.manifest["factory"]["built"].startswith("IVF22,")
+    assert report.manifest["identity"] == place.fresh().manifest["identity"]
+    many = some_rows(range(2000, 3000))
+    for name, numbers in (("d", range(2000, 2450)), ("e", range(2450, 3000))):
+        place.files = {**place.files, f"{name}.parquet": {i: many[i] for i in numbers}}
+        place.write()
+        report = place.update(refit="never", max_growth=9)
+        assert report.update["decision"]["index"] == "keep"
+    place.files = {**place.files, "f.parquet": some_rows(range(4000, 5000))}
+    place.write()
+    before = version_of(place.out)
+    report = place.update(refit="never")
+    assert report.update["decision"]["index"] == "train"
+    assert report.update["decision"]["index_why"] == "another index suits so many rows"
+    assert report.manifest["factory"]["built"].startswith("IVF50,")
+    name = "whitening.safetensors"
+    assert (version_of(place.out) / name).read_bytes() == (before / name).read_bytes()
+    assert ids_of(place.out) == list(place.rows)
+
+
+@pytest.mark.parametrize("budget", ["200KiB", "16KiB"])
+def test_lists_on_disk_are_kept_too(tmp_path: Path, budget: str) -> None:
+    """Within a budget that holds the lists, and in one that does not."""
+    place = Place.new(tmp_path, rows=1200, factory="IVF8,Flat", memory_budget=budget)
+    place.build()
+    on_disk = budget == "16KiB"
+    assert (version_of(place.out) / "index.ivfdata").exists() == on_disk
+    codes, rows = codes_by_id(place.out), place.rows
+    for night in range(1, 4):
+        place.change(night)
+        place.update(refit="never")
+    assert (version_of(place.out) / "index.ivfdata").exists() == on_disk
+    found, now = codes_by_id(place.out), place.rows
+    assert ids_of(place.out) == list(now)
+    same = [i for i in rows.keys() & now.keys() if rows[i][0].tobytes() == now[i][0].tobytes()]
+    assert len(same) > 1100
+    assert all(found[i] == codes[i] for i in same)
+    assert_holds(place)
+
+
+def test_texts_that_are_there_several_times(place: Place) -> None:
+    """Each keeps a code of its own, whichever of them leaves."""
+    rows = dict(place.files["a.parquet"])
+    rows |= {7000 + i: rows[5] for i in range(20)}
+    place.files = {**place.files, "a.parquet": rows, "c.parquet": {8000: rows[5]}}
+    place.write()
+    report = place.update(refit="never")
+    assert (report.encoded.counts.encoded, report.changes.to_json()["new"]) == (0, 21)
+    assert_holds(place)
+    place.files = {**place.files, "a.parquet": {i: row for i, row in rows.items() if i != 5}}
+    place.write()
+    report = place.update(refit="never")
+    assert report.changes.to_json()["deleted"] == 1
+    assert_holds(place)
+    place.update(refit="always")
+    assert_equals_fresh(place.out, place.fresh().out)
+
+
+@pytest.mark.parametrize("refit", ["always", "never", "auto"])
+def test_all_rows_may_be_others(place: Place, refit: str) -> None:
+    place.files = {"b.parquet": some_rows(range(5000, 5300))}
+    place.write()
+    report = place.update(refit=refit)
+    expected = {"total": 300, "new": 300, "changed": 0, "document": 0, "deleted": 300}
+    assert report.changes.to_json() == {**expected, "unchanged": 0}
+    assert_holds(place)
+    assert report.update["drift"]["rows_shared"] == 0

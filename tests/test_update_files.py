@@ -27,6 +27,7 @@ from tests.update_helpers import (
 from whiten_index.errors import (
     ArtifactError,
 )
+from whiten_index.plan import plan_build
 from whiten_index.update import UpdateConfig, plan_update, update_index
 
 
@@ -69,6 +70,8 @@ def test_a_file_that_was_touched_is_read_and_nothing_is_published(place: Place) 
     os.utime(place.corpus / "a.parquet", (1e9, 1e9))
     assert skipped(place) == 1
     assert place.update().up_to_date
+    # By then its new time is known, though the version is that of before.
+    assert skipped(place) == 2
 
 
 def test_a_file_written_just_now_is_read_again(place: Place) -> None:
@@ -305,3 +308,11 @@ def test_what_another_corpus_in_the_store_holds_is_not_encoded(tmp_path: Path) -
     assert report.encoded.counts.encoded == 0
     assert report.changes.to_json()["new"] == 80
     assert_equals_fresh(place.out, place.fresh(store=None).out)
+
+
+def test_a_build_and_its_plan_know_rows_too(place: Place) -> None:
+    place.change()
+    plan = plan_build(place.config())
+    counts = place.build().encoded.counts
+    assert (plan.to_encode, plan.reused) == (counts.encoded, counts.reused)
+    assert counts.encoded == 9

@@ -29,6 +29,8 @@ def _one_thread() -> None:
 
 place = choosing_helpers.place
 Texts = dict[str, str | None]
+# What moments may differ by where texts are encoded in other batches.
+ROUNDED = 1e-4
 
 
 def some_texts(words: tuple[str, ...], numbers: Any, seed: int = 0, *, most: int = 40) -> Texts:
@@ -89,7 +91,7 @@ def test_texts_that_changed_alone_are_encoded(
     assert counts.truncated == theirs.truncated > 5
     assert dict(counts.skipped) == dict(theirs.skipped) == {"blank_text": 2}
     assert report.manifest["identity"] == fresh.manifest["identity"]
-    assert_equals_fresh(tmp_path / "out", tmp_path / "fresh")
+    assert_equals_fresh(tmp_path / "out", tmp_path / "fresh", within=ROUNDED)
     assert report.changes.to_json() == {
         "total": 91, "new": 3, "changed": 2, "document": 0, "deleted": 2, "unchanged": 86,
     }  # fmt: skip
@@ -123,7 +125,7 @@ def test_documents_in_passages(
     assert ids_of(tmp_path / "out") == ids_of(tmp_path / "fresh")
     assert counts.passages == fresh.encoded.counts.passages
     if refit == "always":
-        assert_equals_fresh(tmp_path / "out", tmp_path / "fresh")
+        assert_equals_fresh(tmp_path / "out", tmp_path / "fresh", within=ROUNDED)
     else:
         found = codes_by_passage(tmp_path / "out")
         same = before.keys() & found.keys()
@@ -172,13 +174,13 @@ def test_what_was_chosen_is_not_chosen_again_unless_that_is_asked(
     # Pieces that are encoded again differ in the last bits, and the scores of the choice with them.
     assert again.manifest["choice"]["chosen"] == choice(fresh)["chosen"]
     assert again.manifest["whitening"]["k"] == fresh.manifest["whitening"]["k"]
-    assert_equals_fresh(place.root / "out", place.root / "fresh")
+    assert_equals_fresh(place.root / "out", place.root / "fresh", within=ROUNDED)
 
 
 def assert_equals_fresh_but_chosen(place: Any, report: UpdateReport, first: Any) -> None:
     settled = {name: choice(first)["chosen"][name] for name in ("k", "exponent", "center")}
     place.build("named", whiten="whitening", **settled)
-    assert_equals_fresh(report.out, place.root / "named")
+    assert_equals_fresh(report.out, place.root / "named", within=ROUNDED)
 
 
 def test_what_was_chosen_by_labels_needs_them_only_to_be_chosen_again(place: Any) -> None:
@@ -206,7 +208,7 @@ def test_weights_are_those_of_today(place: Any) -> None:
     report = update(place.root / "out", refit="always")
     fresh = place.build("fresh", **options)
     assert report.manifest["identity"] == fresh.manifest["identity"]
-    assert_equals_fresh(place.root / "out", place.root / "fresh")
+    assert_equals_fresh(place.root / "out", place.root / "fresh", within=ROUNDED)
     # Other weights of the same texts.
     rows = pq.read_table(place.corpus)
     weights = pa.array(list(reversed(rows["weight"].to_pylist())))
@@ -217,7 +219,7 @@ def test_weights_are_those_of_today(place: Any) -> None:
     assert codes_by_id(place.root / "out") == codes
     report = update(place.root / "out", refit="always")
     place.build("fresh", **options)
-    assert_equals_fresh(place.root / "out", place.root / "fresh")
+    assert_equals_fresh(place.root / "out", place.root / "fresh", within=ROUNDED)
 
 
 # The encoder

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ from tests.update_helpers import (
     DIM,
     Place,
     assert_equals_fresh,
+    assert_holds,
     codes_of,
     ids_of,
     some_rows,
     table_of,
+    tree,
     version_of,
 )
 from whiten_index import BuildConfig, build_index, open_index
@@ -32,7 +36,8 @@ from whiten_index.errors import (
     WhiteningError,
 )
 from whiten_index.update import UpdateConfig, plan_update, update_index
-from whiten_index.versions import rollback
+from whiten_index.upkeep import compact_store, gc_store
+from whiten_index.versions import prune, rollback
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +46,6 @@ def _one_thread() -> None:
 
 
 indexed, place = update_helpers.indexed, update_helpers.place
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 # Versions
@@ -130,6 +131,51 @@ def test_the_same_as_before_a_failed_gate_is_not_encoded_again(place: Place) -> 
         place.update()
     report = place.update(max_growth=9)
     assert (report.encoded.counts.encoded, report.changes.to_json()["new"]) == (0, 400)
+
+
+def test_queries_of_ones_own_must_find_what_they_did(place: Place) -> None:
+    rows = place.rows
+    queries = pa.table(
+        {
+            "embedding": pa.array([rows[i][0] for i in (7, 160)], pa.list_(pa.float32())),
+            "expected": ["7", "160"],
+        }
+    )
+    pq.write_table(queries, place.root / "canaries.parquet")
+    place.files = {**place.files, "a.parquet": {i: r for i, r in rows.items() if i < 149}}
+    place.write()
+    options = {"canary_file": str(place.root / "canaries.parquet")}
+    assert not place.update(**options).up_to_date
+    gone = {i: row for i, row in place.files["a.parquet"].items() if i != 7}
+    place.files = {**place.files, "a.parquet": gone}
+    place.write()
+    with pytest.raises(GateError, match=r"1 of 2 documents expected .* '7' of query 0"):
+        place.update(**options)
+    assert 7 in ids_of(place.out)
+
+
+def test_nights_with_care_taken_of_store_and_versions_between(tmp_path: Path) -> None:
+    """Nothing that an update needs is dropped, and where rows lie does not matter."""
+    place = Place.new(tmp_path, rows=120)
+    place.build()
+    care: list[Callable[[], Any]] = [
+        lambda: gc_store(place.out / "store", keep_days=0),
+        lambda: compact_store(place.out / "store", pack_rows=100),
+        lambda: prune(place.out, keep=1),
+        lambda: rollback(place.out),
+    ]
+    rng = np.random.default_rng(4)
+    for night in range(1, 9):
+        place.change(night)
+        encoded = place.update(refit=str(rng.choice(["always", "never"])), canaries=20)
+        assert encoded.encoded.counts.encoded <= 9
+        assert_holds(place)
+        for each in rng.permutation(len(care))[:2]:
+            with contextlib.suppress(ArtifactError if care[each] is care[3] else ()):
+                care[each]()
+    place.change(9)
+    place.update(refit="always")
+    assert_equals_fresh(place.out, place.fresh().out)
 
 
 # Earlier releases

@@ -88,7 +88,13 @@ def test_current_says_what_is_published_and_what_was_withdrawn(out: Path) -> Non
     set_current(out, second, withdrawn=[first])
     assert read_current(out) == Current(second, digest, (first,))
     value = json.loads((out / "CURRENT").read_text())
-    assert set(value) == {"version", "manifest_sha256", "withdrawn", "digest"}
+    assert set(value) == {
+        "version",
+        "manifest_sha256",
+        "withdrawn",
+        "withdrawn_facts",
+        "digest",
+    }
     set_current(out, names(out)[2])
     assert read_current(out).withdrawn == (first,), "carried over"
     set_current(out, first)

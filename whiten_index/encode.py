@@ -174,6 +174,7 @@ def encode_shards(
     *,
     before: CorpusRecord | None = None,
     known: CorpusRecord | None = None,
+    remember: bool = True,
 ) -> EncodeReport:
     """Encode the rows that the store does not have, and remember the corpus in it.
 
@@ -183,6 +184,7 @@ def encode_shards(
         stages: told of the work.
         before: the corpus as it was indexed last; files that are as they were then are not read.
         known: a record whose rows are in the store, beside those that the store itself remembers.
+        remember: keep the record in the store, which else is the caller's to do.
     """
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
@@ -190,7 +192,10 @@ def encode_shards(
         named = () if known is None else known.shards
         shards = dict.fromkeys((*named, *work.store.corpus_shards()))
         work = replace(work, rows=RowFinder(work.store, tuple(shards)))
-        return _encode_and_record(config, work, kept_parts(work, before), stages)
+        report = _encode(config, work, kept_parts(work, before), stages)
+        if remember:
+            work.store.save_corpus(report.record)
+        return report
 
 
 def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFile]:
@@ -211,7 +216,7 @@ def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFi
     return found
 
 
-def _encode_and_record(
+def _encode(
     config: BuildConfig, work: ShardWork, kept: Mapping[int, KeptFile], stages: Stages
 ) -> EncodeReport:
     counts, corpus = Counts(kept_files=len(kept)), work.corpus
@@ -242,7 +247,6 @@ def _encode_and_record(
             f"({', '.join(f'{n} {reason}' for reason, n in counts.skipped.items())}); "
             "check the columns named and the row filter"
         )
-    work.store.save_corpus(record)
     report = EncodeReport(work.store, record, counts, stages, compiled, work)
     if work.store.encoder.get("dtype") == "int8" and (counts.encoded or not report.agreement):
         _measure_agreement(config, work, report)

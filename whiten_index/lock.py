@@ -173,6 +173,8 @@ class Held:
     def _make(self) -> bool:
         temporary = self._aside("new")
         try:
+            # What a killed process left may be a second name of the owner's file.
+            temporary.unlink(missing_ok=True)
             with temporary.open("w", encoding="utf-8") as file:
                 json.dump(self._me, file)
                 file.flush()

@@ -20,7 +20,7 @@ from whiten_index.errors import ConfigError
 from whiten_index.fit import choose_index, possible_widths, read_labels
 from whiten_index.index import FactoryChoice
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.shard import ShardWork
+from whiten_index.shard import RowFinder, ShardWork
 from whiten_index.store import StoreDtype
 from whiten_index.whitening.choice import widths
 
@@ -84,12 +84,11 @@ class _Looked:
     raw_bytes: int = 0
     missing: list[Shard] = field(default_factory=list)
 
-    def add(self, shard: Shard, rows: int, size: int, there: bool) -> None:
+    def add(self, shard: Shard, rows: int, size: int, unknown: int) -> None:
         self.raw_bytes += size
-        if there:
-            self.reused += rows
-        elif rows:
-            self.to_encode += rows
+        self.reused += rows - unknown
+        self.to_encode += unknown
+        if unknown:
             self.missing.append(shard)
 
 
@@ -109,6 +108,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
         check_labels(config, labels)
     # What compiling gains is found by the build itself.
     work = shard_work(replace(config, compile=False), corpus, write=False)
+    work = replace(work, rows=RowFinder(work.store, work.store.corpus_shards()))
     looked = _Looked()
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
@@ -144,16 +144,20 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
     )
 
 
-def _look_up(work: ShardWork, shard: Shard) -> tuple[int, int, bool]:
-    """Return a shard's usable rows, the bytes of their embeddings, and whether it is done."""
+def _look_up(work: ShardWork, shard: Shard) -> tuple[int, int, int]:
+    """Return a shard's usable rows, the bytes of their embeddings, and how many are nowhere."""
     batch = work.batch_of(shard)
-    fingerprint = work.store.shard_fingerprint(batch.digests(), work.dtype)
+    digests = batch.digests()
+    fingerprint = work.store.shard_fingerprint(digests, work.dtype)
     if work.dtype is StoreDtype.OWN:
         itemsize = batch.embeddings.itemsize if isinstance(batch, EmbeddingBatch) else 4
     else:
         itemsize = np.dtype(work.dtype.value).itemsize
-    there = work.store.find(fingerprint, verify=False) is not None
-    return len(batch), len(batch) * int(work.store.encoder["dim"]) * itemsize, there
+    unknown = 0
+    if len(batch) and work.store.find(fingerprint, verify=False) is None:
+        assert work.rows is not None
+        unknown = int(np.count_nonzero(~work.rows.known(work.dtype, batch).find(digests).known))
+    return len(batch), len(batch) * int(work.store.encoder["dim"]) * itemsize, unknown
 
 
 def calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float:

@@ -292,13 +292,10 @@ class ShardWork:
         variances = np.diag(before.scatter) / max(before.count, 1)
         own = as_kept(own, self.dtype, variances=variances if before.count > 1 else None)
         gathered = self.store.shards.picked(picks, own)
-        if found.known.mean() < _BY_REFERENCE:
+        whole = self._whole(shard.batch, gathered, known=float(found.known.mean()))
+        if whole is not None:
             return self.store.write(
-                shard.fingerprint,
-                shard.digests,
-                gathered[np.arange(len(gathered))],
-                dtype=self.dtype,
-                truncated=truncated,
+                shard.fingerprint, shard.digests, whole, dtype=self.dtype, truncated=truncated
             )
         return self.store.derive(
             shard.fingerprint,
@@ -309,6 +306,24 @@ class ShardWork:
             moments=self._moments(nearest, before, picks, gathered),
             dtype=str(gathered.dtype),
         )
+
+    def _whole(
+        self, batch: TextBatch | EmbeddingBatch, gathered: EmbeddingRows, *, known: float
+    ) -> NDArray[np.floating] | None:
+        """Return the embeddings (n, d) of a shard to be kept whole, None where it is derived.
+
+        Given ones are kept whole too where the rows picked are rounded otherwise than a new store
+        would: as float16 or not is settled shard by shard.
+        """
+        rows = np.arange(len(gathered))
+        if isinstance(batch, TextBatch):
+            return gathered[rows] if known < _BY_REFERENCE else None
+        given = batch.embeddings
+        if known < _BY_REFERENCE:
+            return given
+        rounds = self.dtype is StoreDtype.FLOAT16 and given.dtype != np.float16
+        same = not rounds or _equal(as_kept(given, self.dtype), gathered[rows])
+        return None if same else given
 
     def _new_embeddings(
         self, shard: _Looked, encoded: Encoded | None, rows: slice
@@ -380,6 +395,10 @@ class RowFinder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowFinder, (self._store, self._shards)
+
+
+def _equal(some: NDArray[np.floating], others: NDArray[np.floating]) -> bool:
+    return some.dtype == others.dtype and np.array_equal(some, others)
 
 
 def _little_is_left(before: Moments, left: Moments) -> bool:

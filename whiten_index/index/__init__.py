@@ -84,6 +84,7 @@ from whiten_index.index.versions import (
     version_names,
     version_number,
     with_published,
+    withdrawn_facts,
     withdrawn_versions,
     write_index,
 )
@@ -173,6 +174,7 @@ __all__ = [
     "version_number",
     "why_not_carried",
     "with_published",
+    "withdrawn_facts",
     "withdrawn_versions",
     "wrap",
     "write_documents",

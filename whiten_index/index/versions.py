@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ _VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
 _NAME, _SHA256 = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*"), re.compile(r"[0-9a-f]{64}")
 # Releases before versions could be withdrawn wrote two keys and no digest.
 _OLD_KEYS = {"version", "manifest_sha256"}
-_KEYS = _OLD_KEYS | {"withdrawn", "digest"}
+_KEYS = _OLD_KEYS | {"withdrawn", "withdrawn_facts", "digest"}
 VERIFY = ("full", "manifest")
 # Each try needs a version published and another removed since the one before.
 _TRIES = 20
@@ -51,11 +51,14 @@ class Current:
         manifest_sha256: of its manifest.json.
         withdrawn: versions that were published and taken back, which are not published again
             unless someone names them.
+        withdrawn_facts: of these name -> ``corpus``, the fingerprint of its rows, and ``identity``,
+            which outlive the version; empty where they were not known.
     """
 
     version: str
     manifest_sha256: str
     withdrawn: tuple[str, ...] = ()
+    withdrawn_facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def same_version(self, other: Current) -> bool:
         """Tell whether both publish the same."""
@@ -84,12 +87,13 @@ def read_current(root: Path) -> Current:
         and _SHA256.fullmatch(digest)
         and isinstance(withdrawn, list)
         and all(map(_is_name, withdrawn))
+        and set(value.get("withdrawn_facts", {})) == set(withdrawn)
     ):
         raise ArtifactError(
             f"{path} is damaged; name a version with whiten-index rollback {root} --to VERSION, "
             "or run the build again"
         )
-    return Current(str(version), digest, tuple(withdrawn))
+    return Current(str(version), digest, tuple(withdrawn), value.get("withdrawn_facts", {}))
 
 
 def set_current(root: Path, version: str, *, withdrawn: Collection[str] | None = None) -> None:
@@ -104,11 +108,13 @@ def set_current(root: Path, version: str, *, withdrawn: Collection[str] | None =
     folder = root / VERSIONS / version
     with manifest.writing(root / CURRENT):
         digest = manifest.sha256_file(folder / manifest.MANIFEST)
-        taken_back = withdrawn_versions(root) if withdrawn is None else withdrawn
+        known = withdrawn_facts(root)
+        taken_back = sorted({*(known if withdrawn is None else withdrawn)} - {version})
         fields = {
             "version": version,
             "manifest_sha256": digest,
-            "withdrawn": sorted(set(taken_back) - {version}),
+            "withdrawn": taken_back,
+            "withdrawn_facts": {name: known.get(name) or _facts(root, name) for name in taken_back},
         }
         manifest.write_manifest(root / CURRENT, fields)
 
@@ -119,6 +125,22 @@ def withdrawn_versions(root: Path) -> tuple[str, ...]:
         return read_current(root).withdrawn
     except ArtifactError:
         return ()
+
+
+def withdrawn_facts(root: Path) -> Mapping[str, Mapping[str, str]]:
+    """Return what is known of the versions withdrawn; see ``Current``."""
+    try:
+        return read_current(root).withdrawn_facts
+    except ArtifactError:
+        return {}
+
+
+def _facts(root: Path, name: str) -> dict[str, str]:
+    try:
+        fields = read_version(root / VERSIONS / name, verify="manifest")
+        return {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
+    except (ArtifactError, KeyError):
+        return {}
 
 
 def tidy(root: Path) -> None:

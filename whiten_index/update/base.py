@@ -81,6 +81,18 @@ class Base:
         found: Mapping[str, Any] = self.fields.get("update") or {}
         return found
 
+    def read_before(self, corpus: ParquetCorpus) -> CorpusRecord:
+        """Return the record by which files that are as they were are known.
+
+        It is the store's where that is of the same rows: it may know files by their present time
+        which had other times, or too late ones, when the version was made.
+        """
+        try:
+            latest = self.store.corpus(corpus.config.source_identity())
+        except ArtifactError:
+            return self.record
+        return latest if latest.fingerprint == self.record.fingerprint else self.record
+
     def require_same_width(self, corpus: ParquetCorpus) -> None:
         """Refuse a column of embeddings that are not of the kind that the index was built from.
 

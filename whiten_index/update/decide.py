@@ -41,6 +41,11 @@ class Decided:
     settled: Settled
     facts: dict[str, Any]
 
+    @property
+    def keeps(self) -> bool:
+        """Whether transform and index are those of the base."""
+        return self.settled.carry is not None
+
 
 def decide_update(
     config: UpdateConfig, base: Base, encoded: EncodeReport, stages: Stages
@@ -116,7 +121,9 @@ def _shared(base: Base, old_rows: NDArray[np.int64]) -> float:
     """Return how many rows at least are as they were when the transform was fitted."""
     gone = base.record.rows - len(np.unique(old_rows[old_rows >= 0]))
     fitted_on = float(base.update.get("shared", base.record.rows))
-    return max(fitted_on - gone, 0.0)
+    # Of rows with weights, moments count the sum of these, which rounding may leave below.
+    counted = base.fitted.moments.count
+    return min(max(fitted_on - gone, 0.0), counted)
 
 
 def _kept(base: Base, encoded: EncodeReport, old_rows: NDArray[np.int64]) -> tuple[Settled, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ from whiten_index.shard import RowFinder, ShardWork
 from whiten_index.space import free_bytes
 from whiten_index.store import CorpusPart, CorpusRecord
 from whiten_index.update.base import Base
+from whiten_index.update.checks import nothing_to_do, require_not_withdrawn, room_wanted
 from whiten_index.update.config import UpdateConfig
-from whiten_index.update.run import nothing_to_do, require_not_withdrawn, room_wanted
 
 # What every update does again with all rows, besides what comes of encoding.
 _AGAIN = (
@@ -111,7 +110,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
     work = shard_work(replace(base.config, compile=False), corpus, write=False)
     shards = dict.fromkeys((*base.record.shards, *work.store.corpus_shards()))
     work = replace(work, rows=RowFinder(work.store, tuple(shards)))
-    kept = kept_parts(work, None if config.read_all else base.record)
+    kept = kept_parts(work, None if config.read_all else base.read_before(corpus))
     looked = _Looked()
     with stages.stage("look up rows", corpus.rows) as watcher:
         for position in range(len(corpus.files)):
@@ -124,7 +123,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
     record = CorpusRecord(corpus.config.source_identity(), tuple(looked.parts), {})
     up_to_date = nothing_to_do(config, base, record)
     if not up_to_date:
-        require_not_withdrawn(Path(config.index), record)
+        require_not_withdrawn(config, record)
     changes = _changes(base, work, record, looked)
     rate = None
     if looked.to_encode and base.config.embedding_column is None:

@@ -1,0 +1,236 @@
+"""``whiten-index update``: what it prints, what it exits with, what a dry run foretells."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import faiss
+import pytest
+
+from tests import update_helpers
+from tests.bad_input_helpers import assert_one_error, run
+from tests.test_build_again import held_by_another_process
+from tests.update_helpers import Place, counts_of, ids_of, some_rows, tree, version_of
+
+OPTIONS, CORPUS, ARTIFACT, GATE = 2, 3, 5, 9
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+indexed, place = update_helpers.indexed, update_helpers.place
+
+
+def update(place: Place, *options: Any) -> tuple[int, str, str]:
+    return run("update", "--index", place.out, *options)
+
+
+def published(place: Place, *options: Any) -> dict[str, Any]:
+    """Return the report that is printed, which is one object and nothing else."""
+    status, stdout, stderr = update(place, "--json", *options)
+    assert status == 0, stderr
+    assert stdout.endswith("}\n")
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    found: dict[str, Any] = json.loads(stdout, parse_constant=refuse)
+    return found
+
+
+def test_one_object_says_what_was_done(place: Place) -> None:
+    before = place.rows
+    place.change()
+    report = published(place)
+    assert report.keys() == {
+        "out", "store", "version", "base", "up_to_date", "rows", "counts", "files", "drift",
+        "decision", "gates", "whitening", "factory", "bytes", "seconds", "stage_rows", "created",
+    }  # fmt: skip
+    assert report["rows"] == counts_of(before, place.rows)
+    assert report["version"] == version_of(place.out).name
+    assert report["decision"].keys() >= {"whitening", "why", "threshold", "index"}
+    assert {gate["name"] for gate in report["gates"]} == {"counts", "codes", "canaries", "size"}
+    again = published(place)
+    assert again["up_to_date"]
+    assert (again["version"], again["base"]) == (report["version"], report["version"])
+    assert (again["drift"], again["decision"], again["gates"]) == (None, None, [])
+
+
+def test_a_person_is_told_the_same(place: Place) -> None:
+    before = place.rows
+    place.change()
+    rows = counts_of(before, place.rows)
+    status, stdout, stderr = update(place)
+    assert status == 0, stderr
+    assert f"version {version_of(place.out).name} published" in stdout
+    assert (
+        f"{rows['new']} new, {rows['changed']} changed, {rows['document']} with other kept columns,"
+        f" {rows['deleted']} deleted, {rows['unchanged']} as they were; 2 files read, 0 skipped"
+    ) in stdout
+    assert "transform: keep; the drift is" in stdout
+    for words in ("KL divergence, nats per dimension", "canaries", "passed", "measure drift"):
+        assert words in stdout
+    status, stdout, _ = update(place)
+    assert status == 0
+    assert f"version {version_of(place.out).name} is up to date, nothing to do" in stdout
+    assert "0 files read, 2 skipped" in stdout
+
+
+CHANGES = {
+    "changed": lambda place: place.change(),
+    "nothing": lambda place: None,
+    "one file": lambda place: file(place, "c.parquet", range(900, 930)),
+    "another order": lambda place: file(place, "a.parquet", reversed(range(150))),
+    "gone": lambda place: file(place, "b.parquet", range(150, 280)),
+}
+
+
+def file(place: Place, name: str, numbers: Any) -> None:
+    place.files = {**place.files, name: some_rows(numbers)}
+    place.write()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("options", [(), ("--read-all",), ("--refit", "always")], ids=str)
+def test_a_dry_run_foretells_the_update_and_writes_nothing(
+    place: Place, change: str, options: tuple[str, ...]
+) -> None:
+    CHANGES[change](place)
+    before = tree(place.root)
+    plan = published(place, "--dry-run", *options)
+    assert tree(place.root) == before
+    report = published(place, *options)
+    for name in ("base", "rows", "files", "up_to_date"):
+        assert plan[name] == report[name], name
+    assert plan["to_encode"] == report["counts"]["encoded"]
+    assert plan["refit"] == (options[1] if "--refit" in options else "auto")
+    assert plan["encode_seconds"] is None
+    if not report["up_to_date"]:
+        (index,) = (size for path, size in plan["bytes"].items() if path == str(place.out))
+        used = sum(report["bytes"][name] for name in ("index_file", "documents_file"))
+        assert used * 0.9 <= index <= used * 1.6
+    assert all(free > 0 for free in plan["free"].values())
+
+
+def test_a_dry_run_in_words(place: Place) -> None:
+    place.change()
+    status, stdout, _ = update(place, "--dry-run")
+    assert status == 0
+    assert f"plan (nothing was written), from version {version_of(place.out).name}" in stdout
+    assert "rows to encode" in stdout
+    assert "4 new, 5 changed" in stdout
+
+
+def test_a_dry_run_does_not_wait_for_another_job(place: Place) -> None:
+    place.change()
+    with held_by_another_process(place.out) as pid:
+        assert published(place, "--dry-run")["to_encode"] == 9
+        status, _, stderr = update(place)
+    assert status == 6
+    assert_one_error(stderr, match=f"process {pid}")
+
+
+# Log lines
+
+
+def lines(stdout: str, form: str) -> list[dict[str, str]]:
+    if form == "json":
+        return [json.loads(line) for line in stdout.splitlines()]
+    return [dict(pair.split("=", 1) for pair in shlex.split(line)) for line in stdout.splitlines()]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_events_are_lines_and_the_last_is_the_report(place: Place, form: str) -> None:
+    place.change()
+    for options, ending in (
+        (("--dry-run",), "planned"), ((), "published"), ((), "up_to_date"),
+    ):  # fmt: skip
+        status, stdout, stderr = update(place, "--log", form, *options)
+        assert (status, stderr) == (0, "")
+        events = lines(stdout, form)
+        assert all({"time", "event"} <= event.keys() for event in events)
+        assert events[-1]["event"] == ending
+        assert [event["event"] for event in events].count("stage_finished") > 0
+        new = events[-1]["rows"]["new"] if form == "json" else events[-1]["rows.new"]  # type: ignore[index]
+        assert int(new) == (0 if ending == "up_to_date" else 4)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_failure_is_the_last_line(place: Place, form: str) -> None:
+    file(place, "b.parquet", range(150, 151))
+    status, stdout, _ = update(place, "--log", form)
+    assert status == GATE
+    last = lines(stdout, form)[-1]
+    assert (last["event"], last["error"], int(last["exit_code"])) == ("failed", "GateError", GATE)
+    assert "gate size" in last["message"]
+
+
+# Exit statuses
+
+
+def test_a_failed_gate_has_a_status_of_its_own(place: Place) -> None:
+    first = version_of(place.out).name
+    file(place, "b.parquet", range(150, 151))
+    status, stdout, stderr = update(place, "--json")
+    assert (status, stdout) == (GATE, "")
+    candidates = place.out / "candidates"
+    assert_one_error(stderr, match=rf"not published: gate size: .* kept in {candidates}/000002-")
+    assert version_of(place.out).name == first
+    status, _, stderr = update(place, "--max-shrink", "0.9")
+    assert status == 0, stderr
+    assert ids_of(place.out) == list(place.rows)
+
+
+def test_what_was_rolled_back_is_refused_by_the_dry_run_too(place: Place) -> None:
+    place.change()
+    published(place)
+    assert run("rollback", place.out)[0] == 0
+    for options in ((), ("--dry-run",)):
+        status, _, stderr = update(place, *options)
+        assert status == GATE
+        assert_one_error(stderr, match=r"was rolled back.*whiten-index rollback .* --to 000002-")
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "match"),
+    [
+        (("--refit", "often"), OPTIONS, "often.*auto, always, never"),
+        (("--refit", "never", "--choose-again"), OPTIONS, "--choose-again"),
+        (("--drift-threshold", "inf"), OPTIONS, "--drift-threshold"),
+        (("--drift-threshold", "much"), OPTIONS, "much"),
+        (("--max-bytes", "1e"), OPTIONS, "--max-bytes"),
+        (("--canary-recall", "2"), OPTIONS, "--canary-recall"),
+        (("--canaries", "-1"), OPTIONS, "--canaries"),
+        (("--log", "xml"), OPTIONS, "xml"),
+        (("--log", "json", "--json"), OPTIONS, "leave --json out"),
+        (("--threads", "0"), OPTIONS, "threads"),
+        (("--index-device", "tpu"), OPTIONS, "tpu"),
+        (("/no/such/corpus",), CORPUS, "does not exist"),
+        (("--store", "/no/such/store"), ARTIFACT, "/no/such/store"),
+        (("--canary-file", "/no/such/file"), CORPUS, "/no/such/file"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_one_sentence_and_a_status(
+    indexed: Place, options: tuple[str, ...], status: int, match: str
+) -> None:
+    version = version_of(indexed.out)
+    found, stdout, stderr = update(indexed, *options)
+    assert (found, stdout) == (status, ""), stderr
+    assert_one_error(stderr, match=match)
+    assert version_of(indexed.out) == version
+
+
+def test_no_index_is_an_artifact_that_is_missing(tmp_path: Path) -> None:
+    status, _, stderr = run("update", "--index", tmp_path / "none")
+    assert status == ARTIFACT
+    assert_one_error(stderr, match="none does not exist")
+    assert not (tmp_path / "none").exists()
+    status, _, stderr = run("update", "corpus")
+    assert status == OPTIONS
+    assert "--index" in stderr

@@ -1,0 +1,91 @@
+"""What is looked at before an update does its work, or makes a version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from whiten_index import index as faiss_index
+from whiten_index.errors import ConfigError, GateError
+from whiten_index.gates import CanaryFile
+from whiten_index.space import require_space
+from whiten_index.store import CorpusRecord
+from whiten_index.update.base import Base
+from whiten_index.update.config import UpdateConfig
+from whiten_index.whitening import Refit
+
+# Room beyond what files are expected to take.
+_SPARE = 1.1
+
+
+def nothing_to_do(config: UpdateConfig, base: Base, record: CorpusRecord) -> bool:
+    """Tell whether the published version is what an update of this corpus would publish."""
+    if record.fingerprint != base.fields["corpus"]["fingerprint"] or config.choose_again:
+        return False
+    decided = base.update.get("decision") or {}
+    if decided.get("whitening") != "keep" or config.order is Refit.NEVER:
+        # A transform that was fitted on this very corpus comes out the same.
+        return True
+    return config.order is Refit.AUTO and decided.get("threshold") == config.drift_threshold
+
+
+def canary_file(config: UpdateConfig, base: Base) -> CanaryFile | None:
+    """Read the queries that gates ask, before hours of work rather than after them."""
+    if config.canary_file is None:
+        return None
+    found = CanaryFile.read(config.canary_file, dim=base.fitted.whitening.dim)
+    if found.needs_encoder and base.config.model is None:
+        raise ConfigError(
+            f"{config.canary_file} holds texts, and the index was built from an embedding column, "
+            "so that nothing is known to encode them with; give their embeddings"
+        )
+    return found
+
+
+def room_wanted(base: Base, *, rows: int) -> dict[Path, int]:
+    """Return folder -> bytes that a version of so many rows is expected to take there.
+
+    Of rows that are changed, which take as much again in the store, nothing is known yet.
+    """
+    sizes, had = base.fields["bytes"], max(base.record.rows, 1)
+    index = (sizes["index_file"] + sizes["documents_file"]) * rows / had * _SPARE
+    if base.config.budget is not None:
+        # Lists are written in parts, which are then joined.
+        index *= 2
+    more = max(rows - had, 0) * sizes["raw"] / had
+    return {Path(str(base.config.out)): int(index), base.store.folder: int(more)}
+
+
+def require_room(base: Base, *, rows: int) -> None:
+    """Refuse before work what the disk has no room for.
+
+    Raises:
+        OutputError: it has not.
+    """
+    require_space(room_wanted(base, rows=rows), f"a version of {rows:,} rows")
+
+
+def require_not_withdrawn(
+    config: UpdateConfig, record: CorpusRecord, *, identity: str | None = None
+) -> None:
+    """Refuse to publish once more what someone took back.
+
+    Args:
+        config: whose order to fit again, or not to, may make another version of the same corpus.
+        record: the corpus.
+        identity: of the version that came of it, None before that is known.
+
+    Raises:
+        GateError: the corpus is that of a version which was rolled back.
+    """
+    out = Path(config.index)
+    for name, facts in faiss_index.withdrawn_facts(out).items():
+        if facts.get("corpus") != record.fingerprint:
+            continue
+        if config.order is not Refit.AUTO and identity != facts.get("identity"):
+            continue
+        raise GateError(
+            f"the corpus still is that of version {name}, which was rolled back, so nothing is "
+            "published; mend the corpus; or, where the transform was at fault, order another with "
+            f"--refit always or never; or take that version back: whiten-index rollback {out} "
+            f"--to {name}"
+        )
