@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whiten_index.config import read_toml
 from whiten_index.errors import ConfigError
 
 _OWN: dict[str, tuple[type, str]] = {
@@ -75,13 +75,7 @@ class Job:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"job file {path} cannot be read ({error}); check the path") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
-    named = {key.replace("-", "_"): value for key, value in values.items()}
+    named = read_toml(path)
     if isinstance(named.get("corpus"), str):
         named["corpus"] = [named["corpus"]]
     return named

@@ -20,7 +20,6 @@ status is that of the first of them.
 from __future__ import annotations
 
 import sys
-import tomllib
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from typing import Any
 
 import click
 
+from whiten_index.config import read_toml
 from whiten_index.errors import ConfigError, WhitenIndexError
 from whiten_index.index import load_faiss
 from whiten_index.labels.beir import set_files, text_columns
@@ -67,13 +67,7 @@ class Job:
         Raises:
             ConfigError: it cannot be read, is not TOML, or lacks what a job needs.
         """
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"job file {path} cannot be read ({error})") from error
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
-        named = {key.replace("-", "_"): value for key, value in values.items()}
+        named = read_toml(path)
         out, sets = named.pop("out", None), named.pop("sets", None)
         if not isinstance(out, str) or not out:
             raise ConfigError(f'job file {path} says no folder for the report: out = "DIR"')

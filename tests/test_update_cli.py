@@ -166,7 +166,7 @@ def test_a_failure_is_the_last_line(place: Place, form: str) -> None:
     status, stdout, _ = update(place, "--log", form)
     assert status == GATE
     last = lines(stdout, form)[-1]
-    assert (last["event"], last["error"], int(last["exit_code"])) == ("failed", "GateError", GATE)
+    assert (last["event"], last["error"], int(last["exit_code"])) == ("gate_failed", "GateError", GATE)
     assert "gate size" in last["message"]
 
 

@@ -74,36 +74,78 @@ def test_what_was_kept_can_be_fitted_again_without_a_change(place: Place) -> Non
     assert place.update(refit="always").up_to_date
 
 
-def test_a_version_that_is_there_is_taken_up(place: Place) -> None:
-    """The corpus became again what it was."""
+def test_a_corpus_that_became_again_what_it_was_is_a_version_of_its_own(place: Place) -> None:
     first, old = version_of(place.out).name, dict(place.files)
     place.change()
     second = place.update(refit="always")
     place.files = old
     place.write()
     report = place.update(refit="always")
-    assert (report.version, report.base) == (first, second.version)
-    assert version_of(place.out).name == first
+    assert report.base == second.version
+    assert report.version not in (first, second.version)
+    assert all(gate["passed"] for gate in report.gates)
+    assert report.gates
+    # Its changes are those since the version before, not those that were once made.
+    counts, undone = report.changes.to_json(), second.changes.to_json()
+    assert (counts["new"], counts["deleted"]) == (undone["deleted"], undone["new"])
     assert ids_of(place.out) == list(place.rows)
+    assert rollback(place.out).to == second.version
+
+
+def test_gates_look_at_a_corpus_that_shrank_to_what_it_was(place: Place) -> None:
+    old = dict(place.files)
+    place.files = {**old, "c.parquet": some_rows(range(900, 1150))}
+    place.write()
+    grown = place.update().version
+    place.files = old
+    place.write()
+    with pytest.raises(GateError, match="gate size"):
+        place.update()
+    assert version_of(place.out).name == grown
 
 
 def test_what_was_rolled_back_is_not_published_again(place: Place) -> None:
     first = version_of(place.out).name
     place.change()
-    bad = place.update().version
+    bad = place.update(refit="never").version
     assert rollback(place.out).to == first
-    for options in ({}, {"refit": "always"}, {"refit": "never"}):
+    for options in ({}, {"refit": "never"}):
         with pytest.raises(GateError, match=f"that of version {bad}, which was rolled back") as e:
             place.update(**options)
         assert e.value.exit_code == 9
-        assert Path(e.value.candidate).name == bad
     assert version_of(place.out).name == first
+    # Nor when the version itself is gone.
+    assert prune(place.out, keep=1).removed == (bad,)
+    with pytest.raises(GateError, match=f"that of version {bad}, which was rolled back"):
+        place.update()
     # The corpus was mended.
     place.change(2)
     report = place.update(refit="always")
     assert report.base == first
     assert report.version not in (first, bad)
     assert_equals_fresh(place.out, place.fresh().out)
+
+
+def test_another_transform_of_a_corpus_that_was_rolled_back_can_be_ordered(place: Place) -> None:
+    place.change()
+    bad = place.update(refit="always").version
+    rollback(place.out)
+    with pytest.raises(GateError, match="--refit always or never"):
+        place.update()
+    with pytest.raises(GateError, match="rolled back"):
+        place.update(refit="always")
+    assert place.update(refit="never").version != bad
+
+
+def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Place) -> None:
+    place.files = {**place.files, "c.parquet": some_rows(range(900, 1300))}
+    place.write()
+    with pytest.raises(GateError, match="gate size"):
+        place.update()
+    # Not the same corpus any more, but most of its rows.
+    place.files["c.parquet"] = some_rows([*range(900, 1200), *range(1400, 1405)])
+    place.write()
+    assert place.update(max_growth=9).encoded.counts.encoded == 5
 
 
 def test_a_gate_keeps_a_version_aside(place: Place) -> None:

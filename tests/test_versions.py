@@ -26,6 +26,7 @@ from whiten_index.index import (
     publish_candidate,
     read_current,
     read_fields,
+    read_version,
     set_current,
     version_names,
     with_published,
@@ -86,7 +87,12 @@ def test_current_says_what_is_published_and_what_was_withdrawn(out: Path) -> Non
     first, second, *_ = names(out)
     digest = manifest.sha256_file(out / "versions" / second / "manifest.json")
     set_current(out, second, withdrawn=[first])
-    assert read_current(out) == Current(second, digest, (first,))
+    current = read_current(out)
+    assert current.same_version(Current(second, digest))
+    assert current.withdrawn == (first,)
+    fields = read_version(out / "versions" / first)
+    facts = {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
+    assert current.withdrawn_facts == {first: facts}
     value = json.loads((out / "CURRENT").read_text())
     assert set(value) == {
         "version",

@@ -266,6 +266,21 @@ class BuildConfig:
         return asdict(self)
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a job file; its keys come with underscores for dashes.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not TOML.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"job file {path} cannot be read ({error}); check the path") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
+    return {key.replace("-", "_"): value for key, value in values.items()}
+
+
 def read_job(path: Path, *, also: Collection[str] = ()) -> dict[str, Any]:
     """Read a job file: TOML whose keys are the fields above or the spelling of the options.
 
@@ -276,15 +291,9 @@ def read_job(path: Path, *, also: Collection[str] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, is not TOML, or sets something unknown.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"job file {path} cannot be read ({error}); check the path") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
     job = {}
-    for key, value in values.items():
-        name = _OPTIONS.get(key.replace("-", "_"), key.replace("-", "_"))
+    for key, value in read_toml(path).items():
+        name = _OPTIONS.get(key, key)
         if name in also:
             job[name] = value
             continue

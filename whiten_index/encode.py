@@ -173,7 +173,7 @@ def encode_shards(
     stages: Stages,
     *,
     before: CorpusRecord | None = None,
-    known: CorpusRecord | None = None,
+    known: Sequence[CorpusRecord] = (),
     remember: bool = True,
 ) -> EncodeReport:
     """Encode the rows that the store does not have, and remember the corpus in it.
@@ -183,13 +183,13 @@ def encode_shards(
         corpus: opened.
         stages: told of the work.
         before: the corpus as it was indexed last; files that are as they were then are not read.
-        known: a record whose rows are in the store, beside those that the store itself remembers.
+        known: records whose rows are in the store, beside those that the store itself remembers.
         remember: keep the record in the store, which else is the caller's to do.
     """
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
         work.store.tidy()
-        named = () if known is None else known.shards
+        named = (shard for record in known for shard in record.shards)
         shards = dict.fromkeys((*named, *work.store.corpus_shards()))
         work = replace(work, rows=RowFinder(work.store, tuple(shards)))
         report = _encode(config, work, kept_parts(work, before), stages)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from whiten_index.errors import ConfigError, WhitenIndexError
+from whiten_index.errors import ConfigError, GateError, WhitenIndexError
 from whiten_index.stopping import INTERRUPTED, enter_stage, heed_stop, leave_stage
 
 _EVERY_SECONDS = 10.0
@@ -133,6 +133,10 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
     lines = lines or LogLines()
     try:
         ending = work()
+    except GateError as error:
+        more = {"candidate": error.candidate, "gates": list(error.gates)}
+        lines.log("gate_failed", **failure(error), **more, exit_code=error.exit_code)
+        return error.exit_code
     except WhitenIndexError as error:
         lines.log("failed", **failure(error), exit_code=error.exit_code)
         return error.exit_code

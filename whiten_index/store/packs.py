@@ -88,7 +88,8 @@ class Packs:
         self.folder = folder
         # Of a shard that was packed anew, the latest place last.
         self._members: dict[str, tuple[Member, ...]] = {}
-        self._read: frozenset[str] = frozenset()
+        # None where nothing was looked at so far.
+        self._read: frozenset[str] | None = None
         self._sound: dict[str, bool] = {}
 
     def names(self) -> list[str]:
@@ -107,6 +108,8 @@ class Packs:
     def find(self, fingerprint: str, *, verify: bool, held_as: str | None = None) -> Member | None:
         """Return where a shard is packed, the latest place; None where it is in no sound pack.
 
+        Packs that came since are seen after ``look_again``.
+
         Args:
             fingerprint: of the shard.
             verify: check the pack's content against its checksums, once.
@@ -115,10 +118,10 @@ class Packs:
         Raises:
             FormatError: a later release wrote a pack.
         """
-        if not any(map(self._is_there, self._members.get(fingerprint, ()))):
-            self._look_again()
+        if self._read is None:
+            self.look_again()
         for member in reversed(self._members.get(fingerprint, ())):
-            wanted = held_as in (None, member.held_as) and self._is_there(member)
+            wanted = held_as in (None, member.held_as) and self.is_there(member)
             if wanted and (not verify or self._is_sound(member.pack)):
                 return member
         return None
@@ -169,10 +172,10 @@ class Packs:
             return {"kind": KIND, "format_version": FORMAT_VERSION, "members": listed}
 
         manifest.publish_folder(self.folder / name, fill)
-        self._look_again()
+        self.look_again()
         return members
 
-    def mapped(self, member: Member) -> NDArray[np.floating]:
+    def map(self, member: Member) -> NDArray[np.floating]:
         """Return the embeddings (n, d) of a shard, of which only rows that are touched are read."""
         return self._map(member, "embeddings")
 
@@ -183,24 +186,22 @@ class Packs:
     def moments(self, member: Member) -> Moments:
         """Return the moments of a shard's embeddings as kept."""
         if not member.moments:
-            return Moments.of(np.array(self.mapped(member)))
+            return Moments.of(np.array(self.map(member)))
         return Moments.load(self.folder / member.pack / member.moments)
-
-    def forget(self) -> None:
-        """Look at the folder again when next asked."""
-        self._members, self._read, self._sound = {}, frozenset(), {}
 
     def _map(self, member: Member, name: str) -> NDArray[Any]:
         whole = map_tensor(self.folder / member.pack / EMBEDDINGS, name, remedy=_REMEDY)
         return whole[member.start : member.start + member.rows]
 
-    def _is_there(self, member: Member) -> bool:
+    def is_there(self, member: Member) -> bool:
+        """Tell whether the pack of a member is still there."""
         return (self.folder / member.pack).exists()
 
-    def _look_again(self) -> None:
-        names = self.names()
+    def look_again(self) -> None:
+        """Take note of packs that came since; ``find`` knows of no others."""
+        names, known = self.names(), self._read or frozenset()
         for name in names:
-            if name in self._read:
+            if name in known:
                 continue
             fields = self.fields(name, verify=False)
             for member in [] if fields is None else fields["members"]:

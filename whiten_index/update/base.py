@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -92,6 +93,14 @@ class Base:
         except ArtifactError:
             return self.record
         return latest if latest.fingerprint == self.record.fingerprint else self.record
+
+    def known_records(self) -> list[CorpusRecord]:
+        """Return its record and those of candidates, whose rows were encoded before a gate."""
+        found = [self.record]
+        for path in self.folder.parents[1].glob(f"{faiss_index.CANDIDATES}/*/{faiss_index.RECORD}"):
+            with contextlib.suppress(ArtifactError):
+                found.append(CorpusRecord.load(path))
+        return found
 
     def require_same_width(self, corpus: ParquetCorpus) -> None:
         """Refuse a column of embeddings that are not of the kind that the index was built from.

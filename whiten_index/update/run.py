@@ -56,7 +56,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         require_room(base, rows=corpus.rows)
         before = None if config.read_all else base.read_before(corpus)
         encoded = encode_shards(
-            base.config, corpus, stages, before=before, known=base.record, remember=False
+            base.config, corpus, stages, before=before, known=base.known_records(), remember=False
         )
         register(encoded.store, out, stages)
         changes = _changes(base, encoded, stages)

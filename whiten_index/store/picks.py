@@ -1,0 +1,87 @@
+"""Where the rows of a shard lie that are picked from others, and what became of them since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Where rows lie: a folder or a packed shard, and the SHA-256 of its embeddings, since a shard that
+# is made anew may hold its rows in another order.
+Source = tuple[str, str]
+# The source that is the shard itself.
+OWN: Source = ("", "")
+Numbers = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Picks:
+    """Where the rows (n,) of a derived shard lie.
+
+    Attributes:
+        sources: which hold them, ``OWN`` being the shard itself.
+        source: (n,) int32, number of the source of each row.
+        row: (n,) int32, the row among those that the source holds itself.
+    """
+
+    sources: tuple[Source, ...]
+    source: Numbers
+    row: Numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What tells rows picked from those of a shard before.
+
+    Attributes:
+        left: (m,) positions in the shard before of rows that are not picked.
+        joined: (l,) positions among the rows picked of those that were not in it.
+    """
+
+    left: NDArray[np.int64]
+    joined: NDArray[np.int64]
+
+    @classmethod
+    def between(cls, before: Picks, after: Picks) -> Change:
+        """Compare picks none of whose sources before is ``OWN``: what is own now is new."""
+        # Under one number each, own rows of the shard to be under −1: they were nowhere.
+        numbers = {place: number for number, place in enumerate(before.sources)}
+        for place in after.sources:
+            numbers.setdefault(place, len(numbers) if place != OWN else -1)
+        was, now = _places(before, numbers), _places(after, numbers)
+        return cls(_beyond(was, now), _beyond(now, was))
+
+
+def sources_in(fields: Mapping[str, Any]) -> tuple[Source, ...]:
+    """Return what the manifest of a shard's folder says it picks from; nothing where it is whole.
+
+    Raises:
+        KeyError, TypeError, ValueError: the manifest is not one of a shard.
+    """
+    found: Sequence[Sequence[str]] = fields.get("sources", ())
+    return tuple((str(name), str(held_as)) for name, held_as in found)
+
+
+def other_sources(fields: Mapping[str, Any]) -> list[Source]:
+    """Return the sources of a shard but itself; none where it is whole."""
+    return [each for each in sources_in(fields) if each != OWN]
+
+
+def _places(picks: Picks, numbers: Mapping[Source, int]) -> NDArray[np.int64]:
+    renamed = np.array([numbers[place] for place in picks.sources], dtype=np.int64)
+    return (renamed[picks.source] << 32) + picks.row
+
+
+def _beyond(some: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions in ``some`` that are more than ``others`` has of the same number."""
+    order = np.argsort(some, kind="stable")
+    numbers, starts, counts = np.unique(some[order], return_index=True, return_counts=True)
+    there, times = np.unique(others, return_counts=True)
+    place = np.minimum(np.searchsorted(there, numbers), max(len(there) - 1, 0))
+    met = there[place] == numbers if len(there) else np.zeros(len(numbers), dtype=bool)
+    taken = np.where(met, times[place] if len(there) else 0, 0)
+    rank = np.arange(len(some)) - np.repeat(starts, counts)
+    return np.sort(order[rank >= np.repeat(taken, counts)])

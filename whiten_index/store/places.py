@@ -1,0 +1,260 @@
+"""The one place that a shard, or rows that others pick, are verified in and read from.
+
+The same shard may lie in several: in packs, the latest of which was written last, and in a folder
+of its own. That is so where a process died between writing one and removing another, where others
+pick rows that the folder alone holds, and where one is damaged and another was written for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index import manifest
+from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.store.packs import Member, Packs
+from whiten_index.store.picks import OWN, Picks, Source, sources_in
+from whiten_index.tensors import map_tensor
+
+KIND, FORMAT_VERSION = "shard", 2
+EMBEDDINGS = "embeddings.safetensors"
+REMEDY = "run the same encode or build with the corpus again, which makes just what is missing anew"
+T = TypeVar("T")
+_MOVES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """A shard that is done.
+
+    Attributes:
+        fingerprint: of its texts and of how they are kept.
+        rows: n.
+        dtype: numpy name of the embeddings' type.
+        truncated: texts that were longer than the encoder's limit.
+        bytes: size of the embeddings, wherever they lie.
+    """
+
+    fingerprint: str
+    rows: int
+    dtype: str
+    truncated: int
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class InFolder:
+    """A shard in a folder of its own, or the rows which that holds.
+
+    Attributes:
+        path: the folder.
+        fields: its manifest.
+        shard: what is known of the shard.
+        held_as: what the rows that the folder holds are known by.
+        sources: what the shard picks rows from, itself among it; nothing where it is whole.
+    """
+
+    path: Path
+    fields: Mapping[str, Any]
+    shard: StoredShard
+    held_as: str
+    sources: tuple[Source, ...]
+
+    @classmethod
+    def of(cls, path: Path, fields: Mapping[str, Any]) -> InFolder:
+        """Take a folder and its manifest.
+
+        Raises:
+            ArtifactError: the manifest is not one of a shard.
+        """
+        try:
+            shard = StoredShard(**fields["shard"])
+            return cls(path, fields, shard, held_by_folder(fields), sources_in(fields))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(
+                f"{path / manifest.MANIFEST} is damaged ({error!r}); {REMEDY}"
+            ) from error
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """Return an array of the folder, mapped.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
+        return map_tensor(self.path / EMBEDDINGS, name, remedy=REMEDY)
+
+    def picks(self) -> Picks | None:
+        """Return where the rows of a derived shard lie, None where the folder holds all of them.
+
+        Raises:
+            ArtifactError: it is damaged.
+        """
+        if not self.sources:
+            return None
+        source, row = (np.array(self.tensor(name), dtype=np.int32) for name in ("source", "row"))
+        return Picks(self.sources, source, row)
+
+
+# A member of a pack, or a folder.
+Place = Member | InFolder
+
+
+def shard_at(place: Place) -> StoredShard:
+    """Return what is known of a shard where it lies."""
+    return place.shard if isinstance(place, InFolder) else StoredShard(**place.facts())
+
+
+def held_by_folder(fields: Mapping[str, Any]) -> str:
+    """Return what the rows that a shard's folder holds are known by, from its manifest."""
+    return str(fields["files"][EMBEDDINGS]["sha256"])
+
+
+class Places:
+    """Chooses where shards are read from, the latest pack before others and these before a folder.
+
+    Where it was asked to verify, content is hashed once, what does not match its checksum is passed
+    over, and the place chosen then is what everything is read from until that is gone.
+
+    Attributes:
+        folder: that the folders of shards are in.
+        packs: of small shards.
+    """
+
+    def __init__(self, folder: Path, packs: Packs) -> None:
+        self.folder, self.packs = folder, packs
+        # Manifests of folders whose files were hashed, and places found sound.
+        self._hashed: dict[str, Mapping[str, Any]] = {}
+        self._chosen: dict[tuple[str, str | None], Place] = {}
+
+    def find(self, name: str, *, verify: bool, held_as: str | None = None) -> Place | None:
+        """Return where a shard is read from, None where it is nowhere, unfinished or damaged.
+
+        Args:
+            name: fingerprint of the shard.
+            verify: check the content against its checksums, not only the sizes.
+            held_as: what rows are known by that others pick; only where these lie is looked for,
+                and not for what the shard picks itself.
+
+        Raises:
+            FormatError: a later release wrote it.
+        """
+        key = name, held_as
+        chosen = self._chosen.get(key)
+        if chosen is not None and self._stands(chosen, held_as):
+            return chosen
+        # Who asked once to verify does not get unverified rows because something was moved.
+        verify = verify or chosen is not None
+        found = self._first(name, verify=verify, held_as=held_as)
+        if verify and found is not None:
+            self._chosen[key] = found
+        return found
+
+    def forget(self, name: str) -> None:
+        """Look at a shard's folder, and at the packs it may be in, as if for the first time."""
+        self._hashed.pop(name, None)
+        for key in [key for key in self._chosen if key[0] == name]:
+            del self._chosen[key]
+        self.packs.look_again()
+
+    def read(self, name: str, read: Callable[[Place], T]) -> T:
+        """Return what is read from the place of a shard.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
+        for _ in range(_MOVES):
+            with contextlib.suppress(ArtifactError):
+                # It may be moved into a pack, or into another, between the look and the reading.
+                return read(self._require(name))
+        return read(self._require(name))
+
+    def held_by(self, source: Source) -> NDArray[np.floating]:
+        """Return the embeddings (m, d) that a source holds itself, mapped.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
+        name, held_as = source
+        place = self.find(name, verify=False, held_as=held_as)
+        if place is None:
+            raise ArtifactError(
+                f"shard {name} in {self.folder}, which others pick rows from, is missing or "
+                f"damaged; {REMEDY}"
+            )
+        return place.tensor("embeddings") if isinstance(place, InFolder) else self.packs.map(place)
+
+    def in_folder(
+        self, name: str, *, verify: bool, held_as: str | None = None
+    ) -> InFolder | None:
+        """Return the folder of a shard with all that it picks from, or of rows; see ``find``."""
+        fields = self.fields(name, verify=verify)
+        try:
+            found = None if fields is None else InFolder.of(self.folder / name, fields)
+        except ArtifactError:
+            return None
+        if found is None or held_as not in (None, found.held_as):
+            return None
+        return found if held_as is not None or self._has_sources(found, verify=verify) else None
+
+    def fields(self, name: str, *, verify: bool) -> dict[str, Any] | None:
+        """Return the manifest of a folder of a shard, None where it is missing or damaged.
+
+        What it picks from is not looked at.
+
+        Raises:
+            FormatError: a later release wrote it.
+        """
+        folder = self.folder / name
+        try:
+            found = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+            hash_it = verify and self._hashed.get(name) != found
+            manifest.check_files(folder, found, content=hash_it)
+        except FormatError:
+            raise
+        except ArtifactError:
+            return None
+        if hash_it:
+            self._hashed[name] = found
+        return found
+
+    def is_there(self, name: str) -> bool:
+        """Tell whether a shard is there, sound or not."""
+        return (self.folder / name).exists() or bool(self.packs.find(name, verify=False))
+
+    def _first(self, name: str, *, verify: bool, held_as: str | None) -> Place | None:
+        if member := self.packs.find(name, verify=verify, held_as=held_as):
+            return member
+        if found := self.in_folder(name, verify=verify, held_as=held_as):
+            return found
+        # It may have been packed since the packs were looked at.
+        self.packs.look_again()
+        return self.packs.find(name, verify=verify, held_as=held_as)
+
+    def _stands(self, place: Place, held_as: str | None) -> bool:
+        """Tell whether a place is still what was found sound, as far as sizes tell."""
+        if isinstance(place, Member):
+            return self.packs.is_there(place)
+        if self.fields(place.path.name, verify=False) != place.fields:
+            return False
+        return held_as is not None or self._has_sources(place, verify=False)
+
+    def _has_sources(self, place: InFolder, *, verify: bool) -> bool:
+        return all(
+            self.find(name, verify=verify, held_as=held_as) is not None
+            for name, held_as in place.sources
+            if (name, held_as) != OWN
+        )
+
+    def _require(self, name: str) -> Place:
+        if found := self.find(name, verify=False):
+            return found
+        # Reading what is left of it says best what is wrong.
+        folder = self.folder / name
+        fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+        return InFolder.of(folder, fields)
