@@ -144,8 +144,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "sweep_seconds": sweep_tables.seconds,
     "drift": nightly_tables.drift,
     "readers": nightly_tables.readers,
-    "night": nightly_tables.night,
-    "nights": nightly_tables.nights,
     "growth": sweep_tables.growth,
     "exact_search": sweep_tables.exact_search,
     "graph_peers": sweep_tables.graph_peers,

@@ -349,7 +349,7 @@ def test_changes_are_an_arrow_file(tmp_path: Path) -> None:
         [table({1: ("ant", 0), 2: ("bee", 0)})], [table({2: ("bee", 1), 3: ("cat", 0)})],
         same=0, by_content=False,
     )  # fmt: skip
-    changes.save(tmp_path / "changes.arrow")
+    changes.save(tmp_path / "changes.arrow", base="000001-0", whitening="refit")
     with pa.ipc.open_file(tmp_path / "changes.arrow") as file:
         assert file.read_all().to_pylist() == [
             {"id": 1, "kind": "deleted"}, {"id": 2, "kind": "document"}, {"id": 3, "kind": "new"},

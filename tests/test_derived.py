@@ -27,6 +27,7 @@ from whiten_index.moments import Moments
 from whiten_index.runners import LocalRunner
 from whiten_index.shard import RowFinder, ShardResult, ShardWork
 from whiten_index.store import CorpusRecord, EmbeddingStore, StoreDtype
+from whiten_index.upkeep import compact_store, gc_store, verify_store
 
 DIM, LONGEST, SHARD_ROWS = 6, 20, 8
 NAME = "0123456789abcdef" * 2
@@ -354,6 +355,41 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, seed: int, damage: str) ->
         if corpus is before:
             remade = [result.part.shard for result in night.results if result.remade]
             assert (victim in remade) == (damage != "no folder")
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 255
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_making_a_shard_anew_loses_no_rows_that_others_pick(
+    tmp_path: Path, compacted: bool
+) -> None:
+    """It lost what it picks from; the rows it holds itself are sound, and another needs them."""
+    old, new = ([f"{kind} {n}" for n in range(SHARD_ROWS)] for kind in ("old", "new"))
+    (first,) = run_night(tmp_path, {"a.parquet": old}).results
+    middle = {"a.parquet": [*old[:5], *new[:3]]}
+    (second,) = run_night(tmp_path, middle).results
+    both = {**middle, "b.parquet": [*new[:3], "x", "y"]}
+    night = run_night(tmp_path, both)
+    third = night.results[-1].part.shard
+    sources = night.store.shards.picks(third).sources
+    assert {name for name, _ in sources if name} == {second.part.shard}
+    flipped(night.store.shards.folder / first.part.shard / "embeddings.safetensors")
+    again = run_night(tmp_path, both)
+    # The five rows alone that the damaged one held.
+    assert again.encoder.encoded == old[:5]
+    assert [result.remade for result in again.results] == [True, False]
+    for _ in range(2):
+        assert_as_new(again, both, "float16")
+        if compacted:
+            compact_store(tmp_path / "store", pack_rows=SHARD_ROWS)
+        gc_store(tmp_path / "store", keep_days=0)
+        assert verify_store(tmp_path / "store").damages == ()
+        again = run_night(tmp_path, both)
+        assert not again.encoder.encoded
 
 
 def test_a_damaged_record_of_another_corpus_harms_none(tmp_path: Path) -> None:

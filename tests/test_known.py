@@ -84,13 +84,13 @@ def write(store, values: list[int]) -> str:
 def derived(store, values: list[int], *, of: list[str]) -> str:
     """Keep a shard by reference to others, as the work on a shard does."""
     digests = digests_of([(value, 0) for value in values])
-    known = store.known_rows(of, dtypes=["float32"])
+    known = store.shards.known_rows(of, dtypes=["float32"])
     found = known.find(digests)
     picks = store.shards.picks_of(known, found)
     own = np.repeat(np.array(values, dtype=np.float32)[~found.known, None], 4, axis=1)
     rows = store.shards.picked(picks, own)[np.arange(len(values))]
     name = store.shard_fingerprint(digests, StoreDtype.FLOAT32)
-    store.derive(
+    store.shards.derive(
         name, digests, picks, own, truncated=np.zeros(len(values), dtype=bool),
         moments=Moments.of(rows), dtype="float32",
     )  # fmt: skip
@@ -114,7 +114,7 @@ def test_a_shard_derived_of_derived_ones_picks_from_those_that_hold_the_rows(sto
     # None of its rows lies in a shard that does not hold it itself.
     for (name, _), row in zip([picks.sources[i] for i in picks.source], picks.row, strict=True):
         holder = name or third
-        own = np.asarray(store.shards.held_by((holder, _digest(store, holder))))
+        own = np.asarray(store.shards.places.held_by((holder, _digest(store, holder))))
         assert row < len(own)
 
 
@@ -130,7 +130,7 @@ def test_a_change_says_which_rows_left_and_which_joined(tmp_path_factory, data) 
     values = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=8))
     first = write(store, values)
     now = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))
-    known = store.known_rows([first], dtypes=["float32"])
+    known = store.shards.known_rows([first], dtypes=["float32"])
     found = known.find(digests_of([(value, 0) for value in now]))
     picks = store.shards.picks_of(known, found)
     change = store.shards.change(first, picks)
@@ -147,7 +147,7 @@ def test_a_shard_that_all_is_picked_for_holds_nothing_itself(store) -> None:
     second = derived(store, [3, 1], of=[first])
     assert held(store, second) == [3, 1]
     assert OWN not in store.shards.picks(second).sources
-    assert len(store.shards.held_by((second, _digest(store, second)))) == 0
+    assert len(store.shards.places.held_by((second, _digest(store, second)))) == 0
 
 
 def test_a_source_made_anew_with_its_rows_elsewhere_is_not_picked_from(store) -> None:
@@ -161,7 +161,7 @@ def test_a_source_made_anew_with_its_rows_elsewhere_is_not_picked_from(store) ->
     after = EmbeddingStore.open(store.root)
     assert held(after, first) == [1, 2, 3, 4]
     assert after.find(second) is None
-    assert after.is_damaged(second)
+    assert after.shards.places.is_there(second)
     with pytest.raises(ArtifactError, match="missing or damaged"):
         after.mapped_embeddings(second)
     # It is made anew from what is there.
@@ -178,3 +178,18 @@ def test_a_source_made_anew_as_it_was_is_picked_from_again(store) -> None:
     again = EmbeddingStore.open(store.root)
     assert again.find(second) is not None
     assert held(again, second) == [4, 3, 2, 1]
+
+
+def test_only_what_a_row_is_picked_from_is_a_source(store) -> None:
+    """Whatever the shard before picked from: each source must stay for as long as the shard."""
+    first, other = write(store, [1, 2, 3, 4]), write(store, [5, 6, 7, 8])
+    second = derived(store, [1, 5, 9], of=[first, other])
+    assert {name for name, _ in store.shards.picks(second).sources} == {"", first, other}
+    third = derived(store, [9, 1, 1], of=[second])
+    assert {name for name, _ in store.shards.picks(third).sources} == {second, first}
+    assert held(store, third) == [9, 1, 1]
+    shutil.rmtree(store.shards.folder / other)
+    again = EmbeddingStore.open(store.root)
+    assert again.find(second) is None
+    assert held(again, third) == [9, 1, 1]
+    assert again.find(third) is not None

@@ -22,6 +22,8 @@ from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import set_current
 from whiten_index.manifest import write_manifest
 from whiten_index.rerank import Reranker
+from whiten_index.upkeep import gc_store
+from whiten_index.versions import prune
 
 ROWS, DIM, K = 400, 12, 6
 
@@ -243,6 +245,24 @@ def test_an_index_ranks_by_its_own_rows_after_the_corpus_changed(
     opened = open_index(tmp_path / "before", rerank=5, store=out / "store")
     assert opened.search_embeddings(rows[-1:])[0][0].row == len(rows) - 1
     assert open_index(out, rerank=5).search_embeddings(rows[:1])
+
+
+def test_what_was_pruned_under_an_open_searcher_says_to_reload(
+    tmp_path: Path, rows: np.ndarray
+) -> None:
+    """What it read before it reads again; for what it did not, the store has nothing any more."""
+    out = build(tmp_path, rows)
+    opened, other = open_index(out, rerank=5), open_index(out, rerank=5)
+    before = opened.search_embeddings(rows, top_k=1)
+    build(tmp_path, rows + np.float32(1))
+    prune(out, keep=1)
+    gc_store(out / "store", keep_days=0)
+    assert opened.search_embeddings(rows, top_k=1) == before
+    with pytest.raises(ArtifactError, match=r"was pruned while .* call reload\(\), or open"):
+        other.search_embeddings(rows, top_k=1)
+    for searcher in (opened, other):
+        assert searcher.reload()
+        assert searcher.search_embeddings(rows[7:8] + np.float32(1))[0][0].row == 7
 
 
 def test_an_index_of_an_earlier_release_refuses_a_corpus_that_changed_since(

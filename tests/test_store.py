@@ -218,7 +218,7 @@ def test_a_shard_is_known_by_its_rows_their_order_and_their_type(store):
 
 def test_a_finished_shard_is_kept_when_it_is_written_again(store):
     assert store.find("0" * 32) is None
-    assert not store.is_damaged("0" * 32)
+    assert not store.shards.places.is_there("0" * 32)
     shard = write(store, make_embeddings(0))
     before = {path: path.read_bytes() for path in shard_files(store, shard).values()}
     write(store, make_embeddings(1))
@@ -276,7 +276,7 @@ def test_a_damaged_shard_is_not_found_and_writing_it_again_mends_it(store, file,
     shard = write(store, embeddings)
     damage(shard_files(store, shard)[file])
     assert store.find(shard.fingerprint) is None
-    assert store.is_damaged(shard.fingerprint)
+    assert store.shards.places.is_there(shard.fingerprint)
     with pytest.raises(ArtifactError, match=r"is missing or damaged; run the same encode"):
         store.require(shard.fingerprint)
     assert write(store, embeddings) == shard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -24,11 +25,14 @@ from tests.update_helpers import (
     table_of,
     version_of,
 )
+from whiten_index.encode import encode_corpus
 from whiten_index.errors import (
     ArtifactError,
 )
 from whiten_index.plan import plan_build
 from whiten_index.update import UpdateConfig, plan_update, update_index
+from whiten_index.upkeep import gc_store
+from whiten_index.versions import prune
 
 
 @pytest.fixture(autouse=True)
@@ -242,6 +246,42 @@ def test_the_corpus_given_anew_under_another_folder(place: Place) -> None:
     assert report.changes.to_json()["new"] == 10
     # From then on that is where it is.
     assert place.update().up_to_date
+
+
+def corpora(store: Path) -> list[str]:
+    """The folders whose rows a store remembers."""
+    records = (json.loads(path.read_text()) for path in store.glob("*/corpora/*.json"))
+    return sorted(Path(record["source"]["sources"][0]).name for record in records)
+
+
+def test_a_corpus_in_another_folder_each_night_is_remembered_once(tmp_path: Path) -> None:
+    place = Place.new(tmp_path)
+    place.build()
+    for night in range(3):
+        folder = place.root / f"night{night}"
+        shutil.copytree(place.corpus, folder)
+        if night != 1:
+            pq.write_table(table_of(some_rows(range(900, 910 + night))), folder / "c.parquet")
+        place.update(folder)
+        assert corpora(place.out / "store") == [folder.name]
+
+
+@pytest.mark.parametrize("what", ["encoded", "another index"])
+def test_a_corpus_that_is_wanted_elsewhere_too_stays_remembered(tmp_path: Path, what: str) -> None:
+    place = Place.new(tmp_path, store=str(tmp_path / "store"))
+    if what == "encoded":
+        encode_corpus(place.config(out=None))
+    place.build()
+    if what == "another index":
+        place.build(out=str(tmp_path / "other"), k=3)
+    shutil.copytree(place.corpus, tmp_path / "moved")
+    pq.write_table(table_of(some_rows(range(900, 910))), tmp_path / "moved" / "c.parquet")
+    place.update(tmp_path / "moved")
+    assert corpora(tmp_path / "store") == ["corpus", "moved"]
+    if what == "encoded":
+        prune(place.out, keep=1)
+        gc_store(tmp_path / "store", keep_days=0)
+        assert place.build(out=str(tmp_path / "third")).encoded.counts.encoded == 0
 
 
 @pytest.mark.parametrize("named", ["corpus/*.parquet", "corpus/[ab].parquet"])

@@ -58,15 +58,21 @@ class Changes:
         counts = {kind.value: count for kind, count in self.counts.items()}
         return {"total": self.total, **counts, "unchanged": self.unchanged}
 
-    def save(self, path: Path) -> None:
-        """Write the table as an Arrow file.
+    def save(self, path: Path, *, base: str, whitening: str) -> None:
+        """Write the table as an Arrow file, whose metadata say what it is the difference from.
+
+        Args:
+            path: of the file.
+            base: the version before.
+            whitening: ``keep``, or ``refit`` where the vectors of all rows are others.
 
         Raises:
             OSError: the disk is full or cannot be written.
         """
+        table = self.table.replace_schema_metadata({"base": base, "whitening": whitening})
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, self.table.schema) as writer:
-            writer.write_table(self.table)
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
         path.write_bytes(sink.getvalue())
 
 

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -194,7 +195,8 @@ def encode_shards(
         work = replace(work, rows=RowFinder(work.store, tuple(shards)))
         report = _encode(config, work, kept_parts(work, before), stages)
         if remember:
-            work.store.save_corpus(report.record)
+            index = None if config.out is None else Path(config.out)
+            work.store.save_corpus(report.record, index=index)
         return report
 
 

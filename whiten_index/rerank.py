@@ -48,6 +48,7 @@ class Reranker:
         candidates: int,
         by: RerankBy = RerankBy.VECTORS,
         verify: str = "full",
+        version: Path | None = None,
     ) -> None:
         """Take the store and the corpus whose rows, in order, are those of the index.
 
@@ -59,13 +60,16 @@ class Reranker:
             by: what the scores are cosines of.
             verify: ``full`` checks each shard's checksum when it is first read, ``manifest`` its
                 size.
+            version: folder of the index's version, None where that is never removed.
         """
         self.candidates = candidates
         self.by = by
         self._store, self._record, self._whitening = store, record, whitening
         self._starts = row_starts(record)
         # Of the parts and not of this object, which would keep itself, and every map, alive.
-        self._part = functools.lru_cache(_MAPPED)(_Parts(store, record, verify=verify == "full"))
+        # What is mapped can be read even when gc has removed it since.
+        parts = _Parts(store, record, verify=verify == "full", version=version)
+        self._part = functools.lru_cache(_MAPPED)(parts)
 
     def embeddings(self, rows: Rows) -> NDArray[np.float64]:
         """Return the raw embeddings (n, d) of rows (n,), in the order given.
@@ -110,8 +114,11 @@ class Reranker:
 class _Parts:
     """Maps the parts of a corpus; each is checked once, however often it is mapped anew."""
 
-    def __init__(self, store: EmbeddingStore, record: CorpusRecord, *, verify: bool) -> None:
+    def __init__(
+        self, store: EmbeddingStore, record: CorpusRecord, *, verify: bool, version: Path | None
+    ) -> None:
         self._store, self._record, self._verify = store, record, verify
+        self._version = version
         self._checked: set[str] = set()
 
     def __call__(self, position: int) -> EmbeddingRows:
@@ -121,9 +128,18 @@ class _Parts:
             ArtifactError: its shard is missing or damaged.
         """
         part = self._record.parts[position]
-        self._store.require(part.shard, verify=self._verify and part.shard not in self._checked)
-        self._checked.add(part.shard)
-        return mapped_part(self._store, part)
+        try:
+            self._store.require(part.shard, verify=self._verify and part.shard not in self._checked)
+            self._checked.add(part.shard)
+            return mapped_part(self._store, part)
+        except ArtifactError as error:
+            if self._version is None or self._version.exists():
+                raise
+            raise ArtifactError(
+                f"version {self._version.name} was pruned while it was open for search, and the "
+                f"embeddings that rank its candidates again are gone from {self._store.root}; "
+                "call reload(), or open the index again"
+            ) from error
 
 
 def open_reranker(
@@ -167,7 +183,15 @@ def open_reranker(
             f"the store {found.root} holds another state of the corpus than the index; build the "
             "index again, or search it with --rerank 0"
         )
-    return Reranker(found, record, bundle.whitening, candidates=wanted, by=ranked_by, verify=verify)
+    return Reranker(
+        found,
+        record,
+        bundle.whitening,
+        candidates=wanted,
+        by=ranked_by,
+        verify=verify,
+        version=bundle.folder,
+    )
 
 
 def _record(bundle: Bundle, store: EmbeddingStore) -> CorpusRecord:

@@ -243,7 +243,7 @@ class ShardWork:
         fingerprint = self.store.shard_fingerprint(digests, self.dtype)
         # A shard that occurs twice is kept once: by the time of the second the first is there.
         there = fingerprint in self._under_way or self.store.find(fingerprint) is not None
-        remade = not there and self.store.is_damaged(fingerprint)
+        remade = not there and self.store.shards.places.is_there(fingerprint)
         self._under_way.add(fingerprint)
         looked = _Looked(batch, digests, fingerprint, there, remade)
         if there or self.rows is None:
@@ -297,7 +297,7 @@ class ShardWork:
             return self.store.write(
                 shard.fingerprint, shard.digests, whole, dtype=self.dtype, truncated=truncated
             )
-        return self.store.derive(
+        return self.store.shards.derive(
             shard.fingerprint,
             shard.digests,
             picks,
@@ -390,7 +390,7 @@ class RowFinder:
         else:
             dtypes = frozenset(("float32",))
         if dtypes not in self._known:
-            self._known[dtypes] = self._store.known_rows(self._shards, dtypes=dtypes)
+            self._known[dtypes] = self._store.shards.known_rows(self._shards, dtypes=dtypes)
         return self._known[dtypes]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -108,7 +108,8 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
 def rollback(root: Path | str, *, to: str | None = None) -> Rolled:
     """Publish an earlier version again, checked in full before anyone reads it.
 
-    The version left is withdrawn: it stays, and no build or update takes it for its own result.
+    The version left is withdrawn, unless it is damaged: it stays, and no build or update takes it
+    for its own result.
     Named with ``to`` it is published again. Of a newer one none is withdrawn.
 
     Args:
@@ -127,7 +128,9 @@ def rollback(root: Path | str, *, to: str | None = None) -> Rolled:
         left = _current_or_none(folder) if to is not None else read_current(folder)
         chosen = _older(folder, left) if to is None and left else _named(folder, left, str(to))
         withdrawn = set() if left is None else set(left.withdrawn)
-        if left is not None and version_number(chosen) < version_number(left.version):
+        older = left is not None and version_number(chosen) < version_number(left.version)
+        # Damage is no fault of what it was made of, which may be made again.
+        if left is not None and older and _is_sound(folder / VERSIONS / left.version, "full"):
             withdrawn.add(left.version)
         held.require()
         set_current(folder, chosen, withdrawn=withdrawn)

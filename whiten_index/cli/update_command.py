@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from whiten_index.cli import terminal
 from whiten_index.cli.options import json_option
+from whiten_index.errors import GateError
 
 
 @click.command()
@@ -79,7 +80,13 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
         plan = plan_update(config, progress=terminal.Bars()).to_json()
         terminal.print_json(plan) if as_json else _print_plan(plan)
         return
-    report = update_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
+    try:
+        report = update_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
+    except GateError as error:
+        if error.gates:
+            found = {"candidate": error.candidate, "gates": error.gates}
+            terminal.print_json(found) if as_json else _print_gates(error.gates)
+        raise
     terminal.print_json(report) if as_json else _print_report(report)
 
 
@@ -107,11 +114,15 @@ def _print_report(report: Mapping[str, Any]) -> None:
     click.echo(terminal.table(terminal.count_rows(report["counts"])))
     for line in _decision_lines(report):
         click.echo(line)
-    if report["gates"]:
-        click.echo("gates")
-        click.echo(terminal.table(gate_rows(report["gates"])))
+    _print_gates(report["gates"])
     click.echo("time")
     click.echo(terminal.table(terminal.stage_rows(report["seconds"], report["stage_rows"])))
+
+
+def _print_gates(gates: Sequence[Mapping[str, Any]]) -> None:
+    if gates:
+        click.echo("gates")
+        click.echo(terminal.table(gate_rows(gates)))
 
 
 def _print_changes(report: Mapping[str, Any]) -> None:
@@ -160,6 +171,11 @@ def gate_rows(gates: Any) -> list[tuple[str, str]]:
 def _print_plan(plan: Mapping[str, Any]) -> None:
     click.echo(f"plan (nothing was written), from version {plan['base']}")
     _print_changes(plan)
+    if plan["up_to_date"]:
+        click.echo("  up to date, nothing to do")
+        return
+    if plan["refused"]:
+        click.echo(f"  {plan['refused']}")
     rate = plan["rows_per_second"]
     encoding = "-" if rate is None else terminal.duration(plan["encode_seconds"])
     rows = [
@@ -167,6 +183,7 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         ("encoding", encoding),
         ("  measured on a sample", "-" if rate is None else f"{rate:,.0f} rows/s"),
         ("all else, as it took before", terminal.duration(plan["other_seconds"])),
+        ("transform fitted again", {"auto": "if it drifted"}.get(plan["refit"], plan["refit"])),
     ]
     for path, size in plan["bytes"].items():
         free = plan["free"][path]

@@ -67,6 +67,13 @@ class CanaryFile:
                 f"canary queries come in one column, {TEXT} or {EMBEDDING}, and {name} has "
                 f"{has}; its columns are {', '.join(schema.names)}: rename or drop one"
             )
+        odd = [column for column in schema.names if column not in (TEXT, EMBEDDING, EXPECTED)]
+        if odd:
+            # A column of ids under another name would be thought to be looked at.
+            raise CorpusError(
+                f"{name} has {', '.join(odd)}, which no gate reads; ids that a query must find "
+                f"come in column {EXPECTED}: rename or drop it"
+            )
         config = CorpusConfig(
             sources=(name,),
             text_columns=(TEXT,) if asked == [TEXT] else (),

@@ -4,16 +4,10 @@ from whiten_index.store.dtypes import StoreDtype, as_kept, fits_float16, require
 from whiten_index.store.gathered import EmbeddingRows
 from whiten_index.store.known import Found, KnownRows
 from whiten_index.store.packs import Member, Packs, ToPack
+from whiten_index.store.picks import OWN, Picks, Source, other_sources
+from whiten_index.store.places import InFolder, StoredShard, held_by_folder
 from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord
-from whiten_index.store.shards import (
-    OWN,
-    Picks,
-    Shards,
-    Source,
-    StoredShard,
-    held_by_folder,
-    other_sources,
-)
+from whiten_index.store.shards import Shards
 from whiten_index.store.store import EmbeddingStore, total_moments
 
 __all__ = [
@@ -24,6 +18,7 @@ __all__ = [
     "EmbeddingRows",
     "EmbeddingStore",
     "Found",
+    "InFolder",
     "KnownRows",
     "Member",
     "Packs",

@@ -175,7 +175,7 @@ class Packs:
         self.look_again()
         return members
 
-    def map(self, member: Member) -> NDArray[np.floating]:
+    def embeddings(self, member: Member) -> NDArray[np.floating]:
         """Return the embeddings (n, d) of a shard, of which only rows that are touched are read."""
         return self._map(member, "embeddings")
 
@@ -186,7 +186,7 @@ class Packs:
     def moments(self, member: Member) -> Moments:
         """Return the moments of a shard's embeddings as kept."""
         if not member.moments:
-            return Moments.of(np.array(self.map(member)))
+            return Moments.of(np.array(self.embeddings(member)))
         return Moments.load(self.folder / member.pack / member.moments)
 
     def _map(self, member: Member, name: str) -> NDArray[Any]:

@@ -153,6 +153,8 @@ class Places:
         found = self._first(name, verify=verify, held_as=held_as)
         if verify and found is not None:
             self._chosen[key] = found
+            # Who picks its rows reads them from there too.
+            self._chosen.setdefault((name, found.held_as), found)
         return found
 
     def forget(self, name: str) -> None:
@@ -187,11 +189,13 @@ class Places:
                 f"shard {name} in {self.folder}, which others pick rows from, is missing or "
                 f"damaged; {REMEDY}"
             )
-        return place.tensor("embeddings") if isinstance(place, InFolder) else self.packs.map(place)
+        return (
+            place.tensor("embeddings")
+            if isinstance(place, InFolder)
+            else self.packs.embeddings(place)
+        )
 
-    def in_folder(
-        self, name: str, *, verify: bool, held_as: str | None = None
-    ) -> InFolder | None:
+    def in_folder(self, name: str, *, verify: bool, held_as: str | None = None) -> InFolder | None:
         """Return the folder of a shard with all that it picks from, or of rows; see ``find``."""
         fields = self.fields(name, verify=verify)
         try:

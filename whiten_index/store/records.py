@@ -59,12 +59,14 @@ class CorpusRecord:
         parts: its shards.
         skipped: reason -> rows left out.
         files: where the parts come from; empty in a record of an earlier release.
+        index: the one index that it is kept for; empty where several are, or a user's own wish.
     """
 
     source: Mapping[str, Any]
     parts: tuple[CorpusPart, ...]
     skipped: Mapping[str, int]
     files: tuple[CorpusFile, ...] = ()
+    index: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -102,6 +104,7 @@ class CorpusRecord:
             "skipped": dict(self.skipped),
             "parts": [asdict(part) for part in self.parts],
             "files": [asdict(file) for file in self.files],
+            "index": self.index,
         }
         with manifest.writing(path):
             manifest.write_manifest(path, value)
@@ -119,7 +122,7 @@ class CorpusRecord:
         try:
             parts = tuple(CorpusPart(**part) for part in value["parts"])
             files = tuple(CorpusFile(**file) for file in value.get("files", ()))
-            return cls(value["source"], parts, value["skipped"], files)
+            return cls(value["source"], parts, value["skipped"], files, value.get("index", ""))
         except (KeyError, TypeError) as error:
             raise ArtifactError(
                 f"{path} cannot be read as the record of a corpus ({error}); encode it again"

@@ -11,12 +11,12 @@ A shard is found by the fingerprint of its texts however it is kept:
 
 from __future__ import annotations
 
-import contextlib
 import shutil
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,69 +27,24 @@ from whiten_index.moments import Moments
 from whiten_index.store.dtypes import StoreDtype, as_kept
 from whiten_index.store.gathered import EmbeddingRows, GatheredRows
 from whiten_index.store.known import Found, KnownRows
-from whiten_index.store.packs import Member, Packs
-from whiten_index.tensors import map_tensor, write_tensors
+from whiten_index.store.packs import Packs, ToPack
+from whiten_index.store.picks import OWN, Change, Picks, Source
+from whiten_index.store.places import (
+    EMBEDDINGS,
+    FORMAT_VERSION,
+    KIND,
+    REMEDY,
+    InFolder,
+    Place,
+    Places,
+    StoredShard,
+    shard_at,
+)
+from whiten_index.tensors import write_tensors
 
-KIND, FORMAT_VERSION = "shard", 2
 # What an earlier release reads too.
 _WHOLE_VERSION = 1
-EMBEDDINGS, MOMENTS = "embeddings.safetensors", "moments.safetensors"
-REMEDY = "run the same encode or build with the corpus again, which makes just what is missing anew"
-# Where rows lie: a folder or a packed shard, and the SHA-256 of its embeddings, since a shard that
-# is made anew may hold its rows in another order.
-Source = tuple[str, str]
-# The source that is the shard itself.
-OWN: Source = ("", "")
-Numbers = NDArray[np.int32]
-T = TypeVar("T")
-_MOVES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class StoredShard:
-    """A shard that is done.
-
-    Attributes:
-        fingerprint: of its texts and of how they are kept.
-        rows: n.
-        dtype: numpy name of the embeddings' type.
-        truncated: texts that were longer than the encoder's limit.
-        bytes: size of the embeddings, wherever they lie.
-    """
-
-    fingerprint: str
-    rows: int
-    dtype: str
-    truncated: int
-    bytes: int
-
-
-@dataclass(frozen=True, eq=False)
-class Picks:
-    """Where the rows (n,) of a derived shard lie.
-
-    Attributes:
-        sources: which hold them, ``OWN`` being the shard itself.
-        source: (n,) int32, number of the source of each row.
-        row: (n,) int32, the row among those that the source holds itself.
-    """
-
-    sources: tuple[Source, ...]
-    source: NDArray[np.int32]
-    row: NDArray[np.int32]
-
-
-@dataclass(frozen=True, eq=False)
-class Change:
-    """What tells rows picked from those of a shard before.
-
-    Attributes:
-        left: (m,) positions in the shard before of rows that are not picked.
-        joined: (l,) positions among the rows picked of those that were not in it.
-    """
-
-    left: NDArray[np.int64]
-    joined: NDArray[np.int64]
+MOMENTS = "moments.safetensors"
 
 
 class Shards:
@@ -98,59 +53,27 @@ class Shards:
     Attributes:
         folder: that they are in.
         packs: of small ones.
+        places: where each is read from.
     """
 
     def __init__(self, folder: Path, packs: Packs) -> None:
         self.folder, self.packs = folder, packs
-        # Sources are looked at once for all the shards that pick from them.
-        self._sound_sources: dict[tuple[Source, bool], bool] = {}
+        self.places = Places(folder, packs)
 
     def find(self, fingerprint: str, *, verify: bool = True) -> StoredShard | None:
         """Return a finished shard, or None where it is missing, unfinished or damaged.
 
+        What is read of it afterwards is read from the place that was looked at.
+
         Args:
             fingerprint: of the shard.
-            verify: check the content against its checksums, not only the sizes.
+            verify: check the content against its checksums, once, not only the sizes.
 
         Raises:
             FormatError: a later release wrote it.
         """
-        if (found := self.in_folder(fingerprint, verify=verify)) is not None:
-            return found
-        member = self.packs.find(fingerprint, verify=verify)
-        return None if member is None else StoredShard(**member.facts())
-
-    def in_folder(self, fingerprint: str, *, verify: bool) -> StoredShard | None:
-        """Return a finished shard that has a folder of its own, with all that it picks from."""
-        found = self.fields(fingerprint, verify=verify)
-        try:
-            if found is not None and all(
-                self.is_sound(source, verify=verify) for source in other_sources(found)
-            ):
-                return StoredShard(**found["shard"])
-        except (KeyError, TypeError, ValueError):
-            pass
-        return None
-
-    def fields(self, fingerprint: str, *, verify: bool) -> dict[str, Any] | None:
-        """Return the manifest of a folder of a shard, None where it is missing or damaged.
-
-        What it picks from is not looked at.
-        """
-        folder = self.folder / fingerprint
-        try:
-            found = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
-            manifest.check_files(folder, found, content=verify)
-        except FormatError:
-            raise
-        except ArtifactError:
-            return None
-        return found
-
-    def is_damaged(self, fingerprint: str) -> bool:
-        """Tell whether a shard that ``find`` does not return is there, damaged."""
-        packed = self.packs.find(fingerprint, verify=False)
-        return packed is not None or (self.folder / fingerprint).exists()
+        place = self.places.find(fingerprint, verify=verify)
+        return None if place is None else shard_at(place)
 
     def require_there(self, fingerprint: str) -> None:
         """Make sure that a shard is there, sound or not.
@@ -158,8 +81,7 @@ class Shards:
         Raises:
             ArtifactError: it is not.
         """
-        folder = self.folder / fingerprint / manifest.MANIFEST
-        if not folder.exists() and self.packs.find(fingerprint, verify=False) is None:
+        if not self.places.is_there(fingerprint):
             raise ArtifactError(f"shard {fingerprint} is not in {self.folder}; {REMEDY}")
 
     def write(
@@ -179,7 +101,8 @@ class Shards:
         )
         moments = moments_of(str(kept.dtype)) if moments_of else Moments.of(kept)
         tensors = {"embeddings": kept, "digests": digests, "truncated": _flags(truncated)}
-        return self._publish(shard, tensors, moments, {"format_version": _WHOLE_VERSION})
+        facts = {"format_version": _WHOLE_VERSION}
+        return self._publish(shard, tensors, moments, facts, lambda: kept)
 
     def derive(
         self,
@@ -202,6 +125,9 @@ class Shards:
             truncated: (n,) whether a text was cut to the encoder's limit.
             moments: of the n rows.
             dtype: numpy name of the widest type of the rows.
+
+        Raises:
+            OutputError: the disk is full or cannot be written.
         """
         rows = len(picks.source)
         size = rows * own.shape[1] * np.dtype(dtype).itemsize
@@ -217,7 +143,9 @@ class Shards:
             "format_version": FORMAT_VERSION,
             "sources": [list(each) for each in picks.sources],
         }
-        return self._publish(shard, tensors, moments, facts)
+        return self._publish(
+            shard, tensors, moments, facts, lambda: self.picked(picks, own)[np.arange(rows)]
+        )
 
     def _publish(
         self,
@@ -225,12 +153,31 @@ class Shards:
         tensors: Mapping[str, NDArray[Any]],
         moments: Moments,
         facts: Mapping[str, Any],
+        rows: Callable[[], NDArray[np.floating]],
     ) -> StoredShard:
-        folder = self.folder / shard.fingerprint
-        if folder.exists() and self.find(shard.fingerprint) is None:
-            # Two processes may find the same damaged shard.
+        """Keep a shard in a folder of its own, or in a pack where it may not be in one.
+
+        Args:
+            shard: what is known of it.
+            tensors: that go into its folder.
+            moments: of its rows.
+            facts: that go into its manifest.
+            rows: gives its embeddings (n, d).
+        """
+        name = shard.fingerprint
+        self.places.forget(name)
+        # Two processes may find the same damaged shard.
+        if (found := self.find(name)) is not None:
+            return found
+        folder, version = self.folder / name, facts["format_version"]
+        holds_rows = self.places.fields(name, verify=True) is not None
+        if not holds_rows:
             shutil.rmtree(folder, ignore_errors=True)
-        version = facts["format_version"]
+        if holds_rows or self.packs.find(name, verify=False):
+            # The folder, sound itself, lost what it picks from: others may pick the rows it holds.
+            # And what is written last is to be read first also by who checks no checksums.
+            self._pack(shard, tensors, moments, rows())
+            return shard
 
         def fill(temporary: Path) -> dict[str, Any]:
             write_tensors(temporary / EMBEDDINGS, tensors, kind=KIND, version=version)
@@ -240,14 +187,42 @@ class Shards:
         manifest.publish_folder(folder, fill)
         return shard
 
+    def _pack(
+        self,
+        shard: StoredShard,
+        tensors: Mapping[str, NDArray[Any]],
+        moments: Moments,
+        rows: NDArray[np.floating],
+    ) -> None:
+        digests, truncated = tensors["digests"], tensors["truncated"].astype(bool)
+        kept = moments if len(rows) >= rows.shape[1] else None
+        # What picked from it while it was whole in a folder finds the same rows again.
+        held_as = self._held_as(tensors) if "source" not in tensors else ""
+        packed = ToPack(shard.fingerprint, rows, digests, truncated, kept, held_as)
+        self.packs.write(self.packs.next_name(), [packed])
+
+    def _held_as(self, tensors: Mapping[str, NDArray[Any]]) -> str:
+        """Return what the rows of a whole shard would be known by, were it in a folder."""
+        with (
+            manifest.writing(self.folder),
+            tempfile.TemporaryDirectory(dir=self.folder, prefix=".tmp-") as folder,
+        ):
+            path = Path(folder) / EMBEDDINGS
+            write_tensors(path, tensors, kind=KIND, version=_WHOLE_VERSION)
+            return manifest.sha256_file(path)
+
     def embeddings(self, fingerprint: str) -> NDArray[np.floating]:
         """Return the embeddings of a shard, (n, d), as kept, all finite.
 
         Raises:
             ArtifactError: they cannot be read.
         """
-        rows = self.mapped(fingerprint)
-        array = rows[np.arange(len(rows))]
+
+        def load(place: Place) -> NDArray[np.floating]:
+            rows = self._rows(place)
+            return rows[np.arange(len(rows))]
+
+        array = self.places.read(fingerprint, load)
         if not np.isfinite(array).all():
             raise ArtifactError(
                 f"shard {fingerprint} in {self.folder} holds NaN or infinity; {REMEDY}"
@@ -260,69 +235,38 @@ class Shards:
         Raises:
             ArtifactError: a file is missing or damaged.
         """
-
-        def gathered(folder: Path) -> EmbeddingRows:
-            picks = self.picks(fingerprint)
-            own = map_tensor(folder / EMBEDDINGS, "embeddings", remedy=REMEDY)
-            return own if picks is None else self.picked(picks, own)
-
-        return self._read(fingerprint, self.packs.mapped, gathered)
+        return self.places.read(fingerprint, self._rows)
 
     def picked(self, picks: Picks, own: NDArray[np.floating]) -> EmbeddingRows:
         """Return the rows (n, d) that are picked, ``own`` (m, d) being those held by none other."""
-        holders = [own if each == OWN else self.held_by(each) for each in picks.sources]
+        holders = [own if each == OWN else self.places.held_by(each) for each in picks.sources]
         return GatheredRows(holders, picks.source, picks.row)
-
-    def held_by(self, source: Source) -> NDArray[np.floating]:
-        """Return the embeddings (m, d) that a source holds itself, mapped.
-
-        Raises:
-            ArtifactError: it is missing or damaged.
-        """
-        name, held_as = source
-        fields = self.fields(name, verify=False)
-        if fields is not None and held_by_folder(fields) == held_as:
-            return map_tensor(self.folder / name / EMBEDDINGS, "embeddings", remedy=REMEDY)
-        if member := self.packs.find(name, verify=False, held_as=held_as):
-            return self.packs.mapped(member)
-        raise ArtifactError(
-            f"shard {name} in {self.folder}, which others pick rows from, is missing or damaged; "
-            f"{REMEDY}"
-        )
-
-    def own_tensor(self, fingerprint: str, name: str) -> NDArray[Any]:
-        """Return an array of a shard's own folder, mapped.
-
-        Raises:
-            ArtifactError: it is missing or damaged.
-        """
-        return map_tensor(self.folder / fingerprint / EMBEDDINGS, name, remedy=REMEDY)
 
     def picks(self, fingerprint: str) -> Picks | None:
         """Return where the rows of a derived shard lie, None where a shard holds all of them.
 
         Raises:
-            ArtifactError: its folder is damaged.
+            ArtifactError: it is missing or damaged.
         """
-        folder = self.folder / fingerprint
-        if not folder.exists():
-            return None
-        found = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
-        if "sources" not in found:
-            return None
-        source, row = (
-            np.array(map_tensor(folder / EMBEDDINGS, name, remedy=REMEDY), dtype=np.int32)
-            for name in ("source", "row")
-        )
-        return Picks(_sources(found), source, row)
+
+        def load(place: Place) -> Picks | None:
+            return place.picks() if isinstance(place, InFolder) else None
+
+        return self.places.read(fingerprint, load)
 
     def moments(self, fingerprint: str) -> Moments:
-        """Return the moments of a shard's embeddings as kept."""
+        """Return the moments of a shard's embeddings as kept.
 
-        def load(folder: Path) -> Moments:
-            return Moments.load(folder / MOMENTS)
+        Raises:
+            ArtifactError: they cannot be read.
+        """
 
-        return self._read(fingerprint, self.packs.moments, load)
+        def load(place: Place) -> Moments:
+            if isinstance(place, InFolder):
+                return Moments.load(place.path / MOMENTS)
+            return self.packs.moments(place)
+
+        return self.places.read(fingerprint, load)
 
     def digests(self, fingerprint: str) -> NDArray[np.uint8]:
         """Return the digests (n, 16) of the texts of a shard.
@@ -330,40 +274,55 @@ class Shards:
         Raises:
             ArtifactError: they cannot be read.
         """
-        return self._tensor(fingerprint, "digests")
+        return self.places.read(fingerprint, lambda place: self._tensor(place, "digests"))
 
     def truncated(self, fingerprint: str) -> NDArray[np.bool_] | None:
         """Return which texts (n,) of a shard were cut, None where an earlier release did not tell.
 
         Raises:
-            ArtifactError: they cannot be read.
+            FormatError: a later release wrote it.
         """
-        shard = self.find(fingerprint, verify=False)
-        if shard is not None and shard.truncated in (0, shard.rows):
-            return np.full(shard.rows, bool(shard.truncated))
+
+        def load(place: Place) -> NDArray[np.bool_]:
+            shard = shard_at(place)
+            if shard.truncated in (0, shard.rows):
+                return np.full(shard.rows, bool(shard.truncated))
+            return self._tensor(place, "truncated").astype(bool)
+
         try:
-            return self._tensor(fingerprint, "truncated").astype(bool)
+            return self.places.read(fingerprint, load)
+        except FormatError:
+            raise
         except ArtifactError:
             return None
 
     def known_rows(self, fingerprints: Iterable[str], *, dtypes: Collection[str]) -> KnownRows:
-        """Return what looks up the rows of shards by their digests; see ``EmbeddingStore``."""
+        """Return what looks up the rows of shards by their digests.
+
+        Args:
+            fingerprints: of the shards; damaged ones are passed over.
+            dtypes: numpy names of the types that will do.
+        """
         shards = ((name, self.find(name)) for name in dict.fromkeys(fingerprints))
         sound = [name for name, shard in shards if shard is not None and shard.dtype in dtypes]
         return KnownRows((name, self.digests(name)) for name in sound)
 
     def picks_of(self, known: KnownRows, found: Found) -> Picks:
-        """Return where rows (n,) lie that were looked up; those not known are the shard's own."""
+        """Return where rows (n,) lie that were looked up; those not known are the shard's own.
+
+        Sources are those that a row is picked from, and no others: each must stay for the shard.
+        """
         sources: dict[Source, int] = {} if found.known.all() else {OWN: 0}
         source = np.zeros(len(found.shard), dtype=np.int32)
         row = np.zeros(len(found.shard), dtype=np.int32)
         row[~found.known] = np.arange(np.count_nonzero(~found.known))
         for number in np.unique(found.shard[found.known]):
             inside = found.shard == number
-            places, of, at = self._places(known.shards[number])
-            numbers = [sources.setdefault(place, len(sources)) for place in places]
-            source[inside] = np.array(numbers, dtype=np.int32)[of[found.row[inside]]]
-            row[inside] = at[found.row[inside]]
+            there, wanted = self._all_picks(known.shards[number]), found.row[inside]
+            used, which = np.unique(there.source[wanted], return_inverse=True)
+            numbers = [sources.setdefault(there.sources[each], len(sources)) for each in used]
+            source[inside] = np.array(numbers, dtype=np.int32)[which]
+            row[inside] = there.row[wanted]
         return Picks(tuple(sources), source, row)
 
     def change(self, fingerprint: str, picks: Picks) -> Change:
@@ -371,107 +330,33 @@ class Shards:
 
         A row that is there several times counts as often.
         """
-        places, of, at = self._places(fingerprint)
-        # Under one number each, own rows of the shard to be under −1: they were nowhere.
-        numbers = {place: number for number, place in enumerate(places)}
-        for place in picks.sources:
-            numbers.setdefault(place, len(numbers) if place != OWN else -1)
-        renamed = np.array([numbers[place] for place in picks.sources], dtype=np.int64)
-        before = (of.astype(np.int64) << 32) + at
-        after = (renamed[picks.source] << 32) + picks.row
-        return Change(_beyond(before, after), _beyond(after, before))
+        return Change.between(self._all_picks(fingerprint), picks)
 
-    def _places(self, fingerprint: str) -> tuple[tuple[Source, ...], Numbers, Numbers]:
-        """Return sources, and for each row (n,) of a shard its source and its row there."""
-        # A pack first: what picks from it needs none of what was picked from before.
-        if member := self.packs.find(fingerprint, verify=True):
-            own, picks, rows = (fingerprint, member.held_as), None, member.rows
-        else:
-            fields = manifest.read_manifest(
-                self.folder / fingerprint, kind=KIND, version=FORMAT_VERSION
-            )
-            own, picks = (fingerprint, held_by_folder(fields)), self.picks(fingerprint)
-            rows = int(fields["shard"]["rows"])
-        if picks is None:
-            return (own,), np.zeros(rows, dtype=np.int32), np.arange(rows, dtype=np.int32)
-        places = tuple(own if each == OWN else each for each in picks.sources)
-        return places, picks.source, picks.row
+    def _all_picks(self, fingerprint: str) -> Picks:
+        """Return where each row (n,) of a shard lies, as others are to know it."""
 
-    def _tensor(self, fingerprint: str, name: str) -> NDArray[Any]:
-        def packed(member: Member) -> NDArray[Any]:
-            return self.packs.tensor(member, name)
+        def load(place: Place) -> Picks:
+            own, picks = (fingerprint, place.held_as), None
+            if isinstance(place, InFolder):
+                picks = place.picks()
+            if picks is None:
+                rows = np.arange(shard_at(place).rows, dtype=np.int32)
+                return Picks((own,), np.zeros_like(rows), rows)
+            sources = tuple(own if each == OWN else each for each in picks.sources)
+            return Picks(sources, picks.source, picks.row)
 
-        def own(folder: Path) -> NDArray[Any]:
-            return np.array(map_tensor(folder / EMBEDDINGS, name, remedy=REMEDY))
+        return self.places.read(fingerprint, load)
 
-        return self._read(fingerprint, packed, own)
+    def _rows(self, place: Place) -> EmbeddingRows:
+        if not isinstance(place, InFolder):
+            return self.packs.embeddings(place)
+        picks, own = place.picks(), place.tensor("embeddings")
+        return own if picks is None else self.picked(picks, own)
 
-    def _read(
-        self,
-        fingerprint: str,
-        packed: Callable[[Member], T],
-        own: Callable[[Path], T],
-    ) -> T:
-        """Return what is read from a shard's own folder where that stands, else from a pack.
-
-        A pack may be damaged that the folder was made anew for.
-        """
-        for _ in range(_MOVES):
-            with contextlib.suppress(ArtifactError):
-                # It may be moved into a pack, or into another, between the look and the reading.
-                return self._read_now(fingerprint, packed, own)
-        return self._read_now(fingerprint, packed, own)
-
-    def _read_now(
-        self,
-        fingerprint: str,
-        packed: Callable[[Member], T],
-        own: Callable[[Path], T],
-    ) -> T:
-        if self.in_folder(fingerprint, verify=False) is None and (
-            member := self.packs.find(fingerprint, verify=False)
-        ):
-            return packed(member)
-        return own(self.folder / fingerprint)
-
-    def is_sound(self, source: Source, *, verify: bool) -> bool:
-        """Tell whether what others pick rows from is there, and with ``verify`` undamaged."""
-        key = source, verify
-        if key not in self._sound_sources:
-            name, held_as = source
-            fields = self.fields(name, verify=verify)
-            in_folder = fields is not None and held_by_folder(fields) == held_as
-            self._sound_sources[key] = in_folder or (
-                self.packs.find(name, verify=verify, held_as=held_as) is not None
-            )
-        return self._sound_sources[key]
-
-
-def _sources(fields: Mapping[str, Any]) -> tuple[Source, ...]:
-    """Return what the manifest of a derived shard says it picks from."""
-    return tuple((str(name), str(held_as)) for name, held_as in fields["sources"])
-
-
-def other_sources(fields: Mapping[str, Any]) -> list[Source]:
-    """Return the sources of a shard but itself; none where it is whole."""
-    return [each for each in _sources({"sources": (), **fields}) if each != OWN]
-
-
-def held_by_folder(fields: Mapping[str, Any]) -> str:
-    """Return what the rows that a shard's folder holds are known by, from its manifest."""
-    return str(fields["files"][EMBEDDINGS]["sha256"])
-
-
-def _beyond(some: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the positions in ``some`` that are more than ``others`` has of the same number."""
-    order = np.argsort(some, kind="stable")
-    numbers, starts, counts = np.unique(some[order], return_index=True, return_counts=True)
-    there, times = np.unique(others, return_counts=True)
-    place = np.minimum(np.searchsorted(there, numbers), max(len(there) - 1, 0))
-    met = there[place] == numbers if len(there) else np.zeros(len(numbers), dtype=bool)
-    taken = np.where(met, times[place] if len(there) else 0, 0)
-    rank = np.arange(len(some)) - np.repeat(starts, counts)
-    return np.sort(order[rank >= np.repeat(taken, counts)])
+    def _tensor(self, place: Place, name: str) -> NDArray[Any]:
+        if isinstance(place, InFolder):
+            return np.array(place.tensor(name))
+        return self.packs.tensor(place, name)
 
 
 def _flags(truncated: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -20,7 +20,8 @@ column they are read with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,10 @@ from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.gathered import EmbeddingRows
-from whiten_index.store.known import KnownRows
 from whiten_index.store.packs import Packs
+from whiten_index.store.places import REMEDY, StoredShard
 from whiten_index.store.records import CorpusPart, CorpusRecord
-from whiten_index.store.shards import REMEDY, Picks, Shards, StoredShard
+from whiten_index.store.shards import Shards
 from whiten_index.tensors import read_tensors, write_tensors
 
 FORMAT_VERSION = 1
@@ -132,10 +133,6 @@ class EmbeddingStore:
         """
         return self.shards.find(fingerprint, verify=verify)
 
-    def is_damaged(self, fingerprint: str) -> bool:
-        """Tell whether a shard that ``find`` does not return has a folder all the same."""
-        return self.shards.is_damaged(fingerprint)
-
     def write(
         self,
         fingerprint: str,
@@ -165,26 +162,6 @@ class EmbeddingStore:
             fingerprint, digests, embeddings, dtype=dtype, truncated=flags, moments_of=moments_of
         )
 
-    def derive(
-        self,
-        fingerprint: str,
-        digests: NDArray[np.uint8],
-        picks: Picks,
-        own: NDArray[np.floating],
-        *,
-        truncated: NDArray[np.bool_],
-        moments: Moments,
-        dtype: str,
-    ) -> StoredShard:
-        """Keep a shard most of whose rows others hold, whole or not at all; see ``Shards``.
-
-        Raises:
-            OutputError: the disk is full or cannot be written.
-        """
-        return self.shards.derive(
-            fingerprint, digests, picks, own, truncated=truncated, moments=moments, dtype=dtype
-        )
-
     def embeddings(self, fingerprint: str) -> NDArray[np.floating]:
         """Return the embeddings of a shard, (n, d), as kept.
 
@@ -204,15 +181,6 @@ class EmbeddingStore:
     def moments(self, fingerprint: str) -> Moments:
         """Return the moments of a shard's embeddings as kept."""
         return self.shards.moments(fingerprint)
-
-    def known_rows(self, shards: Iterable[str], *, dtypes: Collection[str]) -> KnownRows:
-        """Return what looks up the rows of shards by their digests.
-
-        Args:
-            shards: fingerprints; damaged ones are passed over.
-            dtypes: numpy names of the types that will do.
-        """
-        return self.shards.known_rows(shards, dtypes=dtypes)
 
     def corpus_shards(self) -> tuple[str, ...]:
         """Return the shards of all the corpora that were encoded to their end, each once.
@@ -271,19 +239,41 @@ class EmbeddingStore:
         sound = data is not None and _digest(data) == part.documents
         return sound and self.find(part.shard) is not None
 
-    def save_corpus(self, record: CorpusRecord) -> None:
-        """Remember which shards make up a corpus, replacing what was known of it."""
-        record.save(self._corpora / f"{manifest.fingerprint(dict(record.source))}.json")
+    def save_corpus(self, record: CorpusRecord, *, index: Path | None = None) -> None:
+        """Remember which shards make up a corpus, replacing what was known of it.
 
-    def forget_corpus(self, source: Mapping[str, Any]) -> None:
-        """Forget which shards make up a corpus; these stay.
+        Args:
+            record: of the corpus.
+            index: built of it, where it is remembered for that alone. What was encoded for
+                nobody, or for another index, is from then on remembered for all.
+
+        Raises:
+            OutputError: the disk is full or cannot be written.
+        """
+        path, owner = self._corpus_path(record.source), _owner(index)
+        before = self._owner_of(path)
+        both = owner if before in (None, owner) else ""
+        replace(record, index=both).save(path)
+
+    def forget_corpus(self, source: Mapping[str, Any], *, index: Path) -> None:
+        """Forget which shards make up a corpus that is remembered for an index alone.
 
         Raises:
             OutputError: the disk cannot be written.
         """
-        path = self._corpora / f"{manifest.fingerprint(dict(source))}.json"
-        with manifest.writing(path):
-            path.unlink(missing_ok=True)
+        path = self._corpus_path(source)
+        if self._owner_of(path) == _owner(index):
+            with manifest.writing(path):
+                path.unlink(missing_ok=True)
+
+    def _corpus_path(self, source: Mapping[str, Any]) -> Path:
+        return self._corpora / f"{manifest.fingerprint(dict(source))}.json"
+
+    def _owner_of(self, path: Path) -> str | None:
+        try:
+            return CorpusRecord.load(path).index if path.exists() else None
+        except ArtifactError:
+            return None
 
     def register(self, index: Path) -> None:
         """Remember that an index is built from here, so that nothing it needs is dropped.
@@ -458,6 +448,10 @@ class EmbeddingStore:
 def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Moments:
     """Return the sum of the moments of shards, in the order given."""
     return Moments.total(chain([Moments.empty(dim)], map(store.moments, shards)))
+
+
+def _owner(index: Path | None) -> str:
+    return "" if index is None else str(index.resolve())
 
 
 def _as_bytes(documents: pa.Table) -> bytes:

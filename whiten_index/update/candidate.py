@@ -82,7 +82,10 @@ def make_candidate(
     config = examine.base.config
 
     def finish(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
-        examine.changes.save(folder / faiss_index.CHANGES)
+        whitening = facts["decision"]["whitening"]
+        examine.changes.save(
+            folder / faiss_index.CHANGES, base=examine.base.version, whitening=whitening
+        )
         return {"update": dict(facts), "gates": examine(folder, fields)}
 
     write_version(

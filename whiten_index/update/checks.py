@@ -47,7 +47,7 @@ def room_wanted(base: Base, *, rows: int) -> dict[Path, int]:
     Of rows that are changed, which take as much again in the store, nothing is known yet.
     """
     sizes, had = base.fields["bytes"], max(base.record.rows, 1)
-    index = (sizes["index_file"] + sizes["documents_file"]) * rows / had * _SPARE
+    index = sum(file["bytes"] for file in base.fields["files"].values()) * rows / had * _SPARE
     if base.config.budget is not None:
         # Lists are written in parts, which are then joined.
         index *= 2
@@ -83,9 +83,10 @@ def require_not_withdrawn(
             continue
         if config.order is not Refit.AUTO and identity != facts.get("identity"):
             continue
+        there = (out / faiss_index.VERSIONS / name).exists()
+        back = f"; or take that version back: whiten-index rollback {out} --to {name}"
         raise GateError(
             f"the corpus still is that of version {name}, which was rolled back, so nothing is "
             "published; mend the corpus; or, where the transform was at fault, order another with "
-            f"--refit always or never; or take that version back: whiten-index rollback {out} "
-            f"--to {name}"
+            f"--refit always or never{back if there else ''}"
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,7 @@ class UpdatePlan:
         bytes: folder -> what would be written there.
         free: folder -> what the disk there has free, None where it does not say.
         refit: ``auto``, ``always`` or ``never``: whether there is drift, the embeddings will tell.
+        refused: why a gate would keep the version back, as far as rows alone tell; else empty.
         up_to_date: whether nothing would be published.
     """
 
@@ -74,6 +77,7 @@ class UpdatePlan:
     free: Mapping[str, int | None]
     refit: str
     up_to_date: bool
+    refused: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -114,10 +118,10 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
     kept = kept_parts(work, None if config.read_all else base.read_before(corpus))
     looked = _Looked()
     with stages.stage("look up rows", corpus.rows) as watcher:
-        for position in range(len(corpus.files)):
+        for position, shards_of in groupby(corpus.shards, key=lambda shard: shard.file):
             if position in kept:
                 looked.parts += kept[position][1]
-            for shard in (each for each in corpus.shards if each.file == position):
+            for shard in shards_of:
                 if position not in kept:
                     _look(work, shard, looked)
                 watcher.advance(shard.rows)
@@ -126,11 +130,14 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
     if not up_to_date:
         require_not_withdrawn(config, record)
     changes = _changes(base, work, record, looked)
-    rate = None
+    rate, loading = None, 0.0
     if looked.to_encode and base.config.embedding_column is None:
         devices = chosen_devices(base.config.encoder_config().device)
         several = len(devices) if devices[0].startswith("cuda") else 1
+        began = time.perf_counter()
         rate = several * calibrate(work, looked.missing, stages)
+        # Of this, an update has to load the encoder too.
+        loading = time.perf_counter() - began - stages.seconds["calibrate"]
     wanted = room_wanted(base, rows=corpus.rows)
     return UpdatePlan(
         base=base.version,
@@ -139,11 +146,25 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
         to_encode=looked.to_encode,
         rows_per_second=rate,
         encode_seconds=None if rate is None else looked.to_encode / rate,
-        other_seconds=_other_seconds(base, corpus.rows) + sum(stages.seconds.values()),
+        other_seconds=_other_seconds(base, corpus.rows) + sum(stages.seconds.values()) + loading,
         bytes={str(path): size for path, size in wanted.items()},
         free={str(path): free_bytes(path) for path in wanted},
         refit=config.order.value,
         up_to_date=up_to_date,
+        refused="" if up_to_date else _refused(config, base, record.rows),
+    )
+
+
+def _refused(config: UpdateConfig, base: Base, rows: int) -> str:
+    """Return why the gate of sizes would keep the version back, as far as rows alone tell."""
+    gates, had = config.gates(), base.record.rows
+    least, most = had * (1 - gates.max_shrink), had * (1 + gates.max_growth)
+    if least <= rows <= most:
+        return ""
+    option = "--max-shrink" if rows < least else "--max-growth"
+    return (
+        f"{rows:,} rows after {had:,} would be kept back by a gate ({least:,.0f} to {most:,.0f} "
+        f"pass); mend the corpus, or allow it with {option}"
     )
 
 

@@ -110,9 +110,10 @@ def _remember(base: Base, encoded: EncodeReport) -> None:
     Only now: a corpus that comes in another folder each night would keep its shards for ever, and
     so would one that a gate refused.
     """
-    encoded.store.save_corpus(encoded.record)
+    index = Path(str(base.config.out))
+    encoded.store.save_corpus(encoded.record, index=index)
     if dict(base.record.source) != dict(encoded.record.source):
-        encoded.store.forget_corpus(base.record.source)
+        encoded.store.forget_corpus(base.record.source, index=index)
 
 
 def _changes(base: Base, encoded: EncodeReport, stages: Stages) -> Changes:

@@ -24,11 +24,10 @@ from whiten_index.store import (
     OWN,
     CorpusRecord,
     EmbeddingStore,
+    InFolder,
     Member,
     Source,
     ToPack,
-    held_by_folder,
-    other_sources,
 )
 from whiten_index.upkeep.claims import record_paths
 from whiten_index.upkeep.inventory import Inventory, open_stores
@@ -178,7 +177,8 @@ class _Plan:
     @classmethod
     def make(cls, inventory: Inventory, shards: Sequence[str], pack_rows: int) -> _Plan:
         """Plan for the shards of the corpora, in order."""
-        homes = {name: home for name in shards if (home := _home(inventory, name))}
+        packed = inventory.places()
+        homes = {name: home for name in shards if (home := _home(inventory, packed, name))}
         folders = [inventory.folders[name] for name in shards if _is_alone(inventory, homes, name)]
         missing = len(shards) - len(homes) - len(folders)
         candidates = _packed_units(inventory, homes, pack_rows)
@@ -209,12 +209,13 @@ def _is_alone(inventory: Inventory, homes: Container[str], name: str) -> bool:
     return name not in homes and name in inventory.folders
 
 
-def _home(inventory: Inventory, name: str) -> Member | None:
+def _home(inventory: Inventory, packed: Mapping[str, Sequence[Member]], name: str) -> Member | None:
     """Return where a shard is packed.
 
-    Where it has a folder too, that may have been made anew because the pack is damaged.
+    Where it is in another pack or a folder too, one may have been written as another is damaged.
     """
-    return inventory.store.shards.packs.find(name, verify=name in inventory.folders)
+    several = len(packed.get(name, ())) + (name in inventory.folders) > 1
+    return inventory.store.shards.packs.find(name, verify=several)
 
 
 def _is_whole(store: EmbeddingStore, name: str) -> bool:
@@ -331,7 +332,7 @@ class _Scattered:
 
     def _rows_of(self, source: Source) -> int:
         try:
-            return len(self._inventory.store.shards.held_by(source))
+            return len(self._inventory.store.shards.places.held_by(source))
         except ArtifactError:
             return 0
 
@@ -370,11 +371,9 @@ def _to_pack(store: EmbeddingStore, name: str) -> ToPack:
 
 def _known_as(store: EmbeddingStore, name: str) -> str:
     """Return what those that pick from a shard know its rows by, empty where none can."""
-    if member := store.shards.packs.find(name, verify=True):
-        return member.held_as
-    fields = store.shards.fields(name, verify=False)
+    place = store.shards.places.find(name, verify=True)
     # Of a derived shard they know only the rows that it holds itself: its folder stays for them.
-    return "" if fields is None or other_sources(fields) else held_by_folder(fields)
+    return "" if place is None or (isinstance(place, InFolder) and place.sources) else place.held_as
 
 
 def _remove_replaced(inventory: Inventory, held: Held) -> int:

@@ -110,7 +110,7 @@ class Inventory:
 
 
 def _shard_folder(shards: Shards, name: str) -> ShardFolder | None:
-    fields = shards.fields(name, verify=False)
+    fields = shards.places.fields(name, verify=False)
     if fields is None:
         return None
     try:

@@ -97,7 +97,8 @@ class Keeping:
             self.kept.folders.add(name)
         elif not packed:
             self.kept.missing.add(name)
-        self.kept.packs |= {each.pack for each in packed if best is None}
+        if best is None and not (in_folder and self._rows_are_sound(source, alone=alone)):
+            self.kept.packs |= {each.pack for each in packed}
         # Whoever meets the shard again would make it anew if not all of it were there.
         return (name,)
 
@@ -109,7 +110,12 @@ class Keeping:
         return self._sound[name]
 
     def _folder_is_sound(self, folder: ShardFolder, *, alone: bool) -> bool:
-        return alone or self._inventory.store.shards.in_folder(folder.name, verify=True) is not None
+        places = self._inventory.store.shards.places
+        return alone or places.in_folder(folder.name, verify=True) is not None
+
+    def _rows_are_sound(self, source: Source, *, alone: bool) -> bool:
+        (name, held_as), places = source, self._inventory.store.shards.places
+        return alone or places.in_folder(name, verify=True, held_as=held_as) is not None
 
 
 @dataclass

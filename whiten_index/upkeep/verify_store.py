@@ -17,9 +17,11 @@ from whiten_index.store import (
     CorpusPart,
     CorpusRecord,
     EmbeddingStore,
+    InFolder,
     Member,
     other_sources,
     packs,
+    places,
     shards,
     store,
 )
@@ -91,6 +93,7 @@ class _Check:
     def __post_init__(self) -> None:
         self.store = EmbeddingStore(self.root, {}, self.folder.name)
         self._shards, self._packs = self.store.shards, self.store.shards.packs
+        self._places = self._shards.places
         self._claims = list[Claim]()
         # Shard -> those that pick rows from it.
         self._pickers: dict[str, set[str]] = {}
@@ -194,7 +197,7 @@ class _Check:
     def _look_around(self) -> None:
         """Note which shards pick from which, and which are in which pack, as far as can be read."""
         for name in folder_names(self._shards.folder):
-            fields = self._quietly(self._shards.fields, name)
+            fields = self._quietly(self._places.fields, name)
             for source, _ in [] if fields is None else other_sources(fields):
                 self._pickers.setdefault(source, set()).add(name)
         for name in self._packs.names():
@@ -211,12 +214,12 @@ class _Check:
             return None
 
     def _check_shard(self, folder: Path) -> None:
-        fields = manifest.read_manifest(folder, kind=shards.KIND, version=shards.FORMAT_VERSION)
+        fields = manifest.read_manifest(folder, kind=places.KIND, version=places.FORMAT_VERSION)
         manifest.check_files(folder, fields, content=True)
-        rows = int(fields["shard"]["rows"])
-        picks = self._shards.picks(folder.name)
-        own = len(self._shards.own_tensor(folder.name, "embeddings"))
-        lengths = {"digests": len(self._shards.own_tensor(folder.name, "digests"))}
+        place = InFolder.of(folder, fields)
+        rows, picks = place.shard.rows, place.picks()
+        own = len(place.tensor("embeddings"))
+        lengths = {"digests": len(place.tensor("digests"))}
         if picks is None:
             lengths["embeddings"] = own
         else:
@@ -224,17 +227,20 @@ class _Check:
         _require_lengths(folder, lengths, rows)
         if Moments.load(folder / shards.MOMENTS).count != rows:
             raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
-        for source in other_sources(fields):
-            if not self._shards.is_sound(source, verify=False):
+        if self._packs.find(folder.name, verify=True):
+            # It is read from there; the folder stays for the rows that it holds itself.
+            return
+        for source, held_as in other_sources(fields):
+            if self._places.find(source, verify=False, held_as=held_as) is None:
                 raise ArtifactError(
-                    f"{folder} picks rows from shard {source[0]}, which is missing or another"
+                    f"{folder} picks rows from shard {source}, which is missing or another"
                 )
 
     def _check_pack(self, folder: Path) -> None:
         fields = manifest.read_manifest(folder, kind=packs.KIND, version=packs.FORMAT_VERSION)
         manifest.check_files(folder, fields, content=True)
         members = [Member(**each) for each in fields["members"]]
-        lengths = [len(self._packs.mapped(member)) for member in members]
+        lengths = [len(self._packs.embeddings(member)) for member in members]
         lengths += [len(self._packs.tensor(member, "digests")) for member in members]
         if lengths != 2 * [member.rows for member in members]:
             raise ArtifactError(f"{folder} is damaged: it has fewer rows than its shards")
@@ -301,9 +307,11 @@ class _Check:
 
     def _mending(self, damaged: Collection[str]) -> tuple[Sequence[str], str]:
         """Return who needs shards that are damaged, or picks from them, and what mends them."""
-        affected = set(damaged)
-        for shard in damaged:
-            affected |= self._pickers.get(shard, set())
+        near = set(damaged).union(*(self._pickers.get(shard, ()) for shard in damaged))
+        affected = {shard for shard in near if not self._is_readable(shard)}
+        if near and not affected:
+            gc = _GC.format(root=self.root)
+            return (), f"all of it is read from sound copies in the store: run {gc}"
         touched = [claim for claim in self._claims if affected & set(claim.record.shards)]
         rows = {
             part.shard: part.rows
@@ -312,6 +320,13 @@ class _Check:
             if part.shard in affected
         }
         return self._remedy(touched, rows=sum(rows.values()))
+
+    def _is_readable(self, shard: str) -> bool:
+        """Tell whether a shard is sound in some place."""
+        try:
+            return self._places.find(shard, verify=True) is not None
+        except (ArtifactError, OutputError):
+            return False
 
     def _remedy(self, touched: Sequence[Claim], *, rows: int) -> tuple[Sequence[str], str]:
         names = tuple(dict.fromkeys(claim.by for claim in touched))

@@ -1,0 +1,202 @@
+"""Of several copies of a shard a sound one is chosen, and everything is read from that."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.corpus_helpers import overwrite
+from tests.upkeep_helpers import PACK, World, new_world, pack_folders, shard_folders
+from whiten_index import manifest
+from whiten_index.errors import ArtifactError
+from whiten_index.store import EmbeddingStore
+from whiten_index.upkeep import compact_store, gc_store, verify_store
+from whiten_index.upkeep.compact import _to_pack
+
+TENSORS = "embeddings.safetensors"
+
+
+@dataclass
+class Copies:
+    """A world of which some shards lie in two places: the paths of both, the older first."""
+
+    world: World
+    paths: tuple[Path, Path]
+
+    def damage(self, number: int) -> Path:
+        path = self.paths[number]
+        # Bits of numbers alone, so that nothing but a checksum shows it.
+        overwrite(path / TENSORS, -40 % (path / TENSORS).stat().st_size, -20)
+        data = bytearray((path / TENSORS).read_bytes())
+        start = 8 + int.from_bytes(data[:8], "little")
+        data[start + 2 : start + 400 : 4] = bytes(x ^ 1 for x in data[start + 2 : start + 400 : 4])
+        (path / TENSORS).write_bytes(data)
+        return path
+
+
+def whole_folder_and_pack(root: Path) -> Copies:
+    """A process died after it had packed shards, before it removed their folders."""
+    world = new_world(root, *[8] * 5)
+    derive_from(world)
+    name = world.records[0][0].parts[0].shard
+    pack = packed_beside_folders(world)
+    return Copies(world, (world.store.shards.folder / name, pack))
+
+
+def packed_beside_folders(world: World) -> Path:
+    """Compact, and bring back the folders that were removed; return the one pack."""
+    folder, before = world.store.shards.folder, shard_folders(world)
+    shutil.copytree(folder, world.root / "aside")
+    compact_store(world.place, pack_rows=PACK)
+    (pack,), gone = pack_folders(world), before - shard_folders(world)
+    assert gone
+    for name in gone:
+        shutil.move(world.root / "aside" / name, folder / name)
+    return world.store.shards.packs.folder / pack
+
+
+def two_packs(root: Path) -> Copies:
+    """Or after it had packed them anew, before it removed the pack they were in."""
+    world = new_world(root, *[8] * 5)
+    derive_from(world)
+    compact_store(world.place, pack_rows=PACK)
+    packs = world.store.shards.packs
+    (old,) = packs.names()
+    members = packs.fields(old, verify=True)["members"]
+    packs.write(packs.next_name(), [_to_pack(world.store, each.fingerprint) for each in members])
+    (_, new) = packs.names()
+    return Copies(world, (packs.folder / old, packs.folder / new))
+
+
+def derived_folder_and_pack(root: Path) -> Copies:
+    """A derived shard was packed, and its folder stays for who picks the rows it holds."""
+    world = new_world(root, 8, 8)
+    for file in world.corpora["news"]:
+        file[0] = world.numbers(1)[0]
+    inner, _ = world.encode().record.shards
+    world.corpora["other"] = [[*world.corpora["news"][0], *world.numbers(5)]]
+    world.encode("other")
+    pack = packed_beside_folders(world)
+    return Copies(world, (world.store.shards.folder / inner, pack))
+
+
+def derive_from(world: World) -> None:
+    """Keep a corpus of one shard that is derived of those of the first, and too large to pack."""
+    rows = [n for file in world.corpora["news"][:2] for n in file]
+    world.corpora["other"] = [[*rows, *world.numbers(10)]]
+    world.encode("other")
+    assert world.store.shards.picks(world.records[-1][0].parts[0].shard) is not None
+
+
+MADE = [whole_folder_and_pack, two_packs, derived_folder_and_pack]
+# What nothing else holds is lost with its only copy, and nothing else is.
+LOST = {(derived_folder_and_pack, 0): "other"}
+
+
+def reads(store: EmbeddingStore, world: World, *, but: str | None) -> None:
+    """Everything reads as it must, in one store object that was asked to verify first."""
+    for record, truth in world.records[-2:]:
+        name = Path(record.source["sources"][0]).name
+        start = 0
+        for part in record.parts:
+            expected = truth[start : start + part.rows]
+            start += part.rows
+            if name == but:
+                assert store.find(part.shard) is None
+                continue
+            assert store.find(part.shard) is not None
+            for _ in range(2):
+                np.testing.assert_array_equal(store.embeddings(part.shard), expected)
+                mapped = store.mapped_embeddings(part.shard)
+                np.testing.assert_array_equal(mapped[np.arange(part.rows)], expected)
+            np.testing.assert_allclose(
+                store.moments(part.shard).mean, expected.mean(axis=0, dtype=np.float64), atol=1e-12
+            )
+            assert len(np.unique(store.shards.digests(part.shard), axis=0)) == part.rows
+            assert not store.shards.truncated(part.shard).any()
+            known = store.shards.known_rows([part.shard], dtypes=["float32"])
+            found = known.find(store.shards.digests(part.shard))
+            picks = store.shards.picks_of(known, found)
+            picked = store.shards.picked(picks, np.empty((0, expected.shape[1]), np.float32))
+            np.testing.assert_array_equal(picked[np.arange(part.rows)], expected)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["older", "newer"])
+@pytest.mark.parametrize("made", MADE)
+def test_what_is_found_sound_is_what_is_read(tmp_path, made, number):
+    copies = made(tmp_path)
+    copies.damage(number)
+    reads(copies.world.store, copies.world, but=LOST.get((made, number)))
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["older", "newer"])
+@pytest.mark.parametrize("made", MADE)
+def test_a_damaged_copy_is_told_and_what_is_said_mends_it(tmp_path, made, number):
+    copies = made(tmp_path)
+    world, path = copies.world, copies.damage(number)
+    (damage,) = verify_store(world.place).damages
+    assert damage.path == str(path)
+    lost = LOST.get((made, number))
+    gc = f"whiten-index gc {world.place} --keep-days 0"
+    if lost is None:
+        sound = f"all of it is read from sound copies in the store: run {gc}"
+        assert (damage.touches, damage.remedy) == ((), sound)
+    else:
+        assert damage.touches == (f"corpus {world.root / lost}",)
+        assert damage.remedy.endswith(f"what is still reported then goes with {gc}")
+        assert world.encode(lost).counts.encoded > 0
+    gc_store(world.place, keep_days=0)
+    assert verify_store(world.place).damages == ()
+    assert not path.exists()
+    world.assert_intact(last=2)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["older", "newer"])
+@pytest.mark.parametrize("made", MADE)
+def test_compaction_takes_from_the_sound_copy(tmp_path, made, number):
+    copies = made(tmp_path)
+    world = copies.world
+    copies.damage(number)
+    compact_store(world.place, pack_rows=PACK)
+    reads(world.store, world, but=LOST.get((made, number)))
+
+
+def test_content_is_hashed_once(tmp_path, monkeypatch):
+    copies, hashed = whole_folder_and_pack(tmp_path), []
+    real = manifest.sha256_file
+    monkeypatch.setattr(manifest, "sha256_file", lambda path: hashed.append(path) or real(path))
+    store = copies.world.store
+    for _ in range(3):
+        reads(store, copies.world, but=None)
+    assert len(hashed) == len(set(hashed)) > 0
+
+
+def test_what_was_verified_is_not_read_elsewhere_unverified(tmp_path):
+    """The place that was chosen goes, and the other one is damaged: that is not taken unseen."""
+    copies = two_packs(tmp_path)
+    store, (record, _) = copies.world.store, copies.world.records[0]
+    name = record.parts[0].shard
+    copies.damage(0)
+    assert store.find(name) is not None
+    shutil.rmtree(copies.paths[1])
+    with pytest.raises(ArtifactError):
+        store.embeddings(name)
+    assert store.find(name) is None
+
+
+def test_rows_of_a_folder_stay_without_the_pack_that_is_damaged(tmp_path):
+    """A folder others pick from stays; a damaged pack of the same rows is not kept beside it."""
+    copies = whole_folder_and_pack(tmp_path)
+    world, pack = copies.world, copies.damage(1)
+    world.corpora["news"] = world.corpora["news"][:1]
+    world.encode()
+    world.corpora["other"][0] = world.corpora["other"][0][:8] + world.numbers(5)
+    world.encode("other")
+    gc_store(world.place, keep_days=0)
+    assert not pack.exists()
+    assert verify_store(world.place).damages == ()
+    world.assert_intact(last=2)
