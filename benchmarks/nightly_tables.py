@@ -80,7 +80,7 @@ def drift() -> str:
         "|---|---|---:|---:|---:|---|---|---:|---:|",
     ]
     for row in read("drift"):
-        if row["figure"] != "wikipedia added":
+        if row["figure"] != "wikipedia added" or not row["share"]:
             continue
         new = row["agreement_new"]
         lines.append(
