@@ -9,6 +9,7 @@ from typing import Any
 
 from whiten_index.config import read_toml
 from whiten_index.errors import ConfigError
+from whiten_index.given import require_path, shown
 
 _OWN: dict[str, tuple[type, str]] = {
     "keep_versions": (int, "a number of versions"),
@@ -62,14 +63,15 @@ class Job:
             kind, what = _OWN[name]
             if type(given) is not kind:
                 raise ConfigError(
-                    f"job file {path}: {_options([name])} takes {what}; {given!r} was given"
+                    f"job file {path}: {_options([name])} takes {what}; {shown(given)} was given"
                 )
         if own.get("keep_versions", 1) < 1:
             raise ConfigError(
                 f"job file {path}: keep-versions takes 1 or more, since the published version "
-                f"always stays; {own['keep_versions']} was given"
+                f"always stays; {shown(own['keep_versions'])} was given"
             )
         if "metrics" in own:
+            require_path(own["metrics"], what="metrics")
             own["metrics"] = Path(own["metrics"])
         return cls(index=Path(index), update=update, **own)
 
@@ -78,6 +80,11 @@ def _values(path: Path) -> dict[str, Any]:
     named = read_toml(path)
     if isinstance(named.get("corpus"), str):
         named["corpus"] = [named["corpus"]]
+    if named.get("corpus") == []:
+        raise ConfigError(
+            f"job file {path} names an empty corpus; leave the line out to take the corpus that "
+            "the index was built from"
+        )
     return named
 
 

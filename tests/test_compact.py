@@ -18,6 +18,7 @@ from tests.upkeep_helpers import (
     PACK,
     Crash,
     World,
+    add_version,
     dying_at,
     new_world,
     pack_folders,
@@ -26,6 +27,7 @@ from tests.upkeep_helpers import (
 from whiten_index import tensors
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, OutputError
 from whiten_index.lock import only_writer
+from whiten_index.manifest import remove_folder
 from whiten_index.moments import Moments
 from whiten_index.store import OWN, CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
 from whiten_index.upkeep import compact_store, gc_store, verify_store
@@ -112,12 +114,90 @@ def test_rows_picked_from_what_was_packed_are_found(tmp_path):
         world.assert_intact()
     gc_store(world.place, keep_days=0)
     world.assert_intact()
+    assert compact(world).packs == 0, "written as a whole each would cost 8 rows for one"
+    assert len(shard_folders(world)) == 5
+    # Nothing is picked any more.
+    world.corpora["news"] = [world.numbers(8) for _ in range(5)]
+    world.encode()
     compact(world)
-    world.assert_intact()
     gc_store(world.place, keep_days=0)
     world.assert_intact()
     assert shard_folders(world) == set()
     assert len(pack_folders(world)) == 1
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_what_is_written_night_by_night_is_in_proportion_to_what_changed(tmp_path, spread):
+    """One row of 144 a night, the versions of three nights kept."""
+    nights, rows, index, kept = 20, 144, tmp_path / "index", []
+    world = new_world(tmp_path, *[rows // 4] * 4)
+    compact_store(world.place, pack_rows=10 * PACK)
+    written, sizes = 0, []
+    for night in range(nights):
+        file = world.corpora["news"][night % 4 if spread else 0]
+        file[night] = world.numbers(1)[0]
+        assert world.encode().counts.encoded == 1
+        kept.append(add_version(world, index, world.records[-1][0], night + 1))
+        if len(kept) > 3:
+            remove_folder(kept.pop(0))
+        report = compact_store(world.place, pack_rows=10 * PACK)
+        assert compact_store(world.place, pack_rows=10 * PACK).packs == 0
+        written += report.rows
+        gc_store(world.place, keep_days=0)
+        sizes.append(stored_rows(world))
+        world.assert_intact(last=min(3, night + 1))
+    assert written <= 2 * nights + rows * (nights // 8)
+    assert max(sizes) <= 2 * rows + nights, "at most as much that nothing needs as is needed"
+    assert verify_store(world.place).damages == ()
+
+
+def stored_rows(world: World) -> int:
+    """Return how many embeddings the files of a store hold."""
+    files = world.place.glob("*/*/*/embeddings.safetensors")
+    return sum(len(tensors.map_tensor(path, "embeddings", remedy="")) for path in files)
+
+
+def test_many_small_files_are_joined(tmp_path):
+    world = new_world(tmp_path, *[10] * 200)
+    report = compact_store(world.place, pack_rows=10 * PACK)
+    assert (report.packed, report.packs) == (200, 5)
+    assert shard_folders(world) == set()
+    world.assert_intact()
+
+
+def test_small_files_that_come_night_by_night_are_joined_when_packs_double(tmp_path):
+    world, written = new_world(tmp_path, 10), 0
+    for night in range(40):
+        world.corpora["news"].append(world.numbers(10))
+        world.encode()
+        report = compact_store(world.place, pack_rows=10 * PACK)
+        assert compact_store(world.place, pack_rows=10 * PACK).packs == 0
+        written += report.rows
+        # Full ones, one at each doubling from 10 rows to half a pack, and one shard alone.
+        assert report.after.packs <= (10 * night + 10) // (5 * PACK) + 6
+        assert report.after.shards <= 1
+    # Of 400 rows each is written again only where the pack it is in doubles.
+    assert written <= 400 * 6
+    world.assert_intact()
+
+
+def test_a_pack_is_not_written_again_while_a_version_needs_what_would_go(tmp_path):
+    world = new_world(tmp_path, *[8] * 5)
+    compact(world)
+    index = tmp_path / "index"
+    version = add_version(world, index, world.records[0][0], 1)
+    del world.corpora["news"][:3]
+    world.encode()
+    for away in (False, True):
+        if away:
+            # It may need anything.
+            index.rename(tmp_path / "away")
+        assert compact(world).packs == 0
+    (tmp_path / "away").rename(index)
+    remove_folder(version)
+    (index / "CURRENT").write_text("{}")
+    assert compact(world).rows == 16
+    world.assert_intact()
 
 
 def test_a_whole_shard_that_others_pick_from_may_be_packed(tmp_path):

@@ -351,3 +351,121 @@ def test_what_a_later_release_wrote_is_not_judged(tmp_path):
     (damage,) = verify_store(world.place).damages
     assert damage.remedy == "upgrade whiten-index: a later release wrote it"
     assert path.exists()
+
+
+@pytest.mark.parametrize("days", [float("nan"), float("inf"), -1, -float("inf"), None, "3", True])
+def test_days_that_are_none_are_refused(tmp_path, days):
+    world = new_world(tmp_path, 100)
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    with pytest.raises(ConfigError, match="--keep-days takes a number of days, 0 or more"):
+        gc_store(world.place, keep_days=days)
+    if isinstance(days, float):
+        status, _, err = run("gc", world.place, f"--keep-days={days}")
+        assert (status, "Traceback" in err) == (2, False)
+    assert len(shard_folders(world)) == 6
+
+
+def two_states(tmp_path):
+    """Return a world and an index, whose version 1 needs what no corpus has any more."""
+    world = new_world(tmp_path, 100)
+    index = tmp_path / "i"
+    add_version(world, index, world.records[0][0], 1)
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    add_version(world, index, world.records[-1][0], 2)
+    return world, index
+
+
+def test_an_index_linked_to_where_it_is_now_is_asked_once_and_not_forgotten(tmp_path):
+    world, index = two_states(tmp_path)
+    index.rename(tmp_path / "real")
+    index.symlink_to(tmp_path / "real")
+    with pytest.raises(ConfigError, match=f"index {index} is there"):
+        gc_store(world.place, keep_days=0, forget=[index])
+    world.store.register(index)
+    assert len(world.store.indexes()) == 2
+    for dry_run in (True, False):
+        report = gc_store(world.place, keep_days=0, dry_run=dry_run)
+        assert (report.indexes, report.shards) == ((str(tmp_path / "real"),), 0)
+    report = gc_store(world.place, keep_days=0, forget=[index])
+    assert (report.indexes, report.shards) == ((str(tmp_path / "real"),), 0)
+    assert list(world.store.indexes().values()) == [tmp_path / "real"]
+    with pytest.raises(ConfigError, match=f"knows of no index {index} to forget"):
+        gc_store(world.place, forget=[index])
+    with pytest.raises(ConfigError, match="real is there"):
+        gc_store(world.place, forget=[tmp_path / "real"])
+
+
+def test_an_index_that_was_moved_is_named_at_its_new_place(tmp_path, monkeypatch):
+    world, index = two_states(tmp_path)
+    index.rename(tmp_path / "j")
+    hint = f"gc {world.place} --index NEW_PLACE --forget {index}; or, if it is gone"
+    with pytest.raises(ArtifactError, match=hint):
+        gc_store(world.place, keep_days=0)
+    options = {"keep_days": 0, "indexes": [tmp_path / "j"], "forget": [index]}
+    told = gc_store(world.place, dry_run=True, **options)
+    assert (told.shards, len(world.store.indexes())) == (0, 1)
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run("gc", world.place, "--index", "j", "--forget", "i", "--json")
+    found = json.loads(out)
+    assert (status, found["registered"], found["forgotten"]) == (0, [str(tmp_path / "j")], ["i"])
+    assert list(world.store.indexes().values()) == [tmp_path / "j"]
+    report = gc_store(world.place, keep_days=0)
+    assert (report.shards, report.claims, report.indexes) == (0, 3, (str(tmp_path / "j"),))
+
+
+def test_an_index_of_another_store_is_not_registered(tmp_path):
+    world, index = two_states(tmp_path / "a")
+    other = new_world(tmp_path / "b", 10)
+    path = index / "versions" / "000001-0123456789ab"
+    for path in (index / "versions").iterdir():
+        fields = json.loads((path / "manifest.json").read_text())
+        fields["encoder_fingerprint"] = "0" * 32
+        write_manifest(path / "manifest.json", fields)
+    with pytest.raises(ConfigError, match="was not built from"):
+        gc_store(other.place, indexes=[index])
+    with pytest.raises(ConfigError, match="is no index"):
+        gc_store(other.place, indexes=[tmp_path / "none"])
+    assert other.store.indexes() == {}
+    assert world.store.indexes()
+
+
+def test_a_version_behind_a_link_stops_it_and_a_link_to_nothing_does_not(tmp_path):
+    world, index = two_states(tmp_path)
+    versions = index / "versions"
+    (versions / "000005-cccccccccccc").symlink_to(".")
+    (versions / "000006-cccccccccccc").symlink_to("000006-cccccccccccc")
+    (versions / "000007-cccccccccccc").symlink_to("/nonexistent")
+    (versions / "000008-cccccccccccc").symlink_to("000001-0123456789ab")
+    assert gc_store(world.place, keep_days=0).shards == 0
+    first = versions / "000001-0123456789ab"
+    first.rename(tmp_path / "away")
+    first.symlink_to(tmp_path / "away")
+    with pytest.raises(ArtifactError, match=f"{first} is a link to a version"):
+        gc_store(world.place, keep_days=0)
+    assert len(shard_folders(world)) == 6
+
+
+LONG = "a" * 5000
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["gc", LONG],
+        ["verify", LONG],
+        ["versions", LONG],
+        ["rollback", LONG],
+        ["prune", LONG, "--keep", "1"],
+        ["compact", LONG],
+        ["gc", "STORE", "--forget", LONG],
+        ["gc", "STORE", "--index", LONG],
+    ],
+)
+def test_a_path_that_is_too_long_is_one_clear_error(tmp_path, given):
+    world = new_world(tmp_path, 10)
+    status, _, err = run(*[world.place if word == "STORE" else word for word in given])
+    assert status == 2
+    assert "is longer than a path can be (5,000 characters)" in err
+    assert "Traceback" not in err

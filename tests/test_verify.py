@@ -394,3 +394,120 @@ def test_what_is_neither(tmp_path):
     for check in (verify_index, verify_store):
         with pytest.raises(ArtifactError):
             check(tmp_path)
+
+
+def lose_shards(out: Path, version: Path) -> None:
+    store = EmbeddingStore.open(out / "store")
+    for shard in CorpusRecord.load(version / "corpus.json").shards:
+        shutil.rmtree(store.shards.folder / shard)
+
+
+def test_a_version_of_which_the_store_lacks_shards(out):
+    """As where an index was moved and its old place forgotten: the store knows of none of it."""
+    for path in (out / "store").glob("*/indexes/*"):
+        path.unlink()
+    out = out.rename(out.parent / "moved")
+    first, second, _ = versions_of(out)
+    lose_shards(out, second)
+    (damage,) = verify_index(out).damages
+    assert damage.path == str(second)
+    assert "lacks 1 of the shards of version" in damage.why
+    assert damage.touches == (f"version {second.name}",)
+    assert verify_index(out, with_store=False).sound
+    assert damage.remedy.endswith(f"prune {out} --keep 1 removes it")
+    overwrite(first / "index.faiss", 100, 101)
+    prune(out, keep=1)
+    assert verify_index(out).sound
+
+
+def test_the_published_version_lacks_shards_and_encoding_mends_it(out):
+    *_, before, last = versions_of(out)
+    lose_shards(out, last)
+    (damage,) = verify_index(out).damages
+    assert (damage.path, "lacks 1" in damage.why) == (str(last), True)
+    assert f"rollback {out} --to {before.name}" in damage.remedy
+    assert verify_store(out / "store").damages
+    report = build(out, str(out.parent / "c.parquet"))
+    assert report.encoded.counts.encoded == 100
+    assert verify_index(out).sound
+    assert verify_store(out / "store").sound
+
+
+def test_a_version_to_go_back_to_is_one_that_can_be_gone_to(out):
+    first, second, last = versions_of(out)
+    lose_shards(out, second)
+    overwrite(last / "index.faiss", 100, 101)
+    damages = {damage.path: damage for damage in verify_index(out).damages}
+    assert f"rollback {out} --to {first.name}," in damages[str(last)].remedy
+    rollback(out, to=first.name)
+    prune(out, keep=1)
+    assert verify_index(out).sound
+
+
+def test_a_store_out_of_reach_is_a_note(out):
+    (out / "store").rename(out.parent / "away")
+    report = verify_index(out)
+    assert (report.sound, len(report.notes)) == (True, 3)
+    assert "is not there, and was not looked at" in run("verify", out)[1]
+
+
+# Remedies for packs
+
+
+def two_packs(tmp_path):
+    """Return a world whose five shards are in two packs each, the same rows in both."""
+    world = new_world(tmp_path, *[8] * 5)
+    compact_store(world.place, pack_rows=PACK)
+    (first,) = pack_folders(world)
+    packs = world.store.shards.packs.folder
+    second = packs / ("9" * 8 + first[8:])
+    shutil.copytree(packs / first, second)
+    fields = json.loads((second / "manifest.json").read_text())
+    for member in fields["members"]:
+        member["pack"] = second.name
+    manifest.write_manifest(second / "manifest.json", fields)
+    return world, packs / first, second
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_damaged_pack_that_another_holds_too(tmp_path, which):
+    world, *packs = two_packs(tmp_path)
+    assert verify_store(world.place).sound
+    overwrite(packs[which] / "embeddings.safetensors", 600, 700)
+    (damage,) = verify_store(world.place).damages
+    assert damage.path == str(packs[which])
+    assert damage.remedy.endswith(f"run whiten-index gc {world.place} --keep-days 0")
+    world.assert_intact()
+    gc_store(world.place, keep_days=0)
+    assert pack_folders(world) == {packs[1 - which].name}
+    world.assert_intact()
+    assert verify_store(world.place).sound
+
+
+def test_packs_that_are_damaged_both(tmp_path):
+    world, *packs = two_packs(tmp_path)
+    for pack in packs:
+        overwrite(pack / "embeddings.safetensors", 600, 700)
+    damages = verify_store(world.place).damages
+    assert {damage.path for damage in damages} == set(map(str, packs))
+    assert all("at most 40 rows are encoded anew" in damage.remedy for damage in damages)
+    mend(world)
+    world.assert_intact()
+    assert verify_store(world.place).sound
+
+
+def test_a_missing_shard_of_an_old_version(tmp_path):
+    world = new_world(tmp_path, 40)
+    old = world.records[0][0]
+    index = tmp_path / "index"
+    add_version(world, index, old, 1)
+    world.corpora["news"] = [world.numbers(40)]
+    add_version(world, index, world.encode().record, 2)
+    shutil.rmtree(world.store.shards.folder / old.parts[0].shard)
+    (damage,) = verify_store(world.place).damages
+    assert damage.touches == (f"version 000001-0123456789ab of index {index}",)
+    assert "remove them with whiten-index prune" in damage.remedy
+    prune(index, keep=1)
+    gc_store(world.place, keep_days=0)
+    assert verify_store(world.place).sound
+    world.assert_intact()

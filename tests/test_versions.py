@@ -31,7 +31,9 @@ from whiten_index.index import (
     version_names,
     with_published,
 )
-from whiten_index.versions import list_versions, prune, rollback
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.upkeep import verify_index
+from whiten_index.versions import Rolled, list_versions, prune, rollback
 
 WIDTHS = (2, 3, 4, 5)
 
@@ -545,5 +547,80 @@ def test_the_commands_say_what_they_found_and_did(out: Path) -> None:
     told = json.loads(stdout)
     assert (told["removed"], told["kept"]) == ([first, last], [second, third])
     status, stdout, _ = run("rollback", out, "--to", second, "--json")
-    assert json.loads(stdout) == {"left": third, "to": second}
+    assert json.loads(stdout) == {"left": third, "to": second, "note": ""}
     assert np.array_equal(sorted(names(out)), [second, third])
+
+
+# What the store lacks, links, and what keep may be
+
+
+def lose_shards(out: Path, name: str) -> list[str]:
+    """Remove the shards of a version from the store of its index, and return them."""
+    shards = CorpusRecord.load(out / "versions" / name / "corpus.json").shards
+    store = EmbeddingStore.open(out / "store")
+    for shard in shards:
+        shutil.rmtree(store.shards.folder / shard)
+    return list(shards)
+
+
+def test_a_rollback_says_what_the_store_lacks(tmp_path: Path) -> None:
+    rows, out = random_rows(3, rows=80), tmp_path / "out"
+    for night in range(3):
+        build(out, write_rows(tmp_path / "c.parquet", rows + np.float32(night)))
+    first, second, last = names(out)
+    shards = lose_shards(out, second)
+    with pytest.raises(
+        ArtifactError, match=f"lacks 1 of the shards of {second} .first {shards[0]}."
+    ):
+        rollback(out, to=second)
+    assert read_current(out).version == last
+    # As a damaged one it is passed over.
+    assert rollback(out) == Rolled(last, first)
+    rollback(out, to=last)
+    lose_shards(out, first)
+    with pytest.raises(
+        ArtifactError, match=rf"--to {second} --without-store; .* --to {first} --without-store"
+    ):
+        rollback(out)
+    status, _, err = run("rollback", out, "--to", second, "--without-store")
+    assert (status, "can be searched, but neither ranked again" in err) == (0, True)
+    assert len(open_index(out)) == 80
+
+
+def test_a_rollback_without_a_store_in_reach_goes_on_and_says_so(out: Path) -> None:
+    (out / "store").rename(out / "away")
+    rolled = rollback(out)
+    assert (rolled.to, "cannot be reached" in rolled.note) == (names(out)[2], True)
+    assert k_of(out) == 4
+
+
+def test_links_among_the_versions_are_left_alone(out: Path, tmp_path: Path) -> None:
+    before = names(out)
+    strange = [out / "versions" / f"00000{n}-cccccccccccc" for n in (5, 6, 7, 8)]
+    strange[0].symlink_to(".")
+    strange[1].symlink_to("/nonexistent")
+    strange[2].symlink_to(before[0])
+    strange[3].write_text("a file")
+    assert names(out) == before
+    assert next_version(out, "f" * 32).startswith("000009-")
+    assert [facts.name for facts in list_versions(out)] == before[::-1]
+    pruned = prune(out, keep=2)
+    assert (pruned.kept, pruned.strange) == (tuple(before[2:]), tuple(map(str, strange)))
+    assert all(path.is_symlink() for path in strange[:3])
+    status, _, err = run("prune", out, "--keep", 1)
+    assert (status, err.count("is a link or no folder, and was left alone")) == (0, 4)
+    damages = {damage.path: damage for damage in verify_index(out).damages}
+    assert set(damages) == set(map(str, strange))
+    status, _, err = run("verify", out)
+    assert (status, "Traceback" in err) == (ARTIFACT, False)
+    for path in strange:
+        path.unlink()
+    assert verify_index(out).sound
+
+
+@pytest.mark.parametrize("keep", ["3", None, True, 1.5, 0, -1, float("nan")])
+def test_what_is_no_number_of_versions_is_refused(out: Path, keep: Any) -> None:
+    before = names(out)
+    with pytest.raises(ConfigError, match=r"--keep takes how many versions to keep, 1 or more"):
+        prune(out, keep=keep)
+    assert names(out) == before

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
+from whiten_index.given import require_path, shown
 from whiten_index.index import DEVICES, TARGET_RECALL, parse_bytes
 from whiten_index.store import StoreDtype, require_dtype
 from whiten_index.whitening import Estimator, Kind, Weighting, WhiteningConfig, parse_shrinkage
@@ -133,8 +134,13 @@ class BuildConfig:
             object.__setattr__(self, name, tuple(map(str, listed)))
         if self.layers is not None:
             object.__setattr__(self, "layers", tuple(self.layers))
-        if "" in (self.out, self.store, *self.corpus):
-            raise ConfigError("an empty path was given; name a folder or file")
+        for what, path in (
+            ("--out", self.out),
+            ("--store", self.store),
+            *(("the corpus", each) for each in self.corpus),
+        ):
+            if path is not None:
+                require_path(path, what=what)
         if self.out is None and self.store is None:
             raise ConfigError("say where the result goes: --out for an index, --store to encode")
         if not self.corpus and self.store is None:
@@ -144,6 +150,8 @@ class BuildConfig:
         _member(OnBadRow, self.on_bad_row, "--on-bad-row")
         require_dtype(self.store_dtype, own=False)
         self.passage_config()
+        if self.threads is not None:
+            EncoderConfig(threads=self.threads)
         if self.corpus:
             self.corpus_config()
             self.encoder_config()
@@ -270,15 +278,23 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a job file; its keys come with underscores for dashes.
 
     Raises:
-        ConfigError: the file cannot be read, or is not TOML.
+        ConfigError: the file cannot be read, is not TOML, or sets one thing twice.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"job file {path} cannot be read ({error}); check the path") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Integers of thousands of digits, and arrays within arrays, are more than it reads.
         raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
-    return {key.replace("-", "_"): value for key, value in values.items()}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name in found:
+            twice = " and ".join(each for each in values if each.replace("-", "_") == name)
+            raise ConfigError(f"job file {path} sets {twice}, which are the same; leave one out")
+        found[name] = value
+    return found
 
 
 def read_job(path: Path, *, also: Collection[str] = ()) -> dict[str, Any]:
@@ -291,9 +307,11 @@ def read_job(path: Path, *, also: Collection[str] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, is not TOML, or sets something unknown.
     """
-    job = {}
+    job: dict[str, Any] = {}
     for key, value in read_toml(path).items():
         name = _OPTIONS.get(key, key)
+        if name in job:
+            raise ConfigError(f"job file {path} sets {name} twice, once as {key}; leave one out")
         if name in also:
             job[name] = value
             continue
@@ -314,7 +332,11 @@ def _require_type(name: str, value: object, expected: Any) -> None:
     fits = isinstance(value, plain) or (float in plain and isinstance(value, int))
     if not fits or (isinstance(value, bool) and bool not in plain):
         kinds = " or ".join(kind.__name__ for kind in plain if kind is not type(None))
-        raise ConfigError(f"{_option(name)} takes {kinds}; {value!r} was given")
+        raise ConfigError(f"{_option(name)} takes {kinds}; {shown(value)} was given")
+    if name in _LISTS and isinstance(value, list | tuple):
+        kind, called = (int, "numbers") if name == "layers" else (str | Path, "texts")
+        if any(not isinstance(each, kind) or isinstance(each, bool) for each in value):
+            raise ConfigError(f"{_option(name)} takes {called}; {shown(value)} was given")
 
 
 def _option(name: str) -> str:

@@ -158,9 +158,15 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
     return encode_shards(config, corpus, stages)
 
 
-def open_corpus(config: BuildConfig, stages: Stages) -> ParquetCorpus:
-    """Open the corpus and make sure its ids are unique, before any work is done."""
-    corpus = ParquetCorpus.open(config.corpus_config())
+def open_corpus(config: BuildConfig, stages: Stages, *, dim: int | None = None) -> ParquetCorpus:
+    """Open the corpus and make sure its ids are unique, before any work is done.
+
+    Args:
+        config: of the build.
+        stages: told of the work.
+        dim: width that embeddings of a column should have; see ``ParquetCorpus.open``.
+    """
+    corpus = ParquetCorpus.open(config.corpus_config(), dim=dim)
     if config.id_column is not None:
         with stages.stage("check ids", corpus.rows) as watcher:
             corpus.check_ids()

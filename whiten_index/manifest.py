@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from whiten_index.errors import ArtifactError, FormatError, OutputError
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
 
 MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
@@ -47,6 +47,32 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
 def canonical_json(value: Any) -> str:
     """Return ``value`` as JSON with sorted keys and no spaces, so that equal values agree."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def require_path(path: Path | str) -> Path:
+    """Return a path that the file system takes for one, whether or not something is there.
+
+    Raises:
+        ConfigError: it is too long, or holds what no name may.
+        OutputError: the disk does not let it be looked at.
+    """
+    found = Path(path)
+    try:
+        found.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except ValueError as error:
+        raise ConfigError(f"{str(path)[:80]!r} is no path ({error}); check it") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return found
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigError(
+                f"{str(path)[:80]}… is longer than a path can be ({len(str(path)):,} characters); "
+                "check it"
+            ) from error
+        raise _unreadable(found, error) from error
+    return found
 
 
 def sha256_file(path: Path) -> str:

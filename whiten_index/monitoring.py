@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.errors import ConfigError, OutputError, WhitenIndexError
+from whiten_index.given import cut, require_path
 from whiten_index.index import read_fields
 from whiten_index.manifest import MANIFEST, fsync_path, writing
 
@@ -88,6 +89,19 @@ def check_metrics(path: Path) -> None:
         OutputError: the folder cannot be written.
     """
     _client()
+    require_path(str(path), what="metrics")
+    if not path.name:
+        raise ConfigError(f"metrics file {path} is a folder; name a file in it")
+    try:
+        _new_of(path).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise ConfigError(
+            f"metrics file {cut(str(path))} cannot be used ({error.strerror}); name another"
+        ) from error
+    if path.is_dir():
+        raise ConfigError(f"metrics file {path} is a folder; name a file in it, or remove it")
     if path.suffix != ".prom":
         raise ConfigError(
             f"metrics file {path} does not end in .prom, and node_exporter reads no others; "
@@ -127,7 +141,7 @@ def write_metrics(path: Path, run: LastRun, *, index: Path) -> None:
     text: bytes = _client().generate_latest(_Collector(samples, label))
     # It does not end in .prom, so that nobody reads half of it; and unlike the name that the
     # library's own writer takes it is the same every night, so that a killed run leaves no litter.
-    temporary = path.with_name(f"{path.name}.new")
+    temporary = _new_of(path)
     with writing(path, kept=""):
         try:
             temporary.write_bytes(text)
@@ -135,6 +149,10 @@ def write_metrics(path: Path, run: LastRun, *, index: Path) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _new_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
 
 
 def _client() -> Any:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.draw import mapped_part, row_starts
-from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.index import RECORD, Bundle
+from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.index import RECORD, Bundle, read_version
 from whiten_index.store import CorpusRecord, EmbeddingRows, EmbeddingStore
 from whiten_index.whitening import Whitening, unit_rows
 
@@ -209,6 +209,36 @@ def _record(bundle: Bundle, store: EmbeddingStore) -> CorpusRecord:
             f"reads; {_REMEDY}"
         ) from error
     return record
+
+
+def missing_shards(root: Path, folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the store of a version, None where it cannot be reached, and what it lacks of it.
+
+    Args:
+        root: the index folder.
+        folder: of the version, sound.
+
+    Returns:
+        The store's root folder, and the shards of the version that are missing in it or, by their
+        sizes, damaged; none of a version of an earlier release whose shards are not known.
+
+    Raises:
+        ArtifactError: the version is damaged.
+        FormatError: a later release wrote the store.
+    """
+    fields = read_version(folder, verify="manifest")
+    for place in dict.fromkeys(store_places(root, fields)):
+        try:
+            store = EmbeddingStore.open(place, fingerprint=fields["encoder_fingerprint"])
+        except FormatError:
+            raise
+        except ArtifactError:
+            continue
+        if not (folder / RECORD).exists():
+            return place, []
+        record = CorpusRecord.load(folder / RECORD)
+        return place, [name for name in record.shards if not store.find(name, verify=False)]
+    return None, []
 
 
 _REMEDY = "name the store it was built from with --store DIR, or search with --rerank 0"

@@ -236,6 +236,8 @@ def open_index(
         ArtifactError: nothing is published there, or it is damaged; or the store is not the one
             the index was built from.
     """
+    if threads is not None:
+        EncoderConfig(threads=threads)
     index = SearchIndex(
         Opening(
             # As it is opened again later, perhaps after a change of the working folder.

@@ -15,12 +15,14 @@ from whiten_index.index import (
     read_current,
     read_version,
     set_current,
+    strange_entries,
     tidy,
     version_names,
     version_number,
 )
 from whiten_index.lock import only_writer
-from whiten_index.manifest import MANIFEST, read_json, remove_folder
+from whiten_index.manifest import MANIFEST, read_json, remove_folder, require_path
+from whiten_index.rerank import missing_shards
 
 _WHAT = "index"
 
@@ -60,19 +62,34 @@ class VersionFacts:
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """A rollback: the version left, None where it was not known which, and the one published."""
+    """What a rollback did.
+
+    Attributes:
+        left: the version left, None where it was not known which.
+        to: the one published.
+        note: what of the store it lacks, empty where nothing is known to be lacking.
+    """
 
     left: str | None
     to: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was removed, oldest first, its bytes, and the versions that are kept."""
+    """What a prune did.
+
+    Attributes:
+        removed: versions, oldest first.
+        bytes: of these.
+        kept: versions.
+        strange: paths that have the name of a version and are links or no folders; left alone.
+    """
 
     removed: tuple[str, ...]
     bytes: int
     kept: tuple[str, ...]
+    strange: tuple[str, ...] = ()
 
 
 def list_versions(root: Path | str, *, verify: str = "manifest") -> list[VersionFacts]:
@@ -85,7 +102,7 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
     Raises:
         ArtifactError: there is no index.
     """
-    folder = Path(root)
+    folder = require_path(root)
     try:
         current = read_current(folder)
     except ArtifactError:
@@ -105,28 +122,37 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
     )
 
 
-def rollback(root: Path | str, *, to: str | None = None) -> Rolled:
+def rollback(root: Path | str, *, to: str | None = None, without_store: bool = False) -> Rolled:
     """Publish an earlier version again, checked in full before anyone reads it.
 
     The version left is withdrawn, unless it is damaged: it stays, and no build or update takes it
     for its own result.
     Named with ``to`` it is published again. Of a newer one none is withdrawn.
 
+    A version whose embeddings are gone from its store can be searched, but neither ranked again
+    nor updated, so that it counts as damaged unless ``without_store`` is given. Where the store
+    cannot be reached at all, as where the index was copied without it, that is only noted.
+
     Args:
         root: the index folder.
         to: a version; by default the newest that is sound, not withdrawn, and older than the
             published one.
+        without_store: publish a version though the store lacks some of its embeddings.
 
     Raises:
         ConfigError: there is no such version, or it is the published one.
-        ArtifactError: the version is damaged, or none is left to go back to.
+        ArtifactError: the version is damaged, the store lacks some of its embeddings, or none is
+            left to go back to.
         BusyError: another process is writing the index.
     """
-    folder = Path(root)
+    folder = require_path(root)
     _require_index(folder)
     with only_writer(folder, what=_WHAT) as held:
         left = _current_or_none(folder) if to is not None else read_current(folder)
-        chosen = _older(folder, left) if to is None and left else _named(folder, left, str(to))
+        if to is None and left:
+            chosen, note = _older(folder, left, without_store)
+        else:
+            chosen, note = _named(folder, left, str(to), without_store)
         withdrawn = set() if left is None else set(left.withdrawn)
         older = left is not None and version_number(chosen) < version_number(left.version)
         # Damage is no fault of what it was made of, which may be made again.
@@ -134,14 +160,15 @@ def rollback(root: Path | str, *, to: str | None = None) -> Rolled:
             withdrawn.add(left.version)
         held.require()
         set_current(folder, chosen, withdrawn=withdrawn)
-        return Rolled(None if left is None else left.version, chosen)
+        return Rolled(None if left is None else left.version, chosen, note)
 
 
 def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
     """Remove versions but the published one and the newest sound ones before it.
 
     Those that are damaged or withdrawn are no use to go back to: they do not count, and go. What
-    readers hold open stays readable to them. Candidates are left alone.
+    readers hold open stays readable to them. Candidates are left alone, and so is what is
+    a link or no folder.
 
     Args:
         root: the index folder.
@@ -150,14 +177,14 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
             ``list_versions``.
 
     Raises:
-        ConfigError: ``keep`` is below 1.
+        ConfigError: ``keep`` is no whole number, or below 1.
         ArtifactError: it cannot be told which version is published.
         BusyError: another process is writing the index.
         OutputError: the disk cannot be read or written.
     """
-    if keep < 1:
-        raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep} was given")
-    folder = Path(root)
+    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+        raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep!r} was given")
+    folder = require_path(root)
     _require_index(folder)
     with only_writer(folder, what=_WHAT) as held:
         current = read_current(folder)
@@ -170,7 +197,8 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
         tidy(folder)
         for name in removed:
             remove_folder(folder / VERSIONS / name)
-        return Pruned(tuple(removed), freed, tuple(name for name in names if name not in removed))
+        left = tuple(name for name in names if name not in removed)
+        return Pruned(tuple(removed), freed, left, tuple(map(str, strange_entries(folder))))
 
 
 def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
@@ -211,19 +239,17 @@ def _is_of_later_release(root: Path, name: str) -> bool:
     return False
 
 
-def _older(root: Path, current: Current) -> str:
-    """Return the newest sound version older than the published one."""
+def _older(root: Path, current: Current, without_store: bool) -> tuple[str, str]:
+    """Return the newest sound version older than the published one, and what to note of it."""
     damaged = []
     for name in reversed(version_names(root)):
         older = version_number(name) < version_number(current.version)
         if not older or name in current.withdrawn:
             continue
         try:
-            read_version(root / VERSIONS / name, verify="full")
+            return name, _checked(root, name, without_store)
         except ArtifactError as error:
             damaged.append(str(error))
-            continue
-        return name
     raise ArtifactError(
         f"{root} has no sound version older than {current.version} to go back to"
         + "".join(f"; {reason}" for reason in damaged)
@@ -231,8 +257,8 @@ def _older(root: Path, current: Current) -> str:
     )
 
 
-def _named(root: Path, current: Current | None, name: str) -> str:
-    """Return a version that the user named, checked."""
+def _named(root: Path, current: Current | None, name: str, without_store: bool) -> tuple[str, str]:
+    """Return a version that the user named, checked, and what to note of it."""
     names = version_names(root)
     if current is not None and name == current.version:
         raise ConfigError(f"{name} is the published version already; name another with --to")
@@ -240,8 +266,35 @@ def _named(root: Path, current: Current | None, name: str) -> str:
         kept_back = name in version_names(root, inside=CANDIDATES)
         why = "is a candidate that a gate kept back" if kept_back else f"is no version of {root}"
         raise ConfigError(f"{name} {why}; it has {', '.join(names) or 'none'}")
-    read_version(root / VERSIONS / name, verify="full")
-    return name
+    return name, _checked(root, name, without_store)
+
+
+def _checked(root: Path, name: str, without_store: bool) -> str:
+    """Check a version in full, and that its store has what it is made of; return what to note.
+
+    Raises:
+        ArtifactError: it is damaged, or its store lacks some of it and is not to be done without.
+    """
+    folder = root / VERSIONS / name
+    read_version(folder, verify="full")
+    store, missing = missing_shards(root, folder)
+    if store is None:
+        return (
+            f"the store that {name} was built from cannot be reached, so that it was not checked; "
+            "searching needs it only to rank candidates again"
+        )
+    if not missing:
+        return ""
+    lack = (
+        f"the store {store} lacks {len(missing):,} of the shards of {name} (first {missing[0]}), "
+        "which can be searched, but neither ranked again nor updated"
+    )
+    if without_store:
+        return lack
+    raise ArtifactError(
+        f"{lack}; restore them from a copy, name another version with --to, or take it as it is "
+        f"with whiten-index rollback {root} --to {name} --without-store"
+    )
 
 
 def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFacts | None:

@@ -121,7 +121,7 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     click.echo(f"  {_faiss_facts(fields)}")
     _print_counts(fields)
     _print_whitening(fields)
-    for line in update_lines(fields.get("update") or {}):
+    for line in update_lines(fields):
         click.echo(line)
     if fields.get("geometry"):
         click.echo("geometry")

@@ -111,7 +111,10 @@ def _print_report(report: Mapping[str, Any]) -> None:
     click.echo(f"{report['out']}: version {report['version']} {done}")
     _print_changes(report)
     click.echo("rows")
-    click.echo(terminal.table(terminal.count_rows(report["counts"])))
+    # Those of files that were not read are among them.
+    named = {"read": "in the corpus"}
+    counted = terminal.count_rows(report["counts"])
+    click.echo(terminal.table((named.get(what, what), *n) for what, *n in counted))
     for line in _decision_lines(report):
         click.echo(line)
     _print_gates(report["gates"])
@@ -126,17 +129,31 @@ def _print_gates(gates: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_changes(report: Mapping[str, Any]) -> None:
-    rows, files = report["rows"], report["files"]
+    files = report["files"]
     click.echo(
-        f"  {rows['new']:,} new, {rows['changed']:,} changed, {rows['document']:,} with other kept "
-        f"columns, {rows['deleted']:,} deleted, {rows['unchanged']:,} as they were; "
-        f"{files['read']:,} files read, {files['skipped']:,} skipped"
+        f"  {_changes(report['rows'])}; {files['read']:,} files read, {files['skipped']:,} skipped"
     )
 
 
-def update_lines(update: Mapping[str, Any]) -> list[str]:
+def _changes(rows: Mapping[str, int]) -> str:
+    return (
+        f"{rows['new']:,} new, {rows['changed']:,} changed, {rows['document']:,} with other kept "
+        f"columns, {rows['deleted']:,} deleted, {rows['unchanged']:,} as they were"
+    )
+
+
+def update_lines(fields: Mapping[str, Any]) -> list[str]:
     """Return what a manifest says of the update that made a version, nothing where a build did."""
-    return [f"update of version {update['base']}", *_decision_lines(update)] if update else []
+    update = fields.get("update")
+    if not update:
+        return []
+    lines = [f"update of version {update['base']}"]
+    if update.get("rows"):
+        lines.append(f"  {_changes(update['rows'])}")
+    lines += _decision_lines(update)
+    if gates := fields.get("gates"):
+        lines += ["gates", terminal.table(gate_rows(gates))]
+    return lines
 
 
 def _decision_lines(update: Mapping[str, Any]) -> list[str]:

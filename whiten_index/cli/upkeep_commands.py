@@ -28,6 +28,14 @@ store_argument = click.argument("store", type=click.Path())
     help="An index built from STORE that is gone for good; may be repeated.",
 )
 @click.option(
+    "--index",
+    "indexes",
+    multiple=True,
+    type=click.Path(),
+    metavar="DIR",
+    help="An index built from STORE that was moved: what it needs is kept from now on.",
+)
+@click.option(
     "--keep-days",
     type=click.FloatRange(min=0),
     default=7.0,
@@ -35,11 +43,20 @@ store_argument = click.argument("store", type=click.Path())
     help="What nothing needs is kept for so long, as it may be of an encode that was interrupted.",
 )
 @json_option
-def gc(store: str, dry_run: bool, forget: tuple[str, ...], keep_days: float, as_json: bool) -> None:
+def gc(
+    store: str,
+    dry_run: bool,
+    forget: tuple[str, ...],
+    indexes: tuple[str, ...],
+    keep_days: float,
+    as_json: bool,
+) -> None:
     """Remove from STORE what no corpus, and no version of an index built from it, needs."""
     from whiten_index.upkeep import gc_store
 
-    report = gc_store(store, dry_run=dry_run, forget=forget, keep_days=keep_days).to_json()
+    report = gc_store(
+        store, dry_run=dry_run, forget=forget, indexes=indexes, keep_days=keep_days
+    ).to_json()
     if as_json:
         terminal.print_json(report)
         return
@@ -120,6 +137,8 @@ def _print_report(report: VerifyReport) -> None:
     size = terminal.in_words(report.bytes)
     found = "sound" if report.sound else f"{len(report.damages):,} damaged"
     click.echo(f"{report.kind} {Path(report.path)}: {found} ({looked}; {size})")
+    for note in report.notes:
+        click.echo(f"  note: {note}")
     for damage in report.damages:
         click.echo(f"  {damage.path}\n    {damage.why}")
         if damage.touches:

@@ -50,16 +50,23 @@ def versions(index: str, verify: str, as_json: bool) -> None:
 @click.command()
 @index_argument
 @click.option("--to", help="The version. [default: the newest sound one before the published]")
+@click.option(
+    "--without-store",
+    is_flag=True,
+    help="Take a version though the store lacks embeddings of it, as ranking again needs them.",
+)
 @json_option
-def rollback(index: str, to: str | None, as_json: bool) -> None:
+def rollback(index: str, to: str | None, without_store: bool, as_json: bool) -> None:
     """Publish an earlier version of INDEX again; the one left is kept, as withdrawn."""
     from whiten_index.versions import rollback as roll
 
-    rolled = roll(index, to=to)
+    rolled = roll(index, to=to, without_store=without_store)
     if as_json:
         terminal.print_json(asdict(rolled))
         return
     click.echo(f"{index}: version {rolled.to} published, instead of {rolled.left or 'none'}")
+    if rolled.note:
+        click.echo(f"note: {rolled.note}", err=True)
 
 
 @click.command()
@@ -92,6 +99,8 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
     )
     for name in pruned.removed:
         click.echo(f"  {name} removed")
+    for path in pruned.strange:
+        click.echo(f"note: {path} is a link or no folder, and was left alone", err=True)
 
 
 def _row(facts: VersionFacts) -> tuple[str, ...]:

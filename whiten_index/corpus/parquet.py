@@ -65,8 +65,13 @@ class ParquetCorpus:
     _reader: SpanReader = field(default_factory=SpanReader, repr=False, compare=False)
 
     @classmethod
-    def open(cls, config: CorpusConfig) -> ParquetCorpus:
+    def open(cls, config: CorpusConfig, *, dim: int | None = None) -> ParquetCorpus:
         """Find the files, read their footers, check their columns, plan the shards.
+
+        Args:
+            config: what is asked for.
+            dim: width that embeddings should have, where it is known. Where any has it, the others
+                are bad rows; else, and by default, the first embedding tells.
 
         Raises:
             CorpusError: a file is missing or not Parquet, a column is missing or of a type that
@@ -93,7 +98,7 @@ class ParquetCorpus:
         corpus = cls(config, files, footers, shards, None, fingerprints, row_filter)
         if config.embedding_column is None:
             return corpus
-        return replace(corpus, dim=corpus._find_dim())
+        return replace(corpus, dim=corpus._find_dim(dim))
 
     @property
     def rows(self) -> int:
@@ -179,7 +184,7 @@ class ParquetCorpus:
         empty = widths < 1
         sieve.drop(empty, "null_embedding", f"no {column}", blank=True)
         wrong = ~empty & (widths != dim)
-        what = f"a {column} whose width is not {dim}, that of the first row"
+        what = f"a {column} whose width is not {dim}, as that of other rows"
         sieve.drop(wrong[~empty], "wrong_width", what, blank=False)
         bad = empty | wrong
         matrix = embedding_matrix(array.filter(pa.array(~bad)) if bad.any() else array, dim)
@@ -274,19 +279,25 @@ class ParquetCorpus:
             # It stands in the middle of a shard.
             self._reader.close()
 
-    def _find_dim(self) -> int:
-        """Return the width of the first embedding that is not null."""
+    def _find_dim(self, wanted: int | None) -> int:
+        """Return ``wanted`` where an embedding has it, else the width of the first not null."""
         column = self.config.embedding_column
         assert column is not None
-        seen = kept = 0
+        seen = kept = first = 0
         for block in self._first_blocks(column):
             table = pa.Table.from_batches([block])
             if self._filter is not None:
                 table = self._filter.apply(table)
             seen, kept = seen + block.num_rows, kept + table.num_rows
             _, widths = embedding_rows(table.column(column))
-            if (widths > 0).any():
-                return int(widths[widths > 0][0])
+            if wanted is not None and (widths == wanted).any():
+                return wanted
+            if not first and (widths > 0).any():
+                first = int(widths[widths > 0][0])
+            if first and wanted is None:
+                return first
+        if first:
+            return first
         if not kept:
             raise CorpusError(
                 f"none of the {seen} rows read can be used ({seen} filtered); check the row filter"
@@ -327,6 +338,8 @@ def _fingerprint(file: SourceFile, footer: str, config: CorpusConfig, *, now: in
     return fingerprint(
         {
             "name": file.name,
+            # Another file may have the name, the size and, if it was copied, the time of this one.
+            "place": file.place,
             "size": file.size,
             "modified": file.modified,
             "footer": footer,

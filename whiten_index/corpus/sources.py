@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from whiten_index.corpus.listing import walk
 from whiten_index.errors import CorpusError
+from whiten_index.given import cut
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 _GLOB = frozenset("*?[")
 _HIDDEN = "._"
+_Test = Callable[[Sequence[str]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,9 @@ def _files_of(source: str) -> list[SourceFile]:
     except CorpusError:
         raise
     except (OSError, pa.ArrowException) as error:
-        raise CorpusError(f"{source} cannot be listed ({_line(error)}); check the path") from error
+        raise CorpusError(
+            f"{cut(source, most=200)} cannot be listed ({_line(error)}); check the path"
+        ) from error
     return sorted(found, key=lambda file: file.path)
 
 
@@ -120,22 +126,27 @@ def _glob_position(source: str) -> int | None:
     # A question mark in a URI begins its options.
     wildcards = _GLOB - {"?"} if "://" in source else _GLOB
     first = next((i for i, character in enumerate(source) if character in wildcards), None)
-    if first is None or Path(source).exists():
+    if first is None:
         return None
+    # A pattern may be longer than the system takes names.
+    with contextlib.suppress(OSError):
+        if Path(source).exists():
+            return None
     return source.rfind("/", 0, first) + 1
 
 
 def _matching(filesystem: Any, base: str, pattern: str) -> list[SourceFile]:
-    root = PurePosixPath(base)
-    listed = _list(filesystem, base) if _kind(filesystem, base) == pafs.FileType.Directory else []
-    files = [
-        _file(name, filesystem, info)
-        for info in listed
-        if _segments_match(
-            (name := str(PurePosixPath(info.path).relative_to(root))).split("/"),
-            pattern.split("/"),
-        )
-    ]
+    patterns = pattern.split("/")
+
+    def matches(names: Sequence[str]) -> bool:
+        return _segments_match(names, patterns)
+
+    def may_hold(names: Sequence[str]) -> bool:
+        return _prefix_matches(names, patterns)
+
+    files: list[SourceFile] = []
+    if _kind(filesystem, base) == pafs.FileType.Directory:
+        files, _ = _list(filesystem, base, may_hold=may_hold, wanted=matches)
     if not files:
         raise CorpusError(f"no file matches {pattern} in {base}; check the pattern")
     return files
@@ -156,21 +167,28 @@ def _segments_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
     return matched and _segments_match(names[1:], patterns[1:])
 
 
+def _prefix_matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Tell whether what is named may be a folder that holds matches, or is one itself."""
+    if not names or not patterns:
+        return not names
+    hidden = names[0][0] in _HIDDEN and patterns[0][0] != names[0][0]
+    if patterns[0] == "**":
+        here = _prefix_matches(names, patterns[1:])
+        return here or (not hidden and _prefix_matches(names[1:], patterns))
+    matched = not hidden and fnmatch.fnmatchcase(names[0], patterns[0])
+    return matched and _prefix_matches(names[1:], patterns[1:])
+
+
 def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
     info = filesystem.get_file_info(path)
     if info.type == pafs.FileType.NotFound:
         raise CorpusError(f"{source} does not exist; check the path")
     if info.type == pafs.FileType.File:
         return [_file(PurePosixPath(path).name, filesystem, info)]
-    listed = _list(filesystem, path)
-    files = [
-        _file(str(PurePosixPath(i.path).relative_to(path)), filesystem, i)
-        for i in listed
-        if i.path.lower().endswith(SUFFIXES) and not _hidden(i.path, path)
-    ]
+    files, listed = _list(filesystem, path, may_hold=_is_shown, wanted=_is_parquet)
     if not files:
         raise CorpusError(
-            f"{source} holds no Parquet file ({len(listed)} files, none ending with "
+            f"{source} holds no Parquet file ({listed} files, none ending with "
             f"{', '.join(SUFFIXES)}); name the files with a glob, or another folder"
         )
     return files
@@ -207,18 +225,51 @@ def _file(name: str, filesystem: Any, info: Any) -> SourceFile:
     return SourceFile(name, info.path, filesystem, info.size, info.mtime_ns)
 
 
-def _list(filesystem: Any, path: str) -> list[Any]:
-    infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-    return [info for info in infos if info.type == pafs.FileType.File]
+def _list(
+    filesystem: Any, path: str, *, may_hold: _Test, wanted: _Test
+) -> tuple[list[SourceFile], int]:
+    """Return the files below a folder that are wanted by their names, and how many were seen."""
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        # pyarrow leaves links that lead nowhere out, and follows one to a folder above for ever.
+        seen = list(walk(path, may_hold=may_hold, wanted=wanted))
+        paths = [each for each in seen if wanted(_names(each, path))]
+        for each in paths:
+            _require_utf8(each)
+        infos = filesystem.get_file_info(paths)
+    else:
+        found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+        seen = infos = [info for info in found if info.type == pafs.FileType.File]
+    files = []
+    for info in infos:
+        names = _names(info.path, path)
+        if wanted(names):
+            files.append(_file("/".join(names), filesystem, info))
+    return files, len(seen)
+
+
+def _require_utf8(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise CorpusError(f"the name of {shown} is not UTF-8; rename the file") from error
+
+
+def _names(path: str, root: str) -> tuple[str, ...]:
+    return PurePosixPath(path).relative_to(root).parts
 
 
 def _kind(filesystem: Any, path: str) -> Any:
     return filesystem.get_file_info(path).type
 
 
-def _hidden(path: str, root: str) -> bool:
-    """Tell whether a writer's bookkeeping lies there: ``_temporary``, ``.crc`` and the like."""
-    return any(part[0] in _HIDDEN for part in PurePosixPath(path).relative_to(root).parts)
+def _is_shown(names: Sequence[str]) -> bool:
+    """Tell whether it is no writer's bookkeeping: ``_temporary``, ``.crc`` and the like."""
+    return all(name[0] not in _HIDDEN for name in names)
+
+
+def _is_parquet(names: Sequence[str]) -> bool:
+    return _is_shown(names) and names[-1].lower().endswith(SUFFIXES)
 
 
 def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:

@@ -24,6 +24,7 @@ from whiten_index.encoding.modules import (
     refuse_unknown,
 )
 from whiten_index.errors import EncoderError
+from whiten_index.given import cut
 from whiten_index.manifest import canonical_json, sha256_file
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
@@ -131,7 +132,13 @@ def find_model(name: str, *, revision: str | None = None) -> ModelFolder:
         EncoderError: no such model, the hub cannot be reached, or the folder cannot be used.
         OutputError: the hub's cache cannot be written.
     """
-    if name and Path(name).expanduser().is_dir():
+    try:
+        local = bool(name) and Path(name).expanduser().is_dir()
+    except OSError as error:
+        raise EncoderError(
+            f"{cut(name)} is no model ({error.strerror}); name a folder, or a model on the hub"
+        ) from error
+    if local:
         return _read_folder(name, Path(name).expanduser().absolute(), None)
     if name in EMBEDDED_NAMES and revision is None and embedded_available():
         folder = _read_folder(name, _embedded_path(), "embedded")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whiten_index.errors import ConfigError, GateError
+from whiten_index.given import is_finite, shown
 from whiten_index.index import parse_bytes
+
+# Each canary is compared with every row.
+_MOST_CANARIES, _MOST_GROWTH = 1_000_000, 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +41,15 @@ class GateConfig:
 
     def __post_init__(self) -> None:
         recall = 0.0 if self.canary_recall is None else self.canary_recall
-        whole = self.canaries == int(self.canaries) if math.isfinite(self.canaries) else False
-        bounds = (
-            ("--canaries", self.canaries, whole and self.canaries >= 0, "whole numbers from 0"),
-            ("--canary-recall", recall, 0 <= recall <= 1, "0 to 1"),
-            ("--max-shrink", self.max_shrink, 0 <= self.max_shrink <= 1, "0 to 1"),
-            ("--max-growth", self.max_growth, 0 <= self.max_growth < math.inf, "numbers from 0"),
-        )
-        for option, value, inside, legal in bounds:
-            if not inside:
-                raise ConfigError(f"{option} {value:g} is outside {legal}")
+        for option, value, most, legal in (
+            ("--canaries", self.canaries, _MOST_CANARIES, "whole numbers from 0 to 1,000,000"),
+            ("--canary-recall", recall, 1, "0 to 1"),
+            ("--max-shrink", self.max_shrink, 1, "0 to 1"),
+            ("--max-growth", self.max_growth, _MOST_GROWTH, "numbers from 0 to 1e12"),
+        ):
+            inside = is_finite(value) and 0 <= value <= most
+            if not inside or (option == "--canaries" and value != int(value)):
+                raise ConfigError(f"{option} {shown(value)} is outside {legal}")
         if self.max_bytes is not None:
             parse_bytes(self.max_bytes, option="--max-bytes")
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from whiten_index.batch import TextBatch
 from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus
 from whiten_index.errors import CorpusError
+from whiten_index.given import cut
 
 TEXT, EMBEDDING, EXPECTED = "text", "embedding", "expected"
 MOST_QUERIES = 10_000
@@ -144,8 +145,8 @@ def _schema(path: Path) -> pa.Schema:
     try:
         return pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
+        reason = cut(str(error).splitlines()[0], most=200)
         raise CorpusError(
-            f"{path} cannot be read as Parquet ({reason}); canary queries come in a Parquet file "
-            f"with a column {TEXT} or {EMBEDDING}"
+            f"{cut(str(path), most=200)} cannot be read as Parquet ({reason}); canary queries come "
+            f"in a Parquet file with a column {TEXT} or {EMBEDDING}"
         ) from error

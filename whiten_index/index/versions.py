@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, ConfigError, OutputError
+from whiten_index.given import cut
 from whiten_index.index.library import load_faiss
 
 T = TypeVar("T")
@@ -73,7 +74,13 @@ def read_current(root: Path) -> Current:
         ArtifactError: nothing is, or ``CURRENT`` is damaged.
         OutputError: the disk does not let it be read.
     """
-    if not root.exists():
+    try:
+        there = root.exists()
+    except OSError as error:
+        raise ArtifactError(
+            f"{cut(str(root))} cannot be an index ({error.strerror}); check the path"
+        ) from error
+    if not there:
         raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
     path = root / CURRENT
     # To the byte, so that any damage to it shows.
@@ -155,9 +162,27 @@ def tidy(root: Path) -> None:
 
 
 def version_names(root: Path, *, inside: str = VERSIONS) -> list[str]:
-    """Return the names of the versions, or candidates, that are there, oldest first."""
-    found = [path.name for path in (root / inside).glob("[0-9]*") if version_number(path.name)]
-    return sorted(found, key=lambda name: (version_number(name), name))
+    """Return the names of the versions, or candidates, that are there, oldest first.
+
+    What has such a name and is no folder, or a link to one, is none of them.
+    """
+    return [path.name for path in _entries(root, inside) if not _is_strange(path)]
+
+
+def strange_entries(root: Path) -> list[Path]:
+    """Return what has the name of a version, or candidate, and is a link or no folder."""
+    inside = (*_entries(root, VERSIONS), *_entries(root, CANDIDATES))
+    return [path for path in inside if _is_strange(path)]
+
+
+def _entries(root: Path, inside: str) -> list[Path]:
+    found = [path for path in (root / inside).glob("[0-9]*") if version_number(path.name)]
+    return sorted(found, key=lambda path: (version_number(path.name), path.name))
+
+
+def _is_strange(path: Path) -> bool:
+    """Tell whether a path is a link or no folder; what vanished is neither."""
+    return path.is_symlink() or path.is_file() or (path.exists() and not path.is_dir())
 
 
 def version_number(name: str) -> int:
@@ -194,8 +219,8 @@ def next_version(root: Path, identity: str) -> str:
 
 
 def _known_names(root: Path) -> Iterator[str]:
-    yield from version_names(root)
-    yield from version_names(root, inside=CANDIDATES)
+    for inside in (VERSIONS, CANDIDATES):
+        yield from (path.name for path in _entries(root, inside))
     try:
         current = read_current(root)
     except ArtifactError:
@@ -275,9 +300,24 @@ def with_published(root: Path, use: Callable[[Path, Current], T]) -> T:
         except (ArtifactError, OutputError):
             latest = read_current(root)
             if latest.same_version(current):
+                _require_there(root, current.version)
                 raise
             current = latest
     return use(root / VERSIONS / current.version, current)
+
+
+def _require_there(root: Path, version: str) -> None:
+    """Tell a published version that is gone from one that is damaged.
+
+    Raises:
+        ArtifactError: it is gone.
+    """
+    if not (root / VERSIONS / version).exists():
+        raise ArtifactError(
+            f"version {version}, which {root} publishes, is missing; restore its folder in "
+            f"{root / VERSIONS}, or publish another one of whiten-index versions {root} with: "
+            f"whiten-index rollback {root} --to VERSION"
+        )
 
 
 def read_fields(root: Path, *, verify: str = "full") -> tuple[Path, dict[str, Any]]:

@@ -15,6 +15,7 @@ from whiten_index.corpus import ParquetCorpus
 from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.fit import Fitted
+from whiten_index.given import cut
 from whiten_index.moments import Moments
 from whiten_index.rerank import store_places
 from whiten_index.search import recorded_spec
@@ -56,6 +57,9 @@ class Base:
         root = Path(config.index)
         folder, fields = faiss_index.read_fields(root)
         store = _open_store(config, root, fields)
+        record = _record(folder, fields, store)
+        if config.store is not None:
+            _require_parts(store, record, folder.name)
         build = _build_config(config, fields, store)
         _require_same_encoder(build, fields)
         choice = fields.get("choice")
@@ -64,7 +68,7 @@ class Base:
             Whitening.load(folder / faiss_index.WHITENING),
             None if choice is None else Choice.from_json(choice),
         )
-        return cls(folder, fields, store, _record(folder, fields, store), fitted, build)
+        return cls(folder, fields, store, record, fitted, build)
 
     @property
     def version(self) -> str:
@@ -102,6 +106,11 @@ class Base:
                 found.append(CorpusRecord.load(path))
         return found
 
+    @property
+    def column_dim(self) -> int | None:
+        """Width of the embeddings of its column, None where texts are encoded."""
+        return None if self.config.embedding_column is None else int(self.store.encoder["dim"])
+
     def require_same_width(self, corpus: ParquetCorpus) -> None:
         """Refuse a column of embeddings that are not of the kind that the index was built from.
 
@@ -133,18 +142,35 @@ def _record(folder: Path, fields: Mapping[str, Any], store: EmbeddingStore) -> C
     return record
 
 
+def _require_parts(store: EmbeddingStore, record: CorpusRecord, version: str) -> None:
+    """Refuse a store that was named and is another one, before anything is written there.
+
+    Raises:
+        ArtifactError: it lacks shards of the version.
+    """
+    lacking = sum(store.find(shard, verify=False) is None for shard in record.shards)
+    if lacking:
+        raise ArtifactError(
+            f"the store {store.root}, named with --store, lacks {lacking} of the "
+            f"{len(record.shards)} shards that version {version} was made of; name the store that "
+            "the index was built from, or leave --store out; if it is that one, whiten-index build "
+            "mends it"
+        )
+
+
 def _open_store(config: UpdateConfig, root: Path, fields: Mapping[str, Any]) -> EmbeddingStore:
     named = config.store
     places = list(store_places(root, fields)) if named is None else [Path(named)]
     for place in dict.fromkeys(places):
         try:
             return EmbeddingStore.open(place, fingerprint=fields["encoder_fingerprint"])
-        except ArtifactError as error:
+        except (ArtifactError, OSError) as error:
+            # A name too long for the system is that of no store either.
             reason = error
+    looked_in = " or ".join(cut(str(place), most=200) for place in dict.fromkeys(places))
     raise ArtifactError(
-        f"an update reads the store of raw embeddings, and there is none in "
-        f"{' or '.join(map(str, dict.fromkeys(places)))}; name it with --store DIR, or build the "
-        "index again"
+        f"an update reads the store of raw embeddings, and there is none in {looked_in}; name it "
+        "with --store DIR, or build the index again"
     ) from reason
 
 

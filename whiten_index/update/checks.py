@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from whiten_index import index as faiss_index
-from whiten_index.errors import ConfigError, GateError
+from whiten_index.errors import (
+    ConfigError,
+    CorpusError,
+    GateError,
+    OutputError,
+    WhiteningError,
+)
 from whiten_index.gates import CanaryFile
 from whiten_index.space import require_space
 from whiten_index.store import CorpusRecord
@@ -15,6 +27,53 @@ from whiten_index.whitening import Refit
 
 # Room beyond what files are expected to take.
 _SPARE = 1.1
+# float32 squares numbers up to 1.8e19, and sums them up.
+_LARGEST = 1e18
+_OPTION = re.compile(r"--[a-z][a-z-]+")
+_OF_THE_BUILD = ("row filter", "columns named", "name a column")
+
+
+@contextlib.contextmanager
+def advising(config: UpdateConfig) -> Iterator[None]:
+    """Say of errors that advise an option of the build what helps an update."""
+    own = {f"--{name.replace('_', '-')}" for name in UpdateConfig.__dataclass_fields__}
+    try:
+        yield
+    except (ConfigError, CorpusError, WhiteningError) as error:
+        said = str(error)
+        strange = set(_OPTION.findall(said)) - own
+        if not strange and not any(words in said for words in _OF_THE_BUILD):
+            raise
+        fits = isinstance(error, WhiteningError) and config.order is not Refit.NEVER
+        keep = " keep the transform with --refit never," if fits else ""
+        raise type(error)(
+            f"{said} (an update keeps the options that the index was built with: mend the corpus,"
+            f"{keep} or run whiten-index build again with other options)"
+        ) from error
+
+
+def require_writable(base: Base) -> None:
+    """Refuse before work folders that cannot be written, or not in one step.
+
+    Raises:
+        OutputError: one cannot be written, or candidates and versions lie on different disks.
+    """
+    out, store = Path(str(base.config.out)), base.store.folder
+    versions = out / faiss_index.VERSIONS
+    for folder in (out, versions, store, *store.glob("[!.]*/")):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OutputError(
+                f"cannot write {folder}: permission is denied or the file system is read-only; "
+                "change its permissions, then run the same command again"
+            )
+    candidates = out / faiss_index.CANDIDATES
+    aside = candidates if candidates.exists() else out
+    if aside.stat().st_dev != versions.stat().st_dev:
+        raise OutputError(
+            f"{versions} is on another file system than {aside}, so that no version can be moved "
+            f"there in one step; keep them on one: move the whole of {out} to that disk, and link "
+            "to it from here"
+        )
 
 
 def nothing_to_do(config: UpdateConfig, base: Base, record: CorpusRecord) -> bool:
@@ -38,6 +97,16 @@ def canary_file(config: UpdateConfig, base: Base) -> CanaryFile | None:
             f"{config.canary_file} holds texts, and the index was built from an embedding column, "
             "so that nothing is known to encode them with; give their embeddings"
         )
+    if found.embeddings is not None:
+        raw = found.embeddings.astype(np.float64)
+        for vectors in (raw, base.fitted.whitening.apply(raw)):
+            sizes = np.linalg.norm(vectors, axis=1)
+            if not (sizes < _LARGEST).all():
+                query = int(np.argmin(sizes < _LARGEST))
+                raise CorpusError(
+                    f"query {query} of {config.canary_file} has numbers too large to be searched "
+                    "with in float32; scale it as the corpus's embeddings are"
+                )
     return found
 
 

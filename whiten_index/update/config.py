@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.gates import GateConfig
+from whiten_index.given import is_finite, require_path, shown
 from whiten_index.index import DEVICES
 from whiten_index.whitening import DRIFT_THRESHOLD, Refit
 
@@ -52,15 +53,17 @@ class UpdateConfig:
     max_bytes: str | int | None = None
 
     def __post_init__(self) -> None:
-        named: Any = self.corpus
-        given = (named,) if isinstance(named, str | Path) else named
-        object.__setattr__(self, "corpus", tuple(map(str, given)))
-        object.__setattr__(self, "index", str(self.index))
+        object.__setattr__(self, "corpus", _paths(self.corpus))
+        index: Any = self.index
+        object.__setattr__(self, "index", str(index) if isinstance(index, Path) else index)
         for name, expected in get_type_hints(UpdateConfig).items():
             if name != "corpus":
                 _require_type(name, getattr(self, name), expected)
-        if "" in (self.index, self.store, *self.corpus):
-            raise ConfigError("an empty path was given; name a folder or file")
+        for name in ("index", "store", "model", "canary_file"):
+            if (path := getattr(self, name)) is not None:
+                require_path(path, what=f"--{name.replace('_', '-')}")
+        for path in self.corpus:
+            require_path(path, what="the corpus")
         if self.index_device not in DEVICES:
             raise ConfigError(
                 f"--index-device {self.index_device!r} is unknown; use {', '.join(DEVICES)}"
@@ -70,11 +73,13 @@ class UpdateConfig:
             raise ConfigError(
                 "--choose-again fits the transform again, and --refit never keeps it; leave one out"
             )
-        if not 0 <= self.drift_threshold < math.inf:
+        if not (is_finite(self.drift_threshold) and self.drift_threshold >= 0):
             raise ConfigError(
-                f"--drift-threshold takes nats per dimension, 0 or more; {self.drift_threshold} "
-                "was given"
+                "--drift-threshold takes nats per dimension, 0 or more; "
+                f"{shown(self.drift_threshold)} was given"
             )
+        if self.threads is not None:
+            EncoderConfig(threads=self.threads)
         self.gates()
 
     def gates(self) -> GateConfig:
@@ -92,10 +97,18 @@ class UpdateConfig:
         return asdict(self)
 
 
+def _paths(given: object) -> tuple[str, ...]:
+    """Return the corpus as paths, whether one was named or many."""
+    listed = [given] if isinstance(given, str | Path) else given
+    if not isinstance(listed, list | tuple) or not all(isinstance(p, str | Path) for p in listed):
+        raise ConfigError(f"corpus takes a path, or a list of paths; {shown(given)} was given")
+    return tuple(map(str, listed))
+
+
 def _require_type(name: str, value: object, expected: Any) -> None:
     """Refuse a value that a job file or a caller gave in another type than the field's."""
     kinds = get_args(expected) or (expected,)
     fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
     if not fits or (isinstance(value, bool) and bool not in kinds):
-        shown = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-        raise ConfigError(f"--{name.replace('_', '-')} takes {shown}; {value!r} was given")
+        legal = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+        raise ConfigError(f"--{name.replace('_', '-')} takes {legal}; {shown(value)} was given")

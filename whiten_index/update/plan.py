@@ -30,7 +30,14 @@ from whiten_index.shard import RowFinder, ShardWork
 from whiten_index.space import free_bytes
 from whiten_index.store import CorpusPart, CorpusRecord
 from whiten_index.update.base import Base
-from whiten_index.update.checks import nothing_to_do, require_not_withdrawn, room_wanted
+from whiten_index.update.checks import (
+    advising,
+    canary_file,
+    nothing_to_do,
+    require_not_withdrawn,
+    require_writable,
+    room_wanted,
+)
 from whiten_index.update.config import UpdateConfig
 
 # What every update does again with all rows, besides what comes of encoding.
@@ -62,7 +69,8 @@ class UpdatePlan:
         bytes: folder -> what would be written there.
         free: folder -> what the disk there has free, None where it does not say.
         refit: ``auto``, ``always`` or ``never``: whether there is drift, the embeddings will tell.
-        refused: why a gate would keep the version back, as far as rows alone tell; else empty.
+        refused: why a gate would keep the version back, as far as rows alone tell and what they
+            took before; else empty.
         up_to_date: whether nothing would be published.
     """
 
@@ -104,11 +112,18 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
         ConfigError: the corpus holds embeddings of another width.
         ArtifactError: nothing is published, or it or its store is damaged.
         GateError: the corpus is that of a version which was rolled back.
+        OutputError: the index or its store cannot be written.
     """
-    stages = Stages(progress or Silent())
+    with advising(config):
+        return _plan(config, Stages(progress or Silent()))
+
+
+def _plan(config: UpdateConfig, stages: Stages) -> UpdatePlan:
     with stages.stage("open", 0):
         base = Base.open(config)
-    corpus = open_corpus(base.config, stages)
+    require_writable(base)
+    canary_file(config, base)
+    corpus = open_corpus(base.config, stages, dim=base.column_dim)
     base.require_same_width(corpus)
     check_early(base.config, corpus)
     work = shard_work(replace(base.config, compile=False), corpus, write=False)
@@ -160,7 +175,13 @@ def _refused(config: UpdateConfig, base: Base, rows: int) -> str:
     gates, had = config.gates(), base.record.rows
     least, most = had * (1 - gates.max_shrink), had * (1 + gates.max_growth)
     if least <= rows <= most:
-        return ""
+        size = int(sum(f["bytes"] for f in base.fields["files"].values()) * rows / max(had, 1))
+        if gates.most_bytes is None or size <= gates.most_bytes:
+            return ""
+        return (
+            f"about {size:,} bytes would be kept back by a gate; mend the corpus, or allow more "
+            f"than {gates.max_bytes} with --max-bytes"
+        )
     option = "--max-shrink" if rows < least else "--max-growth"
     return (
         f"{rows:,} rows after {had:,} would be kept back by a gate ({least:,.0f} to {most:,.0f} "

@@ -13,10 +13,12 @@ from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.update.base import Base
 from whiten_index.update.candidate import Examination, make_candidate
 from whiten_index.update.checks import (
+    advising,
     canary_file,
     nothing_to_do,
     require_not_withdrawn,
     require_room,
+    require_writable,
 )
 from whiten_index.update.config import UpdateConfig
 from whiten_index.update.decide import decide_update
@@ -45,12 +47,13 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         faiss_index.set_threads(config.threads)
     # Nothing is made where there is no index.
     faiss_index.read_current(out)
-    with only_writer(out, what="index") as held:
+    with advising(config), only_writer(out, what="index") as held:
         faiss_index.tidy(out)
         with stages.stage("open", 0):
             base = Base.open(config)
+        require_writable(base)
         canaries = canary_file(config, base)
-        corpus = open_corpus(base.config, stages)
+        corpus = open_corpus(base.config, stages, dim=base.column_dim)
         base.require_same_width(corpus)
         check_early(base.config, corpus)
         require_room(base, rows=corpus.rows)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whiten_index import manifest
-from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
 from whiten_index.index import (
     CANDIDATES,
     CURRENT,
@@ -16,8 +17,10 @@ from whiten_index.index import (
     KIND,
     RECORD,
     VERSIONS,
+    strange_entries,
     version_names,
 )
+from whiten_index.manifest import MANIFEST
 from whiten_index.store import CorpusRecord, EmbeddingStore
 
 
@@ -45,18 +48,32 @@ def is_index(folder: Path) -> bool:
     return any((folder / name).exists() for name in (CURRENT, VERSIONS, CANDIDATES))
 
 
-def indexes_of(root: Path, stores: Iterable[EmbeddingStore]) -> list[Path]:
-    """Return the indexes that are built from a store, and the one it lies in.
+def indexes_of(
+    root: Path, stores: Iterable[EmbeddingStore], *, but: Collection[Path] = ()
+) -> list[Path]:
+    """Return the indexes that are built from a store, and the one it lies in, each once.
+
+    Args:
+        root: of the store.
+        stores: of the encoders in it.
+        but: files that name indexes, not to be heeded.
 
     Raises:
         ArtifactError: a file that names one is damaged.
     """
-    found = {index: None for store in stores for index in store.indexes().values()}
+    known = [pair for store in stores for pair in store.indexes().items() if pair[0] not in but]
+    # One that was moved and linked to its old place is registered by both.
+    found = {real_place(index): None for _, index in known}
     # Those of earlier releases did not tell; most have their store in them.
-    around = root.resolve().parent
+    around = real_place(root).parent
     if is_index(around):
         found[around] = None
     return list(found)
+
+
+def real_place(path: Path | str) -> Path:
+    """Return a path without links, as far as these lead anywhere."""
+    return Path(os.path.realpath(path))
 
 
 def require_there(index: Path, root: Path) -> None:
@@ -70,27 +87,69 @@ def require_there(index: Path, root: Path) -> None:
         return
     raise ArtifactError(
         f"{index}, an index built from {root}, is not there, so that it cannot be told which "
-        f"shards it needs; bring its disk back, or, if it is gone for good, name it: "
-        f"whiten-index gc {root} --forget {index}"
+        "shards it needs; bring its disk back; or, if it was moved, name its new place first, so "
+        f"that what its versions need is kept: whiten-index gc {root} --index NEW_PLACE --forget "
+        f"{index}; or, if it is gone for good: whiten-index gc {root} --forget {index}"
     )
 
 
 def files_naming(
-    root: Path, stores: Iterable[EmbeddingStore], forget: Collection[Path | str]
+    root: Path,
+    stores: Collection[EmbeddingStore],
+    forget: Collection[Path | str],
+    named: Collection[Path] = (),
 ) -> list[Path]:
     """Return the files by which stores remember indexes that are to be forgotten.
 
+    Args:
+        root: of the stores.
+        stores: of the encoders.
+        forget: places of indexes as they are registered; links are not followed.
+        named: real places of indexes that will be registered.
+
     Raises:
-        ConfigError: one is not among those they remember.
+        ConfigError: one is not among those they remember, or it is there.
     """
     known = [pair for store in stores for pair in store.indexes().items()]
     found = list[Path]()
     for index in forget:
-        files = [file for file, place in known if place in (Path(index), Path(index).resolve())]
+        files = [file for file, place in known if place in _spellings(index)]
         if not files:
             places = ", ".join(dict.fromkeys(str(place) for _, place in known)) or "none"
             raise ConfigError(f"{root} knows of no index {index} to forget; it knows {places}")
         found += files
+    asked = {*indexes_of(root, stores, but=found), *named}
+    for file, place in known:
+        if file in found and is_index(place) and real_place(place) not in asked:
+            raise ConfigError(
+                f"index {place} is there, and its versions need what they are made of; --forget "
+                "is for those that are gone: remove its folder first, or leave it out"
+            )
+    return found
+
+
+def _spellings(index: Path | str) -> set[Path]:
+    """Return how the place of an index may be registered, its last part not followed."""
+    absolute = Path(index).absolute()
+    return {Path(index), absolute, real_place(absolute.parent) / absolute.name}
+
+
+def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> list[EmbeddingStore]:
+    """Return the stores that an index's versions need something of.
+
+    Raises:
+        ConfigError: it is no index, or none that was built from these.
+        ArtifactError: of a version it cannot be told.
+    """
+    if not is_index(index):
+        raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")
+    claims = list(index_claims(index, root, stores))
+    found = [store for store in stores if any(claim.is_of(store) for claim in claims)]
+    if not found:
+        raise ConfigError(
+            f"--index {index} was not built from {root}: no version of it has embeddings of an "
+            "encoder in that store; check both paths"
+        )
     return found
 
 
@@ -132,10 +191,48 @@ def index_claims(index: Path, root: Path, stores: Collection[EmbeddingStore]) ->
     Raises:
         ArtifactError: of one it cannot be told.
     """
+    _require_no_links(index, root)
     for folder in version_folders(index):
         found = version_claim(folder, root, stores)
         if found is not None:
             yield found
+
+
+def known_version_claims(
+    root: Path, stores: Collection[EmbeddingStore], indexes: Iterable[Path]
+) -> tuple[list[Claim], bool]:
+    """Return what the versions of indexes need as far as can be told, and whether that is all."""
+    found, all_told = list[Claim](), True
+    for index in indexes:
+        try:
+            require_there(index, root)
+            _require_no_links(index, root)
+        except ArtifactError:
+            all_told = False
+        for folder in version_folders(index):
+            try:
+                claim = version_claim(folder, root, stores)
+            except (ArtifactError, OutputError):
+                all_told = False
+                continue
+            found += [] if claim is None else [claim]
+    return found, all_told
+
+
+def _require_no_links(index: Path, root: Path) -> None:
+    """Refuse an index that has a version elsewhere, behind a link, which is not followed.
+
+    A link that leads to nothing, or to what is a version here itself, does no harm.
+    """
+    here = {real_place(folder) for folder in version_folders(index)}
+    for path in strange_entries(index):
+        target = real_place(path)
+        if target not in here and any((target / name).is_file() for name in (MANIFEST, RECORD)):
+            raise ArtifactError(
+                f"{path} is a link to a version, which is not followed, so that it cannot be told "
+                f"which shards of {root} it needs; put the folder {target} itself there, or remove "
+                "the link"
+            )
 
 
 def version_claim(folder: Path, root: Path, stores: Collection[EmbeddingStore]) -> Claim | None:
@@ -195,4 +292,4 @@ def _remembered(fields: dict[str, Any], stores: Collection[EmbeddingStore]) -> C
 def _is_elsewhere(fields: dict[str, Any], root: Path) -> bool:
     """Tell whether a version was built from another store that is there."""
     built_from = Path(str(fields.get("store", root)))
-    return built_from.is_dir() and built_from.resolve() != root.resolve()
+    return built_from.is_dir() and real_place(built_from) != real_place(root)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from whiten_index import manifest
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.lock import Held, only_writer
 from whiten_index.store import EmbeddingStore
 from whiten_index.upkeep.claims import (
@@ -21,7 +22,9 @@ from whiten_index.upkeep.claims import (
     files_naming,
     index_claims,
     indexes_of,
+    real_place,
     require_there,
+    stores_of,
 )
 from whiten_index.upkeep.inventory import Inventory, open_stores
 from whiten_index.upkeep.keeping import Keeping, Kept, Removed, remove
@@ -48,6 +51,7 @@ class GcReport:
         indexes: that were asked what they need.
         claims: corpora and versions that need something.
         forgotten: indexes that are not asked any more.
+        registered: indexes that were named, which are asked from now on.
     """
 
     store: str
@@ -61,6 +65,7 @@ class GcReport:
     indexes: tuple[str, ...]
     claims: int
     forgotten: tuple[str, ...]
+    registered: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -72,6 +77,7 @@ def gc_store(
     *,
     dry_run: bool = False,
     forget: Collection[Path | str] = (),
+    indexes: Collection[Path | str] = (),
     keep_days: float = KEEP_DAYS,
 ) -> GcReport:
     """Remove the shards, packs and rows that nothing needs, of every encoder in a store.
@@ -83,27 +89,33 @@ def gc_store(
     Args:
         root: of the store.
         dry_run: only say what would be removed; nothing is locked or written.
-        forget: indexes that are gone, not to be asked again.
+        forget: indexes that are gone, not to be asked again, as they are registered.
+        indexes: that were built from it and moved since; they are registered where they are now,
+            before any is forgotten.
         keep_days: age in days by the clock of the file system.
 
     Raises:
         ArtifactError: there is no store, an index that was built from it is not there, or of
             something it cannot be told what it needs.
         BusyError: another process is writing the store or an index built from it.
-        ConfigError: an index to forget is not known.
+        ConfigError: an index to forget is not known or is there, one named is none of this store,
+            or ``keep_days`` is no number of days.
         OutputError: the disk cannot be read or written.
     """
-    place = Path(root)
+    _require_days(keep_days)
+    place = manifest.require_path(root)
     stores = open_stores(place)
-    files = files_naming(place, stores, forget)
+    named = [real_place(manifest.require_path(index)) for index in indexes]
+    users = {index: stores_of(index, place, stores) for index in named}
+    files = files_naming(place, stores, list(map(manifest.require_path, forget)), named)
     with contextlib.ExitStack() as locks:
         if dry_run:
-            held, indexes = list[Held](), _indexes(place, stores, files)
-            for index in indexes:
+            held, asked = list[Held](), _asked(place, stores, files, named)
+            for index in asked:
                 require_there(index, place)
         else:
-            held, indexes = _hold_all(locks, place, stores, files)
-        claims = list(_claims(place, stores, indexes))
+            held, asked = _hold_all(locks, place, stores, files, users)
+        claims = list(_claims(place, stores, asked))
         leftovers = 0 if dry_run else sum(map(_tidy, stores))
         done = [_collect(store, claims, held, dry_run, keep_days) for store in stores]
     removed, kept = Removed(), Counter[str]()
@@ -116,23 +128,43 @@ def gc_store(
         **asdict(removed),
         leftovers=leftovers,
         kept=dict(kept),
-        indexes=tuple(map(str, indexes)),
+        indexes=tuple(map(str, asked)),
         claims=len(claims),
         forgotten=tuple(map(str, forget)),
+        registered=tuple(map(str, named)),
     )
 
 
-def _indexes(root: Path, stores: Sequence[EmbeddingStore], forget: list[Path]) -> list[Path]:
-    """Return the indexes to be asked: all but those that files name which are to go."""
-    known = (pair for store in stores for pair in store.indexes().items())
-    gone = {index for file, index in known if file in forget}
-    return [index for index in indexes_of(root, stores) if index not in gone]
+def _require_days(days: float) -> None:
+    number = isinstance(days, int | float) and not isinstance(days, bool)
+    if not number or not math.isfinite(days) or days < 0:
+        raise ConfigError(
+            f"--keep-days takes a number of days, 0 or more (0 keeps nothing for its age alone); "
+            f"{days!r} was given"
+        )
+
+
+def _asked(
+    root: Path,
+    stores: Sequence[EmbeddingStore],
+    forget: Collection[Path],
+    named: Iterable[Path] = (),
+) -> list[Path]:
+    """Return the indexes to be asked, those named among them, without those that files name."""
+    return list(dict.fromkeys([*indexes_of(root, stores, but=forget), *named]))
 
 
 def _hold_all(
-    locks: contextlib.ExitStack, root: Path, stores: Sequence[EmbeddingStore], forget: list[Path]
+    locks: contextlib.ExitStack,
+    root: Path,
+    stores: Sequence[EmbeddingStore],
+    forget: Sequence[Path],
+    named: Mapping[Path, Sequence[EmbeddingStore]],
 ) -> tuple[list[Held], list[Path]]:
-    """Become the one writer of the store and of all indexes built from it; return these."""
+    """Become the one writer of the store and of all indexes built from it; return these.
+
+    Those named are registered with the stores given for each, and then files of others removed.
+    """
     held, indexes = list[Held](), list[Path]()
 
     def hold(found: Iterable[Path]) -> None:
@@ -142,14 +174,17 @@ def _hold_all(
             indexes.append(index)
 
     # In the order that a build takes them.
-    hold(_indexes(root, stores, forget))
+    hold(_asked(root, stores, forget, named))
     for store in stores:
         held.append(locks.enter_context(only_writer(store.folder, what="store")))
+    for index, users in named.items():
+        for store in users:
+            store.register(index)
     for file in forget:
         with manifest.writing(file):
             file.unlink(missing_ok=True)
     # Another may have been built from it before the store was ours.
-    hold(index for index in indexes_of(root, stores) if index not in indexes)
+    hold(index for index in _asked(root, stores, forget) if index not in indexes)
     return held, indexes
 
 

@@ -154,8 +154,10 @@ def encoder_folders(root: Path) -> Iterator[Path]:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of the files in a folder; 0 for what is gone."""
+    """Return the bytes of a file, or of a folder's, links not followed; 0 for what is gone."""
     try:
+        if path.is_symlink():
+            return 0
         if path.is_dir():
             return sum(size_of(each) for each in path.iterdir())
         return path.stat().st_size

@@ -37,6 +37,7 @@ class VerifyReport:
         bytes: of these.
         damages: what is damaged; empty where all is sound.
         stores: folders of the stores that an index reads.
+        notes: what could not be looked at, and is no damage.
     """
 
     path: str
@@ -45,6 +46,7 @@ class VerifyReport:
     bytes: int
     damages: tuple[Damage, ...]
     stores: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:

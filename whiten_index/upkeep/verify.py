@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from whiten_index.errors import ArtifactError
-from whiten_index.upkeep.claims import is_index
+from whiten_index.manifest import require_path
+from whiten_index.upkeep.claims import is_index, real_place
 from whiten_index.upkeep.inventory import encoder_folders
 from whiten_index.upkeep.report import VerifyReport
 from whiten_index.upkeep.verify_index import verify_index
@@ -22,17 +23,22 @@ def verify_paths(paths: Iterable[Path | str], *, with_stores: bool = True) -> li
 
     Raises:
         ArtifactError: a path is neither.
+        ConfigError: it is too long to be one.
     """
-    places = list(map(Path, paths))
+    places = list(map(require_path, paths))
     for place in places:
         if not is_index(place) and not any(encoder_folders(place)):
             raise ArtifactError(
                 f"{place} is neither an index nor a store of embeddings; check the path"
             )
-    found = {place.resolve(): verify_index(place) for place in places if is_index(place)}
+    found = {
+        real_place(place): verify_index(place, with_store=with_stores)
+        for place in places
+        if is_index(place)
+    }
     stores = [place for place in places if not is_index(place)]
     if with_stores:
         stores += [Path(store) for report in found.values() for store in report.stores]
     stores = [store for store in stores if any(encoder_folders(store))]
-    unique = {store.resolve(): store for store in stores}
+    unique = {real_place(store): store for store in stores}
     return [*found.values(), *map(verify_store, unique.values())]

@@ -18,32 +18,39 @@ from whiten_index.index import (
     Documents,
     read_current,
     read_version,
+    strange_entries,
     version_names,
+    version_number,
 )
-from whiten_index.rerank import store_places
+from whiten_index.manifest import require_path
+from whiten_index.rerank import missing_shards, store_places
 from whiten_index.store import CorpusRecord
 from whiten_index.upkeep.claims import is_index, version_folders
 from whiten_index.upkeep.inventory import size_of
 from whiten_index.upkeep.report import Damage, VerifyReport, reason, remedy_for
 
 
-def verify_index(root: Path | str) -> VerifyReport:
+def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
     """Check ``CURRENT`` and every version and candidate of an index against its checksums.
 
     Nothing is locked or written. What is found damaged is looked at once more, since a job that
     runs meanwhile may just have removed it.
 
+    Args:
+        root: the index folder.
+        with_store: also look whether the store has all that each is made of, by names and sizes.
+
     Raises:
         ArtifactError: there is no index.
     """
-    place = Path(root)
+    place = require_path(root)
     if not is_index(place):
         raise ArtifactError(f"{place} is no index: it has no {CURRENT}; check the path")
-    check = _Check(place)
+    check = _Check(place, with_store)
     check.run(version_folders(place))
     damages = check.damages
     if damages:
-        again = _Check(place)
+        again = _Check(place, with_store)
         paths = {damage.path for damage in damages}
         again.run([folder for folder in version_folders(place) if str(folder) in paths])
         damages = [damage for damage in again.damages if damage.path in paths]
@@ -54,6 +61,7 @@ def verify_index(root: Path | str) -> VerifyReport:
         check.bytes,
         tuple(_with_remedy(place, damage, check) for damage in damages),
         tuple(dict.fromkeys(check.stores)),
+        tuple(check.notes),
     )
 
 
@@ -63,21 +71,27 @@ class _Check:
 
     Attributes:
         root: its folder.
+        with_store: whether to look into the store too.
         current: what is published, None where that cannot be told.
         counted: kind -> how many were looked at.
         bytes: of these.
         damages: found, the remedy being what is to be said for want of a better one.
-        sound: names of the versions that are whole.
+        sound: names of the versions that are whole, and so is what the store has of them.
+        lacking: paths of versions and candidates that are whole but for what is in the store.
         stores: that they were built from, as far as these are there.
+        notes: what could not be looked at.
     """
 
     root: Path
+    with_store: bool = True
     current: Current | None = None
     counted: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     damages: list[Damage] = field(default_factory=list)
     sound: list[str] = field(default_factory=list)
+    lacking: set[str] = field(default_factory=set)
     stores: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def run(self, folders: list[Path]) -> None:
         """Look at what is published and at these versions and candidates."""
@@ -88,6 +102,7 @@ class _Check:
             self.bytes += size_of(path)
         except (ArtifactError, OutputError) as error:
             self.damages.append(Damage(str(path), reason(error), (), remedy_for(error, "")))
+        self._check_strange()
         for folder in folders:
             self.counted[folder.parent.name] += 1
             self.bytes += size_of(folder)
@@ -98,7 +113,14 @@ class _Check:
                 touches = (f"{_kind(folder)} {folder.name}",)
                 self.damages.append(Damage(str(folder), reason(error), touches, remedy))
             else:
-                self.sound += [folder.name] if folder.parent.name == VERSIONS else []
+                if folder.parent.name == VERSIONS and str(folder) not in self.lacking:
+                    self.sound.append(folder.name)
+
+    def _check_strange(self) -> None:
+        for path in strange_entries(self.root):
+            why = f"{path} is a link or no folder, and is not followed"
+            remedy = f"put the folder itself there, or remove {path}"
+            self.damages.append(Damage(str(path), why, (), remedy))
 
     def _published(self) -> Current:
         current = read_current(self.root)
@@ -127,6 +149,24 @@ class _Check:
                 f"{folder} is damaged: {' and '.join(wrong)} rows, and the index has "
                 f"{fields['rows']}"
             )
+        if self.with_store:
+            self._check_store(folder)
+
+    def _check_store(self, folder: Path) -> None:
+        """Look whether the store has the shards of a version that is sound itself."""
+        store, missing = missing_shards(self.root, folder)
+        if store is None:
+            self.notes.append(
+                f"the store of {_kind(folder)} {folder.name} is not there, and was not looked at; "
+                "searching needs it only to rank candidates again"
+            )
+        elif missing:
+            self.lacking.add(str(folder))
+            raise ArtifactError(
+                f"the store {store} lacks {len(missing):,} of the shards of {_kind(folder)} "
+                f"{folder.name}, first {missing[0]}: it can be searched, but neither ranked again "
+                "nor updated"
+            )
 
     def _note_store(self, fields: dict[str, Any]) -> None:
         there = (place for place in store_places(self.root, fields) if place.is_dir())
@@ -142,19 +182,59 @@ def _with_remedy(root: Path, damage: Damage, check: _Check) -> Damage:
     if damage.remedy:
         return damage
     path = Path(damage.path)
-    latest = check.sound[-1] if check.sound else None
+    latest = _to_go_back_to(check)
     again = (
         "run the same build again: it makes the version anew from the store, and encodes nothing "
         "that is there"
     )
+    published = check.current is not None and check.current.version == path.name
     if path.name == CURRENT:
         remedy = again if latest is None else f"whiten-index rollback {root} --to {latest}"
     elif path.parent.name == CANDIDATES:
         remedy = f"remove {path}: it is not published, and the next update makes another"
-    elif check.current is not None and check.current.version != path.name:
+    elif damage.path in check.lacking:
+        remedy = _remedy_without_store(root, path, check, latest if published else None)
+    elif check.current is not None and not published:
         remedy = f"nobody reads it: whiten-index prune {root} --keep N removes it"
     elif latest is None:
         remedy = again
     else:
         remedy = f"whiten-index rollback {root} --to {latest}, which is sound; or {again}"
     return Damage(damage.path, damage.why, damage.touches, remedy)
+
+
+def _remedy_without_store(root: Path, path: Path, check: _Check, latest: str | None) -> str:
+    """Return what to do about a version of which the store lacks shards."""
+    encode = (
+        "where its corpus still has these rows, run whiten-index build (or encode) with it again, "
+        "which encodes just them; or restore the store from a copy"
+    )
+    if check.current is None:
+        return encode
+    if check.current.version == path.name:
+        return encode + (f"; or whiten-index rollback {root} --to {latest}" if latest else "")
+    keep = _keeping_without(check, check.current, path.name)
+    return f"{encode}; or, as nobody reads it, whiten-index prune {root} --keep {keep} removes it"
+
+
+def _keeping_without(check: _Check, current: Current, name: str) -> int:
+    """Return how many versions a prune may keep at most that is to remove one."""
+    lacking = (Path(path) for path in check.lacking)
+    there = {*check.sound, *(path.name for path in lacking if path.parent.name == VERSIONS)}
+    newest_first = sorted(there - set(current.withdrawn), key=version_number, reverse=True)
+    limit = version_number(current.version)
+    older = [each for each in newest_first if version_number(each) <= limit]
+    newer = [each for each in reversed(newest_first) if version_number(each) > limit]
+    order = [*older, *newer]
+    return max(order.index(name), 1) if name in order else 1
+
+
+def _to_go_back_to(check: _Check) -> str | None:
+    """Return the newest sound version, rather none withdrawn, nor newer than the published."""
+    if check.current is None:
+        return check.sound[-1] if check.sound else None
+    limit, withdrawn = version_number(check.current.version), check.current.withdrawn
+    others = [name for name in check.sound if name != check.current.version]
+    good = [name for name in others if name not in withdrawn]
+    older = [name for name in good if version_number(name) < limit]
+    return next((names[-1] for names in (older, good, others) if names), None)

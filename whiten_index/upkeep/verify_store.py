@@ -50,7 +50,7 @@ def verify_store(root: Path | str) -> VerifyReport:
     Raises:
         ArtifactError: there is no store.
     """
-    place = Path(root)
+    place = manifest.require_path(root)
     folders = list(encoder_folders(place))
     if not folders:
         raise ArtifactError(

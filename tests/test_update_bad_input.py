@@ -1,0 +1,496 @@
+"""What users and their systems give an update that cannot be used: one sentence, before any work.
+
+Each is something that once ended in a traceback, was taken for something else, or went unnoticed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.nightly_job import Job
+from tests import update_helpers
+from tests.bad_input_helpers import assert_one_error, run
+from tests.update_helpers import (
+    DIM,
+    Place,
+    assert_holds,
+    ids_of,
+    some_rows,
+    table_of,
+    tree,
+    version_of,
+)
+from whiten_index import BuildConfig, open_index
+from whiten_index.config import read_job, read_toml
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    CorpusError,
+    GateError,
+    OutputError,
+    WhitenIndexError,
+)
+from whiten_index.monitoring import check_metrics
+from whiten_index.update import UpdateConfig, plan_update
+
+OPTIONS, CORPUS, ENCODER, ARTIFACT = 2, 3, 4, 5
+HUGE, LONG = 10**400, "a" * 5000
+
+indexed, place = update_helpers.indexed, update_helpers.place
+
+
+def plan(place: Place, **options: Any) -> Any:
+    return plan_update(UpdateConfig(index=str(place.out), threads=1, **options))
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    "name", ["canaries", "canary_recall", "max_shrink", "max_growth", "drift_threshold"]
+)
+@pytest.mark.parametrize(
+    "value",
+    [HUGE, 10**5000, -HUGE, math.nan, math.inf, -1],
+    ids=["huge", "longer", "-huge", "nan", "inf", "-1"],
+)
+def test_numbers_that_no_float_holds_are_no_options(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        UpdateConfig(index="i", **{name: value})
+    assert f"--{name.replace('_', '-')}" in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("threads", [3_000_000_000, HUGE, 0, -1], ids=["3e9", "huge", "0", "-1"])
+def test_threads_are_as_many_as_a_machine_may_have(threads: int, place: Place) -> None:
+    for ask in (
+        lambda: UpdateConfig(index="i", threads=threads),
+        lambda: BuildConfig(out="o", store="s", threads=threads),
+        lambda: BuildConfig(out="o", corpus="c", embedding_column="e", threads=threads),
+        lambda: open_index(place.out, threads=threads),
+    ):
+        with pytest.raises(ConfigError, match="--threads takes a number from 1 to 1024"):
+            ask()
+
+
+@pytest.mark.parametrize("options", [("--canaries", "9" * 400), ("--threads", "3000000000")])
+def test_the_command_ends_with_the_status_of_options(
+    place: Place, options: tuple[str, str]
+) -> None:
+    status, _, stderr = run("update", "--index", place.out, *options)
+    assert status == OPTIONS
+    assert_one_error(stderr, match=options[0])
+
+
+# Job files
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("corpus = 5", r"corpus takes a path, or a list of paths; 5 was given"),
+        ("corpus = true", r"corpus takes .*True"),
+        ('corpus = {a = "b"}', r"corpus takes "),
+        ('corpus = [["a"]]', r"corpus takes "),
+        ("corpus = [true]", r"corpus takes "),
+        ("corpus = []", r"names an empty corpus; leave the line out"),
+        ('corpus = ""', r"an empty path was given for the corpus"),
+        (r'corpus = "a\u0000"', r"the corpus has a NUL character"),
+        ("max-shrink = 0.1\nmax_shrink = 1.0", r"max-shrink and max_shrink, which are the same"),
+        ('canary-file = ""', r"an empty path was given for --canary-file"),
+        (r'canary-file = "a\u0000"', r"--canary-file has a NUL"),
+        ('model = ""', r"an empty path was given for --model"),
+        (r'store = "a\u0000"', r"--store has a NUL"),
+        ('metrics = ""', r"an empty path was given for metrics"),
+        (r'metrics = "a\u0000.prom"', r"metrics has a NUL"),
+        (f"keep-versions = {'9' * 5000}", r"is not TOML"),
+        (f"canaries = {'9' * 400}", r"--canaries 9+\.\.\. is outside whole numbers"),
+    ],
+)
+def test_a_job_file_of_nonsense_is_refused(tmp_path: Path, line: str, match: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f'index = "index"\n{line}\n')
+    with pytest.raises(ConfigError, match=match):
+        UpdateConfig(**Job.read(path).update)
+
+
+def test_no_job_file_sets_one_thing_twice(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('out = "o"\nid-column = "a"\nid_column = "b"\n')
+    with pytest.raises(ConfigError, match="sets id-column and id_column, which are the same"):
+        read_toml(path)
+    path.write_text('out = "o"\nfilter = "a > 1"\nrow-filter = "a > 2"\n')
+    with pytest.raises(ConfigError, match="sets row_filter twice"):
+        read_job(path)
+
+
+@pytest.mark.parametrize("given", [[5], [True], [["a"]]])
+def test_a_builds_corpus_is_paths(given: Any) -> None:
+    with pytest.raises(ConfigError, match="--corpus takes texts"):
+        BuildConfig(out="o", corpus=given, embedding_column="e")
+
+
+@pytest.mark.parametrize("name", ["folder.prom", "a" * 300 + ".prom", LONG + ".prom", "", "."])
+def test_a_metrics_file_that_cannot_be_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.prom").mkdir()
+    path = tmp_path / name if len(name) > 1 else Path(name)
+    with pytest.raises(ConfigError, match=r"metrics file .* (is a folder|cannot be used)"):
+        check_metrics(path)
+
+
+# Paths
+
+
+def test_a_path_of_thousands_of_characters_is_that_of_no_index(place: Place) -> None:
+    for arguments in (
+        ("update", "--index", LONG),
+        ("update", "--index", LONG, "--dry-run"),
+        ("update", "--index", place.out, "--store", LONG),
+        ("inspect", LONG),
+    ):
+        status, _, stderr = run(*arguments)
+        assert status == ARTIFACT
+        assert_one_error(stderr, match=r"a+\.\.\. cannot be an index|none in a+\.\.\.;")
+        assert len(stderr) < 500
+
+
+@pytest.mark.parametrize("name", ["a" * 300, LONG, f"{LONG}*", f"*/{LONG}"])
+def test_no_path_is_too_long_for_a_sentence(place: Place, name: str) -> None:
+    for arguments in ((name,), ("--canary-file", name), ("--model", name)):
+        status, _, stderr = run("update", "--index", place.out, *arguments)
+        assert status in (CORPUS, ENCODER), arguments
+        assert_one_error(stderr, match="check the path|check the pattern|a Parquet file|no model")
+
+
+def test_another_store_is_refused_before_anything_is_written_there(
+    place: Place, tmp_path: Path
+) -> None:
+    other = Place(tmp_path / "other", {"a.parquet": some_rows(range(500, 600))})
+    other.write()
+    other.build()
+    there = other.out / "store"
+    before = tree(there)
+    match = r"named with --store, lacks \d+ of the \d+ shards"
+    for changed in (False, True):
+        if changed:
+            place.change()
+        with pytest.raises(ArtifactError, match=match):
+            place.update(store=str(there))
+        with pytest.raises(ArtifactError, match=match):
+            plan(place, store=str(there))
+    assert tree(there) == before
+    assert not place.update().up_to_date
+
+
+def test_versions_on_another_disk_are_refused_before_work(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.change()
+    before = tree(place.out / "store")
+    versions, real = place.out / "versions", Path.stat
+
+    def stat(self: Path, **options: Any) -> os.stat_result:
+        found = real(self, **options)
+        if self != versions:
+            return found
+        return os.stat_result([*found[:2], found.st_dev + 1, *found[3:]])
+
+    monkeypatch.setattr(Path, "stat", stat)
+    match = r"versions is on another file system than .*; keep them on one: move the whole of"
+    for ask in (place.update, lambda: plan(place)):
+        with pytest.raises(OutputError, match=match):
+            ask()
+    # But for who holds the lock, nothing was written.
+    monkeypatch.undo()
+    assert {k: v for k, v in tree(place.out / "store").items() if "lock" not in k} == {
+        k: v for k, v in before.items() if "lock" not in k
+    }
+
+
+# Corpora
+
+
+def links(corpus: Path) -> dict[str, Callable[[], Any]]:
+    target = corpus.parent / "away.parquet"
+    return {
+        "b.parquet leads nowhere": lambda: [
+            (corpus / "b.parquet").rename(target),
+            (corpus / "b.parquet").symlink_to(target),
+            target.unlink(),
+        ],
+        "loop.parquet leads nowhere": lambda: (corpus / "loop.parquet").symlink_to("loop.parquet"),
+        "more leads nowhere": lambda: (corpus / "more").symlink_to("/nonexistent"),
+        "again leads to a folder above it": lambda: (corpus / "again").symlink_to("."),
+        "p.parquet is neither a file nor a folder": lambda: os.mkfifo(corpus / "p.parquet"),
+    }
+
+
+@pytest.mark.parametrize("what", list(links(Path())))
+def test_what_cannot_be_followed_is_not_taken_for_deleted(place: Place, what: str) -> None:
+    links(place.corpus)[what]()
+    published = (place.out / "CURRENT").read_bytes()
+    for named in (place.corpus, f"{place.corpus}/**/*", f"{place.corpus}/*"):
+        if str(named).endswith("/*") and what.startswith("again") and "**" not in str(named):
+            continue  # One level has an end.
+        with pytest.raises(CorpusError, match=re.escape(what)):
+            place.update(named, max_shrink=1.0)
+    assert (place.out / "CURRENT").read_bytes() == published
+
+
+def test_links_that_lead_somewhere_are_followed_and_bookkeeping_is_not(place: Place) -> None:
+    (place.corpus / "b.parquet").rename(place.root / "away.parquet")
+    (place.corpus / "b.parquet").symlink_to(place.root / "away.parquet")
+    (place.root / "folder").mkdir()
+    pq.write_table(table_of(some_rows(range(900, 910))), place.root / "folder" / "c.parquet")
+    (place.corpus / "more").symlink_to(place.root / "folder")
+    (place.corpus / "_last").symlink_to("/nonexistent")
+    (place.corpus / ".hidden.parquet").symlink_to("/nonexistent")
+    assert place.update().changes.to_json()["new"] == 10
+    # A pattern that does not ask for it passes by.
+    (place.corpus / "x.txt").symlink_to("/nonexistent")
+    assert place.update(f"{place.corpus}/*.parquet", f"{place.corpus}/more/c*").up_to_date
+
+
+def test_a_folder_that_cannot_be_listed_is_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut, real = place.corpus / "shut", os.listdir
+    shut.mkdir()
+
+    def listdir(path: Any) -> list[str]:
+        if Path(path) == shut:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path)
+
+    # Tests may run as a user whom no permission keeps out.
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(CorpusError, match=f"{shut} cannot be listed \\(Permission denied\\)"):
+        place.update()
+
+
+@pytest.mark.parametrize(("on_bad_row", "passes"), [("skip", True), ("blank", False)])
+def test_a_short_first_embedding_is_a_bad_row_like_any_other(
+    tmp_path: Path, on_bad_row: str, passes: bool
+) -> None:
+    place = Place.new(tmp_path, on_bad_row=on_bad_row)
+    place.build()
+    rows = {i: (row[:5] if i == 0 else row, x) for i, (row, x) in place.files["a.parquet"].items()}
+    place.files = {**place.files, "a.parquet": rows}
+    place.write()
+    if not passes:
+        with pytest.raises(CorpusError, match=f"embedding whose width is not {DIM}.*mend the row"):
+            place.update()
+        return
+    report = place.update()
+    assert report.encoded.counts.skipped == {"wrong_width": 1}
+    assert report.changes.to_json()["deleted"] == 1
+    assert ids_of(place.out) == list(place.rows)[1:]
+
+
+def test_a_corpus_of_another_width_is_still_another_kind(place: Place) -> None:
+    place.files = {
+        name: {i: (row[:5], x) for i, (row, x) in rows.items()}
+        for name, rows in place.files.items()
+    }
+    place.write()
+    with pytest.raises(ConfigError, match=r"of another kind \(width 5\)"):
+        place.update()
+
+
+def test_a_file_of_the_same_name_size_and_time_elsewhere_is_read(tmp_path: Path) -> None:
+    place = Place.new(tmp_path)
+    name = "a.parquet"
+    here, there = place.corpus / name, place.root / "moved" / name
+    rows = dict(place.files[name])
+    first, second, *_ = rows
+    rows[first], rows[second] = rows[second], rows[first]
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(table_of(place.files[name]), here, **plain)
+    when = time.time_ns() - 10**12
+    os.utime(here, ns=(when, when))
+    place.build()
+    shutil.copytree(place.corpus, there.parent)
+    pq.write_table(table_of(rows), there, **plain)
+    os.utime(there, ns=(when, when))
+    # Else they would be told apart by something else.
+    assert there.stat().st_size == here.stat().st_size
+    assert pq.read_metadata(there).equals(pq.read_metadata(here))
+    report = place.update(place.root / "moved")
+    assert report.changes.to_json()["changed"] == 2
+    assert report.encoded.counts.encoded == 0
+    place.files = {**place.files, name: rows}
+    assert_holds(place)
+    assert place.update().to_json()["files"] == {"read": 0, "skipped": 2}
+
+
+# What errors advise
+
+
+def broken(place: Place) -> None:
+    rows = dict(place.files["a.parquet"])
+    rows[3] = np.full(DIM, np.nan, dtype=np.float32), 1
+    place.files = {**place.files, "a.parquet": rows}
+    place.write()
+
+
+def twice(place: Place) -> None:
+    place.files = {**place.files, "c.parquet": dict(place.files["a.parquet"])}
+    place.write()
+
+
+def flat(place: Place) -> None:
+    row = next(iter(place.rows.values()))
+    place.files = {name: dict.fromkeys(rows, row) for name, rows in place.files.items()}
+    place.write()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "advice"),
+    [
+        (broken, {}, r"--on-bad-row skip .*mend the corpus, or run whiten-index build again"),
+        (twice, {}, r"--id-column \(an update keeps the options"),
+        (
+            flat,
+            {"refit": "always"},
+            r"--whiten none.*keep the transform with --refit never, or run",
+        ),
+    ],
+)
+def test_options_that_an_update_lacks_come_with_what_helps(
+    place: Place, spoil: Callable[[Place], None], options: dict[str, Any], advice: str
+) -> None:
+    spoil(place)
+    with pytest.raises(WhitenIndexError, match=advice) as caught:
+        place.update(**options)
+    assert isinstance(caught.value, type(caught.value.__cause__))
+    assert str(caught.value).count("an update keeps") == 1
+
+
+def test_errors_that_advise_what_an_update_takes_are_as_they_were(place: Place) -> None:
+    shutil.rmtree(place.corpus)
+    with pytest.raises(CorpusError, match=r"does not exist; check the path$"):
+        place.update()
+
+
+# Dry runs and canaries
+
+
+def canaries(path: Path, embeddings: Any) -> str:
+    kind = pa.list_(pa.float32())
+    pq.write_table(pa.table({"embedding": pa.array(list(embeddings), kind)}), path)
+    return str(path)
+
+
+def test_a_dry_run_reads_the_canary_file(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="cannot be read as Parquet"):
+        plan(place, canary_file=str(tmp_path / "nope.parquet"))
+    wide = canaries(tmp_path / "wide.parquet", np.ones((1, DIM + 1), dtype=np.float32))
+    with pytest.raises(CorpusError, match=f"{DIM + 1} dims, and those of the index {DIM}"):
+        plan(place, canary_file=wide)
+
+
+def test_a_dry_run_foretells_what_gates_of_size_keep_back(place: Place) -> None:
+    place.change()
+    size = sum(f.stat().st_size for f in version_of(place.out).iterdir())
+    assert plan(place, max_bytes=2 * size).refused == ""
+    assert re.fullmatch(
+        r"about [\d,]+ bytes would be kept back by a gate; .*--max-bytes",
+        plan(place, max_bytes=size // 2).refused,
+    )
+    with pytest.raises(GateError, match="--max-bytes"):
+        place.update(max_bytes=size // 2)
+
+
+@pytest.mark.parametrize("inside", ["", "versions", "store"])
+def test_folders_that_cannot_be_written_are_noticed(
+    place: Place, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut = place.out / inside
+    if inside == "store":
+        shut = next(shut.glob("[0-9a-f]*/"))
+    real = os.access
+
+    def access(path: Any, mode: int, **options: Any) -> bool:
+        return Path(path) != shut and real(path, mode, **options)
+
+    monkeypatch.setattr(os, "access", access)
+    place.change()
+    for ask in (lambda: plan(place), place.update):
+        with pytest.raises(OutputError, match=f"cannot write {shut}: permission is denied"):
+            ask()
+
+
+@pytest.mark.parametrize("size", [3e38, 1e25])
+def test_a_query_beyond_float32_is_at_fault_itself(
+    place: Place, tmp_path: Path, size: float
+) -> None:
+    sound = np.array([row for row, _ in list(place.rows.values())[:3]])
+    sound[1] = 0
+    sound[1, 0] = size
+    place.change()
+    path = canaries(tmp_path / "q.parquet", sound)
+    for ask in (lambda: plan(place, canary_file=path), lambda: place.update(canary_file=path)):
+        with pytest.raises(CorpusError, match=r"query 1 of .*q\.parquet has numbers too large"):
+            ask()
+
+
+# What is published
+
+
+def test_a_published_version_that_is_missing_is_not_called_unbuilt(place: Place) -> None:
+    first = version_of(place.out).name
+    place.change()
+    gone = place.update().version
+    shutil.rmtree(place.out / "versions" / gone)
+    match = (
+        f"version {gone}, which {place.out} publishes, is missing; .*whiten-index versions .*"
+        f"whiten-index rollback {place.out} --to VERSION"
+    )
+    for arguments in (
+        ("update", "--index", place.out),
+        ("update", "--index", place.out, "--dry-run"),
+        ("inspect", place.out),
+        ("search", place.out, "--like", 0),
+    ):
+        status, _, stderr = run(*arguments)
+        assert status == ARTIFACT, arguments
+        assert_one_error(stderr, match=match)
+    assert run("rollback", place.out, "--to", first)[0] == 0
+    assert place.update().changes.to_json()["new"] == 4
+
+
+def test_an_idle_night_does_not_say_that_it_read(place: Place) -> None:
+    status, stdout, _ = run("update", "--index", place.out)
+    assert status == 0
+    assert "0 files read, 2 skipped" in stdout
+    assert re.search(r"^  in the corpus +300$", stdout, re.MULTILINE)
+    assert not re.search(r"^  read ", stdout, re.MULTILINE)
+
+
+def test_inspect_tells_what_an_update_changed_and_what_gates_found(place: Place) -> None:
+    status, stdout, _ = run("inspect", place.out)
+    assert status == 0
+    assert "gates" not in stdout
+    place.change()
+    report = place.update().to_json()
+    status, stdout, _ = run("inspect", place.out)
+    assert status == 0
+    assert f"update of version {report['base']}\n  4 new, 5 changed, 3 with other kept" in stdout
+    for gate in report["gates"]:
+        assert re.search(rf"^  {gate['name']} +passed$", stdout, re.MULTILINE)
+    fields = json.loads(run("inspect", place.out, "--json")[1])
+    assert fields["update"]["rows"] == report["rows"]
