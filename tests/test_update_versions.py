@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import faiss
 import numpy as np
@@ -35,6 +35,7 @@ from whiten_index.errors import (
     GateError,
     WhiteningError,
 )
+from whiten_index.progress import Silent
 from whiten_index.update import UpdateConfig, plan_update, update_index
 from whiten_index.upkeep import compact_store, gc_store
 from whiten_index.versions import prune, rollback
@@ -124,6 +125,28 @@ def test_what_was_rolled_back_is_not_published_again(place: Place) -> None:
     assert report.base == first
     assert report.version not in (first, bad)
     assert_equals_fresh(place.out, place.fresh().out)
+
+
+def test_texts_of_a_version_that_was_rolled_back_are_told_when_they_come_again(
+    place: Place,
+) -> None:
+    class Notes(Silent):
+        told: ClassVar[list[str]] = []
+
+        def note(self, message: str) -> None:
+            self.told.append(message)
+
+    place.files = {**place.files, "c.parquet": some_rows(range(900, 930))}
+    place.write()
+    bad = place.update().version
+    rollback(place.out)
+    # Ten of the thirty are mended, and another one came.
+    mended = {**some_rows(range(900, 920)), **some_rows(range(1400, 1411))}
+    place.files = {**place.files, "c.parquet": mended}
+    place.write()
+    update_index(UpdateConfig(index=str(place.out), threads=1), progress=Notes())
+    (note,) = (each for each in Notes.told if "rolled back" in each)
+    assert f"20 of the 30 texts that version {bad} brought" in note
 
 
 def test_another_transform_of_a_corpus_that_was_rolled_back_can_be_ordered(place: Place) -> None:

@@ -10,6 +10,7 @@ from whiten_index.changes import Changes, apart, compare, count_documents, store
 from whiten_index.encode import EncodeReport, encode_shards, open_corpus
 from whiten_index.lock import only_writer
 from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.update.again import told_again
 from whiten_index.update.base import Base
 from whiten_index.update.candidate import Examination, make_candidate
 from whiten_index.update.checks import (
@@ -70,6 +71,8 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             _remember(base, encoded)
             return up_to_date
         require_not_withdrawn(config, encoded.record)
+        for sentence in told_again(base, encoded.record, encoded.store):
+            stages.watcher.note(sentence)
         decided = decide_update(config, base, encoded, stages)
         if decided.keeps and encoded.record.fingerprint == base.fields["corpus"]["fingerprint"]:
             _remember(base, encoded)
