@@ -80,8 +80,10 @@ def derived_folder_and_pack(root: Path) -> Copies:
     inner, _ = world.encode().record.shards
     world.corpora["other"] = [[*world.corpora["news"][0], *world.numbers(5)]]
     world.encode("other")
-    pack = packed_beside_folders(world)
-    return Copies(world, (world.store.shards.folder / inner, pack))
+    packs = world.store.shards.packs
+    packs.write(packs.next_name(), [_to_pack(world.store, inner)])
+    (pack,) = packs.names()
+    return Copies(world, (world.store.shards.folder / inner, packs.folder / pack))
 
 
 def derive_from(world: World) -> None:
