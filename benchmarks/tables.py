@@ -143,6 +143,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "million": sweep_tables.million,
     "sweep_seconds": sweep_tables.seconds,
     "drift": nightly_tables.drift,
+    "night": nightly_tables.night,
+    "nights": nightly_tables.nights,
     "readers": nightly_tables.readers,
     "growth": sweep_tables.growth,
     "exact_search": sweep_tables.exact_search,

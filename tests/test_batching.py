@@ -16,7 +16,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index.encoding import Encoder, batching, find_model
+from whiten_index.encoding import Encoder, batching, find_model, transformer
 from whiten_index.encoding.batching import tokenize
 from whiten_index.encoding.budget import LADDERS, TokenBudget, remember, remembered
 from whiten_index.encoding.lanes import Lanes
@@ -148,11 +148,20 @@ def test_threads_of_the_caller_keep_their_cores(tiny_model, texts):
 # --------------------------------------------------------------------------- memory that runs out
 
 
-def starve(encoder: Encoder, monkeypatch, *, most: int, error: type[Exception] | str) -> None:
-    """Let batches of more than ``most`` padded tokens fail as if there were no memory."""
-    forward = encoder._transformer.__class__.padded
+@pytest.fixture(params=["packed", "padded"])
+def way(request, monkeypatch) -> str:
+    """How batches go through the model: end to end, or each text padded to the longest."""
+    if request.param == "padded":
+        monkeypatch.setattr(transformer, "can_pack", lambda *_: False)
+    return request.param
 
-    def call(self, ids, mask, **options):
+
+def starve(encoder: Encoder, monkeypatch, *, most: int, error: type[Exception] | str) -> None:
+    """Let batches of more than ``most`` tokens fail as if there were no memory."""
+    way = "packed" if encoder._transformer.packs else "padded"
+    forward = getattr(encoder._transformer.__class__, way)
+
+    def call(self, ids, *others, **options):
         if ids.numel() > most:
             raise (
                 torch.OutOfMemoryError("CUDA out of memory")
@@ -161,16 +170,16 @@ def starve(encoder: Encoder, monkeypatch, *, most: int, error: type[Exception] |
                     "[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory"
                 )
             )
-        return forward(self, ids, mask, **options)
+        return forward(self, ids, *others, **options)
 
-    monkeypatch.setattr(encoder._transformer.__class__, "padded", call)
+    monkeypatch.setattr(encoder._transformer.__class__, way, call)
 
 
 @pytest.mark.parametrize("error", ["cuda", "cpu"])
 @pytest.mark.parametrize("known", [None, 4096])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_memory_that_runs_out_halves_the_budget_and_loses_nothing(
-    tiny_model, texts, monkeypatch, error, known, threads
+    tiny_model, texts, monkeypatch, error, known, threads, way
 ):
     expected = load(tiny_model).encode(texts)
     encoder = load(tiny_model, threads=threads)
@@ -183,20 +192,21 @@ def test_memory_that_runs_out_halves_the_budget_and_loses_nothing(
         assert encoder.budget.chosen <= 300
 
 
-def test_a_single_text_that_does_not_fit_is_an_error(tiny_model, texts, monkeypatch):
+def test_a_single_text_that_does_not_fit_is_an_error(tiny_model, texts, monkeypatch, way):
     encoder = load(tiny_model)
+    assert encoder._transformer.packs == (way == "packed")
     starve(encoder, monkeypatch, most=20, error="cuda")
     with pytest.raises(EncoderError, match=r"one text of \d+ tokens does not fit .*--max-length"):
         encoder.encode(texts)
 
 
-def test_other_errors_of_the_model_are_not_taken_for_memory(tiny_model, texts, monkeypatch):
+def test_other_errors_of_the_model_are_not_taken_for_memory(tiny_model, texts, monkeypatch, way):
     encoder = load(tiny_model)
 
-    def broken(self, ids, mask, **options):
+    def broken(self, *others, **options):
         raise RuntimeError("a size does not match")
 
-    monkeypatch.setattr(encoder._transformer.__class__, "padded", broken)
+    monkeypatch.setattr(encoder._transformer.__class__, way, broken)
     with pytest.raises(RuntimeError, match="a size does not match"):
         encoder.encode(texts)
 

@@ -18,13 +18,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.whitening_helpers import make_rows, quick, seeds
-from whiten_index import BuildConfig, build_index
+from whiten_index import BuildConfig, build_index, draw
 from whiten_index import diagnose as diagnosing
 from whiten_index.assemble import blocks
 from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.diagnose import geometry
-from whiten_index.draw import drawn_parts, drawn_rows, embeddings_of, row_starts
+from whiten_index.draw import (
+    CorpusEmbeddings,
+    drawn_parts,
+    drawn_rows,
+    embeddings_of,
+    mapped_part,
+    row_starts,
+)
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation import Geometry
 from whiten_index.store import CorpusPart, CorpusRecord
@@ -286,6 +293,21 @@ def test_rows_are_found_in_the_order_asked_past_shards_without_any(tmp_path: Pat
     for row in asked:
         # Alone, so that no neighbour brings in the shard it is in.
         np.testing.assert_array_equal(embeddings_of(store, record, row[None])[0], kept[row])
+
+
+def test_rows_in_order_open_each_shard_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = make_rows(0, 60, DIM).astype(np.float32)
+    report = build(tmp_path, list(rows), whiten="none", shard_rows=20)
+    opened = []
+    monkeypatch.setattr(
+        draw, "mapped_part", lambda store, part: opened.append(part) or mapped_part(store, part)
+    )
+    embeddings = CorpusEmbeddings(report.encoded.store, report.encoded.record)
+    found = np.concatenate([embeddings.at(np.arange(i, i + 5)) for i in range(0, 60, 5)])
+    np.testing.assert_array_equal(found, rows)
+    assert opened == list(report.encoded.record.parts)
 
 
 def test_rows_are_read_from_their_places_and_no_shard_as_a_whole(

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.test_pooling import naive_pool
-from whiten_index.encoding import Encoder, find_model
+from whiten_index.encoding import Encoder, find_model, transformer
 from whiten_index.encoding.pooling import Pooling
 from whiten_index.errors import ConfigError
 
@@ -52,6 +52,19 @@ def test_an_embedding_does_not_depend_on_its_company(tiny_model, texts, pooling)
     order = np.random.default_rng(1).permutation(len(texts))
     shuffled = encoder.encode([texts[i] for i in order])
     np.testing.assert_allclose(shuffled, together[order], atol=1e-5)
+    if encoder._lanes.threads_each == 1:
+        # What is encoded again some night later is the same to the bit.
+        np.testing.assert_array_equal(together, alone)
+        np.testing.assert_array_equal(shuffled, together[order])
+
+
+def test_padded_embeddings_are_those_without_padding(tiny_model, texts, monkeypatch):
+    packed = load(tiny_model)
+    monkeypatch.setattr(transformer, "can_pack", lambda *_: False)
+    padded = load(tiny_model)
+    assert (packed._transformer.packs, padded._transformer.packs) == (True, False)
+    np.testing.assert_allclose(padded.encode(texts), packed.encode(texts), atol=1e-5)
+    np.testing.assert_allclose(padded.encode_queries(texts), packed.encode(texts), atol=1e-5)
 
 
 @pytest.mark.parametrize(

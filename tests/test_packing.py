@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -334,7 +334,7 @@ def test_what_the_kernel_of_torch_is_given(name, monkeypatch):
     monkeypatch.setattr(varlen, "varlen_attn", record)
     texts = batch()
     with torch.inference_mode():
-        PackedForward(make(name).half())(*texts)
+        PackedForward(make(name).half(), torch_varlen)(*texts)
     assert [call["window_size"] for call in calls] == windows
     for call in calls:
         assert call["query"].shape == (43, heads, 16)
@@ -357,7 +357,7 @@ def test_texts_of_one_token_take_no_path_of_their_own(monkeypatch):
         varlen, "varlen_attn", lambda *args, **options: bounds.append(args[5:7]) or args[0]
     )
     with torch.inference_mode():
-        PackedForward(make("qwen3"))(*batch([1, 1]))
+        PackedForward(make("qwen3"), torch_varlen)(*batch([1, 1]))
     assert set(bounds) == {(2, 2)}
 
 
@@ -392,6 +392,7 @@ def test_packed_pooling_is_computed_in_float32(pooling, dtype):
 # --------------------------------------------------------------------------- where it may be used
 
 CUDA = torch.device("cuda", 0)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -402,9 +403,43 @@ def pretended_gpu(monkeypatch):
     monkeypatch.setattr(packing, "_trial_obstacle", lambda model, device: None)
 
 
-def test_a_cpu_pads(model):
-    assert not can_pack(model, torch.device("cpu"), torch.float16)
-    assert "cpu" in packing_obstacle(model, torch.device("cpu"), torch.float16)
+def test_float32_on_a_cpu_packs(model):
+    assert packing_obstacle(model, CPU, torch.float32) is None
+    assert can_pack(model, CPU, torch.float32)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_half_precision_on_a_cpu_pads(model):
+    assert not can_pack(model, CPU, torch.float16)
+    assert "not float32" in packing_obstacle(model, CPU, torch.float16)
+
+
+def test_states_that_are_others_on_a_cpu_pad(model, monkeypatch):
+    def wrong(query, key, value, attention):
+        bounds = attention.cu_seqlens[[0, -1]]
+        return reference_varlen(query, key, value, replace(attention, cu_seqlens=bounds))
+
+    monkeypatch.setattr(packing, "reference_varlen", wrong)
+    assert "than each alone" in packing_obstacle(model, CPU, torch.float32)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_text_gives_the_same_in_any_company(model):
+    forward, (ids, _, bounds, _) = PackedForward(model), batch([7, 7, 20, 1, 13, 2, 7])
+    texts = [ids[a:b] for a, b in pairwise(bounds.tolist())]
+    with torch.inference_mode():
+        alone = [_states_of(forward, [text])[0] for text in texts]
+        for rows in ([0, 1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0], [2, 0], [3, 3, 1, 6]):
+            found = _states_of(forward, [texts[row] for row in rows])
+            for row, states in zip(rows, found, strict=True):
+                torch.testing.assert_close(states, alone[row])
+
+
+def _states_of(forward, texts):
+    lengths = [len(text) for text in texts]
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    states = forward(torch.cat(texts), torch.tensor(lengths), bounds, max(lengths))
+    return states.split(lengths)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -425,6 +460,18 @@ def test_half_precision_on_a_gpu_packs(model, dtype, pretended_gpu):
 def test_models_that_pad(name, changes, reason, pretended_gpu):
     model = make(name, **changes)
     assert reason in packing_obstacle(model, CUDA, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("bert", {"attn_implementation": "eager"}, "eager"),
+        ("mistral", {"is_causal": False}, "bidirectional"),
+    ],
+)
+def test_models_that_pad_anywhere(name, changes, reason):
+    model = make(name, **changes)
+    assert reason in packing_obstacle(model, CPU, torch.float32)
     with pytest.raises(EncoderError, match=reason):
         PackedForward(model)
 

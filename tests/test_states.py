@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from whiten_index.encoding import EncoderConfig, StateEncoder
+from whiten_index.encoding import EncoderConfig, StateEncoder, transformer
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.evaluate.states import PooledStates
 from whiten_index.progress import Silent, Stages
@@ -39,14 +39,17 @@ def pooled(tiny_model: Path, texts: list[str], folder: Path, **options) -> Poole
     return PooledStates.of(texts, config, folder, Stages(Silent()), **options)
 
 
-def test_texts_that_are_padded_together_equal_texts_alone(tiny_model, texts, truth):
+@pytest.mark.parametrize("packs", [True, False])
+def test_texts_together_equal_texts_alone(tiny_model, texts, truth, packs, monkeypatch):
+    monkeypatch.setattr(transformer, "can_pack", lambda *_: packs)
     encoder = StateEncoder.load(str(tiny_model), poolings=("mean", "cls"), max_length=LONGEST)
     found = encoder.encode(texts).reshape(truth.shape)
     np.testing.assert_allclose(found, truth, atol=2e-6)
 
 
-def test_padding_was_there(tiny_model, texts):
+def test_padding_was_there(tiny_model, texts, monkeypatch):
     """The test above would be void if each batch held texts of one length only."""
+    monkeypatch.setattr(transformer, "can_pack", lambda *_: False)
     encoder = StateEncoder.load(str(tiny_model), max_length=LONGEST)
     encoded = encoder.encode_window(texts)
     assert encoded.padded_tokens > encoded.tokens

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
-from whiten_index.draw import embeddings_of, mapped_part
+from whiten_index.draw import CorpusEmbeddings, mapped_part
 from whiten_index.errors import ConfigError
 from whiten_index.index import FactoryChoice, IndexBytes, OperatingPoint
 from whiten_index.progress import Stages
@@ -127,9 +127,10 @@ class _Job:
     def vectors_at(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the unit vectors (n, k) of some rows, a few thousand at a time in float64."""
         found = np.empty((len(rows), self.whitening.k), dtype=np.float32)
+        embeddings = CorpusEmbeddings(self.store, self.record)
         for start in range(0, len(rows), _LEAST_ROWS * 4):
             part = slice(start, start + _LEAST_ROWS * 4)
-            raw = embeddings_of(self.store, self.record, rows[part])
+            raw = embeddings.at(rows[part])
             vectors = unit_rows(self.whitening.apply(raw))
             found[part] = vectors if self.rotation is None else vectors @ self.rotation
         return found
@@ -157,9 +158,10 @@ class _Job:
     ) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors of some rows, in rising order, as FAISS's transforms make them."""
         transforms, step = faiss_index.Transforms(index), self._block_rows()
+        embeddings = CorpusEmbeddings(self.store, self.record)
         with self.stages.stage(stage, len(rows)) as watcher:
             for start in range(0, len(rows), step):
-                raw = embeddings_of(self.store, self.record, rows[start : start + step])
+                raw = embeddings.at(rows[start : start + step])
                 narrow = _as_float32(raw)
                 _require_lengths_in_float32(self.whitening, raw)
                 yield transforms(narrow)

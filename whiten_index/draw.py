@@ -39,20 +39,35 @@ def row_starts(record: CorpusRecord) -> NDArray[np.int64]:
     return np.cumsum([0, *(part.rows for part in record.parts)], dtype=np.int64)
 
 
+class CorpusEmbeddings:
+    """The raw embeddings of a corpus by row number; the shard read last stays open."""
+
+    def __init__(self, store: EmbeddingStore, record: CorpusRecord) -> None:
+        """Take the corpus and the store that has its shards."""
+        self._store, self._record = store, record
+        self._open: tuple[CorpusPart, EmbeddingRows] | None = None
+
+    def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the embeddings (n, d) of some rows, in the order given, in float64.
+
+        Of a shard only those rows are read.
+
+        Raises:
+            ArtifactError: a shard cannot be read.
+        """
+        found = np.empty((len(rows), int(self._store.encoder["dim"])))
+        for part, inside, places in _by_part(self._record, rows):
+            if self._open is None or self._open[0] is not part:
+                self._open = part, mapped_part(self._store, part)
+            found[inside] = self._open[1][places]
+        return found
+
+
 def embeddings_of(
     store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the raw embeddings (n, d) of rows of a corpus, in the order given, in float64.
-
-    Of a shard only those rows are read.
-
-    Raises:
-        ArtifactError: a shard cannot be read.
-    """
-    found = np.empty((len(rows), int(store.encoder["dim"])))
-    for part, inside, places in _by_part(record, rows):
-        found[inside] = mapped_part(store, part)[places]
-    return found
+    """Return the raw embeddings (n, d) of rows of a corpus; see ``CorpusEmbeddings.at``."""
+    return CorpusEmbeddings(store, record).at(rows)
 
 
 def mapped_part(store: EmbeddingStore, part: CorpusPart) -> EmbeddingRows:

@@ -29,6 +29,7 @@ from whiten_index.cli import (
     upkeep_commands,
     version_commands,
 )
+from whiten_index.collector import spare_what_was_imported
 from whiten_index.errors import WhitenIndexError
 from whiten_index.stopping import INTERRUPTED, stop_on_signals
 
@@ -95,5 +96,6 @@ for command in (
 
 def main() -> None:
     """Run the command line."""
+    spare_what_was_imported()
     stop_on_signals()
     cli.main(args=sys.argv[1:])

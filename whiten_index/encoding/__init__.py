@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from whiten_index.collector import collector_held_back
 from whiten_index.encoding.devices import chosen_devices, window_factor
 from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
 from whiten_index.encoding.passages import PassageConfig, PassageSplitter
@@ -63,4 +64,5 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    with collector_held_back():
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

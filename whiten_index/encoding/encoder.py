@@ -29,7 +29,7 @@ from whiten_index.moments import Moments
 from whiten_index.overlap import overlapped
 
 WINDOW_ROWS = {"cpu": 16_384, "other": 65_536}
-# Below so many tokens one batch on all cores answers sooner than a batch a core.
+# Below so many tokens one batch on all cores answers a query sooner than a batch a core.
 _TOKENS_WORTH_A_LANE = 128
 _BATCHES_A_LANE = 4
 # Compiling is paid for by a job that goes on about as long again as it has taken so far.
@@ -124,6 +124,7 @@ class Encoder:
             "dtype": spec.dtype,
             "device": _device_name(self.device),
             "lanes": self._lanes.count,
+            "packs": self._transformer.packs,
             "torch": torch.__version__,
         }
         self._to_compile = config.compile
@@ -177,7 +178,7 @@ class Encoder:
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of queries, (n, d): with the model's query prompt, if any."""
-        prepared = self._prepare(_listed(texts), self.spec.query_prompt)
+        prepared = self._prepare(_listed(texts), self.spec.query_prompt, hurried=True)
         return self.collect(self.run(prepared)).embeddings
 
     def stream(
@@ -228,7 +229,7 @@ class Encoder:
 
         This, ``run`` and ``collect`` may overlap for different windows, each in one thread.
         """
-        return self._prepare(_listed(texts), self.spec.document_prompt)
+        return self._prepare(_listed(texts), self.spec.document_prompt, hurried=False)
 
     def run(
         self, prepared: PreparedWindow, *, advance: Callable[[int], None] | None = None
@@ -249,8 +250,9 @@ class Encoder:
             for tensor in (prepared.ids, prepared.offsets):
                 tensor.record_stream(here)
         share = len(prepared.tokens.ids) // self._lanes.count
-        alone = share <= _TOKENS_WORTH_A_LANE
-        split = not alone and self._lanes.count > 1
+        little = share <= _TOKENS_WORTH_A_LANE
+        alone = little and prepared.hurried
+        split = not little and self._lanes.count > 1
         most = max(share // _BATCHES_A_LANE, _TOKENS_WORTH_A_LANE) if split else None
         batches = Batches(
             prepared,
@@ -262,7 +264,7 @@ class Encoder:
         )
         if self._started is None:
             self._started = time.perf_counter()
-        elif self._to_compile and not alone and self._has_run_long():
+        elif self._to_compile and not little and self._has_run_long():
             self._to_compile = False
             self.compiled = compile_if_faster(self._transformer, batches, self.budget, self._lanes)
         self._lanes.run(batches.step, _counting_all(advance, prepared.tokens), alone=alone)
@@ -302,13 +304,14 @@ class Encoder:
     def _open(self, spec: EncoderSpec, folder: ModelFolder) -> Transformer:
         return Transformer(spec, folder, self.device)
 
-    def _prepare(self, texts: Sequence[str], prompt: str) -> PreparedWindow:
+    def _prepare(self, texts: Sequence[str], prompt: str, *, hurried: bool) -> PreparedWindow:
         prompted = [prompt + text for text in texts]
         lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
         tokenizer = self._transformer.tokenizer
         tokens = tokenize(tokenizer, lowered, max_length=self.spec.max_length)
         (ids, offsets), ready = self._to_device(tokens.ids, tokens.offsets)
-        return PreparedWindow(texts, tokens, ids, offsets, self._unpooled[prompt], ready)
+        unpooled = self._unpooled[prompt]
+        return PreparedWindow(texts, tokens, ids, offsets, unpooled, hurried, ready)
 
     def _count_unpooled(self, prompt: str) -> int:
         """Return how many tokens of a prompt are left out of the pooling.

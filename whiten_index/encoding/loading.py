@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from whiten_index.collector import collector_held_back
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import EncoderError
@@ -16,17 +17,18 @@ def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
     Raises:
         EncoderError: it cannot be loaded.
     """
-    import transformers
+    with collector_held_back():
+        import transformers
 
-    # Loading prints reports of its own, which belong to no caller of this library.
-    transformers.utils.logging.set_verbosity_error()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    try:
-        return transformers.AutoTokenizer.from_pretrained(
-            folder.path, trust_remote_code=spec.trust_remote_code
-        )
-    except Exception as error:
-        raise cannot_load(f"the tokenizer of {spec.model}", error) from error
+        # Loading prints reports of its own, which belong to no caller of this library.
+        transformers.utils.logging.set_verbosity_error()
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        try:
+            return transformers.AutoTokenizer.from_pretrained(
+                folder.path, trust_remote_code=spec.trust_remote_code
+            )
+        except Exception as error:
+            raise cannot_load(f"the tokenizer of {spec.model}", error) from error
 
 
 def cannot_load(what: str, error: Exception) -> EncoderError:

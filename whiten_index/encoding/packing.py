@@ -10,9 +10,10 @@ Models with relative position biases (MPNet, T5, DeBERTa) cannot be packed: the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
@@ -36,6 +37,8 @@ _IMPLEMENTATION = "whiten_index_packed"
 _HEAD_DIM_STEP, _LARGEST_HEAD_DIM = 8, 256
 _TRIAL_LENGTH = 300
 _TRIAL_ERROR = 0.02
+_CPU_TRIAL_LENGTH = 8
+_CPU_TRIAL_ERROR = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +88,50 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention
 
 
 def reference_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention) -> Tensor:
-    """Attend text by text, on any device and in any dtype; see ``Kernel``."""
+    """Attend with texts of one length together, on any device and in any dtype; see ``Kernel``.
+
+    What a text gives does not depend on the others, to the last bit.
+    """
     group = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
     out = torch.empty_like(query)
-    for start, end in pairwise(attention.cu_seqlens.tolist()):
-        place = torch.arange(end - start, device=query.device)
-        behind = place[:, None] - place[None, :]
-        seen = torch.ones_like(behind, dtype=torch.bool)
-        if attention.causal:
-            seen &= behind >= 0
-        if attention.window is not None:
-            seen &= behind.abs() <= attention.window
-        q, k, v = (each[start:end].transpose(0, 1) for each in (query, key, value))
+    for start, count, length in _runs(attention.cu_seqlens.tolist()):
+        texts = slice(start, start + count * length)
+        q, k, v = (
+            each[texts].reshape(count, length, *each.shape[1:]).transpose(1, 2)
+            for each in (query, key, value)
+        )
+        seen = _seen(length, attention, query.device)
         attended = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=attention.scale)
-        out[start:end] = attended.transpose(0, 1)
+        out[texts] = attended.transpose(1, 2).flatten(0, 1)
     return out
+
+
+def _runs(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield first token, texts and length of each run of texts that are equally long."""
+    start, count = 0, 0
+    for begin, end in pairwise(bounds):
+        if count and end - begin != (begin - start) // count:
+            yield start, count, (begin - start) // count
+            start, count = begin, 0
+        # A text without tokens has nothing that could attend.
+        start, count = (start, count + 1) if end > begin else (end, 0)
+    if count:
+        yield start, count, (bounds[-1] - start) // count
+
+
+def _seen(length: int, attention: Attention, device: torch.device) -> Tensor | None:
+    """Return which token sees which, (length, length); None where each sees its whole text."""
+    if not attention.causal and attention.window is None:
+        return None
+    place = torch.arange(length, device=device)
+    behind = place[:, None] - place[None, :]
+    seen = torch.ones_like(behind, dtype=torch.bool)
+    if attention.causal:
+        seen &= behind >= 0
+    if attention.window is not None:
+        seen &= behind.abs() <= attention.window
+    return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +149,12 @@ class PackedForward:
     The model's padded forward pass stays what it was, and both may run at once in several threads.
     """
 
-    def __init__(self, model: Any, kernel: Kernel = torch_varlen) -> None:
+    def __init__(self, model: Any, kernel: Kernel | None = None) -> None:
         """Prepare a loaded model of a type in ``PACKABLE``, in evaluation mode.
+
+        Args:
+            model: of transformers.
+            kernel: attends; None for the one of the model's device.
 
         Raises:
             EncoderError: the model cannot be packed.
@@ -127,7 +162,7 @@ class PackedForward:
         if obstacle := _model_obstacle(model):
             raise EncoderError(f"the model cannot run without padding: {obstacle}; pad its batches")
         self._model = model
-        self._kernel = kernel
+        self._kernel = kernel or _kernel_of(model.device)
         _register()
         model.set_attn_implementation(_IMPLEMENTATION)
 
@@ -176,8 +211,9 @@ def can_pack(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
 def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return what keeps a loaded model from running without padding, None where nothing does.
 
-    Where all else is well, a few hundred tokens are run, and torch's kernel is compared with
-    ``reference_varlen`` in every layer. Never raises.
+    Where all else is well the model is tried: on a GPU a few hundred tokens are run, and torch's
+    kernel is compared with ``reference_varlen`` in every layer; on a CPU a few tokens, with each
+    text alone. Never raises.
 
     Args:
         model: a transformers model on ``device``, in ``dtype``.
@@ -185,7 +221,9 @@ def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> st
         dtype: what it computes in.
     """
     try:
-        obstacle = _device_obstacle(device, dtype) or _model_obstacle(model)
+        if device.type == "cpu":
+            return _cpu_obstacle(dtype) or _model_obstacle(model) or _cpu_trial_obstacle(model)
+        obstacle = _gpu_obstacle(device, dtype) or _model_obstacle(model) or _head_obstacle(model)
         return obstacle or _trial_obstacle(model, device)
     except Exception as error:
         # Whatever a driver, torch or transformers raises here means the same: pad.
@@ -282,7 +320,17 @@ def _attend(
     return out.unsqueeze(0), None
 
 
-def _device_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+def _kernel_of(device: torch.device) -> Kernel:
+    return reference_varlen if device.type == "cpu" else torch_varlen
+
+
+def _cpu_obstacle(dtype: torch.dtype) -> str | None:
+    if dtype is not torch.float32:
+        return f"{str(dtype).removeprefix('torch.')} on a CPU is not float32"
+    return None
+
+
+def _gpu_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cuda" or torch.version.hip is not None:
         return f"device {device} is no NVIDIA GPU"
     if dtype not in (torch.float16, torch.bfloat16):
@@ -311,12 +359,18 @@ def _model_obstacle(model: Any) -> str | None:
         return f"transformers {transformers.__version__} takes no attention of others"
     if config._attn_implementation not in ("sdpa", _IMPLEMENTATION):
         return f"its attention is {config._attn_implementation}, not sdpa"
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if width % _HEAD_DIM_STEP or width > _LARGEST_HEAD_DIM:
-        return f"its heads have {width} dimensions, not a multiple of 8 up to 256"
     if kind != "modernbert" and not getattr(config, "is_causal", True) and _slides(config):
         # transformers then lets a token see one further than it tells the attention.
         return "it is a decoder made bidirectional, with sliding windows"
+    return None
+
+
+def _head_obstacle(model: Any) -> str | None:
+    """Return what torch's variable-length attention cannot take."""
+    config = model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if width % _HEAD_DIM_STEP or width > _LARGEST_HEAD_DIM:
+        return f"its heads have {width} dimensions, not a multiple of 8 up to 256"
     return None
 
 
@@ -327,19 +381,47 @@ def _slides(config: Any) -> bool:
 @torch.inference_mode()
 def _trial_obstacle(model: Any, device: torch.device) -> str | None:
     """Run texts, together longer than the model's positions, with ``_checked``, and clean up."""
-    before = model.config._attn_implementation
     longest = max(min(_TRIAL_LENGTH, model.config.max_position_embeddings // 2), 1)
     counts = [longest, 1, longest, longest // 2]
     lengths = torch.tensor(counts, device=device)
     ids = torch.arange(sum(counts), device=device) % model.config.vocab_size
     cu_seqlens = pad(lengths.cumsum(0), (1, 0)).int()
     try:
-        PackedForward(model, _checked)(ids, lengths, cu_seqlens, longest)
+        with _attention_set_back(model):
+            PackedForward(model, _checked)(ids, lengths, cu_seqlens, longest)
     except EncoderError as error:
         return str(error)
+    return None
+
+
+@torch.inference_mode()
+def _cpu_trial_obstacle(model: Any) -> str | None:
+    """Run a few tokens end to end and text by text, compare, and clean up."""
+    longest = max(min(_CPU_TRIAL_LENGTH, model.config.max_position_embeddings // 2), 1)
+    counts = [longest, longest, 1, (longest + 1) // 2]
+    lengths, bounds = torch.tensor(counts), [0, *accumulate(counts)]
+    ids = torch.arange(bounds[-1]) % model.config.vocab_size
+    with _attention_set_back(model):
+        alone = [
+            model(input_ids=ids[None, begin:end], use_cache=False).last_hidden_state[0]
+            for begin, end in pairwise(bounds)
+        ]
+        cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
+        packed = PackedForward(model)(ids, lengths, cu_seqlens, longest)
+    expected = torch.cat(alone)
+    error = float((packed - expected).norm() / expected.norm())
+    if not error <= _CPU_TRIAL_ERROR:
+        return f"texts end to end give other states than each alone, by {error:.2g}"
+    return None
+
+
+@contextmanager
+def _attention_set_back(model: Any) -> Iterator[None]:
+    before = model.config._attn_implementation
+    try:
+        yield
     finally:
         model.set_attn_implementation(before)
-    return None
 
 
 def _checked(query: Tensor, key: Tensor, value: Tensor, attention: Attention) -> Tensor:

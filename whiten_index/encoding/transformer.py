@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from whiten_index.collector import collector_held_back
 from whiten_index.encoding.head import load_head
 from whiten_index.encoding.layers import ChosenLayers
 from whiten_index.encoding.loading import cannot_load, load_tokenizer
@@ -40,7 +41,9 @@ class Transformer:
         self.pad = int(self.tokenizer.pad_token_id or 0)
         config = model.config
         last = int(getattr(config, "num_hidden_layers", None) or config.num_layers)
-        self._packed = PackedForward(model) if can_pack(model, device, model.dtype) else None
+        # Eight-bit layers scale a batch as a whole, so that no text could be alone in it.
+        packs = spec.dtype != "int8" and can_pack(model, device, model.dtype)
+        self._packed = PackedForward(model) if packs else None
         self._layers = ChosenLayers(model, spec.layers, last)
         self._pooling = Pooling(spec.pooling)
         head = load_head(folder)
@@ -138,12 +141,14 @@ def _load(spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> tuple
     tokenizer = load_tokenizer(spec, folder)
     transformers.utils.logging.disable_progress_bar()
     try:
-        model, loading = transformers.AutoModel.from_pretrained(
-            folder.path,
-            dtype=torch.float32 if spec.dtype == "int8" else getattr(torch, spec.dtype),
-            trust_remote_code=spec.trust_remote_code,
-            output_loading_info=True,
-        )
+        # Most of transformers is imported here.
+        with collector_held_back():
+            model, loading = transformers.AutoModel.from_pretrained(
+                folder.path,
+                dtype=torch.float32 if spec.dtype == "int8" else getattr(torch, spec.dtype),
+                trust_remote_code=spec.trust_remote_code,
+                output_loading_info=True,
+            )
     except Exception as error:
         raise cannot_load(f"model {spec.model}", error) from error
     # Poolers are left out of many checkpoints and never used here.

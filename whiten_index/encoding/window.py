@@ -10,12 +10,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from whiten_index.encoding.batching import TokenWindow
 from whiten_index.encoding.budget import TokenBudget
 from whiten_index.encoding.transformer import Transformer
 from whiten_index.errors import EncoderError
 
+# Matrix products of so many rows give each row the same bits as those of any more (MKL with
+# AVX-512, one thread: from 16 rows on).
+_FEWEST_TOKENS = 64
 _TRIES_OF_ONE_TEXT = 3
 _SECONDS_BETWEEN_TRIES = 0.2
 
@@ -30,6 +34,8 @@ class PreparedWindow:
         ids: (total,) int32, their token ids on the device.
         offsets: (m + 1,) int64, where each begins, on the device.
         prompt_tokens: tokens at the front of every text that are not pooled.
+        hurried: whether an answer is waited for, so that one text may have all cores; texts that
+            are not get the same bits in any company, where the model runs without padding.
         ready: what a device waits for before it uses them, None where there is nothing to wait for.
     """
 
@@ -38,6 +44,7 @@ class PreparedWindow:
     ids: Tensor
     offsets: Tensor
     prompt_tokens: int
+    hurried: bool
     ready: torch.cuda.Event | None
 
 
@@ -172,11 +179,16 @@ class Batches:
         if not transformer.packs:
             return transformer.padded(*self._padded(rows), prompt_tokens=skipped)
         start, stop = (int(window.tokens.offsets[row]) for row in (rows.start, rows.stop))
-        offsets = (window.offsets[rows.start : rows.stop + 1] - start).int()
-        longest = int(self._lengths[rows.start])
-        return transformer.packed(
-            window.ids[start:stop], offsets.diff(), offsets, longest, prompt_tokens=skipped
+        ids, offsets = window.ids[start:stop], window.offsets[rows.start : rows.stop + 1] - start
+        if not window.hurried and len(ids) < _FEWEST_TOKENS:
+            # Texts of one token, which have a place in every model.
+            filler = torch.arange(len(ids) + 1, _FEWEST_TOKENS + 1, device=ids.device)
+            ids, offsets = pad(ids, (0, len(filler))), torch.cat([offsets, filler])
+        longest, offsets = int(self._lengths[rows.start]), offsets.int()
+        embeddings = transformer.packed(
+            ids, offsets.diff(), offsets, longest, prompt_tokens=skipped
         )
+        return embeddings[: rows.stop - rows.start]
 
     def _padded(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         """Return token ids and mask, (r, longest); no mask where all are equally long."""
