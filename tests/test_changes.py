@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index.changes import ChangeKind, apart, compare, count_documents, document_rows
+from whiten_index import changes as changes_of_documents
+from whiten_index.changes import (
+    ChangeKind,
+    Changes,
+    apart,
+    count_documents,
+    document_rows,
+    stored_rows,
+)
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -34,6 +46,25 @@ def table(documents: dict[Any, Document]) -> pa.Table:
     return document_rows(
         pa.table({"id": list(documents), "kept": kept}), digests([t for t, _ in documents.values()])
     )
+
+
+@dataclass
+class Held:
+    """Documents as a store gives them: table by table, and the ids of one table again."""
+
+    tables: list[pa.Table]
+    read_again: list[int] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        yield from self.tables
+
+    def ids(self, number: int) -> pa.Array:
+        self.read_again.append(number)
+        return self.tables[number]["id"].combine_chunks()
+
+
+def compare(before: list[pa.Table], now: list[pa.Table], **options: Any) -> Changes:
+    return changes_of_documents.compare(Held(before), iter(now), **options)  # type: ignore[arg-type]
 
 
 def truth(before: dict[Any, Document], now: dict[Any, Document]) -> dict[str, set[Any]]:
@@ -151,6 +182,108 @@ def test_without_ids_contents_are_counted_by_file(
     }  # fmt: skip
     # A database knows documents by their place alone.
     assert found_kinds(changes) == truth(by_place(before), by_place(now))
+
+
+@quick
+@given(
+    before=st.lists(files, max_size=3), now=st.lists(files, max_size=3), by_content=st.booleans()
+)
+def test_documents_in_many_parts_are_those_of_one(
+    before: list[dict[str, list[Document]]], now: list[dict[str, list[Document]]], by_content: bool
+) -> None:
+    """Of each row group a part: counts, kinds and ids are those of dictionaries."""
+    then, today = (
+        [
+            {
+                f"{name}#{group}:{i}": row
+                for name, rows in each.items()
+                for i, row in enumerate(rows)
+            }
+            for group, each in enumerate(groups)
+        ]
+        for groups in (before, now)
+    )
+    changes = compare(
+        list(map(table, then)), list(map(table, today)), same=0, by_content=by_content
+    )
+    all_then, all_today = (
+        dict(item for part in parts for item in part.items()) for parts in (then, today)
+    )
+    kinds = truth(all_then, all_today)
+    assert found_kinds(changes) == kinds
+    expected = {kind: len(ids) for kind, ids in kinds.items()}
+    if by_content:
+        had, has = (
+            Counter((name.rpartition("#")[0], row) for name, row in each.items())
+            for each in (all_then, all_today)
+        )
+        new, deleted = (has - had).total(), (had - has).total()
+        expected = {"new": new, "changed": 0, "document": 0, "deleted": deleted}
+    found = changes.to_json()
+    assert {kind: found[kind] for kind in KINDS} == expected
+    assert found["total"] == len(all_today)
+
+
+def test_the_table_has_the_type_of_the_ids_whatever_changed() -> None:
+    for documents, kind in (({1: ("ant", 0)}, pa.int64()), ({"1": ("ant", 0)}, pa.string())):
+        for before, now in (([], [documents]), ([documents], []), ([documents], [documents])):
+            changes = compare(
+                list(map(table, before)), list(map(table, now)), same=0, by_content=False
+            )
+            assert changes.table.schema == pa.schema([("id", kind), ("kind", pa.string())])
+
+
+def test_ids_are_read_again_only_where_documents_were_deleted() -> None:
+    parts = [table({10 * n + i: ("ant", i) for i in range(3)}) for n in range(5)]
+    before = Held(parts)
+    now = [parts[4].slice(1), *parts[:3]]
+    changes = changes_of_documents.compare(before, now, same=0, by_content=False)  # type: ignore[arg-type]
+    assert found_kinds(changes)["deleted"] == {30, 31, 32, 40}
+    assert before.read_again == [3, 4]
+
+
+# Memory
+
+
+class Synthetic:
+    """Documents made when they are asked for; a few of each part differ from seed to seed."""
+
+    parts, rows = 40, 10_000
+
+    def __init__(self, seed: int, watched: list[int]) -> None:
+        self.seed, self.watched = seed, watched
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        for number in range(self.parts):
+            self.watched.append(pa.total_allocated_bytes())
+            texts = np.random.default_rng(number).integers(0, 256, (self.rows, 16), np.uint8)
+            texts[:10] = self.seed
+            yield document_rows(pa.table([self.ids(number)], names=["id"]), texts)
+
+    def ids(self, number: int) -> pa.Array:
+        rows = pa.array(range(number * self.rows, (number + 1) * self.rows)).cast(pa.string())
+        return pc.binary_join_element_wise("a-rather-long-name.parquet#0", rows, ":")
+
+
+@pytest.mark.parametrize(("by_content", "bytes_a_row"), [(False, 64), (True, 112)])
+def test_what_is_as_it_was_takes_little_memory(by_content: bool, bytes_a_row: int) -> None:
+    """An id and two digests take about 70 bytes, and there are two states."""
+    watched: list[int] = []
+    before, now = Synthetic(1, watched), Synthetic(2, watched)
+    # What is imported when it is first used is not meant.
+    compare([table({1: ("ant", 0)})], [table({2: ("ant", 0)})], same=0, by_content=by_content)
+    next(iter(before))
+    held = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        changes = changes_of_documents.compare(before, now, same=0, by_content=by_content)  # type: ignore[arg-type]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert changes.table.num_rows == 10 * Synthetic.parts
+    rows, of_a_part = Synthetic.parts * Synthetic.rows, 300 * Synthetic.rows
+    assert most <= bytes_a_row * rows + of_a_part
+    assert max(watched) - held <= of_a_part
 
 
 # Passages
@@ -342,6 +475,19 @@ def test_documents_are_rows_unless_these_are_passages(tmp_path: Path) -> None:
     parts.append(CorpusPart("", "", 0, 5, 0))
     assert count_documents(store, parts, passages=True) == 4
     assert count_documents(store, parts, passages=False) == 7
+
+
+def test_ids_that_are_read_again_are_those_of_documents(tmp_path: Path) -> None:
+    store = EmbeddingStore.create(tmp_path, {"dim": 2}, "0123456789abcdef" * 2)
+    numbers = pa.array([0, 1, 2, 0, 0, 1], pa.int32())
+    cut = pa.table({"id": list("xxxyzz"), "passage": numbers})
+    whole = pa.table({"id": [3, 1, 2]})
+    parts = [
+        CorpusPart("s", store.write_documents(rows), rows.num_rows, 9, 0) for rows in (cut, whole)
+    ]
+    found = stored_rows(store, [parts[0], CorpusPart("", "", 0, 5, 0), parts[1]])
+    assert found.ids(0).to_pylist() == ["x", "y", "z"]
+    assert found.ids(1).to_pylist() == [3, 1, 2]
 
 
 def test_changes_are_an_arrow_file(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from whiten_index.batch import PASSAGE
 from whiten_index.build import check_early
@@ -97,7 +96,7 @@ class _Looked:
     """What is found out of shards that are read."""
 
     to_encode: int = 0
-    tables: list[tuple[CorpusPart, pa.Table]] = field(default_factory=list)
+    read: list[tuple[CorpusPart, Shard]] = field(default_factory=list)
     missing: list[Shard] = field(default_factory=list)
     parts: list[CorpusPart] = field(default_factory=list)
     met: set[str] = field(default_factory=set)
@@ -199,7 +198,7 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
     documents = work.store.digest_of(batch.documents)
     part = CorpusPart(fingerprint, documents, len(batch), batch.read, 0)
     looked.parts.append(part)
-    looked.tables.append((part, document_rows(batch.documents, digests)))
+    looked.read.append((part, shard))
     # A shard that occurs twice is encoded once.
     if fingerprint in looked.met or work.store.find(fingerprint) is not None:
         return
@@ -216,12 +215,16 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
 
 
 def _changes(base: Base, work: ShardWork, record: CorpusRecord, looked: _Looked) -> Changes:
-    """Compare what was read with the published version; unread parts are in both."""
+    """Compare what was read with the published version; unread parts are in both.
+
+    Parts that differ are read once more, rather than held until all were read.
+    """
     gone, came, same = apart(base.record, record)
-    read = set(map(id, came))
+    others = set(map(id, came))
+    again = (work.batch_of(shard) for part, shard in looked.read if id(part) in others)
     return compare(
         stored_rows(base.store, gone),
-        [table for part, table in looked.tables if id(part) in read],
+        (document_rows(batch.documents, batch.digests()) for batch in again),
         same=count_documents(work.store, same, passages=base.passages),
         by_content=base.config.id_column is None,
     )

@@ -1,0 +1,136 @@
+"""Keys of 128 bits that stand for the rows of a corpus: made, and looked up among many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+# (2, n) uint64: two halves of n keys.
+Keys = NDArray[np.uint64]
+
+# Each half has a mixer of its own, which maps no two words to one: the finalizer of MurmurHash3
+# (Appleby), and its variant 13 (Stafford), which SplitMix64 ends with.
+_MIXERS = (
+    (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33),
+    (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31),
+)
+_WORD = 8
+
+
+def string_keys(strings: pa.Array, *, until: bytes = b"") -> Keys:
+    """Return the keys (2, n) of n strings, or of integers by their decimal digits.
+
+    Args:
+        strings: none of them null.
+        until: a character; what precedes its last occurrence in a string counts alone.
+    """
+    text, starts, stops = _bytes_of(strings.cast(pa.large_string()))
+    if until:
+        ends = np.flatnonzero(text == until[0])
+        before = np.append(ends, 0)[np.searchsorted(ends, stops) - 1]
+        stops = np.maximum(starts, before)
+    sizes = stops - starts
+    # Eight bytes may be read from any place on.
+    padded = np.concatenate([text, np.zeros(_WORD, dtype=np.uint8)])
+    words = np.ndarray(len(text) + 1, dtype="<u8", buffer=padded, strides=(1,))
+    keys = _mixed(np.stack([sizes, sizes]).astype(np.uint64))
+    rows: slice | NDArray[np.int64] = slice(None)
+    left = sizes
+    while len(left):
+        if left.min() <= 0:
+            more = left > 0
+            rows, left, starts = np.arange(len(sizes))[rows][more], left[more], starts[more]
+            continue
+        # What lies beyond a string's end belongs to another.
+        beyond = (8 * np.maximum(_WORD - left, 0)).astype(np.uint64)
+        keys[:, rows] = _mixed(keys[:, rows] ^ ((words[starts] << beyond) >> beyond))
+        left, starts = left - _WORD, starts + _WORD
+    return keys
+
+
+def joined(keys: Keys, *digests: NDArray[np.uint8]) -> Keys:
+    """Return the keys (2, n) of rows that have keys and digests (n, 16), in this order."""
+    for each in digests:
+        keys = _mixed(keys ^ np.ascontiguousarray(each).view(np.uint64).T)
+    return keys
+
+
+class KeyTable:
+    """Finds rows by key; it takes 24 bytes a row, and 32 while it is made."""
+
+    def __init__(self, keys: list[Keys]) -> None:
+        """Take the keys (2, n) of blocks of rows, which are numbered through; the list is emptied.
+
+        Args:
+            keys: of each block.
+        """
+        both = np.concatenate([np.empty((2, 0), dtype=np.uint64), *keys], axis=1)
+        keys.clear()
+        self._row = np.argsort(both[0])
+        for half in both:
+            half[:] = half[self._row]
+        self._first, self._second = both
+        self._sort_ties()
+
+    def _sort_ties(self) -> None:
+        """Sort what has its first half in common by the second half, then by row."""
+        same = np.append(self._first[1:] == self._first[:-1], False)
+        ties = np.flatnonzero(same | np.roll(same, 1))
+        row, second = self._row[ties], self._second[ties]
+        order = np.lexsort((row, second, self._first[ties]))
+        self._row[ties], self._second[ties] = row[order], second[order]
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def find(self, keys: Keys) -> NDArray[np.int64]:
+        """Return the row (n,) of each key (2, n), the first of several, −1 where there is none."""
+        found = np.full(keys.shape[1], -1, dtype=np.int64)
+        place = np.empty_like(found)
+        # In order of the keys, what is looked at lies close to what was looked at last.
+        left = np.argsort(keys[0])
+        place[left] = np.searchsorted(self._first, keys[0, left])
+        # Few keys agree in one half alone, and the first of several of a key needs one step.
+        while len(left):
+            left = left[place[left] < len(self)]
+            left = left[self._first[place[left]] == keys[0, left]]
+            hit = self._second[place[left]] == keys[1, left]
+            found[left[hit]] = self._row[place[left[hit]]]
+            left = left[~hit]
+            place[left] += 1
+        return found
+
+    def counts(self) -> NDArray[np.int64]:
+        """Return how many rows have a row's key, at the first of them, and 0 at the others."""
+        first, second = self._first, self._second
+        begins = np.ones(len(self), dtype=np.bool_)
+        begins[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+        starts = np.flatnonzero(begins)
+        found = np.zeros(len(self), dtype=np.int64)
+        found[self._row[starts]] = np.diff(starts, append=len(self))
+        return found
+
+
+def _bytes_of(
+    strings: pa.Array,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the bytes of large strings, and where each of them starts and stops."""
+    if not len(strings):
+        nothing = np.empty(0, dtype=np.int64)
+        return np.empty(0, dtype=np.uint8), nothing, nothing
+    _, offsets, data = strings.buffers()
+    places = np.frombuffer(offsets, dtype=np.int64)
+    places = places[strings.offset : strings.offset + len(strings) + 1]
+    text = np.frombuffer(data or b"", dtype=np.uint8)[places[0] : places[-1]]
+    places = places - places[0]
+    return text, places[:-1], places[1:]
+
+
+def _mixed(words: Keys) -> Keys:
+    """Return the words of each half, mixed by its own mixer."""
+    first, times, second, again, third = np.array(_MIXERS, dtype=np.uint64).T[:, :, np.newaxis]
+    words = (words ^ (words >> first)) * times
+    words = (words ^ (words >> second)) * again
+    mixed: Keys = words ^ (words >> third)
+    return mixed
