@@ -254,7 +254,7 @@ def test_two_kernels_may_run_the_same_model():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 0, 3])
+@pytest.mark.parametrize("window", [None, 0, 3, 4])
 @pytest.mark.parametrize("scale", [None, 0.7])
 def test_the_reference_is_softmax_over_what_a_token_sees(causal, window, scale):
     random = torch.Generator().manual_seed(0)
@@ -271,6 +271,28 @@ def test_the_reference_is_softmax_over_what_a_token_sees(causal, window, scale):
             scores = key[seen, head // 2] @ query[i, head] * (0.25 if scale is None else scale)
             expected = scores.softmax(0) @ value[seen, head // 2]
             torch.testing.assert_close(found[i, head], expected, atol=1e-6, rtol=1e-5)
+
+
+class _Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor holds that is made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple) else (made,):
+            self.numbers = max(self.numbers, each.numel() if torch.is_tensor(each) else 0)
+        return made
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, None), (False, 499)])
+def test_a_long_text_takes_no_square_of_its_length(causal, window):
+    """Decoders take texts of 32,768 tokens, and each core has one."""
+    query = torch.randn(500, 2, 8)
+    bounds = torch.tensor([0, 500], dtype=torch.int32)
+    with torch.inference_mode(), _Largest() as largest:
+        reference_varlen(query, query, query, Attention(bounds, 500, None, causal, window))
+    assert 0 < largest.numbers < 10 * query.numel()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,3 +204,31 @@ def test_rows_of_a_folder_stay_without_the_pack_that_is_damaged(tmp_path):
     assert not pack.exists()
     assert verify_store(world.place).damages == ()
     world.assert_intact(last=2)
+
+
+def test_one_thread_finds_shards_while_another_keeps_new_ones(tmp_path, monkeypatch):
+    """As where a corpus is read and encoded at once: each shard that is kept is looked at anew."""
+    world = new_world(tmp_path, 8)
+    places, name = world.store.shards.places, world.records[0][0].parts[0].shard
+    found = places.find(name, verify=True)
+    monkeypatch.setattr(places, "_first", lambda *_, **__: found)
+    for number in range(10_000):
+        places.find(f"before-{number}", verify=True)
+    stop = threading.Event()
+
+    def find() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            places.find(f"meanwhile-{number}", verify=True)
+
+    thread, interval = threading.Thread(target=find), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        for number in range(100):
+            places.forget(f"kept-{number}")
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import faiss
@@ -36,7 +40,9 @@ from whiten_index.errors import (
     WhiteningError,
 )
 from whiten_index.progress import Silent
-from whiten_index.update import UpdateConfig, plan_update, update_index
+from whiten_index.store import CorpusPart, CorpusRecord
+from whiten_index.update import UpdateConfig, again, plan_update, update_index
+from whiten_index.update.base import Base
 from whiten_index.upkeep import compact_store, gc_store
 from whiten_index.versions import prune, rollback
 
@@ -147,6 +153,56 @@ def test_texts_of_a_version_that_was_rolled_back_are_told_when_they_come_again(
     update_index(UpdateConfig(index=str(place.out), threads=1), progress=Notes())
     (note,) = (each for each in Notes.told if "rolled back" in each)
     assert f"20 of the 30 texts that version {bad} brought" in note
+
+
+def test_texts_that_come_again_are_told_in_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some rows of every shard changed, so that all parts differ."""
+    rows, new = 100_000, 10
+    digests = np.random.default_rng(0).integers(0, 256, (rows + new, 16), dtype=np.uint8)
+    held = {"base": digests[:rows], "bad": digests[new:], "now": digests[new:]}
+    store: Any = SimpleNamespace(shards=SimpleNamespace(digests=held.__getitem__))
+    base_record, bad, now = (
+        CorpusRecord({"sources": ["c"]}, (CorpusPart(name, name, rows, rows, 0),), {})
+        for name in held
+    )
+    (tmp_path / "versions/v2").mkdir(parents=True)
+    bad.save(tmp_path / "versions/v2/corpus.json")
+    base: Any = SimpleNamespace(folder=tmp_path / "versions/v1", record=base_record, store=store)
+    monkeypatch.setattr(again.faiss_index, "withdrawn_versions", lambda _: ("v2",))
+    tracemalloc.start()
+    try:
+        (note,) = again.told_again(base, now, store)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "10 of the 10 texts that version v2 brought" in note
+    assert peak < 120 * rows
+
+
+def test_a_withdrawn_version_that_a_disk_does_not_give_stops_no_update(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.change()
+    bad = place.update().version
+    rollback(place.out)
+    place.change()
+    read_bytes = Path.read_bytes
+
+    def read_or_fail(path: Path) -> bytes:
+        if path.parent.name == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_or_fail)
+    assert list(told_by(place)) == []
+
+
+def told_by(place: Place) -> Iterator[str]:
+    """Return what an update of the corpus as it is would tell of withdrawn versions."""
+    base = Base.open(UpdateConfig(index=str(place.out)))
+    return again.told_again(base, base.record, base.store)
 
 
 def test_another_transform_of_a_corpus_that_was_rolled_back_can_be_ordered(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -364,6 +365,28 @@ def test_a_rollback_leaves_a_damaged_version_behind(out: Path) -> None:
         open_index(out)
     assert rollback(out).left == last
     assert k_of(out) == 4
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
+    out: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    _first, second, third, last = names(out)
+    broken = {out / "versions" / name / "index.faiss" for name in (third, last)}
+    read = manifest.sha256_file
+
+    def read_or_fail(path: Path) -> str:
+        if path in broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path)
+
+    monkeypatch.setattr(manifest, "sha256_file", read_or_fail)
+    assert rollback(out, to=second if named else None).to == second
+    # It may be made again.
+    assert read_current(out).withdrawn == ()
+    with pytest.raises(OutputError, match="the disk reports an input/output error"):
+        rollback(out, to=last)
+    assert read_current(out).version == second
 
 
 def test_a_version_that_cannot_be_gone_to_is_said(out: Path) -> None:

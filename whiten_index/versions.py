@@ -125,8 +125,8 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
 def rollback(root: Path | str, *, to: str | None = None, without_store: bool = False) -> Rolled:
     """Publish an earlier version again, checked in full before anyone reads it.
 
-    The version left is withdrawn, unless it is damaged: it stays, and no build or update takes it
-    for its own result.
+    The version left is withdrawn, unless it is damaged or cannot be read: it stays, and no build or
+    update takes it for its own result.
     Named with ``to`` it is published again. Of a newer one none is withdrawn.
 
     A version whose embeddings are gone from its store can be searched, but neither ranked again
@@ -155,8 +155,7 @@ def rollback(root: Path | str, *, to: str | None = None, without_store: bool = F
             chosen, note = _named(folder, left, str(to), without_store)
         withdrawn = set() if left is None else set(left.withdrawn)
         older = left is not None and version_number(chosen) < version_number(left.version)
-        # Damage is no fault of what it was made of, which may be made again.
-        if left is not None and older and _is_sound(folder / VERSIONS / left.version, "full"):
+        if left is not None and older and _is_given_up(folder / VERSIONS / left.version):
             withdrawn.add(left.version)
         held.require()
         set_current(folder, chosen, withdrawn=withdrawn)
@@ -229,6 +228,15 @@ def _is_sound(folder: Path, verify: str) -> bool:
     return True
 
 
+def _is_given_up(folder: Path) -> bool:
+    """Tell whether a version that is left was left for what it is made of, and not for damage."""
+    try:
+        return _is_sound(folder, "full")
+    except OutputError:
+        # A disk that fails is what one goes back for.
+        return False
+
+
 def _is_of_later_release(root: Path, name: str) -> bool:
     try:
         read_version(root / VERSIONS / name, verify="manifest")
@@ -248,7 +256,7 @@ def _older(root: Path, current: Current, without_store: bool) -> tuple[str, str]
             continue
         try:
             return name, _checked(root, name, without_store)
-        except ArtifactError as error:
+        except (ArtifactError, OutputError) as error:
             damaged.append(str(error))
     raise ArtifactError(
         f"{root} has no sound version older than {current.version} to go back to"

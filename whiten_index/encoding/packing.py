@@ -101,8 +101,17 @@ def reference_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Atten
             each[texts].reshape(count, length, *each.shape[1:]).transpose(1, 2)
             for each in (query, key, value)
         )
-        seen = _seen(length, attention, query.device)
-        attended = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=attention.scale)
+        window = attention.window
+        # A window that a text fits in, and causality alone, need no mask of (length, length).
+        near = window is not None and length > window + 1
+        attended = scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=_seen(length, attention, query.device) if near else None,
+            is_causal=attention.causal and not near,
+            scale=attention.scale,
+        )
         out[texts] = attended.transpose(1, 2).flatten(0, 1)
     return out
 
@@ -120,18 +129,12 @@ def _runs(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         yield start, count, (bounds[-1] - start) // count
 
 
-def _seen(length: int, attention: Attention, device: torch.device) -> Tensor | None:
-    """Return which token sees which, (length, length); None where each sees its whole text."""
-    if not attention.causal and attention.window is None:
-        return None
-    place = torch.arange(length, device=device)
-    behind = place[:, None] - place[None, :]
-    seen = torch.ones_like(behind, dtype=torch.bool)
-    if attention.causal:
-        seen &= behind >= 0
-    if attention.window is not None:
-        seen &= behind.abs() <= attention.window
-    return seen
+def _seen(length: int, attention: Attention, device: torch.device) -> Tensor:
+    """Return which token sees which through a window, (length, length)."""
+    assert attention.window is not None
+    seen = torch.ones((length, length), dtype=torch.bool, device=device)
+    ahead = 0 if attention.causal else attention.window
+    return seen.tril_(ahead).triu_(-attention.window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,9 @@ from torch.nn.functional import pad
 
 from whiten_index.encoding.batching import TokenWindow
 from whiten_index.encoding.budget import TokenBudget
-from whiten_index.encoding.transformer import Transformer
+from whiten_index.encoding.transformer import FEWEST_ROWS, Transformer
 from whiten_index.errors import EncoderError
 
-# Matrix products of so many rows give each row the same bits as those of any more (MKL with
-# AVX-512, one thread: from 16 rows on).
-_FEWEST_TOKENS = 64
 _TRIES_OF_ONE_TEXT = 3
 _SECONDS_BETWEEN_TRIES = 0.2
 
@@ -35,7 +32,8 @@ class PreparedWindow:
         offsets: (m + 1,) int64, where each begins, on the device.
         prompt_tokens: tokens at the front of every text that are not pooled.
         hurried: whether an answer is waited for, so that one text may have all cores; texts that
-            are not get the same bits in any company, where the model runs without padding.
+            are not get the same bits in any company, where the model runs without padding on a CPU
+            and each lane has one core.
         ready: what a device waits for before it uses them, None where there is nothing to wait for.
     """
 
@@ -180,9 +178,9 @@ class Batches:
             return transformer.padded(*self._padded(rows), prompt_tokens=skipped)
         start, stop = (int(window.tokens.offsets[row]) for row in (rows.start, rows.stop))
         ids, offsets = window.ids[start:stop], window.offsets[rows.start : rows.stop + 1] - start
-        if not window.hurried and len(ids) < _FEWEST_TOKENS:
+        if not window.hurried and len(ids) < FEWEST_ROWS:
             # Texts of one token, which have a place in every model.
-            filler = torch.arange(len(ids) + 1, _FEWEST_TOKENS + 1, device=ids.device)
+            filler = torch.arange(len(ids) + 1, FEWEST_ROWS + 1, device=ids.device)
             ids, offsets = pad(ids, (0, len(filler))), torch.cat([offsets, filler])
         longest, offsets = int(self._lengths[rows.start]), offsets.int()
         embeddings = transformer.packed(

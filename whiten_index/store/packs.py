@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from whiten_index.tensors import map_tensor, write_tensors
 
 KIND, FORMAT_VERSION = "pack", 1
 EMBEDDINGS = "embeddings.safetensors"
+_NAME = re.compile(r"[0-9]{8,}-[0-9a-f]{12}")
 _REMEDY = (
     "run the same encode or build with the corpus again, which makes just what is missing anew"
 )
@@ -93,16 +95,16 @@ class Packs:
         self._sound: dict[str, bool] = {}
 
     def names(self) -> list[str]:
-        """Return the names of the packs, whole or damaged, the latest last."""
+        """Return the names of the packs, whole or damaged, the latest last; of nothing else."""
         try:
             found = [path.name for path in self.folder.iterdir() if path.is_dir()]
         except FileNotFoundError:
             return []
-        return sorted(name for name in found if not name.startswith("."))
+        return sorted(filter(_NAME.fullmatch, found))
 
     def next_name(self) -> str:
         """Return a name for a new pack, later than all that are there, that never was another's."""
-        numbers = [int(name.partition("-")[0]) for name in self.names() if name[:1].isdigit()]
+        numbers = [int(name.partition("-")[0]) for name in self.names()]
         return f"{max(numbers, default=0) + 1:08d}-{uuid.uuid4().hex[:12]}"
 
     def find(self, fingerprint: str, *, verify: bool, held_as: str | None = None) -> Member | None:

@@ -130,7 +130,8 @@ class Places:
         self.folder, self.packs = folder, packs
         # Manifests of folders whose files were hashed, and places found sound.
         self._hashed: dict[str, Mapping[str, Any]] = {}
-        self._chosen: dict[tuple[str, str | None], Place] = {}
+        # By shard, so that one thread forgets a shard while another finds others.
+        self._chosen: dict[str, dict[str | None, Place]] = {}
 
     def find(self, name: str, *, verify: bool, held_as: str | None = None) -> Place | None:
         """Return where a shard is read from, None where it is nowhere, unfinished or damaged.
@@ -144,24 +145,23 @@ class Places:
         Raises:
             FormatError: a later release wrote it.
         """
-        key = name, held_as
-        chosen = self._chosen.get(key)
+        chosen = self._chosen.get(name, {}).get(held_as)
         if chosen is not None and self._stands(chosen, held_as):
             return chosen
         # Who asked once to verify does not get unverified rows because something was moved.
         verify = verify or chosen is not None
         found = self._first(name, verify=verify, held_as=held_as)
         if verify and found is not None:
-            self._chosen[key] = found
+            places = self._chosen.setdefault(name, {})
+            places[held_as] = found
             # Who picks its rows reads them from there too.
-            self._chosen.setdefault((name, found.held_as), found)
+            places.setdefault(found.held_as, found)
         return found
 
     def forget(self, name: str) -> None:
         """Look at a shard's folder, and at the packs it may be in, as if for the first time."""
         self._hashed.pop(name, None)
-        for key in [key for key in self._chosen if key[0] == name]:
-            del self._chosen[key]
+        self._chosen.pop(name, None)
         self.packs.look_again()
 
     def read(self, name: str, read: Callable[[Place], T]) -> T:

@@ -13,7 +13,7 @@ from whiten_index import index as faiss_index
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.encoding import resolve_encoder
-from whiten_index.errors import ArtifactError, ConfigError, EncoderError
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError, OutputError
 from whiten_index.fit import Fitted
 from whiten_index.given import cut
 from whiten_index.moments import Moments
@@ -102,7 +102,8 @@ class Base:
         """Return its record and those of candidates, whose rows were encoded before a gate."""
         found = [self.record]
         for path in self.folder.parents[1].glob(f"{faiss_index.CANDIDATES}/*/{faiss_index.RECORD}"):
-            with contextlib.suppress(ArtifactError):
+            # What cannot be read is encoded again.
+            with contextlib.suppress(ArtifactError, OutputError):
                 found.append(CorpusRecord.load(path))
         return found
 

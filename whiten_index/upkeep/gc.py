@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any
 
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.given import is_finite, shown
 from whiten_index.lock import Held, only_writer
 from whiten_index.store import EmbeddingStore
 from whiten_index.upkeep.claims import (
@@ -137,10 +137,10 @@ def gc_store(
 
 def _require_days(days: float) -> None:
     number = isinstance(days, int | float) and not isinstance(days, bool)
-    if not number or not math.isfinite(days) or days < 0:
+    if not number or not is_finite(days) or days < 0:
         raise ConfigError(
             f"--keep-days takes a number of days, 0 or more (0 keeps nothing for its age alone); "
-            f"{days!r} was given"
+            f"{shown(days)} was given"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from whiten_index.store import (
 )
 
 ROWS_SUFFIX = ".arrow.zst"
+_FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Inventory:
             FormatError: a later release wrote something.
         """
         shards = store.shards
-        folders = {name: _shard_folder(shards, name) for name in folder_names(shards.folder)}
+        folders = {name: _shard_folder(shards, name) for name in shard_names(shards.folder)}
         packs = {name: shards.packs.fields(name, verify=False) for name in shards.packs.names()}
         files = sorted((store.folder / "rows").glob(f"[!.]*{ROWS_SUFFIX}"))
         return cls(
@@ -119,6 +121,11 @@ def _shard_folder(shards: Shards, name: str) -> ShardFolder | None:
         return ShardFolder(name, held_by_folder(fields), sources, rows, dtype)
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def shard_names(folder: Path) -> list[str]:
+    """Return the names of the folders of shards, sound or not, and of nothing else in a folder."""
+    return [name for name in folder_names(folder) if _FINGERPRINT.fullmatch(name)]
 
 
 def folder_names(folder: Path) -> list[str]:

@@ -33,7 +33,7 @@ from whiten_index.upkeep.claims import (
     version_claim,
     version_folders,
 )
-from whiten_index.upkeep.inventory import ROWS_SUFFIX, encoder_folders, folder_names, size_of
+from whiten_index.upkeep.inventory import ROWS_SUFFIX, encoder_folders, shard_names, size_of
 from whiten_index.upkeep.report import Damage, VerifyReport, reason, remedy_for
 
 # Rows of what no corpus names.
@@ -104,7 +104,7 @@ class _Check:
         self._check_manifest()
         self._claims = [*self._corpora(), *self._versions()]
         self._look_around()
-        for name in folder_names(self._shards.folder):
+        for name in shard_names(self._shards.folder):
             self._try("shards", self._shards.folder / name, self._check_shard, (name,))
         for name in self._packs.names():
             members = self._members.get(name, ())
@@ -196,7 +196,7 @@ class _Check:
 
     def _look_around(self) -> None:
         """Note which shards pick from which, and which are in which pack, as far as can be read."""
-        for name in folder_names(self._shards.folder):
+        for name in shard_names(self._shards.folder):
             fields = self._quietly(self._places.fields, name)
             for source, _ in [] if fields is None else other_sources(fields):
                 self._pickers.setdefault(source, set()).add(name)
