@@ -9,17 +9,20 @@ Run it as ``python -m pipelines.nightly_reindex job.toml``. A job file::
     compact = true                          # many small shards of the store become few
     metrics = "/var/lib/prometheus/node-exporter/news.prom"
 
-In order: update, remove versions beyond ``keep-versions`` and the shards of the store that are no
-longer needed (not with ``gc = false``), compact, metrics. Without ``keep-versions`` nothing is ever
+In order: update, remove versions beyond ``keep-versions``, compact, remove shards of the store that
+are no longer needed, among them what compaction wrote again (not with ``gc = false``; what is
+younger than a week stays for a while), metrics. Without ``keep-versions`` nothing is ever
 removed. Paths are relative to the folder that the job runs in. ``--dry-run`` says what would be
 done and how long it should take, and writes nothing.
 
 Every line on standard output is one event, as text or with ``--log json`` as a JSON object with
 ``time`` and ``event``. The last is ``published``, ``up_to_date``, ``gate_failed``, ``failed`` or
 ``interrupted``; after ``--dry-run`` it is ``planned``. The exit status is that of ``whiten-index
-update``, so 9 where a gate failed. What comes after the update (prune, gc, compact, metrics) cannot
-undo it: where one fails, a line such as ``prune_failed`` says why, the others are done, the last
-line still says what became of the update, and the exit status is that of the first that failed.
+update``, so 9 where a gate failed, or after ``--dry-run`` would fail (``refused`` says why). What
+comes after the update (prune, compact, gc, metrics) cannot undo it: where one fails, a line such as
+``prune_failed`` says why, the others are done, the last line still says what became of the update,
+and the exit status is that of the first that failed. A job that finds another one at work (6)
+leaves the metrics to that.
 """
 
 from __future__ import annotations
@@ -35,10 +38,10 @@ from typing import Any
 import click
 
 from pipelines.nightly_job import Job
-from whiten_index.errors import GateError, WhitenIndexError
+from whiten_index.errors import BusyError, GateError, WhitenIndexError
 from whiten_index.log_lines import Ending, LogForm, LogLines, failure, run_job
 from whiten_index.monitoring import LastRun, Outcome, check_metrics, write_metrics
-from whiten_index.stopping import INTERRUPTED, stop_on_signals
+from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
 
 # These have lines of their own before the last.
 _OWN_LINES = ("drift", "decision", "gates")
@@ -68,10 +71,14 @@ class _Night:
 
     def run(self) -> Ending:
         """Do everything; whatever becomes of it, the metrics tell."""
+        if self.job.metrics is not None:
+            # A path that is refused is some other file's, and is not written to.
+            check_metrics(self.job.metrics)
         try:
-            if self.job.metrics is not None:
-                check_metrics(self.job.metrics)
             ending = self._work()
+        except BusyError:
+            # The metrics are those of the job that holds the lock.
+            raise
         except (Exception, KeyboardInterrupt) as error:
             self._measure(*_outcome(error))
             raise
@@ -104,6 +111,7 @@ class _Night:
 
         report = update_index(UpdateConfig(**self.job.update), progress=self.lines).to_json()
         self.report, self.gates = report, report["gates"]
+        _note_ids(report, self.lines)
         for name in ("drift", "decision"):
             if report[name] is not None:
                 self.lines.log(name, **report[name])
@@ -119,10 +127,11 @@ class _Night:
         job = self.job
         if job.keep_versions is not None:
             self._aside("prune", lambda: _prune(job.index, keep=job.keep_versions or 1))
-            if job.gc and "prune" not in self.failed:
-                self._aside("gc", lambda: _gc(store))
         if job.compact:
             self._aside("compact", lambda: _compact(store))
+        # Last, since what compaction wrote again is needed by nothing where it lay before.
+        if job.keep_versions is not None and job.gc and "prune" not in self.failed:
+            self._aside("gc", lambda: _gc(store))
 
     def _aside(self, name: str, work: Callable[[], Any]) -> None:
         """Do what must not keep the rest from being done."""
@@ -133,6 +142,8 @@ class _Night:
             self._failed(name, error)
 
     def _measure(self, outcome: Outcome, status: int) -> None:
+        # Stopped from here on, it would end otherwise than its metrics say.
+        finish_undisturbed()
         if self.job.metrics is None:
             return
         last = LastRun(
@@ -159,6 +170,14 @@ def _outcome(error: BaseException) -> tuple[Outcome, int]:
     if isinstance(error, KeyboardInterrupt):
         return Outcome.INTERRUPTED, INTERRUPTED
     return Outcome.FAILED, error.exit_code if isinstance(error, WhitenIndexError) else 1
+
+
+def _note_ids(report: Mapping[str, Any], lines: LogLines) -> None:
+    """Say what a database that knows rows by their ids has to do, where that is another count."""
+    from whiten_index.changes import ids_line
+
+    if report.get("ids"):
+        lines.note(ids_line(report["ids"]))
 
 
 def _prune(index: Path, *, keep: int) -> Any:
@@ -203,9 +222,11 @@ def _planned(job: Job, lines: LogLines) -> Ending:
     if job.metrics is not None:
         check_metrics(job.metrics)
     plan = plan_update(UpdateConfig(**job.update), progress=lines).to_json()
+    _note_ids(plan, lines)
     return Ending(
         "planned",
         {**plan, "keep_versions": job.keep_versions, "gc": job.gc, "compact": job.compact},
+        GateError.exit_code if plan.get("refused") else 0,
     )
 
 

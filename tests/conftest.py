@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import string
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -39,6 +40,15 @@ WriteParquet = Callable[..., Path]
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what runs remember on this machine out of the user's own cache, and the other way."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def _own_signals() -> Iterator[None]:
+    """Give back what a command or a job that is run in this process does about signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

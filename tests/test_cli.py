@@ -417,7 +417,7 @@ def test_a_job_file_that_cannot_be_read(tmp_path: Path, content: bytes | None) -
         (tmp_path / "job.toml").write_bytes(content)
     status, _, stderr = run("build", "--config", tmp_path / "job.toml")
     assert status == 2
-    assert re.search("job.toml cannot be read", stderr.splitlines()[-1])
+    assert re.search("job.toml (cannot be read|is not UTF-8)", stderr.splitlines()[-1])
 
 
 def pipeline(job: Path) -> tuple[int, list[dict[str, Any]]]:

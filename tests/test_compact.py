@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.bad_input_helpers import run
@@ -25,6 +28,8 @@ from tests.upkeep_helpers import (
     shard_folders,
 )
 from whiten_index import tensors
+from whiten_index.config import BuildConfig
+from whiten_index.encode import EncodeReport, encode_corpus
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, OutputError
 from whiten_index.lock import only_writer
 from whiten_index.manifest import remove_folder
@@ -103,7 +108,13 @@ def test_a_build_after_it_reuses_every_row(tmp_path):
     assert shard_folders(world) == set()
 
 
-def test_rows_picked_from_what_was_packed_are_found(tmp_path):
+@pytest.fixture
+def large_rows(monkeypatch):
+    """Let folders count for nothing beside the rows, as if these were thousands of bytes each."""
+    monkeypatch.setattr("whiten_index.upkeep.packing._WORTH_WRITING", math.inf)
+
+
+def test_rows_picked_from_what_was_packed_are_found(tmp_path, large_rows):
     world = new_world(tmp_path, *[8] * 5)
     compact(world)
     # Derived shards that pick from members of a pack, and some that pick from these again.
@@ -127,7 +138,9 @@ def test_rows_picked_from_what_was_packed_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("spread", [True, False])
-def test_what_is_written_night_by_night_is_in_proportion_to_what_changed(tmp_path, spread):
+def test_what_is_written_night_by_night_is_in_proportion_to_what_changed(
+    tmp_path, spread, large_rows
+):
     """One row of 144 a night, the versions of three nights kept."""
     nights, rows, index, kept = 20, 144, tmp_path / "index", []
     world = new_world(tmp_path, *[rows // 4] * 4)
@@ -231,6 +244,68 @@ def test_the_folder_of_a_packed_shard_stays_for_those_that_pick_what_only_it_hol
     gc_store(world.place, keep_days=0)
     world.assert_intact(last=2)
     assert verify_store(world.place).sound
+
+
+def wide(root: Path, files: list[np.ndarray]) -> EncodeReport:
+    """Encode files of rows (n, d) with as many coordinates as those of a model have."""
+    shutil.rmtree(root / "wide", ignore_errors=True)
+    (root / "wide").mkdir()
+    for number, rows in enumerate(files):
+        path = root / "wide" / f"{number:03d}.parquet"
+        pq.write_table(pa.table({"id": range(len(rows)), "embedding": list(rows)}), path)
+    options = {"embedding_column": "embedding", "store": str(root / "store")}
+    return encode_corpus(BuildConfig(corpus=(str(root / "wide"),), **options))
+
+
+def test_nights_of_a_row_in_each_small_file_leave_the_store_as_large_as_it_was(tmp_path):
+    rng = np.random.default_rng(0)
+    files = [rng.standard_normal((20, 384)).astype(np.float16) for _ in range(12)]
+    wide(tmp_path, files)
+    compact_store(tmp_path / "store")
+    first = bytes_of(tmp_path / "store")
+    assert first < 1.3 * sum(rows.nbytes for rows in files)
+    for _ in range(12):
+        for rows in files:
+            rows[rng.integers(20)] = rng.standard_normal(384)
+        report = wide(tmp_path, files)
+        assert (report.counts.encoded, report.counts.reused) == (12, 19 * 12)
+        # What comes to each file is no more than its new row and what tells where the others lie.
+        assert bytes_of(tmp_path / "store") < first + 12 * 5_000
+        assert compact_store(tmp_path / "store").left == ""
+        gc_store(tmp_path / "store", keep_days=0)
+        assert bytes_of(tmp_path / "store") <= 1.02 * first
+    found = [report.store.embeddings(name) for name in report.record.shards]
+    assert np.array_equal(np.concatenate(found), np.concatenate(files))
+
+
+def bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_row_of_many_does_not_have_them_all_written_again(tmp_path):
+    """Nor do moments that a pack would hold too count for its folder."""
+    rng = np.random.default_rng(0)
+    files = [rng.standard_normal((400, 64)).astype(np.float32) for _ in range(2)]
+    wide(tmp_path, files)
+    assert compact_store(tmp_path / "store").packed == 2
+    for rows in files:
+        rows[7] = rng.standard_normal(64)
+    wide(tmp_path, files)
+    report = compact_store(tmp_path / "store")
+    assert report.packed == 0
+    assert report.left == (
+        "2 small shards were left as they are: 2 pick most of their rows from others, and to write "
+        "these whole would cost more than four times what it frees"
+    )
+
+
+def test_it_says_that_there_is_nothing_to_join_with(tmp_path):
+    world = new_world(tmp_path, 3, 80)
+    assert compact(world).left == (
+        "1 small shard was left as it is: 1 has nothing to be joined with yet"
+    )
+    assert new_world(tmp_path / "b", *[4] * 25).place.exists()
+    assert compact_store(tmp_path / "b" / "store", pack_rows=PACK).left == ""
 
 
 def test_a_shard_that_picks_from_many_is_written_as_a_whole(tmp_path):
@@ -469,6 +544,6 @@ def test_the_command(tmp_path):
     world = new_world(tmp_path, *[8] * 5)
     status, out, _ = run("compact", world.place)
     assert status == 0
-    assert "5 shards joined in 1 packs, 40 rows" in out
+    assert "5 shards joined in 1 pack, 40 rows" in out
     status, out, _ = run("compact", world.place, "--json")
     assert (status, json.loads(out)["after"]["packs"]) == (0, 1)

@@ -268,6 +268,21 @@ def test_ids_there_twice_are_named(tmp_path, write_parquet, integer):
     open_corpus(tmp_path, id_column="k", limit=5).check_ids()
 
 
+@pytest.mark.parametrize(
+    ("copies", "where"),
+    [(0, "a.parquet"), (1, "a.parquet, b.parquet"), (4, "a.parquet, b.parquet, c.parquet and o")],
+)
+def test_the_files_that_hold_an_id_twice_are_named(tmp_path, write_parquet, copies, where):
+    for name in "abcde"[: copies + 1]:
+        ids = ["x", "x"] if not copies else ["x", name]
+        write_parquet(tmp_path / f"{name}.parquet", {"text": ["t"] * 2, "k": ids})
+    write_parquet(tmp_path / "f.parquet", {"text": ["t"], "k": ["y"]})
+    with pytest.raises(
+        CorpusError, match=rf"such as 'x'\), in {where}.*; make them unique, filter"
+    ):
+        open_corpus(tmp_path, id_column="k").check_ids()
+
+
 @IN_TMP_PATH
 @given(ids=st.lists(st.integers(0, 12) | st.none(), min_size=1, max_size=20))
 def test_check_ids_agrees_with_counting(tmp_path, write_parquet, ids):

@@ -240,5 +240,9 @@ def test_alerts_are_on_metrics_that_there_are() -> None:
     rules = [rule for group in groups for rule in group["rules"]]
     named = {name for rule in rules for name in re.findall(r"whiten_index_(\w+)", rule["expr"])}
     assert len(rules) >= 3
+    (failed,) = [rule["expr"] for rule in rules if rule["alert"] == "WhitenIndexFailed"]
+    service = (DEPLOY / "systemd" / "whiten-index-nightly@.service").read_text()
+    for status in ("0", *re.findall(r"^SuccessExitStatus=(.*)$", service, re.M)[0].split()):
+        assert f"whiten_index_last_run_exit_code != {status} and" in failed
     assert named <= set(METRICS)
     assert {"last_success_timestamp_seconds", "last_run_exit_code"} <= named

@@ -291,7 +291,7 @@ def without_flags(store: EmbeddingStore, name: str) -> None:
     path = folder / "embeddings.safetensors"
     tensors = {k: v for k, v in load_file(path).items() if k != "truncated"}
     save_file(tensors, path, {"kind": "shard", "format_version": "1"})
-    fields = manifest.read_manifest(folder, kind="shard", version=2)
+    fields = manifest.read_manifest(folder, kind="shard", version=3)
     fields["files"][path.name] = {
         "bytes": path.stat().st_size,
         "sha256": manifest.sha256_file(path),

@@ -562,8 +562,18 @@ class TestCanaryFile:
         why = version().failing(canaries=CanaryFile.read(path, dim=DIM))["canaries"]
         assert why == (
             "1 of 2 documents expected are not among the 10 nearest, the first being "
-            f"'{expected}' of query 1{there}"
+            f"'{expected}' of row 2 of the canary file{there}"
         )
+
+    def test_a_text_that_does_not_find_its_document_is_shown(self, version, tmp_path):
+        path = self.write(tmp_path, text=["first", "second\n" + "long " * 50], expected=[0, 99_999])
+        rows = clustered()
+        why = version().failing(
+            canaries=CanaryFile.read(path, dim=DIM), encode=lambda texts: rows[: len(texts)]
+        )["canaries"]
+        assert "the first being '99999' of row 2 of the canary file ('second long long" in why
+        assert why.endswith("...'), which the index does not hold")
+        assert len(why) < 250
 
     def test_queries_that_lose_their_neighbours(self, version, tmp_path):
         random = np.random.default_rng(3).normal(size=(50, DIM)).astype(np.float32)

@@ -119,7 +119,7 @@ def test_a_shard_derived_of_derived_ones_picks_from_those_that_hold_the_rows(sto
 
 
 def _digest(store, name: str) -> str:
-    fields = manifest.read_manifest(store.shards.folder / name, kind="shard", version=2)
+    fields = manifest.read_manifest(store.shards.folder / name, kind="shard", version=3)
     return str(fields["files"]["embeddings.safetensors"]["sha256"])
 
 
@@ -148,6 +148,16 @@ def test_a_shard_that_all_is_picked_for_holds_nothing_itself(store) -> None:
     assert held(store, second) == [3, 1]
     assert OWN not in store.shards.picks(second).sources
     assert len(store.shards.places.held_by((second, _digest(store, second)))) == 0
+
+
+def test_moments_of_few_derived_rows_are_those_of_the_rows_picked(store) -> None:
+    first = write(store, [1, 2, 3])
+    second = derived(store, [3, 9, 1], of=[first])
+    assert not list(store.root.rglob("moments.safetensors"))
+    rows = np.repeat(np.array([[3.0], [9.0], [1.0]]), 4, axis=1)
+    found, truth = store.moments(second), Moments.of(rows)
+    np.testing.assert_array_equal(found.scatter, truth.scatter)
+    assert found.quartic == truth.quartic
 
 
 def test_a_source_made_anew_with_its_rows_elsewhere_is_not_picked_from(store) -> None:

@@ -334,7 +334,10 @@ def read(folder, version=2):
             (data, r"manifest\.json of a whiten-index thing cannot be read .*; restore it")
             for data in (b"", b"{", b'{"kind": "thi', b"\xff\xfe", b"\0" * 40, "a folder")
         ),
-        *((data, "holds no JSON object; build it") for data in (b"[]", b"null", b"3", b'"thing"')),
+        *(
+            (data, "holds no JSON object; restore it")
+            for data in (b"[]", b"null", b"3", b'"thing"')
+        ),
     ],
 )
 def test_what_is_no_manifest_is_an_error(tmp_path, data, message):

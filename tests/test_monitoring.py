@@ -24,6 +24,7 @@ from whiten_index.monitoring import METRICS, LastRun, Outcome, check_metrics, wr
 REPORT: dict[str, Any] = {
     "version": "000012-0123456789ab",
     "up_to_date": False,
+    "ids": {"named": 21, "new": 6, "changed": 9, "document": 2, "deleted": 4, "why": "w"},
     "rows": {"total": 1000, "new": 5, "changed": 10, "document": 2, "deleted": 4, "unchanged": 983},
     "counts": {
         "read": 1003,

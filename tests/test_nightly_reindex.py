@@ -195,12 +195,12 @@ def test_a_whole_night(library: Library, index: Path) -> None:
             ),
         ),
         ("prune", (index, 3)),
-        ("gc", Path("raw")),
         ("compact", Path("raw")),
+        ("gc", Path("raw")),
     ]
     assert [event["event"] for event in events] == [
         "stage_started", "stage_finished", "drift", "decision", "gate",
-        "prune_finished", "gc_finished", "compact_finished", "published",
+        "prune_finished", "compact_finished", "gc_finished", "published",
     ]  # fmt: skip
     said = {event["event"]: event for event in events}
     assert said["drift"]["kl_per_dim"] == 0.002
@@ -260,7 +260,6 @@ def test_a_failed_gate(library: Library, index: Path) -> None:
         (CorpusError("half a file"), 3),
         (EncoderError("e"), 4),
         (ArtifactError("a"), 5),
-        (BusyError("b"), 6),
         (OutputError("full"), 7),
         (WhiteningError("w"), 8),
         (MemoryError("m"), 1),
@@ -285,6 +284,47 @@ def test_whatever_fails_the_last_line_and_the_metrics_say_so(
     assert not [key for key in found if key[0].startswith("update_")]
 
 
+def test_a_job_that_finds_another_one_leaves_the_metrics_to_that(
+    library: Library, index: Path
+) -> None:
+    prom = index.parent / "night.prom"
+    job = job_file(index, metrics=str(prom))
+    library.raises["update"] = BusyError("held")
+    assert run(job)[0] == 6
+    assert not prom.exists()
+    del library.raises["update"]
+    assert run(job)[0] == 0
+    before = prom.read_bytes()
+    library.raises["update"] = BusyError("held")
+    status, events = run(job)
+    assert (status, events[-1]["event"], events[-1]["message"]) == (6, "failed", "held")
+    assert prom.read_bytes() == before
+
+
+@pytest.mark.parametrize("planned", [{"refused": "too few rows"}, {"refused": ""}])
+def test_a_dry_run_that_would_be_refused_ends_as_the_night_would(
+    library: Library, index: Path, monkeypatch: pytest.MonkeyPatch, planned: dict[str, Any]
+) -> None:
+    plan = Told({"rows": REPORT["rows"], **planned})
+    monkeypatch.setattr(sys.modules["whiten_index.update"], "plan_update", lambda *_, **__: plan)
+    status, events = run(job_file(index), "--dry-run")
+    assert (status, events[-1]["event"]) == (9 if planned["refused"] else 0, "planned")
+    assert events[-1]["refused"] == planned["refused"]
+
+
+def test_ids_that_are_not_the_rows_counted_have_a_line(library: Library, index: Path) -> None:
+    ids = {"named": 9, "new": 1, "changed": 8, "document": 0, "deleted": 0, "why": "w"}
+    library.report["ids"] = ids
+    prom = index.parent / "night.prom"
+    _, events = run(job_file(index, metrics=str(prom)))
+    (note,) = [event["message"] for event in events if event["event"] == "note"]
+    assert note.startswith("w, so that changes.arrow names 9 ids (1 new, 8 changed, ")
+    assert events[-1]["ids"] == ids
+    found = metrics(prom)
+    assert (found["update_ids", "changed"], found["update_rows", "changed"]) == (8, 2)
+    assert ("update_ids", "named") not in found
+
+
 @pytest.mark.parametrize("name", ["prune", "gc", "compact"])
 @pytest.mark.parametrize(("error", "expected"), [(BusyError("held"), 6), (ValueError("odd"), 1)])
 def test_what_follows_an_update_cannot_undo_it(
@@ -298,7 +338,7 @@ def test_what_follows_an_update_cannot_undo_it(
     (said,) = [event for event in events if event["event"] == f"{name}_failed"]
     assert (said["message"], said["exit_code"]) == (str(error), expected)
     # Shards are dropped only where the versions were; nothing else waits for anything.
-    every = ["update", "prune", "gc", "compact"]
+    every = ["update", "prune", "compact", "gc"]
     assert library.order == ([n for n in every if n != "gc"] if name == "prune" else every)
     found = metrics(prom)
     assert found["last_run_outcome", "published"] == 1
@@ -307,11 +347,11 @@ def test_what_follows_an_update_cannot_undo_it(
 
 
 def test_an_interruption_after_the_update(library: Library, index: Path) -> None:
-    library.raises["gc"] = KeyboardInterrupt()
+    library.raises["compact"] = KeyboardInterrupt()
     prom = index.parent / "night.prom"
     status, events = run(job_file(index, keep_versions=2, compact=True, metrics=str(prom)))
     assert (status, events[-1]["event"]) == (130, "interrupted")
-    assert library.order == ["update", "prune", "gc"]
+    assert library.order == ["update", "prune", "compact"]
     found = metrics(prom)
     assert found["last_run_outcome", "interrupted"] == 1
     assert found["last_success_timestamp_seconds",] > 0

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index import manifest
-from whiten_index.errors import ArtifactError, ConfigError, OutputError
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
 from whiten_index.moments import Moments
 from whiten_index.store import (
     CorpusPart,
@@ -327,7 +327,7 @@ def files_limited_to(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize(("n", "d"), [(4000, 20), (10, 150)], ids=["embeddings", "moments"])
+@pytest.mark.parametrize(("n", "d"), [(4000, 20), (130, 130)], ids=["embeddings", "moments"])
 def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, n, d):
     embeddings = make_embeddings(n=n, d=d)
     with files_limited_to(60_000), pytest.raises(OutputError, match=r"cannot write .*limit"):
@@ -335,6 +335,82 @@ def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, 
     assert not list(store.folder.rglob("*.safetensors"))
     shard = write(store, embeddings)  # nothing is in the way when there is room again
     assert store.find(shard.fingerprint) == shard
+
+
+# Moments
+
+
+def equal_moments(found, truth):
+    assert (found.count, found.quartic) == (truth.count, truth.quartic)
+    for name in ("mean", "scatter", "cubic"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(truth, name))
+
+
+@pytest.mark.parametrize("dtype", [StoreDtype.FLOAT16, StoreDtype.FLOAT32])
+@pytest.mark.parametrize("n", [1, 7, 8, 9])
+def test_moments_are_kept_only_where_they_are_no_larger_than_the_rows(store, n, dtype):
+    """Else they are taken anew, and are the same numbers."""
+    shard = write(store, make_embeddings(n=n, d=8), dtype=dtype)
+    assert ("moments" in shard_files(store, shard)) == (n >= 8)
+    again = EmbeddingStore.open(store.root)
+    equal_moments(again.moments(shard.fingerprint), Moments.of(again.embeddings(shard.fingerprint)))
+
+
+def test_moments_taken_elsewhere_are_not_kept_of_few_rows(store):
+    embeddings, digests, about = make_embeddings(n=4), make_digests(0, 4), Moments.empty(8)
+    store.write("0" * 32, digests, embeddings, dtype=StoreDtype.OWN, moments_of=lambda dtype: about)
+    equal_moments(store.moments("0" * 32), Moments.of(embeddings))
+
+
+def test_an_earlier_release_refuses_a_shard_without_moments_and_reads_the_others(store):
+    few, many = (write(store, make_embeddings(n=n), seed=n) for n in (3, 50))
+    manifest.read_manifest(store.shards.folder / many.fingerprint, kind="shard", version=1)
+    with pytest.raises(
+        FormatError, match=r"shard format 3, .* reads up to 2; upgrade whiten-index"
+    ):
+        manifest.read_manifest(store.shards.folder / few.fingerprint, kind="shard", version=2)
+
+
+def as_earlier_release(store, shard):
+    """Add the file of moments that earlier releases wrote for any shard."""
+    folder = store.shards.folder / shard.fingerprint
+    store.moments(shard.fingerprint).save(folder / "moments.safetensors")
+    fields = manifest.read_manifest(folder, kind="shard", version=3)
+    path = folder / "moments.safetensors"
+    described = {"bytes": path.stat().st_size, "sha256": manifest.sha256_file(path)}
+    fields["files"][path.name] = described
+    manifest.write_manifest(folder / manifest.MANIFEST, {**fields, "format_version": 1})
+    return path
+
+
+def test_moments_of_few_rows_that_an_earlier_release_kept_are_read(store):
+    shard = write(store, make_embeddings(n=3))
+    truth = store.moments(shard.fingerprint)
+    path = as_earlier_release(store, shard)
+    again = EmbeddingStore.open(store.root)
+    assert again.find(shard.fingerprint) == shard
+    equal_moments(again.moments(shard.fingerprint), truth)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert EmbeddingStore.open(store.root).find(shard.fingerprint) is None
+
+
+@pytest.mark.parametrize("together", [1, 5, 1024])
+def test_moments_add_up_whether_they_are_kept_or_not(store, monkeypatch, together):
+    monkeypatch.setattr("whiten_index.store.shards._ROWS_TOGETHER", together)
+    sizes = [3, 1, 40, 7, 8, 2, 2]
+    shards = [
+        write(store, make_embeddings(seed, n), dtype=dtype, seed=seed)
+        for seed, n in enumerate(sizes)
+        for dtype in [(StoreDtype.FLOAT16, StoreDtype.FLOAT32)[seed % 2]]
+    ]
+    names = [shard.fingerprint for shard in shards]
+    rows = np.concatenate([store.embeddings(name).astype(np.float64) for name in names])
+    found, truth = total_moments(store, names, 8), Moments.of(rows)
+    assert found.count == sum(sizes)
+    np.testing.assert_allclose(found.mean, truth.mean, rtol=1e-12)
+    np.testing.assert_allclose(found.scatter, truth.scatter, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found.cubic, truth.cubic, rtol=1e-10, atol=1e-10)
+    assert found.quartic == pytest.approx(truth.quartic, rel=1e-12)
 
 
 # Documents

@@ -9,6 +9,7 @@ from typing import Any
 import faiss
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests import update_helpers
@@ -26,8 +27,9 @@ from tests.update_helpers import (
     vectors_of,
     version_of,
 )
-from whiten_index import Moments, open_index
+from whiten_index import BuildConfig, Moments, build_index, open_index
 from whiten_index.index import choice
+from whiten_index.update import UpdateConfig, plan_update, update_index
 
 
 @pytest.fixture(autouse=True)
@@ -373,6 +375,69 @@ def test_lists_on_disk_are_kept_too(tmp_path: Path, budget: str) -> None:
     assert len(same) > 1100
     assert all(found[i] == codes[i] for i in same)
     assert_holds(place)
+
+
+# Foretold
+
+
+def nightly(root: Path, files: list[np.ndarray[Any, Any]], **options: Any) -> UpdateConfig:
+    """Write files of rows (n, d), and build their index where there is none."""
+    (root / "corpus").mkdir(exist_ok=True)
+    for number, rows in enumerate(files):
+        ids = [f"document {number}/{row}" for row in range(len(rows))]
+        table = pa.table({"id": ids, "embedding": list(rows)})
+        pq.write_table(table, root / "corpus" / f"{number:03d}.parquet")
+    if not (root / "index").exists():
+        given = {"embedding_column": "embedding", "id_column": "id", "k": 8, **options}
+        build_index(BuildConfig(corpus=(str(root / "corpus"),), out=str(root / "index"), **given))
+    return UpdateConfig(index=str(root / "index"), refit="never", threads=1)
+
+
+def foretold_and_taken(config: UpdateConfig) -> tuple[int, int]:
+    """Return the bytes that a dry run says the store will take, and those that it takes."""
+    store = Path(config.index) / "store"
+    (said,) = (
+        size for path, size in plan_update(config).bytes.items() if store in Path(path).parents
+    )
+    before = bytes_of(store)
+    update_index(config)
+    return said, bytes_of(store) - before
+
+
+def bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", None])
+@pytest.mark.parametrize("changed", [1, 15])
+def test_a_dry_run_foretells_what_the_store_takes_for_many_small_files(
+    tmp_path: Path, dtype: str | None, changed: int
+) -> None:
+    rng = np.random.default_rng(0)
+    files = [rng.standard_normal((20, 384)).astype(np.float32) for _ in range(50)]
+    nightly(tmp_path, files, store_dtype=dtype)
+    for rows in files:
+        rows[:changed] = rng.standard_normal((changed, 384))
+    said, took = foretold_and_taken(nightly(tmp_path, files))
+    assert took > 50 * changed * 384 * 2
+    assert took / 2 <= said <= took * 2
+    assert foretold_and_taken(nightly(tmp_path, files)) == (0, 0)
+
+
+def test_a_dry_run_foretells_what_the_store_takes_for_full_shards(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    files = [rng.standard_normal((5_000, 32)).astype(np.float32)]
+    nightly(tmp_path, files, shard_rows=1_000)
+    for _ in range(3):
+        # One in a hundred, scattered over all shards.
+        files[0][rng.choice(5_000, 50, replace=False)] = rng.standard_normal((50, 32))
+        said, took = foretold_and_taken(nightly(tmp_path, files))
+        assert took / 2 <= said <= took * 2
+    files.append(rng.standard_normal((1_500, 32)).astype(np.float32))
+    said, took = foretold_and_taken(nightly(tmp_path, files))
+    assert took > 1_500 * 32 * 4
+    assert took / 2 <= said <= took * 2
+    assert foretold_and_taken(nightly(tmp_path, files)) == (0, 0)
 
 
 def test_texts_that_are_there_several_times(place: Place) -> None:

@@ -48,7 +48,7 @@ def test_one_object_says_what_was_done(place: Place) -> None:
     place.change()
     report = published(place)
     assert report.keys() == {
-        "out", "store", "version", "base", "up_to_date", "rows", "counts", "files", "drift",
+        "out", "store", "version", "base", "up_to_date", "rows", "ids", "counts", "files", "drift",
         "decision", "gates", "whitening", "factory", "bytes", "seconds", "stage_rows", "created",
     }  # fmt: skip
     assert report["rows"] == counts_of(before, place.rows)

@@ -270,7 +270,9 @@ def test_queries_of_ones_own_must_find_what_they_did(place: Place) -> None:
     gone = {i: row for i, row in place.files["a.parquet"].items() if i != 7}
     place.files = {**place.files, "a.parquet": gone}
     place.write()
-    with pytest.raises(GateError, match=r"1 of 2 documents expected .* '7' of query 0"):
+    with pytest.raises(
+        GateError, match=r"1 of 2 documents expected .* '7' of row 1 of the canary file"
+    ):
         place.update(**options)
     assert 7 in ids_of(place.out)
 

@@ -7,16 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index.arrow_types import without_times
 from whiten_index.batch import DIGEST_BYTES, ID, PASSAGE, PASSAGE_COLUMNS, row_digests
 from whiten_index.row_keys import Keys, KeyTable, joined, string_keys
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
 
 _TEXT, _COLUMNS = "text", "columns"
+_WHY_IDS_DIFFER = "without an id column ids are file and row"
 
 
 class ChangeKind(Enum):
@@ -39,11 +42,15 @@ class Changes:
         table: columns ``id`` and ``kind``: what a database that knows documents by their id has to
             do. Without an id column, ids count rows of a file, so that a row deleted at its top
             changes the document of every id after it.
+        named: kind -> ids in the table; ``counts``, but for a corpus without an id column.
+        note: what needs heed where ids are of another type than they were; else empty.
     """
 
     total: int
     counts: dict[ChangeKind, int]
     table: pa.Table
+    named: dict[ChangeKind, int]
+    note: str = ""
 
     @property
     def unchanged(self) -> int:
@@ -55,6 +62,13 @@ class Changes:
         """Return the counts as JSON values."""
         counts = {kind.value: count for kind, count in self.counts.items()}
         return {"total": self.total, **counts, "unchanged": self.unchanged}
+
+    def ids_to_json(self) -> dict[str, Any] | None:
+        """Return how many ids the table names, where these are not the documents counted."""
+        if self.named == self.counts:
+            return None
+        named = {kind.value: count for kind, count in self.named.items()}
+        return {"named": sum(named.values()), **named, "why": _WHY_IDS_DIFFER}
 
     def save(self, path: Path, *, base: str, whitening: str) -> None:
         """Write the table as an Arrow file, whose metadata say what it is the difference from.
@@ -170,7 +184,7 @@ def compare(before: StoredRows, now: Iterable[pa.Table], *, same: int, by_conten
     """
     then = _Before(before, by_content=by_content)
     ids: dict[ChangeKind, list[pa.Array]] = {kind: [] for kind in ChangeKind}
-    total, types = same, set(then.types)
+    total, types = same, set[pa.DataType]()
     for table in now:
         total += table.num_rows
         types.add(table[ID].type)
@@ -178,11 +192,39 @@ def compare(before: StoredRows, now: Iterable[pa.Table], *, same: int, by_conten
             ids[kind].append(_array(table[ID]).filter(pa.array(mask)))
     for number, rows in then.not_met():
         ids[ChangeKind.DELETED].append(before.ids(number).take(pa.array(rows)))
-    counts = {kind: sum(map(len, each)) for kind, each in ids.items()}
+    counts = named = {kind: sum(map(len, each)) for kind, each in ids.items()}
     if then.contents is not None:
         counts = dict.fromkeys(ChangeKind, 0) | then.contents.counts()
+    every = types | then.types
     # Where the column holds other ids than it did, 7 and "7" name the same document.
-    return Changes(total, counts, _table(ids, types.pop() if len(types) == 1 else pa.string()))
+    table = _table(ids, every.pop() if len(every) == 1 else pa.string())
+    return Changes(total, counts, table, named, _note_on_types(then.types, types))
+
+
+def ids_line(ids: Mapping[str, Any]) -> str:
+    """Return what there is to say of ids that differ from the documents counted, as one line.
+
+    Args:
+        ids: as ``Changes.ids_to_json`` gives them.
+    """
+    kinds = {
+        ChangeKind.NEW: "new",
+        ChangeKind.CHANGED: "changed",
+        ChangeKind.DOCUMENT: "with other kept columns",
+        ChangeKind.DELETED: "deleted",
+    }
+    named = ", ".join(f"{ids[kind.value]:,} {words}" for kind, words in kinds.items())
+    return f"{ids['why']}, so that changes.arrow names {ids['named']:,} ids ({named})"
+
+
+def _note_on_types(before: set[pa.DataType], now: set[pa.DataType]) -> str:
+    if not before or not now or before == now:
+        return ""
+    was, are = (" and ".join(sorted(map(str, types))) for types in (before, now))
+    return (
+        f"note: the ids are {are} and were {was}: they are compared by their text, so that 7 and "
+        "'7' are the same document; whoever takes over changes.arrow gets texts"
+    )
 
 
 class _Before:
@@ -277,32 +319,9 @@ def _first_passages(documents: pa.Table) -> NDArray[np.int64]:
 
 
 def _row_digests(table: pa.Table) -> NDArray[np.uint8]:
-    columns = [column.cast(_without_times(column.type)).to_pylist() for column in table.columns]
+    columns = [column.cast(without_times(column.type)).to_pylist() for column in table.columns]
     # What repr gives can be encoded: it escapes what cannot be printed, lone surrogates too.
     return row_digests(map(str.encode, map(repr, zip(*columns, strict=True))))
-
-
-def _without_times(kind: pa.DataType) -> pa.DataType:
-    """Return a type with numbers for dates and times, of which Python knows fewer than Arrow."""
-    if pa.types.is_temporal(kind):
-        return pa.int32() if kind.bit_width == 32 else pa.int64()
-    if pa.types.is_dictionary(kind):
-        return _without_times(kind.value_type)
-    if pa.types.is_struct(kind):
-        return pa.struct([_field(field) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_field(kind.key_field), _field(kind.item_field))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_field(kind.value_field), kind.list_size)
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_field(kind.value_field))
-    if pa.types.is_list(kind):
-        return pa.list_(_field(kind.value_field))
-    return kind
-
-
-def _field(field: pa.Field) -> pa.Field:
-    return field.with_type(_without_times(field.type))
 
 
 def _binary(digests: NDArray[np.uint8]) -> pa.Array:

@@ -281,9 +281,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is not TOML, or sets one thing twice.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        # Editors of Windows mark UTF-8 at the front.
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
         raise ConfigError(f"job file {path} cannot be read ({error}); check the path") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"job file {path} is not UTF-8 ({error}); save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
         # Integers of thousands of digits, and arrays within arrays, are more than it reads.
         raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error

@@ -13,7 +13,13 @@ from enum import Enum
 from typing import Any
 
 from whiten_index.errors import ConfigError, GateError, WhitenIndexError
-from whiten_index.stopping import INTERRUPTED, enter_stage, heed_stop, leave_stage
+from whiten_index.stopping import (
+    INTERRUPTED,
+    enter_stage,
+    finish_undisturbed,
+    heed_stop,
+    leave_stage,
+)
 
 _EVERY_SECONDS = 10.0
 
@@ -132,7 +138,10 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
     """
     lines = lines or LogLines()
     try:
-        ending = work()
+        try:
+            ending = work()
+        finally:
+            finish_undisturbed()
     except GateError as error:
         more = {"candidate": error.candidate, "gates": list(error.gates)}
         lines.log("gate_failed", **failure(error), **more, exit_code=error.exit_code)
@@ -141,6 +150,7 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
         lines.log("failed", **failure(error), exit_code=error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
+        finish_undisturbed()
         lines.log("interrupted", message=f"finished {kept} are kept; run the same job to go on")
         return INTERRUPTED
     except Exception as error:

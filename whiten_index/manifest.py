@@ -20,9 +20,12 @@ from typing import Any
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
 
 MANIFEST = "manifest.json"
+# What always mends an artifact; who reads it may know better.
+REMEDY = "restore it from a copy, or run the build again"
 _TEMPORARY = ".tmp-"
 _DIGEST = "digest"
 _BLOCK = 1 << 20
+_TRIES = 3
 _KEPT = "what was published and the shards already finished are kept"
 _DISK_ERRORS = {
     errno.ENOSPC: "the disk is full",
@@ -126,8 +129,16 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` in one step: a reader sees the old bytes or the new ones."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
+    for left in reversed(range(_TRIES)):
+        try:
+            with replacing(path) as temporary:
+                temporary.write_bytes(data)
+        except FileNotFoundError:
+            # Whoever tidies the folder may take what is written here for a leftover.
+            if not left or not path.parent.is_dir():
+                raise
+        else:
+            return
 
 
 def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
@@ -201,13 +212,16 @@ def _pretty_json(value: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def read_json(path: Path, *, what: str, exact: bool = False) -> dict[str, Any]:
+def read_json(
+    path: Path, *, what: str, exact: bool = False, remedy: str = REMEDY
+) -> dict[str, Any]:
     """Read a JSON object, or say that ``what`` is missing or damaged.
 
     Args:
         path: the file.
         what: how to call what it belongs to.
         exact: where it has a digest, it must be to the byte what ``write_manifest`` wrote.
+        remedy: what to do about damage.
 
     Raises:
         ArtifactError: the file is missing or not a JSON object.
@@ -218,28 +232,36 @@ def read_json(path: Path, *, what: str, exact: bool = False) -> dict[str, Any]:
         value = json.loads(data)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ArtifactError(
-            f"{path.parent} is not {what}: it has no {path.name}; check the path, or build it"
+            f"{path.parent} is not {what}: it has no {path.name}; "
+            f"{'check the path, or build it' if remedy == REMEDY else remedy}"
         ) from error
     except (ValueError, IsADirectoryError) as error:
-        raise ArtifactError(
-            f"{path} of {what} cannot be read ({error}); restore it from a copy, or build again"
-        ) from error
+        raise ArtifactError(f"{path} of {what} cannot be read ({error}); {remedy}") from error
     except OSError as error:
         raise _unreadable(path, error) from error
     if not isinstance(value, dict):
-        raise ArtifactError(f"{path} of {what} is damaged: it holds no JSON object; build it again")
+        raise _damaged(path, f"it is of {what}, and holds no JSON object", remedy)
     if exact and _DIGEST in value and data != sealed_json(value):
-        raise _damaged(path, "its fields do not match its digest")
+        raise _damaged(path, "its fields do not match its digest", remedy)
     return value
 
 
-def read_manifest(folder: Path, *, kind: str, version: int, name: str = MANIFEST) -> dict[str, Any]:
+def read_manifest(
+    folder: Path, *, kind: str, version: int, name: str = MANIFEST, remedy: str = REMEDY
+) -> dict[str, Any]:
     """Read a folder's manifest and check that it is of ``kind`` and a version known here.
+
+    Args:
+        folder: of the artifact.
+        kind: that its manifest must have.
+        version: the latest format that can be read.
+        name: of the manifest.
+        remedy: what to do about damage.
 
     Raises:
         ArtifactError: missing, damaged, of another kind, or written by a later release.
     """
-    manifest = read_json(folder / name, what=f"a whiten-index {kind}")
+    manifest = read_json(folder / name, what=f"a whiten-index {kind}", remedy=remedy)
     if manifest.get("kind") != kind:
         raise ArtifactError(
             f"{folder} holds a {manifest.get('kind', 'folder of unknown kind')}, not a {kind}; "
@@ -254,31 +276,57 @@ def read_manifest(folder: Path, *, kind: str, version: int, name: str = MANIFEST
             "upgrade whiten-index"
         )
     if manifest != _sealed(manifest):
-        raise _damaged(folder / name, "its fields do not match its digest")
+        raise _damaged(folder / name, "its fields do not match its digest", remedy)
     return manifest
 
 
-def check_files(folder: Path, manifest: Mapping[str, Any], *, content: bool) -> None:
+def check_files(
+    folder: Path, manifest: Mapping[str, Any], *, content: bool, remedy: str = REMEDY
+) -> None:
     """Check a folder's files against its manifest: sizes, and with ``content`` SHA-256 too.
+
+    Args:
+        folder: of the artifact.
+        manifest: its own.
+        content: check SHA-256 too.
+        remedy: what to do about damage.
 
     Raises:
         ArtifactError: a file is missing or differs from what the manifest says.
     """
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(map(_describes_file, files.values())):
-        raise _damaged(folder / MANIFEST, "it does not say which files it is made of")
+        raise _damaged(folder / MANIFEST, "it does not say which files it is made of", remedy)
     for name, expected in files.items():
         path = folder / name
         try:
             size = path.stat().st_size
             if size != expected["bytes"]:
-                raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}")
+                raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}", remedy)
             if content and sha256_file(path) != expected["sha256"]:
-                raise _damaged(path, "its content does not match its checksum")
+                raise _damaged(path, "its content does not match its checksum", remedy)
         except FileNotFoundError as error:
-            raise _damaged(path, "it is missing") from error
+            raise _damaged(path, "it is missing", remedy) from error
         except OSError as error:
             raise _unreadable(path, error) from error
+
+
+def first_damaged(folder: Path, *, kind: str, version: int) -> Path | None:
+    """Return the first file of an artifact that is missing or damaged, None where all are sound.
+
+    Where there is no such folder, none is.
+    """
+    if not folder.exists():
+        return None
+    path = folder / MANIFEST
+    try:
+        fields = read_manifest(folder, kind=kind, version=version)
+        for name, entry in fields["files"].items():
+            path = folder / name
+            check_files(folder, {"files": {name: entry}}, content=True)
+    except (ArtifactError, KeyError, AttributeError):
+        return path
+    return None
 
 
 def _describes_file(entry: object) -> bool:
@@ -291,10 +339,8 @@ def _unreadable(path: Path, error: OSError) -> OutputError:
     return OutputError(f"cannot read {path}: {reason}; mend that and run the same command again")
 
 
-def _damaged(path: Path, how: str) -> ArtifactError:
-    return ArtifactError(
-        f"{path} is damaged: {how}; restore it from a copy, or run the build again"
-    )
+def _damaged(path: Path, how: str, remedy: str) -> ArtifactError:
+    return ArtifactError(f"{path} is damaged: {how}; {remedy}")
 
 
 def remove_leftovers(folder: Path) -> int:

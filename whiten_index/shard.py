@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Window = tuple[Shard, ...]
 # A shard of which less is known is kept whole.
-_BY_REFERENCE = 0.5
+BY_REFERENCE = 0.5
 # Three of the sixteen digits of float64.
 _DIGITS_TO_LOSE = 1e3
 
@@ -317,9 +317,9 @@ class ShardWork:
         """
         rows = np.arange(len(gathered))
         if isinstance(batch, TextBatch):
-            return gathered[rows] if known < _BY_REFERENCE else None
+            return gathered[rows] if known < BY_REFERENCE else None
         given = batch.embeddings
-        if known < _BY_REFERENCE:
+        if known < BY_REFERENCE:
             return given
         rounds = self.dtype is StoreDtype.FLOAT16 and given.dtype != np.float16
         same = not rounds or _equal(as_kept(given, self.dtype), gathered[rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -20,9 +21,10 @@ _LAST_WORDS = (
 
 
 class _Stop:
-    """Whether a stage is running, and when someone first asked it to end."""
+    """Whether a stage is running, or all work is over, and when someone first asked it to end."""
 
     in_stage = False
+    over = False
     asked: float | None = None
 
 
@@ -34,9 +36,28 @@ def stop_on_signals() -> None:
     ends the process there and then, since a thread that waits for the network would be waited for
     for ever; what is in the store is whole at every moment.
     """
+    _Stop.over = False
     signal.signal(signal.SIGTERM, _hear)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _hear)
+
+
+def finish_undisturbed() -> None:
+    """Let no signal change how the process ends: all is done, and what is left is to say so.
+
+    Where a signal ended the work, a second one still ends the process there and then.
+    """
+    _Stop.over = True
+    # The interpreter takes handlers away before it has ended, and leaves ignored what is ignored.
+    # Not at once: it first waits for threads, which a second signal need not.
+    atexit.unregister(_ignore)
+    atexit.register(_ignore)
+
+
+def _ignore() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is _hear:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def enter_stage() -> None:
@@ -61,6 +82,8 @@ def heed_stop() -> None:
 
 def _hear(_: int, __: FrameType | None) -> None:
     now = time.monotonic()
+    if _Stop.asked is None and _Stop.over:
+        return
     if _Stop.asked is None:
         _Stop.asked = now
         if not _Stop.in_stage:

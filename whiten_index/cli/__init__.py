@@ -31,7 +31,7 @@ from whiten_index.cli import (
 )
 from whiten_index.collector import spare_what_was_imported
 from whiten_index.errors import WhitenIndexError
-from whiten_index.stopping import INTERRUPTED, stop_on_signals
+from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
 
 
 class _Commands(click.Group):
@@ -39,11 +39,15 @@ class _Commands(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         try:
-            return super().invoke(context)
+            try:
+                return super().invoke(context)
+            finally:
+                finish_undisturbed()
         except WhitenIndexError as error:
             click.echo(f"Error: {error}", err=True)
             context.exit(error.exit_code)
         except KeyboardInterrupt:
+            finish_undisturbed()
             click.echo(
                 "Stopped. What was finished and is on disk is kept; the same command takes up "
                 "where this one stopped.",
@@ -98,4 +102,8 @@ def main() -> None:
     """Run the command line."""
     spare_what_was_imported()
     stop_on_signals()
-    cli.main(args=sys.argv[1:])
+    try:
+        cli.main(args=sys.argv[1:])
+    finally:
+        # What ends before any command is called, such as --help, is done too.
+        finish_undisturbed()

@@ -55,7 +55,9 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
     if as_json:
         terminal.print_json(report)
         return
-    already = "already published, nothing to do" if report["up_to_date"] else "published"
+    already = "published"
+    if report["up_to_date"]:
+        already = f"already published, {terminal.done_anyhow(report['counts'])}"
     click.echo(f"{report['out']}: version {report['version']} {already}")
     _print_counts(report)
     _print_whitening(report)

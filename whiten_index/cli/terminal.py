@@ -14,7 +14,6 @@ from whiten_index.stopping import enter_stage, heed_stop, leave_stage
 _INDEX_PARTS = ("codes", "ids", "lists", "graph", "matrix", "codebooks", "centroids")
 _RARE_COUNTS = {
     "passages": "passages",
-    "duplicates": "identical texts encoded once",
     "out_of_memory": "batches halved for want of memory",
     "remade_shards": "damaged shards made anew",
     "float32_shards": "shards kept in float32",
@@ -65,6 +64,17 @@ def in_words(size: float) -> str:
     raise AssertionError(size)
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number and what it counts, such as 1 pack or 2 packs.
+
+    Args:
+        number: of the things.
+        one: how one of them is called.
+        many: how several are; by default with an s.
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def duration(seconds: float) -> str:
     """Return seconds as a short text, such as 2 h 5 min."""
     if seconds < 60:
@@ -113,7 +123,14 @@ def encoder_lines(report: Mapping[str, Any]) -> list[str]:
 def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the counts of an encode as table rows."""
     skipped = counts["skipped"]
-    rows = [(name, f"{counts[name]:,}") for name in ("read", "encoded", "reused", "truncated")]
+    rows = [(name, f"{counts[name]:,}") for name in ("read", "encoded")]
+    if repeated := counts.get("duplicates"):
+        # Of rows cut into passages it is these that are texts, and rows that are counted.
+        texts = ("  different texts", counts["encoded"] - repeated)
+        passages = ("  passages that repeat a text", repeated)
+        shown, number = passages if counts.get("passages") else texts
+        rows.append((shown, f"{number:,}"))
+    rows += [(name, f"{counts[name]:,}") for name in ("reused", "truncated")]
     rows += [("skipped", f"{sum(skipped.values()):,}")]
     rows += [(f"  {reason}", f"{n:,}") for reason, n in skipped.items()]
     for name, shown in _RARE_COUNTS.items():
@@ -121,6 +138,14 @@ def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
         if counts.get(name):
             rows.append((shown, f"{counts[name]:,}"))
     return rows
+
+
+def done_anyhow(counts: Mapping[str, Any]) -> str:
+    """Return what was done though nothing was published: what the store had lost is made anew."""
+    lost = counted(counts["encoded"], "row") + " that the store had lost encoded anew"
+    remade = counted(counts.get("remade_shards", 0), "damaged shard") + " made anew"
+    done = [lost] * bool(counts["encoded"]) + [remade] * bool(counts.get("remade_shards"))
+    return " and ".join(done) or "nothing to do"
 
 
 def stage_rows(seconds: Mapping[str, float], rows: Mapping[str, int]) -> list[tuple[str, str, str]]:

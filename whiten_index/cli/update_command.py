@@ -65,7 +65,9 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
     """Bring --index up to date with its CORPUS; left out, the one that it was built from.
 
     Rows are told apart by id and text; what is known is not encoded again. The new version is
-    published only where every gate passes, else kept aside (exit status 9).
+    published only where every gate passes, else kept aside (exit status 9). --dry-run ends with 9
+    too where a gate would keep it back for its rows or bytes, or the corpus is that of a version
+    which was rolled back. With --json what is refused says why in "refused".
     """
     if log is not None and as_json:
         raise click.UsageError("--log prints the report as its last line; leave --json out")
@@ -76,18 +78,24 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
     if log is not None:
         _logged(config, log, dry_run=dry_run)
         return
-    if dry_run:
-        plan = plan_update(config, progress=terminal.Bars()).to_json()
-        terminal.print_json(plan) if as_json else _print_plan(plan)
-        return
     try:
-        report = update_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
+        if dry_run:
+            said = plan_update(config, progress=terminal.Bars()).to_json()
+        else:
+            said = update_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
     except GateError as error:
-        if error.gates:
-            found = {"candidate": error.candidate, "gates": error.gates}
-            terminal.print_json(found) if as_json else _print_gates(error.gates)
+        if as_json:
+            found = {"candidate": error.candidate, "gates": error.gates} if error.gates else {}
+            terminal.print_json({"refused": str(error), **found})
+        else:
+            _print_gates(error.gates)
         raise
-    terminal.print_json(report) if as_json else _print_report(report)
+    if as_json:
+        terminal.print_json(said)
+    else:
+        _print_plan(said) if dry_run else _print_report(said)
+    if said.get("refused"):
+        raise GateError(f"nothing would be published: {said['refused']}")
 
 
 def _logged(config: Any, form: str, *, dry_run: bool) -> None:
@@ -98,16 +106,22 @@ def _logged(config: Any, form: str, *, dry_run: bool) -> None:
 
     def work() -> Ending:
         if dry_run:
-            return Ending("planned", plan_update(config, progress=lines).to_json())
-        report = update_index(config, progress=lines)
-        event = "up_to_date" if report.up_to_date else "published"
-        return Ending(event, report.to_json())
+            event, said = "planned", plan_update(config, progress=lines).to_json()
+        else:
+            report = update_index(config, progress=lines)
+            event = "up_to_date" if report.up_to_date else "published"
+            said = report.to_json()
+        for line in _ids_lines(said):
+            lines.note(line.strip())
+        return Ending(event, said, GateError.exit_code if said.get("refused") else 0)
 
     click.get_current_context().exit(run_job(work, kept="shards", lines=lines))
 
 
 def _print_report(report: Mapping[str, Any]) -> None:
-    done = "is up to date, nothing to do" if report["up_to_date"] else "published"
+    done = "published"
+    if report["up_to_date"]:
+        done = f"is up to date, {terminal.done_anyhow(report['counts'])}"
     click.echo(f"{report['out']}: version {report['version']} {done}")
     _print_changes(report)
     click.echo("rows")
@@ -133,6 +147,19 @@ def _print_changes(report: Mapping[str, Any]) -> None:
     click.echo(
         f"  {_changes(report['rows'])}; {files['read']:,} files read, {files['skipped']:,} skipped"
     )
+    for line in _ids_lines(report):
+        click.echo(line)
+
+
+def _ids_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return what a database that knows rows by their ids has to do, where that is another count.
+
+    A manifest of an earlier release does not tell.
+    """
+    from whiten_index.changes import ids_line
+
+    ids = report.get("ids")
+    return [f"  {ids_line(ids)}"] if ids else []
 
 
 def _changes(rows: Mapping[str, int]) -> str:
@@ -150,6 +177,7 @@ def update_lines(fields: Mapping[str, Any]) -> list[str]:
     lines = [f"update of version {update['base']}"]
     if update.get("rows"):
         lines.append(f"  {_changes(update['rows'])}")
+    lines += _ids_lines(update)
     lines += _decision_lines(update)
     if gates := fields.get("gates"):
         lines += ["gates", terminal.table(gate_rows(gates))]
@@ -189,10 +217,9 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     click.echo(f"plan (nothing was written), from version {plan['base']}")
     _print_changes(plan)
     if plan["up_to_date"]:
-        click.echo("  up to date, nothing to do")
+        lost = f"{terminal.counted(plan['to_encode'], 'row')} that the store has lost to encode"
+        click.echo(f"  up to date, {lost if plan['to_encode'] else 'nothing to do'}")
         return
-    if plan["refused"]:
-        click.echo(f"  {plan['refused']}")
     rate = plan["rows_per_second"]
     encoding = "-" if rate is None else terminal.duration(plan["encode_seconds"])
     rows = [

@@ -14,6 +14,22 @@ from whiten_index.errors import ArtifactError
 if TYPE_CHECKING:
     from whiten_index.upkeep import VerifyReport
 
+# What a verification looks at, how one of it is called, and several.
+_CHECKED = {
+    "CURRENT": ("CURRENT", "CURRENT"),
+    "versions": ("version", "versions"),
+    "candidates": ("candidate", "candidates"),
+    "manifests": ("manifest", "manifests"),
+    "corpora": ("corpus", "corpora"),
+    "registered indexes": ("registered index", "registered indexes"),
+    "shards": ("shard", "shards"),
+    "packs": ("pack", "packs"),
+    "row_files": ("file of ids and columns", "files of ids and columns"),
+    "agreements": ("agreement", "agreements"),
+    "choices": ("choice", "choices"),
+    "samples": ("sample", "samples"),
+}
+
 store_argument = click.argument("store", type=click.Path())
 
 
@@ -68,12 +84,13 @@ def gc(
     click.echo(terminal.table([("", "removed", "kept"), *rows]))
     if kept["recent"]:
         click.echo(
-            f"  {kept['recent']:,} of these are needed by nothing, and younger than "
+            f"  {kept['recent']:,} of these {'is' if kept['recent'] == 1 else 'are'} needed by "
+            "nothing, and younger than "
             f"{keep_days:g} days; --keep-days 0 removes them too"
         )
     if kept["missing"]:
         click.echo(
-            f"note: {kept['missing']:,} shards are needed and not there; whiten-index verify "
+            f"note: {_shards_are(kept['missing'])} needed and not there; whiten-index verify "
             f"{store} says more",
             err=True,
         )
@@ -91,17 +108,19 @@ def compact(store: str, as_json: bool) -> None:
         terminal.print_json(report)
         return
     click.echo(
-        f"{store}: {report['packed']:,} shards joined in {report['packs']:,} packs, "
-        f"{report['rows']:,} rows"
+        f"{store}: {terminal.counted(report['packed'], 'shard')} joined in "
+        f"{terminal.counted(report['packs'], 'pack')}, {terminal.counted(report['rows'], 'row')}"
     )
     rooms = [
         (name, f"{room['shards']:,}", f"{room['packs']:,}", terminal.in_words(room["bytes"]))
         for name, room in (("before", report["before"]), ("after", report["after"]))
     ]
     click.echo(terminal.table([("", "shard folders", "packs", "bytes"), *rooms]))
+    if report["left"]:
+        click.echo(report["left"])
     if report["damaged"]:
         click.echo(
-            f"note: {report['damaged']:,} shards are damaged or missing; whiten-index verify "
+            f"note: {_shards_are(report['damaged'])} damaged or missing; whiten-index verify "
             f"{store} says more",
             err=True,
         )
@@ -132,8 +151,14 @@ def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
         )
 
 
+def _shards_are(number: int) -> str:
+    return f"{terminal.counted(number, 'shard')} {'is' if number == 1 else 'are'}"
+
+
 def _print_report(report: VerifyReport) -> None:
-    looked = ", ".join(f"{n:,} {kind}" for kind, n in report.checked.items() if n)
+    looked = ", ".join(
+        terminal.counted(n, *_CHECKED[kind]) for kind, n in report.checked.items() if n
+    )
     size = terminal.in_words(report.bytes)
     found = "sound" if report.sound else f"{len(report.damages):,} damaged"
     click.echo(f"{report.kind} {Path(report.path)}: {found} ({looked}; {size})")

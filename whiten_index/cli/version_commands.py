@@ -95,7 +95,8 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
         return
     freed = terminal.in_words(pruned.bytes)
     click.echo(
-        f"{index}: {len(pruned.removed)} versions removed, {freed}; kept {', '.join(pruned.kept)}"
+        f"{index}: {terminal.counted(len(pruned.removed), 'version')} removed, {freed}; kept "
+        f"{', '.join(pruned.kept)}"
     )
     for name in pruned.removed:
         click.echo(f"  {name} removed")

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from whiten_index.arrow_types import without_views
 from whiten_index.batch import ID, EmbeddingBatch, TextBatch, row_digests
 from whiten_index.corpus.config import (
     CorpusConfig,
@@ -35,7 +36,9 @@ from whiten_index.corpus.sources import SourceFile, find_files, require_unchange
 from whiten_index.errors import CorpusError
 from whiten_index.manifest import fingerprint
 
-_SUSPECTS = 1000
+# An update, which keeps the options of the build, advises something else.
+REPEATED_IDS_ADVICE = "make them unique, filter the repeated rows out, or leave out --id-column"
+_SUSPECTS, _EXAMPLES = 1000, 3
 _FOOTER_THREADS = 8
 # File systems tell times in steps of up to two seconds.
 _RACY_NS = 2_000_000_000
@@ -202,8 +205,10 @@ class ParquetCorpus:
             ids = _plain_ids(table.column(self.config.id_column))
         else:
             ids = pa.array([self._row_id(shard, int(row)) for row in sieve.positions], pa.string())
-        kept = [name for name in self.config.keep if name != ID]
-        return pa.table({ID: ids, **{name: table.column(name) for name in kept}})
+        kept = (table.column(name) for name in self.config.keep if name != ID)
+        columns = [column.cast(without_views(column.type)) for column in kept]
+        names = [name for name in self.config.keep if name != ID]
+        return pa.table([ids, *columns], names=[ID, *names])
 
     def _row_id(self, shard: Shard, row: int) -> str:
         for span in shard.spans:
@@ -255,18 +260,21 @@ class ParquetCorpus:
 
     def _raise_duplicates(self, column: str, twice: Any) -> None:
         """Look again at the few ids whose hashes met, since hashes may meet by chance."""
-        counts: dict[Any, int] = {}
+        places: dict[Any, list[str]] = {}
         for shard in self.shards:
             suspects = np.isin(self._id_hashes(shard), twice[:_SUSPECTS])
             for value, suspect in zip(self._ids(shard), suspects, strict=True):
                 if suspect:
-                    counts[value] = counts.get(value, 0) + 1
-        repeated = [value for value, count in counts.items() if count > 1]
+                    places.setdefault(value, []).append(self.files[shard.file].name)
+        repeated = [value for value, files in places.items() if len(files) > 1]
         if repeated:
-            shown = ", ".join(repr(value) for value in repeated[:3])
+            examples = repeated[:_EXAMPLES]
+            shown = ", ".join(map(repr, examples))
+            files = list(dict.fromkeys(name for value in examples for name in places[value]))
+            where = ", ".join(files[:_EXAMPLES]) + (" and others" * (len(files) > _EXAMPLES))
             raise CorpusError(
-                f"{len(twice)} ids of column {column} occur more than once (such as {shown}); "
-                "make them unique, filter the repeated rows out, or leave out --id-column"
+                f"{len(twice)} ids of column {column} occur more than once (such as {shown}), in "
+                f"{where}; {REPEATED_IDS_ADVICE}"
             )
 
     def _first_blocks(self, column: str) -> Iterator[pa.RecordBatch]:

@@ -300,7 +300,7 @@ def _answered(
     there = "" if _holds(candidate, name) else ", which the index does not hold"
     return found, [
         f"{len(missed)} of {total} documents expected are not among the {TOP_K} nearest, the "
-        f"first being {name!r} of query {place}{there}"
+        f"first being {name!r} of {canaries.query_name(place)}{there}"
     ]
 
 

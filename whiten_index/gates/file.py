@@ -45,6 +45,11 @@ class CanaryFile:
         """Whether the queries are texts."""
         return self.texts is not None
 
+    def query_name(self, place: int) -> str:
+        """Return how messages call a query, whose place counts from 0: by its row, from 1."""
+        said = "" if self.texts is None else f" ({cut(' '.join(self.texts[place].split()))!r})"
+        return f"row {place + 1} of the canary file{said}"
+
     @classmethod
     def read(cls, path: Path | str, *, dim: int) -> CanaryFile:
         """Read the column ``text`` or ``embedding``, and ``expected`` where there is one.
@@ -142,6 +147,12 @@ def _ids(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _schema(path: Path) -> pa.Schema:
+    if path.exists() and not path.is_file():
+        # Opening a pipe would wait for someone to write to it.
+        raise CorpusError(
+            f"{cut(str(path), most=200)} is no file; canary queries come in a Parquet file with a "
+            f"column {TEXT} or {EMBEDDING}"
+        )
     try:
         return pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:

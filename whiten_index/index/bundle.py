@@ -35,6 +35,7 @@ from whiten_index.index.versions import (
     INDEX,
     WHITENING,
     Current,
+    mending,
     read_version,
     with_published,
 )
@@ -284,14 +285,15 @@ def open_version(
     fields = read_version(folder, verify=verify or "manifest", sha256=sha256)
     mapped = maps_by_default(fields) if mapped is None else mapped
     if verify is None and not mapped:
-        manifest.check_files(folder, fields, content=True)
+        remedy = mending(folder.parent.parent)
+        manifest.check_files(folder, fields, content=True, remedy=remedy)
     index = _read_index(folder, on_disk=IVF_DATA in fields["files"], mapped=mapped)
     whitening = Whitening.load(folder / WHITENING)
     documents = Documents(folder / DOCUMENTS)
     if index.ntotal != len(documents) or index.d != whitening.dim:
         raise ArtifactError(
             f"{folder} does not fit together: {index.ntotal} vectors, {len(documents)} documents; "
-            "restore it from a copy, or build again"
+            f"{mending(folder.parent.parent)}"
         )
     transforms = Transforms(index)
     bundle = Bundle(folder, fields, whitening, index, transforms, documents, sha256=sha256)
@@ -353,7 +355,7 @@ def _read_index(folder: Path, *, on_disk: bool, mapped: bool) -> Any:
             return faiss.read_index(str(folder / INDEX), flags)
     except RuntimeError as error:
         raise ArtifactError(
-            f"FAISS cannot read {folder / INDEX}; restore it from a copy, or build again"
+            f"FAISS cannot read {folder / INDEX}; {mending(folder.parent.parent)}"
         ) from error
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from whiten_index.arrow_types import without_times
 from whiten_index.batch import ID, PASSAGE
 from whiten_index.corpus import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError
@@ -80,9 +81,13 @@ class Documents:
         return int(self._starts[-1])
 
     def get(self, row: int) -> dict[str, Any]:
-        """Return the id and the kept columns of a row."""
+        """Return the id and the kept columns of a row.
+
+        Dates and times that Python does not know, after the year 9999 or in an unknown zone, come
+        as the numbers that Arrow keeps.
+        """
         batch, offset = self._locate(row)
-        return {name: batch.column(name)[offset].as_py() for name in batch.schema.names}
+        return {name: _as_python(batch.column(name)[offset]) for name in batch.schema.names}
 
     def ids(self, rows: Sequence[int]) -> list[str | int]:
         """Return the ids of rows."""
@@ -95,8 +100,10 @@ class Documents:
     def id_column(self, start: int, stop: int) -> pa.ChunkedArray:
         """Return the ids of rows ``start`` … ``stop`` − 1, or of as many as there are."""
         columns = []
-        for first, batch in zip(self._starts, self._batches, strict=False):
-            inside = batch.column(ID)[max(start - int(first), 0) : max(stop - int(first), 0)]
+        first = max(int(np.searchsorted(self._starts, start, side="right")) - 1, 0)
+        last = int(np.searchsorted(self._starts, stop))
+        for begin, batch in zip(self._starts[first:last], self._batches[first:last], strict=False):
+            inside = batch.column(ID)[max(start - int(begin), 0) : max(stop - int(begin), 0)]
             columns.append(inside)
         return pa.chunked_array(columns, self.schema.field(ID).type)
 
@@ -156,6 +163,13 @@ class Documents:
     def _locate(self, row: int) -> tuple[pa.RecordBatch, int]:
         position = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self._batches[position], row - int(self._starts[position])
+
+
+def _as_python(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return scalar.cast(without_times(scalar.type)).as_py()
 
 
 def _selected(batches: list[pa.RecordBatch], text: str) -> Selection:

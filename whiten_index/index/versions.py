@@ -84,7 +84,8 @@ def read_current(root: Path) -> Current:
         raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
     path = root / CURRENT
     # To the byte, so that any damage to it shows.
-    value = manifest.read_json(path, what="a published index", exact=True)
+    remedy = mending(root)
+    value = manifest.read_json(path, what="a published index", exact=True, remedy=remedy)
     version, digest = value.get("version"), value.get("manifest_sha256")
     withdrawn = value.get("withdrawn", [])
     if not (
@@ -96,10 +97,7 @@ def read_current(root: Path) -> Current:
         and all(map(_is_name, withdrawn))
         and set(value.get("withdrawn_facts", {})) == set(withdrawn)
     ):
-        raise ArtifactError(
-            f"{path} is damaged; name a version with whiten-index rollback {root} --to VERSION, "
-            "or run the build again"
-        )
+        raise ArtifactError(f"{path} is damaged: it does not say what a {CURRENT} does; {remedy}")
     return Current(str(version), digest, tuple(withdrawn), value.get("withdrawn_facts", {}))
 
 
@@ -353,13 +351,13 @@ def read_version(
     """
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
-    fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+    remedy = mending(folder.parent.parent)
+    fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION, remedy=remedy)
     if sha256 not in (None, manifest_sha256(folder)):
         raise ArtifactError(
-            f"{folder / manifest.MANIFEST} is damaged: it does not match {CURRENT}; restore it "
-            "from a copy, or run the build again"
+            f"{folder / manifest.MANIFEST} is damaged: it does not match {CURRENT}; {remedy}"
         )
-    manifest.check_files(folder, fields, content=verify == "full")
+    manifest.check_files(folder, fields, content=verify == "full", remedy=remedy)
     return fields
 
 
@@ -373,9 +371,16 @@ def manifest_sha256(folder: Path) -> str:
         return manifest.sha256_file(folder / manifest.MANIFEST)
     except OSError as error:
         raise ArtifactError(
-            f"{folder / manifest.MANIFEST} cannot be read ({error.strerror}); restore it from a "
-            "copy, or run the build again"
+            f"{folder / manifest.MANIFEST} cannot be read ({error.strerror}); "
+            f"{mending(folder.parent.parent)}"
         ) from error
+
+
+def mending(root: Path) -> str:
+    """Return what to do about damage in an index, which depends on what else in it is sound."""
+    if not (root / CURRENT).exists():
+        return manifest.REMEDY
+    return f"whiten-index verify {root} says how to mend it; or restore it from a copy"
 
 
 def vector_bytes(index: Any, *, file_bytes: int) -> int:

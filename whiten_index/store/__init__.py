@@ -5,12 +5,14 @@ from whiten_index.store.gathered import EmbeddingRows
 from whiten_index.store.known import Found, KnownRows
 from whiten_index.store.packs import Member, Packs, ToPack
 from whiten_index.store.picks import OWN, Picks, Source, other_sources
-from whiten_index.store.places import InFolder, StoredShard, held_by_folder
+from whiten_index.store.places import MOMENTS, InFolder, StoredShard, held_by_folder
 from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord
 from whiten_index.store.shards import Shards
+from whiten_index.store.sizes import folder_bytes, keeps_moments, moments_bytes, rows_bytes
 from whiten_index.store.store import EmbeddingStore, total_moments
 
 __all__ = [
+    "MOMENTS",
     "OWN",
     "CorpusFile",
     "CorpusPart",
@@ -30,8 +32,12 @@ __all__ = [
     "ToPack",
     "as_kept",
     "fits_float16",
+    "folder_bytes",
     "held_by_folder",
+    "keeps_moments",
+    "moments_bytes",
     "other_sources",
     "require_dtype",
+    "rows_bytes",
     "total_moments",
 ]

@@ -52,6 +52,11 @@ class Member:
     moments: str
     held_as: str
 
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether its moments are in a file; else its rows are so few that they are taken anew."""
+        return bool(self.moments)
+
     def facts(self) -> dict[str, Any]:
         """Return what is known of the shard itself."""
         names = ("fingerprint", "rows", "dtype", "truncated", "bytes")
@@ -186,9 +191,7 @@ class Packs:
         return np.array(self._map(member, name))
 
     def moments(self, member: Member) -> Moments:
-        """Return the moments of a shard's embeddings as kept."""
-        if not member.moments:
-            return Moments.of(np.array(self.embeddings(member)))
+        """Return the moments of a shard's embeddings as kept, of one that keeps them."""
         return Moments.load(self.folder / member.pack / member.moments)
 
     def _map(self, member: Member, name: str) -> NDArray[Any]:
@@ -198,6 +201,27 @@ class Packs:
     def is_there(self, member: Member) -> bool:
         """Tell whether the pack of a member is still there."""
         return (self.folder / member.pack).exists()
+
+    def damaged(self, fingerprint: str) -> Path | None:
+        """Return the damaged file of a pack that a shard is in, or may be; None where none is."""
+        unknown = None
+        for name in reversed(self.names()):
+            folder = self.folder / name
+            fields = self._listed(folder)
+            if fields is None:
+                unknown = unknown or folder / manifest.MANIFEST
+            elif any(each["fingerprint"] == fingerprint for each in fields["members"]):
+                found = manifest.first_damaged(folder, kind=KIND, version=FORMAT_VERSION)
+                if found is not None:
+                    return found
+        return unknown
+
+    def _listed(self, folder: Path) -> dict[str, Any] | None:
+        """Return the manifest of a pack, whose files may be damaged; None where it is itself."""
+        try:
+            return manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+        except ArtifactError:
+            return None
 
     def look_again(self) -> None:
         """Take note of packs that came since; ``find`` knows of no others."""

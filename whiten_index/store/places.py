@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.packs import Member, Packs
-from whiten_index.store.picks import OWN, Picks, Source, sources_in
+from whiten_index.store.picks import OWN, Picks, Source, other_sources, sources_in
 from whiten_index.tensors import map_tensor
 
-KIND, FORMAT_VERSION = "shard", 2
-EMBEDDINGS = "embeddings.safetensors"
+# 1 is of whole shards, 2 of derived ones; 3 is of either, without a file of moments.
+KIND, FORMAT_VERSION = "shard", 3
+EMBEDDINGS, MOMENTS = "embeddings.safetensors", "moments.safetensors"
 REMEDY = "run the same encode or build with the corpus again, which makes just what is missing anew"
 T = TypeVar("T")
 _MOVES = 2
@@ -80,6 +81,11 @@ class InFolder:
             raise ArtifactError(
                 f"{path / manifest.MANIFEST} is damaged ({error!r}); {REMEDY}"
             ) from error
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether its moments are in a file; else its rows are so few that they are taken anew."""
+        return MOMENTS in self.fields["files"]
 
     def tensor(self, name: str) -> NDArray[Any]:
         """Return an array of the folder, mapped.
@@ -186,8 +192,8 @@ class Places:
         place = self.find(name, verify=False, held_as=held_as)
         if place is None:
             raise ArtifactError(
-                f"shard {name} in {self.folder}, which others pick rows from, is missing or "
-                f"damaged; {REMEDY}"
+                f"shard {name} in {self.folder}, which others pick rows from, cannot be read: "
+                f"{self._damaged_at(name)} is missing or damaged; {REMEDY}"
             )
         return (
             place.tensor("embeddings")
@@ -231,6 +237,20 @@ class Places:
         """Tell whether a shard is there, sound or not."""
         return (self.folder / name).exists() or bool(self.packs.find(name, verify=False))
 
+    def culprit(self, name: str) -> Path:
+        """Return the file or folder that keeps a shard from being read, its own or another's."""
+        fields = self.fields(name, verify=True) or {}
+        for source, held_as in other_sources(fields):
+            if self.find(source, verify=True, held_as=held_as) is None:
+                return self._damaged_at(source)
+        return self._damaged_at(name)
+
+    def _damaged_at(self, name: str) -> Path:
+        """Return what is damaged or missing of a shard, but for what it picks from."""
+        folder = self.folder / name
+        own = manifest.first_damaged(folder, kind=KIND, version=FORMAT_VERSION)
+        return own or self.packs.damaged(name) or folder
+
     def _first(self, name: str, *, verify: bool, held_as: str | None) -> Place | None:
         if member := self.packs.find(name, verify=verify, held_as=held_as):
             return member
@@ -260,5 +280,9 @@ class Places:
             return found
         # Reading what is left of it says best what is wrong.
         folder = self.folder / name
+        if not folder.exists():
+            raise ArtifactError(
+                f"shard {name} cannot be read: {self.culprit(name)} is missing or damaged; {REMEDY}"
+            )
         fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
         return InFolder.of(folder, fields)

@@ -7,13 +7,16 @@ A shard is found by the fingerprint of its texts however it is kept:
   say where each row lies: in the folder itself or in one of its *sources*, other folders;
 - packed: a stretch of the embeddings of a pack, a folder that small or derived shards were
   joined in.
+
+One of fewer rows than they have coordinates keeps no moments, which would be larger than the rows:
+they are taken of the rows when they are asked for.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from whiten_index.store.places import (
     EMBEDDINGS,
     FORMAT_VERSION,
     KIND,
+    MOMENTS,
     REMEDY,
     InFolder,
     Place,
@@ -40,11 +44,14 @@ from whiten_index.store.places import (
     StoredShard,
     shard_at,
 )
+from whiten_index.store.sizes import keeps_moments
 from whiten_index.tensors import write_tensors
 
-# What an earlier release reads too.
-_WHOLE_VERSION = 1
-MOMENTS = "moments.safetensors"
+# Formats that earlier releases read too. What is in the file of embeddings is still of these where
+# the folder has no moments, so that the same rows are known by the same digest.
+_WHOLE_VERSION, _DERIVED_VERSION = 1, 2
+# Rows of small shards that moments are taken of at once.
+_ROWS_TOGETHER = 1024
 
 
 class Shards:
@@ -99,6 +106,7 @@ class Shards:
         shard = StoredShard(
             fingerprint, len(kept), str(kept.dtype), int(truncated.sum()), kept.nbytes
         )
+        # Taken also where they are not kept: they refuse what is not finite, or too large.
         moments = moments_of(str(kept.dtype)) if moments_of else Moments.of(kept)
         tensors = {"embeddings": kept, "digests": digests, "truncated": _flags(truncated)}
         facts = {"format_version": _WHOLE_VERSION}
@@ -140,7 +148,7 @@ class Shards:
             "row": picks.row,
         }
         facts = {
-            "format_version": FORMAT_VERSION,
+            "format_version": _DERIVED_VERSION,
             "sources": [list(each) for each in picks.sources],
         }
         return self._publish(
@@ -160,8 +168,8 @@ class Shards:
         Args:
             shard: what is known of it.
             tensors: that go into its folder.
-            moments: of its rows.
-            facts: that go into its manifest.
+            moments: of its rows; kept where these are not few.
+            facts: that go into its manifest, the format of its file of embeddings among them.
             rows: gives its embeddings (n, d).
         """
         name = shard.fingerprint
@@ -169,20 +177,24 @@ class Shards:
         # Two processes may find the same damaged shard.
         if (found := self.find(name)) is not None:
             return found
-        folder, version = self.folder / name, facts["format_version"]
+        folder, version = self.folder / name, int(facts["format_version"])
+        kept = moments if keeps_moments(shard.rows, moments.dim) else None
         holds_rows = self.places.fields(name, verify=True) is not None
         if not holds_rows:
             shutil.rmtree(folder, ignore_errors=True)
         if holds_rows or self.packs.find(name, verify=False):
             # The folder, sound itself, lost what it picks from: others may pick the rows it holds.
             # And what is written last is to be read first also by who checks no checksums.
-            self._pack(shard, tensors, moments, rows())
+            self._pack(shard, tensors, kept, rows())
             return shard
 
         def fill(temporary: Path) -> dict[str, Any]:
             write_tensors(temporary / EMBEDDINGS, tensors, kind=KIND, version=version)
-            moments.save(temporary / MOMENTS)
-            return {"kind": KIND, **facts, "shard": asdict(shard)}
+            if kept is not None:
+                kept.save(temporary / MOMENTS)
+            format_version = FORMAT_VERSION if kept is None else version
+            about = {**facts, "format_version": format_version}
+            return {"kind": KIND, **about, "shard": asdict(shard)}
 
         manifest.publish_folder(folder, fill)
         return shard
@@ -191,14 +203,13 @@ class Shards:
         self,
         shard: StoredShard,
         tensors: Mapping[str, NDArray[Any]],
-        moments: Moments,
+        moments: Moments | None,
         rows: NDArray[np.floating],
     ) -> None:
         digests, truncated = tensors["digests"], tensors["truncated"].astype(bool)
-        kept = moments if len(rows) >= rows.shape[1] else None
         # What picked from it while it was whole in a folder finds the same rows again.
         held_as = self._held_as(tensors) if "source" not in tensors else ""
-        packed = ToPack(shard.fingerprint, rows, digests, truncated, kept, held_as)
+        packed = ToPack(shard.fingerprint, rows, digests, truncated, moments, held_as)
         self.packs.write(self.packs.next_name(), [packed])
 
     def _held_as(self, tensors: Mapping[str, NDArray[Any]]) -> str:
@@ -222,12 +233,14 @@ class Shards:
             rows = self._rows(place)
             return rows[np.arange(len(rows))]
 
-        array = self.places.read(fingerprint, load)
-        if not np.isfinite(array).all():
+        return self._finite(fingerprint, self.places.read(fingerprint, load))
+
+    def _finite(self, fingerprint: str, rows: NDArray[np.floating]) -> NDArray[np.floating]:
+        if not np.isfinite(rows).all():
             raise ArtifactError(
                 f"shard {fingerprint} in {self.folder} holds NaN or infinity; {REMEDY}"
             )
-        return array
+        return rows
 
     def mapped(self, fingerprint: str) -> EmbeddingRows:
         """Return the embeddings of a shard, (n, d), of which only rows asked for are read.
@@ -260,13 +273,41 @@ class Shards:
         Raises:
             ArtifactError: they cannot be read.
         """
+        found = self._moments_or_rows(fingerprint)
+        return found if isinstance(found, Moments) else Moments.of(found)
 
-        def load(place: Place) -> Moments:
+    def parts_of_moments(self, fingerprints: Iterable[str]) -> Iterator[Moments]:
+        """Yield what the moments of shards add up from.
+
+        Those of shards that keep none are taken together of the rows of several: each has fewer
+        rows than d, and what costs is to make and to add d × d numbers.
+        """
+        together: list[NDArray[np.floating]] = []
+        for name in fingerprints:
+            found = self._moments_or_rows(name)
+            if isinstance(found, Moments):
+                yield found
+                continue
+            together.append(found)
+            if sum(map(len, together)) >= _ROWS_TOGETHER:
+                yield Moments.of(np.concatenate(together))
+                together.clear()
+        if together:
+            yield Moments.of(np.concatenate(together))
+
+    def _moments_or_rows(self, fingerprint: str) -> Moments | NDArray[np.floating]:
+        """Return the moments of a shard that keeps them, else its rows, which are few."""
+
+        def load(place: Place) -> Moments | NDArray[np.floating]:
+            if not place.keeps_moments:
+                rows = self._rows(place)
+                return rows[np.arange(len(rows))]
             if isinstance(place, InFolder):
                 return Moments.load(place.path / MOMENTS)
             return self.packs.moments(place)
 
-        return self.places.read(fingerprint, load)
+        found = self.places.read(fingerprint, load)
+        return found if isinstance(found, Moments) else self._finite(fingerprint, found)
 
     def digests(self, fingerprint: str) -> NDArray[np.uint8]:
         """Return the digests (n, 16) of the texts of a shard.

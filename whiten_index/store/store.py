@@ -7,7 +7,8 @@ Layout below the root, one folder an encoder::
         agreements/<source-fingerprint>.json  an int8 encoder beside its float32 self, on a sample
         samples/<fingerprint>.safetensors pieces of documents that a transform is chosen on
         choices/<fingerprint>.json        transforms chosen
-        shards/<shard-fingerprint>/       embeddings + text digests, moments, manifest (last)
+        shards/<shard-fingerprint>/       embeddings + text digests, moments of d rows or more,
+                                          manifest (last)
         packs/<name>/                     small shards joined, likewise
         rows/<digest>.arrow.zst           ids and kept columns of a shard, as one corpus has them
         corpora/<source-fingerprint>.json the shards of a corpus, in order
@@ -216,7 +217,17 @@ class EmbeddingStore:
 
     def digest_of(self, documents: pa.Table) -> str:
         """Return the digest that would name the ids and metadata of a shard."""
-        return _digest(_as_bytes(documents))
+        return self.look_up_documents(documents)[0]
+
+    def look_up_documents(self, documents: pa.Table) -> tuple[str, int]:
+        """Return the digest that names ids and metadata, and the bytes that they would take.
+
+        These are 0 where they are there.
+        """
+        data = _as_bytes(documents)
+        name = _digest(data)
+        there = (self._rows / f"{name}{_ROWS_SUFFIX}").exists()
+        return name, 0 if there else len(_compressed(data))
 
     def documents(self, part: CorpusPart) -> pa.Table:
         """Return the ids and kept columns of a part, n rows.
@@ -412,7 +423,8 @@ class EmbeddingStore:
         found = self.find(fingerprint, verify=verify)
         if found is None:
             raise ArtifactError(
-                f"shard {fingerprint} of the store {self.root} is missing or damaged; {REMEDY}"
+                f"shard {fingerprint} of the store {self.root} cannot be read: "
+                f"{self.shards.places.culprit(fingerprint)} is missing or damaged; {REMEDY}"
             )
         return found
 
@@ -446,8 +458,9 @@ class EmbeddingStore:
 
 
 def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Moments:
-    """Return the sum of the moments of shards, in the order given."""
-    return Moments.total(chain([Moments.empty(dim)], map(store.moments, shards)))
+    """Return the sum of the moments of shards."""
+    parts = store.shards.parts_of_moments(shards)
+    return Moments.total(chain([Moments.empty(dim)], parts))
 
 
 def _owner(index: Path | None) -> str:

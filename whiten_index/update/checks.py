@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from whiten_index import index as faiss_index
+from whiten_index.corpus import REPEATED_IDS_ADVICE
 from whiten_index.errors import (
     ConfigError,
     CorpusError,
@@ -29,7 +30,7 @@ from whiten_index.whitening import Refit
 _SPARE = 1.1
 # float32 squares numbers up to 1.8e19, and sums them up.
 _LARGEST = 1e18
-_OPTION = re.compile(r"--[a-z][a-z-]+")
+_OPTION = re.compile(r"--[a-z][a-z-]*")
 _OF_THE_BUILD = ("row filter", "columns named", "name a column")
 
 
@@ -41,6 +42,10 @@ def advising(config: UpdateConfig) -> Iterator[None]:
         yield
     except (ConfigError, CorpusError, WhiteningError) as error:
         said = str(error)
+        if said.endswith(REPEATED_IDS_ADVICE):
+            # Told apart by file and row, all rows would be others.
+            advice = "make them unique, or take the repeated rows out of the corpus"
+            raise CorpusError(said.removesuffix(REPEATED_IDS_ADVICE) + advice) from error
         strange = set(_OPTION.findall(said)) - own
         if not strange and not any(words in said for words in _OF_THE_BUILD):
             raise
@@ -104,24 +109,29 @@ def canary_file(config: UpdateConfig, base: Base) -> CanaryFile | None:
             if not (sizes < _LARGEST).all():
                 query = int(np.argmin(sizes < _LARGEST))
                 raise CorpusError(
-                    f"query {query} of {config.canary_file} has numbers too large to be searched "
+                    f"row {query + 1} of {config.canary_file} has numbers too large to be searched "
                     "with in float32; scale it as the corpus's embeddings are"
                 )
     return found
 
 
-def room_wanted(base: Base, *, rows: int) -> dict[Path, int]:
+def room_wanted(base: Base, *, rows: int, stored: int | None = None) -> dict[Path, int]:
     """Return folder -> bytes that a version of so many rows is expected to take there.
 
-    Of rows that are changed, which take as much again in the store, nothing is known yet.
+    Args:
+        base: the published version.
+        rows: of the corpus as it is now.
+        stored: bytes of what the store does not have yet. None before the corpus was read: then
+            only the rows that there are more are thought of, and not those that changed.
     """
     sizes, had = base.fields["bytes"], max(base.record.rows, 1)
     index = sum(file["bytes"] for file in base.fields["files"].values()) * rows / had * _SPARE
     if base.config.budget is not None:
         # Lists are written in parts, which are then joined.
         index *= 2
-    more = max(rows - had, 0) * sizes["raw"] / had
-    return {Path(str(base.config.out)): int(index), base.store.folder: int(more)}
+    if stored is None:
+        stored = int(max(rows - had, 0) * sizes["raw"] / had)
+    return {Path(str(base.config.out)): int(index), base.store.folder: stored}
 
 
 def require_room(base: Base, *, rows: int) -> None:

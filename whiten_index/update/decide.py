@@ -61,7 +61,9 @@ def decide_update(
     named = named_config(base.config, base.fitted.whitening)
     today, _ = fit_moments(named, encoded, stages)
     with stages.stage("measure drift", encoded.record.rows) as watcher:
-        drift = Drift.measure(base.fitted.whitening, base.fitted.moments, today, shared=shared)
+        # Of rows with weights, moments count the sum of these, which rounding may leave below.
+        both = min(shared, base.fitted.moments.count, today.count)
+        drift = Drift.measure(base.fitted.whitening, base.fitted.moments, today, shared=both)
         watcher.advance(encoded.record.rows)
     decision = decide(drift, threshold=config.drift_threshold, order=config.order)
     facts: dict[str, Any] = {"drift": drift.to_json(), "shared": shared}
@@ -121,9 +123,7 @@ def _shared(base: Base, old_rows: NDArray[np.int64]) -> float:
     """Return how many rows at least are as they were when the transform was fitted."""
     gone = base.record.rows - len(np.unique(old_rows[old_rows >= 0]))
     fitted_on = float(base.update.get("shared", base.record.rows))
-    # Of rows with weights, moments count the sum of these, which rounding may leave below.
-    counted = base.fitted.moments.count
-    return min(max(fitted_on - gone, 0.0), counted)
+    return max(fitted_on - gone, 0.0)
 
 
 def _kept(base: Base, encoded: EncodeReport, old_rows: NDArray[np.int64]) -> tuple[Settled, str]:

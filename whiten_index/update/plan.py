@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from whiten_index.batch import PASSAGE
+from whiten_index.batch import PASSAGE, EmbeddingBatch, TextBatch
 from whiten_index.build import check_early
 from whiten_index.changes import (
     Changes,
@@ -25,9 +25,16 @@ from whiten_index.encode import kept_parts, open_corpus, shard_work
 from whiten_index.encoding import chosen_devices
 from whiten_index.plan import calibrate
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.shard import RowFinder, ShardWork
+from whiten_index.shard import BY_REFERENCE, RowFinder, ShardWork
 from whiten_index.space import free_bytes
-from whiten_index.store import CorpusPart, CorpusRecord
+from whiten_index.store import (
+    CorpusPart,
+    CorpusRecord,
+    Found,
+    KnownRows,
+    StoreDtype,
+    folder_bytes,
+)
 from whiten_index.update.base import Base
 from whiten_index.update.checks import (
     advising,
@@ -60,12 +67,14 @@ class UpdatePlan:
     Attributes:
         base: the published version.
         rows: kind -> documents, as an update would report them.
+        ids: how many ids ``changes.arrow`` would name, where these are not the documents counted.
         files: how many would be read and skipped.
         to_encode: rows that have to be encoded.
         rows_per_second: measured on a sample, None where nothing is to be encoded.
         encode_seconds: expected for that, None likewise.
         other_seconds: for all else: what it took the published version, by its rows.
-        bytes: folder -> what would be written there.
+        bytes: folder -> what would be written there: the version's files, and of rows and shards
+            what the store does not have.
         free: folder -> what the disk there has free, None where it does not say.
         refit: ``auto``, ``always`` or ``never``: whether there is drift, the embeddings will tell.
         refused: why a gate would keep the version back, as far as rows alone tell and what they
@@ -85,6 +94,7 @@ class UpdatePlan:
     refit: str
     up_to_date: bool
     refused: str = ""
+    ids: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -93,9 +103,19 @@ class UpdatePlan:
 
 @dataclass
 class _Looked:
-    """What is found out of shards that are read."""
+    """What is found out of shards that are read.
+
+    Attributes:
+        to_encode: rows of the corpus.
+        stored: bytes that the store will take more.
+        read: parts, and where they are in the corpus.
+        missing: shards some rows of which are to be encoded.
+        parts: of all that was read or kept.
+        met: names of shards and of documents that are counted.
+    """
 
     to_encode: int = 0
+    stored: int = 0
     read: list[tuple[CorpusPart, Shard]] = field(default_factory=list)
     missing: list[Shard] = field(default_factory=list)
     parts: list[CorpusPart] = field(default_factory=list)
@@ -144,6 +164,8 @@ def _plan(config: UpdateConfig, stages: Stages) -> UpdatePlan:
     if not up_to_date:
         require_not_withdrawn(config, record)
     changes = _changes(base, work, record, looked)
+    if changes.note:
+        stages.watcher.note(changes.note)
     rate, loading = None, 0.0
     if looked.to_encode and base.config.embedding_column is None:
         devices = chosen_devices(base.config.encoder_config().device)
@@ -152,7 +174,9 @@ def _plan(config: UpdateConfig, stages: Stages) -> UpdatePlan:
         rate = several * calibrate(work, looked.missing, stages)
         # Of this, an update has to load the encoder too.
         loading = time.perf_counter() - began - stages.seconds["calibrate"]
-    wanted = room_wanted(base, rows=corpus.rows)
+    wanted = room_wanted(base, rows=corpus.rows, stored=looked.stored)
+    if up_to_date:
+        wanted = dict.fromkeys(wanted, 0)
     return UpdatePlan(
         base=base.version,
         rows=changes.to_json(),
@@ -166,6 +190,7 @@ def _plan(config: UpdateConfig, stages: Stages) -> UpdatePlan:
         refit=config.order.value,
         up_to_date=up_to_date,
         refused="" if up_to_date else _refused(config, base, record.rows),
+        ids=changes.ids_to_json(),
     )
 
 
@@ -195,7 +220,10 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
         return
     digests = batch.digests()
     fingerprint = work.store.shard_fingerprint(digests, work.dtype)
-    documents = work.store.digest_of(batch.documents)
+    documents, size = work.store.look_up_documents(batch.documents)
+    if documents not in looked.met:
+        looked.met.add(documents)
+        looked.stored += size
     part = CorpusPart(fingerprint, documents, len(batch), batch.read, 0)
     looked.parts.append(part)
     looked.read.append((part, shard))
@@ -204,7 +232,10 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
         return
     looked.met.add(fingerprint)
     assert work.rows is not None
-    unknown = ~work.rows.known(work.dtype, batch).find(digests).known
+    known = work.rows.known(work.dtype, batch)
+    found = known.find(digests)
+    looked.stored += _shard_bytes(work, batch, known, found)
+    unknown = ~found.known
     if PASSAGE in batch.documents.column_names:
         begins = batch.documents[PASSAGE].to_numpy() == 0
         looked.to_encode += len(np.unique(np.cumsum(begins)[unknown]))
@@ -212,6 +243,20 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
         looked.to_encode += int(np.count_nonzero(unknown))
     if unknown.any():
         looked.missing.append(shard)
+
+
+def _shard_bytes(
+    work: ShardWork, batch: TextBatch | EmbeddingBatch, known: KnownRows, found: Found
+) -> int:
+    """Return about what a shard that is not there will take in the store."""
+    kept = np.dtype(np.float32 if isinstance(batch, TextBatch) else batch.embeddings.dtype)
+    if work.dtype is not StoreDtype.OWN:
+        kept = np.dtype(work.dtype.value)
+    size = len(batch), int(work.store.encoder["dim"]), kept.itemsize
+    if found.known.mean() < BY_REFERENCE:
+        return folder_bytes(*size)
+    sources = len(work.store.shards.picks_of(known, found).sources)
+    return folder_bytes(*size, own=int(np.count_nonzero(~found.known)), sources=sources)
 
 
 def _changes(base: Base, work: ShardWork, record: CorpusRecord, looked: _Looked) -> Changes:

@@ -50,6 +50,7 @@ class UpdateReport:
             "base": self.base,
             "up_to_date": self.up_to_date,
             "rows": self.changes.to_json(),
+            "ids": self.changes.ids_to_json(),
             "counts": counts.to_json(),
             "files": {"read": files - counts.kept_files, "skipped": counts.kept_files},
             "drift": self.update.get("drift"),

@@ -64,6 +64,8 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         )
         register(encoded.store, out, stages)
         changes = _changes(base, encoded, stages)
+        if changes.note:
+            stages.watcher.note(changes.note)
         up_to_date = UpdateReport(
             out, base.version, base.version, base.fields, changes, encoded, {}, ()
         )
@@ -78,7 +80,8 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             _remember(base, encoded)
             return up_to_date
         require_not_withdrawn(config, encoded.record, identity=decided.settled.identity)
-        facts = {"base": base.version, "rows": changes.to_json(), **decided.facts}
+        rows = {"rows": changes.to_json(), "ids": changes.ids_to_json()}
+        facts = {"base": base.version, **rows, **decided.facts}
         version = _interrupted(out, decided.settled.identity, base)
         if version is None:
             require_room(base, rows=encoded.record.rows)

@@ -5,10 +5,12 @@ the corpora of the store are made of is written together again; nothing about it
 it lies.
 
 What is written stays in proportion to what changed. A shard that picks from few others stays as it
-is: written as a whole it would cost its rows for the few that are new. A pack is written again
-where at least half of it is needed by nothing, versions of indexes included, so that this frees as
-much as it writes; or with others of as many rows together, so that each row is written again once
-for every doubling of the pack it is in.
+is: written as a whole it would cost its rows for the few that are new. Only where its folder takes
+a quarter of what all its rows would, or more, is a small one joined with others as if it were
+whole: of twenty rows that is what the files of one that changed take on a disk. A pack is written
+again where at least half of it is needed by nothing, versions of indexes included, so that this
+frees as much as it writes; or with others of as many rows together, so that each row is written
+again once for every doubling of the pack it is in.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from whiten_index.corpus import SHARD_ROWS
 from whiten_index.errors import ConfigError
@@ -29,6 +33,9 @@ from whiten_index.store import (
     InFolder,
     Member,
     ToPack,
+    keeps_moments,
+    moments_bytes,
+    rows_bytes,
 )
 from whiten_index.upkeep.claims import indexes_of, known_version_claims, record_paths
 from whiten_index.upkeep.inventory import Inventory, open_stores
@@ -58,6 +65,7 @@ class CompactReport:
         damaged: shards of corpora that are missing or damaged, and were left alone.
         before: what the store took up.
         after: what it takes up now.
+        left: which small shards were left alone and why, a sentence for each encoder; else empty.
     """
 
     store: str
@@ -68,6 +76,7 @@ class CompactReport:
     damaged: int
     before: Room
     after: Room
+    left: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -77,12 +86,18 @@ class CompactReport:
 def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactReport:
     """Pack what lies scattered of the corpora that a store remembers, for every encoder in it.
 
-    Into packs of about ``pack_rows`` rows go whole shards of less than a quarter of that; derived
-    shards that pick from more than 8 others, or whose others hold as many rows that nothing needs
-    as the shard has; what is needed of packs at least half of which is not; and packs less than
-    half full, where as many rows join them. Needed is what a corpus is made of or a version of an
-    index built from the store; where one cannot be asked, all that is packed is. Every shard stays
-    what it was, to the bit; what picks rows from one still finds them.
+    Into packs of about ``pack_rows`` rows go
+
+    - whole shards of less than a quarter of that;
+    - derived ones of as few rows whose folder takes a quarter of what these would, or more;
+    - derived shards that pick from more than 8 others, or whose others hold as many rows that
+      nothing needs as the shard has;
+    - what is needed of packs at least half of which is not, and packs less than half full, where as
+      many rows join them.
+
+    Needed is what a corpus is made of or a version of an index built from the store; where one
+    cannot be asked, all that is packed is. Every shard stays what it was, to the bit; what picks
+    rows from one still finds them.
 
     Whoever reads meanwhile is not disturbed. Done again it does nothing.
 
@@ -108,6 +123,7 @@ def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactRe
         damaged=sum(each.damaged for each in done),
         before=_sum(each.before for each in done),
         after=_sum(each.after for each in done),
+        left=". ".join(each.left for each in done if each.left),
     )
 
 
@@ -133,8 +149,9 @@ def _compact(store: EmbeddingStore, pack_rows: int) -> CompactReport:
             inventory = Inventory.take(store)
         removed = _remove_replaced(inventory, held)
         after = _room(Inventory.take(store)) if removed or plan.groups else before
+    packs, room = len(plan.groups), (before, after)
     return CompactReport(
-        str(store.root), packed, rows, len(plan.groups), removed, plan.damaged, before, after
+        str(store.root), packed, rows, packs, removed, plan.damaged, *room, plan.left
     )
 
 
@@ -158,9 +175,8 @@ def _require_space(store: EmbeddingStore, plan: Plan) -> None:
     for name in (name for group in plan.groups for name in group):
         found = store.require(name, verify=False)
         rows = store.mapped_embeddings(name)
-        dim = int(rows.shape[1])
-        moments = 8 * dim * (dim + 2) if found.rows >= dim else 0
-        total += found.bytes + 17 * found.rows + moments
+        dim, itemsize = int(rows.shape[1]), np.dtype(found.dtype).itemsize
+        total += rows_bytes(found.rows, dim, itemsize) + moments_bytes(found.rows, dim)
     require_space({store.folder: total}, "compaction")
 
 
@@ -173,14 +189,12 @@ def _to_pack(store: EmbeddingStore, name: str) -> ToPack:
     shards = store.shards
     embeddings, truncated = shards.embeddings(name), shards.truncated(name)
     assert truncated is not None
-    # Of few rows they are quicker taken again than read.
-    many = len(embeddings) >= embeddings.shape[1]
     return ToPack(
         name,
         embeddings,
         shards.digests(name),
         truncated,
-        shards.moments(name) if many else None,
+        shards.moments(name) if keeps_moments(*embeddings.shape) else None,
         _known_as(store, name),
     )
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from whiten_index.errors import ArtifactError
 from whiten_index.manifest import MANIFEST
 from whiten_index.store import (
+    MOMENTS,
     EmbeddingStore,
     Member,
     Shards,
     Source,
     held_by_folder,
+    keeps_moments,
     other_sources,
+    rows_bytes,
 )
 
 ROWS_SUFFIX = ".arrow.zst"
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
+# What file systems give a file in, most of them.
+_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,9 @@ class ShardFolder:
         sources: what it picks rows from, nothing where it is whole.
         rows: n of the shard, however many of them it holds itself.
         dtype: numpy name of their type.
+        to_write: bytes that its rows would take in a pack.
+        to_free: bytes on the disk that its folder takes, files in whole blocks; in either, moments
+            that a pack would hold too are left out.
     """
 
     name: str
@@ -39,6 +49,8 @@ class ShardFolder:
     sources: tuple[Source, ...]
     rows: int
     dtype: str
+    to_write: int
+    to_free: int
 
 
 @dataclass(frozen=True)
@@ -118,9 +130,21 @@ def _shard_folder(shards: Shards, name: str) -> ShardFolder | None:
     try:
         sources = tuple(dict.fromkeys(other_sources(fields)))
         rows, dtype = int(fields["shard"]["rows"]), str(fields["shard"]["dtype"])
-        return ShardFolder(name, held_by_folder(fields), sources, rows, dtype)
-    except (KeyError, TypeError, ValueError):
+        itemsize = np.dtype(dtype).itemsize
+        dim = int(fields["shard"]["bytes"]) // (rows * itemsize)
+        sizes = {name: int(file["bytes"]) for name, file in fields["files"].items()}
+        if keeps_moments(rows, dim):
+            sizes.pop(MOMENTS, None)
+        to_write, to_free = rows_bytes(rows, dim, itemsize), _on_disk(sizes.values())
+        return ShardFolder(name, held_by_folder(fields), sources, rows, dtype, to_write, to_free)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
+
+
+def _on_disk(files: Iterable[int]) -> int:
+    """Return what a folder of files of so many bytes takes up."""
+    # The manifest and the folder itself take a block each.
+    return _BLOCK * (2 + sum(-(-size // _BLOCK) for size in files))
 
 
 def shard_names(folder: Path) -> list[str]:

@@ -15,6 +15,9 @@ from whiten_index.upkeep.inventory import Inventory, ShardFolder
 
 # A shard of fewer rows than this share of a pack is joined with others.
 _SMALL = 1 / 4
+# A derived one is only if its folder takes this share of what its rows would take in a pack, or
+# more. Else much would be written for little: that would be so every night.
+_WORTH_WRITING = 1 / 4
 # A pack of which less than this is filled is joined with others of as many rows.
 _FILLED = 1 / 2
 # One that picks from more others is written as a whole: each is a file to map, and to keep.
@@ -43,10 +46,36 @@ class _Unit:
 
 @dataclass
 class Plan:
-    """Which shards go into which pack, and how many were found damaged."""
+    """Which shards go into which pack, and what becomes of no pack.
+
+    Attributes:
+        groups: shards that are written together.
+        damaged: how many were found damaged.
+        derived: small shards that stay as they are since they pick most of their rows.
+        alone: small shards that there is nothing to join with.
+    """
 
     groups: list[list[str]] = field(default_factory=list)
     damaged: int = 0
+    derived: int = 0
+    alone: int = 0
+
+    @property
+    def left(self) -> str:
+        """What small shards are left alone and why, in a sentence; empty where none is."""
+        reasons, total = [], self.derived + self.alone
+        if self.derived:
+            verb = "picks most of its" if self.derived == 1 else "pick most of their"
+            what = "it" if self.derived == 1 else "these"
+            reasons.append(
+                f"{self.derived:,} {verb} rows from others, and to write {what} whole would cost "
+                "more than four times what it frees"
+            )
+        if self.alone:
+            verb = "has" if self.alone == 1 else "have"
+            reasons.append(f"{self.alone:,} {verb} nothing to be joined with yet")
+        which = "shard was left as it is" if total == 1 else "shards were left as they are"
+        return f"{total:,} small {which}: {'; '.join(reasons)}" if reasons else ""
 
     @classmethod
     def make(
@@ -88,15 +117,19 @@ class Plan:
             found = _groups([unit for unit in units if unit.name in sound], half_empty, pack_rows)
             if found == groups:
                 names = [[unit.name for unit in group] for group in groups]
-                return cls(names, missing + len(unsound))
+                few = [each for each in folders if each.rows < _SMALL * pack_rows]
+                left = [each for each in few if each.name not in to_pack | unsound]
+                alone = sum(_is_small(each, pack_rows) for each in left)
+                return cls(names, missing + len(unsound), len(left) - alone, alone)
             # What is packed picks from nothing any more, so that others hold on to more alone.
             groups = found
 
 
 def _is_small(folder: ShardFolder, pack_rows: int) -> bool:
     """Tell whether a shard is to be joined with others for its size alone."""
-    # What one that picks rows holds itself is few rows; as a whole it would be many.
-    return not folder.sources and folder.rows < _SMALL * pack_rows
+    if folder.rows >= _SMALL * pack_rows:
+        return False
+    return not folder.sources or folder.to_free >= _WORTH_WRITING * folder.to_write
 
 
 def _is_alone(inventory: Inventory, homes: Container[str], name: str) -> bool:

@@ -22,7 +22,6 @@ from whiten_index.store import (
     other_sources,
     packs,
     places,
-    shards,
     store,
 )
 from whiten_index.upkeep.claims import (
@@ -225,7 +224,7 @@ class _Check:
         else:
             lengths |= {"source": len(picks.source), "row": len(picks.row)}
         _require_lengths(folder, lengths, rows)
-        if Moments.load(folder / shards.MOMENTS).count != rows:
+        if place.keeps_moments and Moments.load(folder / places.MOMENTS).count != rows:
             raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
         if self._packs.find(folder.name, verify=True):
             # It is read from there; the folder stays for the rows that it holds itself.
@@ -261,7 +260,7 @@ class _Check:
             self._check_documents(path, part)
 
     def _check_documents(self, path: Path, part: CorpusPart) -> None:
-        if not self._looks_at("rows", path):
+        if not self._looks_at("row_files", path):
             return
         try:
             self._require_rows(path, part)

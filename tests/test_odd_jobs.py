@@ -1,0 +1,117 @@
+"""Nights on which something small is wrong, and nothing else may come to harm."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.nightly_reindex import run
+from whiten_index import BuildConfig, build_index, manifest, open_index
+from whiten_index.config import read_toml
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.gates.file import CanaryFile
+from whiten_index.index.documents import Documents, write_documents
+from whiten_index.update import UpdateConfig, update_index
+
+ROWS, DIM = 200, 8
+
+
+def corpus(folder: Path, *, seed: int = 0, **columns: Any) -> Path:
+    rows = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
+    rows[seed] += seed
+    embeddings = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), DIM)
+    folder.mkdir(exist_ok=True)
+    table = pa.table({"id": range(ROWS), "e": embeddings, **columns})
+    pq.write_table(table, folder / "f.parquet")
+    return folder
+
+
+def built(folder: Path, out: Path, **options: Any) -> Path:
+    named = {"embedding_column": "e", "id_column": "id", "k": 4, **options}
+    build_index(BuildConfig(corpus=(str(folder),), out=str(out), **named))
+    return out
+
+
+@pytest.mark.parametrize("file", ["index/CURRENT", "c/f.parquet", "job.toml"])
+def test_a_path_that_is_refused_for_metrics_stays_as_it_is(file: str, tmp_path: Path) -> None:
+    index = built(corpus(tmp_path / "c"), tmp_path / "index")
+    job, metrics = tmp_path / "job.toml", tmp_path / file
+    job.write_text(f'index = "{index}"\nmetrics = "{metrics}"\n')
+    before = metrics.read_bytes()
+    assert run(job) == 2
+    assert metrics.read_bytes() == before
+    assert len(open_index(index).bundle) == ROWS
+
+
+def test_weights_whose_sum_rounds_below_the_rows(tmp_path: Path) -> None:
+    def weights(seed: int) -> dict[str, Any]:
+        return {"n": np.random.default_rng(seed).integers(1, 50, ROWS)}
+
+    folder = corpus(tmp_path / "c", **weights(0))
+    index = built(folder, tmp_path / "index", weight_column="n")
+    below = 0
+    for night in range(1, 13):
+        corpus(folder, **weights(night))
+        report = update_index(UpdateConfig(index=str(index))).to_json()
+        below += report["drift"]["rows_today"] < ROWS
+    assert below, "no sum was below: take other seeds"
+
+
+def test_a_temporary_file_that_another_tidied_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, lost = manifest.fsync_path, []
+
+    def tidied(path: Path) -> None:
+        if path.is_file() and not lost:
+            lost.append(path)
+            path.unlink()
+        real(path)
+
+    monkeypatch.setattr(manifest, "fsync_path", tidied)
+    manifest.replace_file(tmp_path / "record.json", b"{}")
+    assert lost
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+    with pytest.raises(FileNotFoundError):
+        manifest.replace_file(tmp_path / "gone" / "record.json", b"{}")
+
+
+def test_ids_between_any_two_rows(tmp_path: Path) -> None:
+    tables = [pa.table({"id": pa.array(range(a, a + n))}) for a, n in ((0, 3), (3, 1), (4, 5))]
+    path = tmp_path / "documents.arrow"
+    assert write_documents(path, iter(tables)) == 9
+    documents = Documents(path)
+    for start in range(11):
+        for stop in range(start, 12):
+            expected = list(range(9))[start:stop]
+            assert documents.id_column(start, stop).to_pylist() == expected
+
+
+def test_a_mark_of_windows_editors_at_the_front_of_a_job_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(b'\xef\xbb\xbfindex = "x"\r\n')
+    assert read_toml(path) == {"index": "x"}
+    path.write_bytes('index = "é"'.encode("latin-1"))
+    with pytest.raises(ConfigError, match="save it as UTF-8"):
+        read_toml(path)
+
+
+def test_an_update_says_that_k_is_of_the_build(tmp_path: Path) -> None:
+    folder = corpus(tmp_path / "c")
+    index = built(folder, tmp_path / "index")
+    table = pq.read_table(folder / "f.parquet").slice(0, 3)
+    pq.write_table(table, folder / "f.parquet")
+    with pytest.raises(Exception, match="an update keeps the options"):
+        update_index(UpdateConfig(index=str(index), refit="always", max_shrink=1.0))
+
+
+def test_a_pipe_for_canaries_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "canaries.parquet")
+    with pytest.raises(CorpusError, match="is no file"):
+        CanaryFile.read(tmp_path / "canaries.parquet", dim=DIM)
