@@ -23,6 +23,7 @@ from tests.bad_input_helpers import (
     ROWS,
     WHITENING,
     Place,
+    assert_one_error,
     assert_refused,
     numbers,
     run,
@@ -333,3 +334,14 @@ def test_a_model_folder_that_is_not_whole(place: Place, tiny_model: Path, broken
 def test_queries_cannot_come_from_a_model_of_another_width(place: Place, tiny_model: Path) -> None:
     arguments = ("build", place.root / "good", *EMBEDDED, "--model", tiny_model, "--out", place.out)
     assert_refused(place, arguments, CORPUS, "6-dim embeddings and .* gives 32")
+
+
+@pytest.mark.parametrize("name", ["sts", "retrieval", "geometry", "layers", "transfer"])
+@pytest.mark.parametrize("path", ["a" * 300, "/a/" + "b/" * 3000])
+def test_data_named_by_a_path_that_no_file_can_have(
+    place: Place, tiny_model: Path, name: str, path: str
+) -> None:
+    status, _, stderr = run("eval", name, path, "--model", tiny_model)
+    assert status == OPTIONS
+    assert_one_error(stderr, match="too long for a path")
+    place.assert_unharmed()

@@ -402,6 +402,46 @@ def test_a_kept_column_may_be_of_any_type(name: str) -> None:
     assert found_kinds(changes)["document"] == {1, 2, 4} - (set() if missing else {4})
 
 
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        (pa.timestamp("us", "UTC"), pa.timestamp("us", "Asia/Tokyo")),
+        (pa.timestamp("s"), pa.timestamp("ms")),
+        (pa.list_(pa.timestamp("us")), pa.list_(pa.timestamp("us", "UTC"))),
+        (pa.struct([("t", pa.time32("s"))]), pa.struct([("t", pa.time32("ms"))])),
+        (pa.dictionary(pa.int8(), pa.date32()), pa.int32()),
+    ],
+)
+def test_the_same_number_is_another_time_in_another_zone_or_unit(
+    was: pa.DataType, now: pa.DataType
+) -> None:
+    def rows(kind: pa.DataType) -> pa.Table:
+        number: Any = {"t": 5} if pa.types.is_struct(kind) else [5] if pa.types.is_list(kind) else 5
+        if pa.types.is_dictionary(kind):
+            column = pa.array([number], pa.int32()).cast(kind.value_type).dictionary_encode()
+        else:
+            column = pa.array([number], kind)
+        return document_rows(pa.table({"id": [0], "kept": column}), digests(["ant"]))
+
+    for one, other in ((was, now), (now, was)):
+        changes = compare([rows(one)], [rows(other)], same=0, by_content=False)
+        assert found_kinds(changes)["document"] == {0}
+        assert compare([rows(one)], [rows(one)], same=0, by_content=False).unchanged == 1
+
+
+def test_the_name_of_an_item_in_a_list_is_not_part_of_a_time() -> None:
+    moment = pa.timestamp("us")
+    rows = [
+        document_rows(
+            pa.table({"id": [0], "kept": pa.array([[5]], pa.list_(pa.field(name, moment)))}),
+            digests(["ant"]),
+        )
+        for name in ("item", "element")
+    ]
+    assert compare([rows[0]], [rows[1]], same=0, by_content=False).unchanged == 1
+
+
 def test_without_kept_columns_texts_alone_count() -> None:
     rows = document_rows(pa.table({"id": [1, 2]}), digests(["ant", "bee"]))
     now = document_rows(pa.table({"id": [2, 1]}), digests(["bee", "cat"]))

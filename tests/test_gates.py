@@ -394,7 +394,10 @@ class TestCanaries:
 
         made.change_index(swapped)
         why = made.failing(GateConfig(canaries=10 * ROWS))["canaries"]
-        assert why == (f"2 of {ROWS} sampled rows do not find themselves, the first being row 3")
+        first = open_unsealed(made.folder, made.fields).documents.ids([3])[0]
+        assert why == (
+            f"2 of {ROWS} sampled rows do not find themselves, the first being that of id {first!r}"
+        )
 
     def test_too_few_lists_looked_into(self, version):
         made = version("IVF16,Flat", exponent=0.0)

@@ -12,6 +12,7 @@ import pytest
 
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.arrow_types import without_times, without_views
+from whiten_index.errors import CorpusError
 from whiten_index.update import UpdateConfig, update_index
 
 ROWS, DIM = 40, 8
@@ -61,3 +62,19 @@ def test_types_are_replaced_at_any_depth() -> None:
     assert without_times(pa.date32()) == pa.int32()
     for plain in (pa.int32(), pa.list_(pa.float16(), 3), pa.large_list(pa.string())):
         assert without_views(plain) == without_times(plain) == plain
+
+
+@pytest.mark.parametrize("name", ["a", ""])
+def test_a_record_with_two_fields_of_one_name_is_refused(name: str, tmp_path: Path) -> None:
+    """pyarrow makes no value of it, so that a search could not show it."""
+    fields = pa.StructArray.from_arrays([pa.array(range(ROWS))] * 2, names=[name, name])
+    offsets = pa.array(range(ROWS + 1), pa.int32())
+    for kept in (fields, pa.ListArray.from_arrays(offsets, fields)):
+        write(tmp_path / "c", kept, seed=0)
+        config = BuildConfig(
+            corpus=(str(tmp_path / "c"),), out=str(tmp_path / "index"), embedding_column="e",
+            id_column="id", keep=("k",), k=4,
+        )  # fmt: skip
+        with pytest.raises(CorpusError, match=f"'k' of .* two fields '{name}'"):
+            build_index(config)
+        assert not (tmp_path / "index" / "CURRENT").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import pyarrow as pa
 
@@ -18,6 +19,30 @@ def without_times(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return without_times(kind.value_type)
     return _replaced(kind, number)
+
+
+def times_of(kind: pa.DataType) -> list[pa.DataType]:
+    """Return the types of dates and times in a type, in their order."""
+    found = list[pa.DataType]()
+
+    def leaf(of: pa.DataType) -> pa.DataType:
+        if pa.types.is_temporal(of):
+            found.append(of)
+        return of
+
+    _replaced(kind.value_type if pa.types.is_dictionary(kind) else kind, leaf)
+    return found
+
+
+def repeated_field(kind: pa.DataType) -> str | None:
+    """Return a name that two fields of a struct share, which no value of Python can tell apart."""
+    if not pa.types.is_nested(kind):
+        return None
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    names = [field.name for field in fields] if pa.types.is_struct(kind) else []
+    twice = (name for name in names if names.count(name) > 1)
+    inside = (name for field in fields if (name := repeated_field(field.type)) is not None)
+    return next(chain(twice, inside), None)
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:

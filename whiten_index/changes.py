@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.arrow_types import without_times
+from whiten_index.arrow_types import times_of, without_times
 from whiten_index.batch import DIGEST_BYTES, ID, PASSAGE, PASSAGE_COLUMNS, row_digests
 from whiten_index.row_keys import Keys, KeyTable, joined, string_keys
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
@@ -320,6 +320,9 @@ def _first_passages(documents: pa.Table) -> NDArray[np.int64]:
 
 def _row_digests(table: pa.Table) -> NDArray[np.uint8]:
     columns = [column.cast(without_times(column.type)).to_pylist() for column in table.columns]
+    if times := [str(leaf) for kind in table.schema.types for leaf in times_of(kind)]:
+        # The same number is another moment in another unit or zone.
+        columns.append([times] * len(table))
     # What repr gives can be encoded: it escapes what cannot be printed, lone surrogates too.
     return row_digests(map(str.encode, map(repr, zip(*columns, strict=True))))
 

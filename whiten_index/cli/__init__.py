@@ -8,6 +8,7 @@ Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or que
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Any
 
@@ -30,7 +31,8 @@ from whiten_index.cli import (
     version_commands,
 )
 from whiten_index.collector import spare_what_was_imported
-from whiten_index.errors import WhitenIndexError
+from whiten_index.errors import ConfigError, WhitenIndexError
+from whiten_index.given import cut
 from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
 
 
@@ -46,6 +48,13 @@ class _Commands(click.Group):
         except WhitenIndexError as error:
             click.echo(f"Error: {error}", err=True)
             context.exit(error.exit_code)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            # Any option that names a file can be given one that no file system takes.
+            name = cut(str(error.filename), most=200)
+            click.echo(f"Error: {name} is too long for a path; name a file or a folder", err=True)
+            context.exit(ConfigError.exit_code)
         except KeyboardInterrupt:
             finish_undisturbed()
             click.echo(

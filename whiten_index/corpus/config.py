@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from whiten_index.arrow_types import repeated_field
 from whiten_index.batch import ID, PASSAGE_COLUMNS, PASSAGE_TEXT
 from whiten_index.corpus.expression import RowFilter
 from whiten_index.corpus.plan import SHARD_ROWS
@@ -122,6 +123,12 @@ def check_columns(
             has = "more than one column" if name in schema.names else "no column"
             raise CorpusError(
                 f"{file.path} has {has} {name!r}; its columns are {', '.join(schema.names)}"
+            )
+    for name in config.keep:
+        if (field := repeated_field(schema.field(name).type)) is not None:
+            raise CorpusError(
+                f"column {name!r} of {file.path} holds records with two fields {field!r}, which "
+                "nothing could tell apart; rename one of them, or leave the column out of --keep"
             )
     for name in config.text_columns:
         _require(file, schema, name, _is_text, "a text column takes strings")

@@ -199,7 +199,7 @@ def _measured(
     findings: list[tuple[dict[str, Any], list[str]]] = []
     mine, theirs = slice(0, len(rows)), slice(len(rows), None)
     if len(rows):
-        findings.append(_sampled(rows, best[mine], near[mine], cosines[mine], bound))
+        findings.append(_sampled(trial, rows, best[mine], near[mine], cosines[mine], bound))
     if canaries is not None:
         findings.append(_asked(best[theirs], cosines[theirs], bound))
         findings.append(_answered(trial, canaries, asked))
@@ -227,7 +227,7 @@ def _queries(
 
 
 def _sampled(
-    rows: Rows, best: Vectors, near: Rows, cosines: Vectors, bound: dict[str, Any]
+    trial: Trial, rows: Rows, best: Vectors, near: Rows, cosines: Vectors, bound: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what rows found of themselves and of their neighbours, themselves left out."""
     own = near == rows[:, None]
@@ -237,9 +237,10 @@ def _sampled(
     faults = []
     if found["self_found"] < bound["self_found"]:
         lost = rows[~itself]
+        first = trial.candidate.documents.ids([int(lost[0])])[0]
         faults.append(
-            f"{len(lost)} of {len(rows)} sampled rows do not find themselves, the first being row "
-            f"{lost[0]}"
+            f"{len(lost)} of {len(rows)} sampled rows do not find themselves, the first being that "
+            f"of id {first!r}"
         )
     others = own.copy()
     others[~own.any(axis=1), -1] = True

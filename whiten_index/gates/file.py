@@ -147,17 +147,18 @@ def _ids(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _schema(path: Path) -> pa.Schema:
-    if path.exists() and not path.is_file():
-        # Opening a pipe would wait for someone to write to it.
-        raise CorpusError(
-            f"{cut(str(path), most=200)} is no file; canary queries come in a Parquet file with a "
-            f"column {TEXT} or {EMBEDDING}"
-        )
     try:
-        return pq.read_schema(path)
+        # Opening a pipe would wait for someone to write to it.
+        found = None if path.exists() and not path.is_file() else pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
         reason = cut(str(error).splitlines()[0], most=200)
         raise CorpusError(
             f"{cut(str(path), most=200)} cannot be read as Parquet ({reason}); canary queries come "
             f"in a Parquet file with a column {TEXT} or {EMBEDDING}"
         ) from error
+    if found is None:
+        raise CorpusError(
+            f"{cut(str(path), most=200)} is no file; canary queries come in a Parquet file with a "
+            f"column {TEXT} or {EMBEDDING}"
+        )
+    return found
