@@ -1,4 +1,4 @@
-"""Keys of 128 bits that stand for the rows of a corpus: made, and looked up among many."""
+"""Keys of 128 bits that stand for rows: made, and looked up among many."""
 
 from __future__ import annotations
 
@@ -49,10 +49,15 @@ def string_keys(strings: pa.Array, *, until: bytes = b"") -> Keys:
     return keys
 
 
+def digest_keys(digests: NDArray[np.uint8]) -> Keys:
+    """Return the keys (2, n) that digests (n, 16) are."""
+    return np.ascontiguousarray(np.ascontiguousarray(digests).view(np.uint64).reshape(-1, 2).T)
+
+
 def joined(keys: Keys, *digests: NDArray[np.uint8]) -> Keys:
     """Return the keys (2, n) of rows that have keys and digests (n, 16), in this order."""
     for each in digests:
-        keys = _mixed(keys ^ np.ascontiguousarray(each).view(np.uint64).T)
+        keys = _mixed(keys ^ digest_keys(each))
     return keys
 
 
