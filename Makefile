@@ -46,13 +46,14 @@ $(CHROMIUM):
 browser: .venv/browser $(CHROMIUM)
 	WHITEN_INDEX_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser
 
-# Debian's package, for systemd-analyze alone.
+# Debian's packages, for systemd-analyze and promtool alone.
 SYSTEMD := /usr/bin/systemd-analyze
-$(SYSTEMD):
+PROMTOOL := /usr/bin/promtool
+$(SYSTEMD) $(PROMTOOL):
 	apt-get update -q
-	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends systemd
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends systemd prometheus
 
-units: .venv/tools $(SYSTEMD)
+units: .venv/tools $(SYSTEMD) $(PROMTOOL)
 	$(BIN)/python -m pytest tests/test_deploy.py
 
 lint: .venv/tools

@@ -107,11 +107,13 @@ class _Night:
         return Ending(outcome.value, {k: v for k, v in report.items() if k not in left_out})
 
     def _update(self) -> dict[str, Any]:
+        from whiten_index.changes import ids_lines
         from whiten_index.update import UpdateConfig, update_index
 
         report = update_index(UpdateConfig(**self.job.update), progress=self.lines).to_json()
         self.report, self.gates = report, report["gates"]
-        _note_ids(report, self.lines)
+        for line in ids_lines(report):
+            self.lines.note(line)
         for name in ("drift", "decision"):
             if report[name] is not None:
                 self.lines.log(name, **report[name])
@@ -142,8 +144,9 @@ class _Night:
             self._failed(name, error)
 
     def _measure(self, outcome: Outcome, status: int) -> None:
-        # Stopped from here on, it would end otherwise than its metrics say.
-        finish_undisturbed()
+        # Stopped from here on, it would end otherwise than its metrics say. A failure stays one
+        # whatever comes; a success is none before its last line.
+        finish_undisturbed(status or None)
         if self.job.metrics is None:
             return
         last = LastRun(
@@ -170,14 +173,6 @@ def _outcome(error: BaseException) -> tuple[Outcome, int]:
     if isinstance(error, KeyboardInterrupt):
         return Outcome.INTERRUPTED, INTERRUPTED
     return Outcome.FAILED, error.exit_code if isinstance(error, WhitenIndexError) else 1
-
-
-def _note_ids(report: Mapping[str, Any], lines: LogLines) -> None:
-    """Say what a database that knows rows by their ids has to do, where that is another count."""
-    from whiten_index.changes import ids_line
-
-    if report.get("ids"):
-        lines.note(ids_line(report["ids"]))
 
 
 def _prune(index: Path, *, keep: int) -> Any:
@@ -217,12 +212,14 @@ def run(path: Path, *, dry_run: bool = False, form: str | LogForm = LogForm.TEXT
 
 
 def _planned(job: Job, lines: LogLines) -> Ending:
+    from whiten_index.changes import ids_lines
     from whiten_index.update import UpdateConfig, plan_update
 
     if job.metrics is not None:
         check_metrics(job.metrics)
     plan = plan_update(UpdateConfig(**job.update), progress=lines).to_json()
-    _note_ids(plan, lines)
+    for line in ids_lines(plan):
+        lines.note(line)
     return Ending(
         "planned",
         {**plan, "keep_versions": job.keep_versions, "gc": job.gc, "compact": job.compact},

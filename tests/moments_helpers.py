@@ -19,6 +19,12 @@ def make_rows(seed, n, d, *, ratio=1.0):
     return rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) / np.sqrt(d) + ratio
 
 
+def make_embeddings(seed=0, n=50, d=8, *, ratio=1.0):
+    """Independent coordinates in float32, each with a mean of about ``ratio`` spreads."""
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(n, d)) + ratio * rng.normal(size=d)).astype(np.float32)
+
+
 def two_pass(rows, weights=None):
     """Count, mean and scatter by the definition, in extended precision."""
     x = np.asarray(rows).astype(np.longdouble)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import pickle
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,8 @@ from tests.bad_input_helpers import (
     run,
     table,
 )
+from whiten_index.cli import cli
+from whiten_index.corpus import CorpusConfig, ParquetCorpus, RepeatedIdsError
 
 place = bad_input_helpers.place
 
@@ -334,6 +340,40 @@ def test_a_model_folder_that_is_not_whole(place: Place, tiny_model: Path, broken
 def test_queries_cannot_come_from_a_model_of_another_width(place: Place, tiny_model: Path) -> None:
     arguments = ("build", place.root / "good", *EMBEDDED, "--model", tiny_model, "--out", place.out)
     assert_refused(place, arguments, CORPUS, "6-dim embeddings and .* gives 32")
+
+
+def test_an_id_column_of_few_values_is_told_in_little_memory(place: Place) -> None:
+    rows = 100_000
+    languages = pa.array(["de", "en"] * (rows // 2))
+    path = place.write(pa.table({"lang": languages, "e": pa.array([[1.0]] * rows)}))
+    options: dict[str, Any] = {"embedding_column": "e", "id_column": "lang", "shard_rows": 2000}
+    corpus = ParquetCorpus.open(CorpusConfig(sources=(str(path),), **options))
+    with pytest.raises(RepeatedIdsError, match=r"^2 ids .* \(such as 'de', 'en'\), in") as caught:
+        corpus.check_ids()
+    assert caught.value.advice.endswith("leave out --id-column")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    twice = np.unique(corpus._id_hashes(corpus.shards[0]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RepeatedIdsError):
+            corpus._raise_duplicates("lang", twice)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * rows
+
+
+def test_a_name_too_long_that_the_system_does_not_repeat_is_an_error_of_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+    monkeypatch.setattr(cli.commands["inspect"], "callback", fail)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["inspect", "index"])
+    assert caught.value.code == OPTIONS
+    assert_one_error(capsys.readouterr().err, match="Error: a name that was given is too long")
 
 
 @pytest.mark.parametrize("name", ["sts", "retrieval", "geometry", "layers", "transfer"])

@@ -16,10 +16,18 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index.encoding import Encoder, batching, find_model, transformer
+from whiten_index.encoding import (
+    Encoder,
+    EncoderConfig,
+    batching,
+    find_model,
+    resolve_encoder,
+    transformer,
+)
 from whiten_index.encoding.batching import tokenize
 from whiten_index.encoding.budget import LADDERS, TokenBudget, remember, remembered
 from whiten_index.encoding.lanes import Lanes
+from whiten_index.encoding.transformer import Transformer
 from whiten_index.errors import EncoderError
 
 CPU = torch.device("cpu")
@@ -143,6 +151,35 @@ def test_threads_of_the_caller_keep_their_cores(tiny_model, texts):
     thread.start()
     thread.join()
     assert [torch.get_num_threads(), *later] == [before, before]
+
+
+@pytest.mark.parametrize(("fewest", "tokens"), [(None, [64, 96]), (0, [4, 96])])
+def test_a_short_batch_is_filled_up_only_where_that_matters(
+    tiny_model, monkeypatch, fewest, tokens
+):
+    encoder = load(tiny_model)
+    model, seen = encoder._transformer, []
+    if fewest is not None:
+        model.fewest_rows = fewest
+    packed = model.packed
+    monkeypatch.setattr(
+        model, "packed", lambda ids, *args, **kw: seen.append(len(ids)) or packed(ids, *args, **kw)
+    )
+    encoder.encode(["the cat"])
+    encoder.encode(["the cat " * 15 + last for last in ("the", "cat", "a")])
+    assert seen == tokens
+
+
+@pytest.mark.parametrize(
+    ("device", "packs", "fewest"), [("cpu", True, 64), ("cpu", False, 0), ("meta", True, 0)]
+)
+def test_a_batch_is_filled_up_on_a_cpu_without_padding(
+    tiny_model, monkeypatch, device, packs, fewest
+):
+    """A device without memory stands for a GPU."""
+    monkeypatch.setattr(transformer, "can_pack", lambda *_: packs)
+    spec, folder = resolve_encoder(EncoderConfig(model=str(tiny_model)))
+    assert Transformer(spec, folder, torch.device(device)).fewest_rows == fewest
 
 
 # --------------------------------------------------------------------------- memory that runs out

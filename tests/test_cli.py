@@ -1,15 +1,11 @@
-"""The command line: what it prints, what it exits with, what it loads, how it stops."""
+"""The command line: what it prints, what it exits with, what it loads."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,56 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 import whiten_index
+from tests.bad_input_helpers import (
+    EMBEDDED,
+    one_object,
+    process,
+    run,
+    run_build_job,
+    succeed,
+    write_job,
+)
 from whiten_index import open_index
-from whiten_index.cli import cli
 from whiten_index.whitening import Whitening
 
 ROWS, DIM = 120, 8
-PROJECT = Path(__file__).parents[1]
-
-
-def run(*arguments: Any) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
-
-
-def succeed(*arguments: Any) -> str:
-    status, stdout, stderr = run(*arguments)
-    assert status == 0, stderr
-    assert "Error" not in stderr
-    return stdout
-
-
-def one_object(text: str) -> dict[str, Any]:
-    """Read one JSON object and nothing else, without NaN or Infinity, which are not JSON."""
-    assert text.endswith("}\n")
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    value = json.loads(text, parse_constant=refuse)
-    assert isinstance(value, dict)
-    return value
-
-
-def process(
-    *arguments: Any, code: str = "from whiten_index.cli import main; main()"
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=PROJECT,
-        # As in a person's shell, also where whoever runs the tests ignores Ctrl-C (nohup, cron).
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +46,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     pq.write_table(table, folder / "c.parquet")
     return folder / "c.parquet"
-
-
-EMBEDDED = ("--embedding-column", "e", "--id-column", "id")
 
 
 @pytest.fixture(scope="module")
@@ -343,27 +302,8 @@ def test_truncated_texts_are_counted(tmp_path: Path, tiny_model: Path) -> None:
     assert (again["counts"]["truncated"], again["counts"]["reused"]) == (2, 5)
 
 
-JOB = """
-corpus = {corpus}
-embedding-column = "e"
-id_column = "id"
-out = {out}
-k = 3
-shard-rows = 40
-center = false
-keep = "when"
-threads = 1
-"""
-
-
-def write_job(path: Path, corpus: Path, out: Path, more: str = "") -> Path:
-    text = JOB.format(corpus=json.dumps(str(corpus)), out=json.dumps(str(out)))
-    path.write_text(text + more)
-    return path
-
-
 def test_a_job_file_gives_defaults_that_flags_override(tmp_path: Path, corpus: Path) -> None:
-    job = write_job(tmp_path / "job.toml", corpus, tmp_path / "out")
+    job = write_job(tmp_path / "job.toml", corpus, tmp_path / "out", more='keep = "when"\n')
     first = one_object(succeed("build", "--config", job, "--json"))
     assert (first["whitening"]["k"], first["whitening"]["center"]) == (3, False)
     config = one_object(succeed("inspect", tmp_path / "out", "--json"))["config"]
@@ -403,7 +343,7 @@ def test_a_job_file_that_cannot_be_used(
         last = stderr.splitlines()[-1]
         assert last.startswith("Error: ")
     else:
-        status, events = pipeline(job)
+        status, events = run_build_job(job)
         assert events[-1]["event"] == "failed"
         last = events[-1]["message"]
     assert status == 2
@@ -411,54 +351,21 @@ def test_a_job_file_that_cannot_be_used(
     assert not (tmp_path / "out" / "CURRENT").exists()
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_job_file_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "job.toml cannot be read .*; check the path"),
+        (b"\xff\xfe", "job.toml is not UTF-8 .*; save it as UTF-8"),
+    ],
+)
+def test_a_job_file_that_cannot_be_read(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
     if content is not None:
         (tmp_path / "job.toml").write_bytes(content)
     status, _, stderr = run("build", "--config", tmp_path / "job.toml")
     assert status == 2
-    assert re.search("job.toml (cannot be read|is not UTF-8)", stderr.splitlines()[-1])
-
-
-def pipeline(job: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Run the scheduled job in this process; return its exit status and its log lines."""
-    from pipelines.build_index import main
-
-    result = CliRunner().invoke(main, [str(job)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, [one_object(line + "\n") for line in result.stdout.splitlines()]
-
-
-def test_the_scheduled_job_logs_json_lines(tmp_path: Path, corpus: Path) -> None:
-    job = write_job(tmp_path / "job.toml", corpus, tmp_path / "out")
-    status, events = pipeline(job)
-    assert status == 0
-    assert events[-1]["event"] == "published"
-    assert events[-1]["counts"]["read"] == ROWS
-    assert all({"time", "event"} <= set(event) for event in events)
-    started = [event["stage"] for event in events if event["event"] == "stage_started"]
-    finished = [event["stage"] for event in events if event["event"] == "stage_finished"]
-    assert started == finished
-    assert {"encode", "fit", "publish"} <= set(started)
-    version = events[-1]["version"]
-    status, events = pipeline(job)
-    assert (status, events[-1]["event"], events[-1]["version"]) == (0, "up_to_date", version)
-
-
-def test_the_scheduled_job_says_that_it_failed(tmp_path: Path, corpus: Path) -> None:
-    job = write_job(tmp_path / "job.toml", tmp_path / "gone.parquet", tmp_path / "out")
-    done = subprocess.run(
-        [sys.executable, "-m", "pipelines.build_index", str(job)],
-        capture_output=True,
-        text=True,
-        cwd=PROJECT,
-    )
-    last = one_object(done.stdout.splitlines()[-1] + "\n")
-    assert (done.returncode, last["event"], last["exit_code"]) == (3, "failed", 3)
-    assert last["error"] == "CorpusError"
-    assert "gone.parquet does not exist" in last["message"]
-    assert "Traceback" not in done.stderr
+    assert re.search(message, stderr.splitlines()[-1])
 
 
 def test_the_closing_table_shows_every_count(tmp_path: Path) -> None:
@@ -483,118 +390,8 @@ def test_the_closing_table_shows_every_count(tmp_path: Path) -> None:
     assert "\r" not in text
 
 
-def finished_shards(out: Path) -> int:
-    return len(list(out.glob("store/*/shards/[0-9a-f]*/manifest.json")))
-
-
-def stop(command: Sequence[Any], out: Path, how: signal.Signals) -> int:
-    """Stop a build in mid-encode; return how many shards it had finished."""
-    started = process(*command)
-    deadline = time.monotonic() + 60
-    while finished_shards(out) < 3:
-        assert time.monotonic() < deadline
-        assert started.poll() is None, started.communicate()
-        time.sleep(0.002)
-    os.kill(started.pid, how)
-    stdout, stderr = started.communicate(timeout=60)
-    assert started.returncode == 130, stderr
-    assert stdout == ""
-    assert "Traceback" not in stderr
-    assert "the same command takes up where this one stopped" in stderr.splitlines()[-1]
-    assert not [path for path in out.rglob("*") if "tmp" in path.name or "owner" in path.name]
-    return finished_shards(out)
-
-
-def test_a_terminated_build_leaves_no_rubbish_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    rows = np.random.default_rng(3).standard_normal((750, 4))
-    pq.write_table(pa.table({"id": range(750), "e": list(rows)}), tmp_path / "c.parquet")
-    out = tmp_path / "out"
-    command = (
-        "build",
-        tmp_path / "c.parquet",
-        *EMBEDDED,
-        "--shard-rows",
-        5,
-        "--out",
-        out,
-        "--json",
-    )
-    finished = stop(command, out, signal.SIGTERM)
-    assert not (out / "CURRENT").exists()
-    assert 3 <= finished < 150
-    counts = one_object(succeed(*command))["counts"]
-    assert (counts["reused"], counts["encoded"]) == (finished * 5, 750 - finished * 5)
-    assert len(open_index(out)) == 750
-
-
-def test_ctrl_c_while_encoding_leaves_no_rubbish_and_the_same_command_goes_on(
-    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
-) -> None:
-    random = np.random.default_rng(4)
-    texts = [" ".join(random.choice(tiny_words, 20)) + f" {i}" for i in range(600)]
-    pq.write_table(pa.table({"id": range(600), "text": texts}), tmp_path / "c.parquet")
-    out = tmp_path / "out"
-    options = ("--text-column", "text", "--id-column", "id", "--model", tiny_model, "--k", 8)
-    build = ("build", tmp_path / "c.parquet", *options, "--shard-rows", 20, "--out", out, "--json")
-    # A published index of a few rows stays what it is.
-    before = one_object(succeed(*build, "--limit", 20))["version"]
-    finished = stop(build, out, signal.SIGINT)
-    assert open_index(out).bundle.version == before
-    assert 3 <= finished < 30
-    counts = one_object(succeed(*build))["counts"]
-    assert (counts["reused"], counts["encoded"]) == (finished * 20, 600 - finished * 20)
-    assert len(open_index(out)) == 600
-
-
 def test_progress_bars_are_for_terminals_only(tmp_path: Path, corpus: Path) -> None:
     arguments = ("build", corpus, *EMBEDDED, "--k", 4, "--out", tmp_path / "out")
     _, stdout, stderr = run(*arguments)
     assert stderr == ""
     assert "%|" not in stdout
-
-
-HANGING = """
-import time
-from whiten_index.cli import main
-from whiten_index.shard import ShardWork
-def hang(self, window):
-    print("hangs", flush=True)
-    time.sleep(600)
-ShardWork.read = hang
-main()
-"""
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_build_that_hangs_stops_at_once_when_asked_twice(
-    tmp_path: Path, corpus: Path, how: signal.Signals
-) -> None:
-    out = tmp_path / "out"
-    hanging = process("build", corpus, *EMBEDDED, "--k", 4, "--out", out, code=HANGING)
-    try:
-        assert hanging.stdout is not None
-        assert "hangs\n" in hanging.stdout
-        os.kill(hanging.pid, how)
-        # One request that comes twice at one moment, as from `timeout`, is not a second one.
-        os.kill(hanging.pid, how)
-        with pytest.raises(subprocess.TimeoutExpired):
-            hanging.wait(timeout=0.5)
-        os.kill(hanging.pid, how)
-        _, stderr = hanging.communicate(timeout=10)
-    finally:
-        hanging.kill()
-    assert hanging.returncode == 130
-    assert stderr == (
-        "Stopped at once. What was finished is kept; the same command takes up where this one "
-        "stopped.\n"
-    )
-    # No lock stays that would keep the next one out.
-    succeed("build", corpus, *EMBEDDED, "--k", 4, "--out", out)
-
-
-def test_json_holds_null_for_what_json_lacks(capsys) -> None:
-    from whiten_index.cli.terminal import print_json
-
-    print_json({"a": float("nan"), "b": [1.5, float("inf"), {"c": -float("inf")}], "d": "NaN"})
-    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert found == {"a": None, "b": [1.5, None, {"c": None}], "d": "NaN"}

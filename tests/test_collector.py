@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
+from whiten_index import encoding
 from whiten_index.collector import collector_held_back
 from whiten_index.encoding import Encoder
 
@@ -54,6 +56,16 @@ def test_a_loaded_encoder_leaves_it_on(tiny_model):
     gc.enable()
     Encoder.load(str(tiny_model), device="cpu")
     assert gc.isenabled()
+
+
+def test_an_encoder_asked_for_again_holds_nothing_back(monkeypatch):
+    """In a process of our own each time would freeze all that is there by then."""
+    asked = []
+    monkeypatch.setattr(encoding, "collector_held_back", lambda: asked.append(1) or nullcontext())
+    monkeypatch.delitem(vars(encoding), "Encoder", raising=False)
+    for _ in range(3):
+        assert encoding.Encoder is Encoder
+    assert asked == [1]
 
 
 def test_a_library_freezes_nothing():

@@ -111,7 +111,7 @@ def test_a_build_after_it_reuses_every_row(tmp_path):
 @pytest.fixture
 def large_rows(monkeypatch):
     """Let folders count for nothing beside the rows, as if these were thousands of bytes each."""
-    monkeypatch.setattr("whiten_index.upkeep.packing._WORTH_WRITING", math.inf)
+    monkeypatch.setattr("whiten_index.upkeep.packing.WORTH_WRITING", math.inf)
 
 
 def test_rows_picked_from_what_was_packed_are_found(tmp_path, large_rows):
@@ -271,7 +271,8 @@ def test_nights_of_a_row_in_each_small_file_leave_the_store_as_large_as_it_was(t
         assert (report.counts.encoded, report.counts.reused) == (12, 19 * 12)
         # What comes to each file is no more than its new row and what tells where the others lie.
         assert bytes_of(tmp_path / "store") < first + 12 * 5_000
-        assert compact_store(tmp_path / "store").left == ""
+        again = compact_store(tmp_path / "store")
+        assert (again.derived, again.alone) == (0, 0)
         gc_store(tmp_path / "store", keep_days=0)
         assert bytes_of(tmp_path / "store") <= 1.02 * first
     found = [report.store.embeddings(name) for name in report.record.shards]
@@ -292,20 +293,27 @@ def test_a_row_of_many_does_not_have_them_all_written_again(tmp_path):
         rows[7] = rng.standard_normal(64)
     wide(tmp_path, files)
     report = compact_store(tmp_path / "store")
-    assert report.packed == 0
-    assert report.left == (
-        "2 small shards were left as they are: 2 pick most of their rows from others, and to write "
-        "these whole would cost more than four times what it frees"
-    )
+    assert (report.packed, report.derived, report.alone) == (0, 2, 0)
+    said = run("compact", tmp_path / "store")[1]
+    assert (
+        "\n2 small shards were left as they are: 2 pick most of their rows from others, and to "
+        "write these whole would cost more than 4 times what it frees\n"
+    ) in said
 
 
 def test_it_says_that_there_is_nothing_to_join_with(tmp_path):
     world = new_world(tmp_path, 3, 80)
-    assert compact(world).left == (
-        "1 small shard was left as it is: 1 has nothing to be joined with yet"
-    )
+    report = compact(world)
+    assert (report.derived, report.alone) == (0, 1)
+    world = new_world(tmp_path / "a", 3)
+    said = run("compact", world.place)[1]
+    assert said.endswith("\n1 small shard was left as it is: 1 has nothing to be joined with yet\n")
+    said = json.loads(run("compact", world.place, "--json")[1])
+    assert (said["derived"], said["alone"]) == (0, 1)
     assert new_world(tmp_path / "b", *[4] * 25).place.exists()
-    assert compact_store(tmp_path / "b" / "store", pack_rows=PACK).left == ""
+    report = compact_store(tmp_path / "b" / "store", pack_rows=PACK)
+    assert (report.derived, report.alone) == (0, 0)
+    assert "left as" not in run("compact", tmp_path / "b" / "store")[1]
 
 
 def test_a_shard_that_picks_from_many_is_written_as_a_whole(tmp_path):

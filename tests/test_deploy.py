@@ -19,7 +19,7 @@ import yaml
 from pipelines.nightly_job import Job
 from pipelines.nightly_reindex import main
 from whiten_index import errors
-from whiten_index.monitoring import METRICS
+from whiten_index.monitoring import METRICS, Outcome
 from whiten_index.stopping import INTERRUPTED
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +27,7 @@ DEPLOY = ROOT / "pipelines" / "deploy"
 HOME, PYTHON = "/opt/whiten-index", "/opt/whiten-index/.venv/bin/python"
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 CRON = DEPLOY / "cron.d" / "whiten-index"
+RULES = DEPLOY / "prometheus-rules.yaml"
 # Another try does not mend them; the others may have mended themselves by then.
 HOPELESS = {"ConfigError", "ArtifactError", "WhiteningError", "GateError"}
 
@@ -35,15 +36,26 @@ def exit_codes(names: set[str]) -> set[int]:
     return {getattr(errors, name).exit_code for name in names}
 
 
-@pytest.fixture(scope="module")
-def analyze() -> str:
-    """Path of systemd-analyze; without it a test is skipped, and fails in CI."""
-    found = shutil.which("systemd-analyze")
+def tool(name: str, *, package: str) -> str:
+    """Return the path of a tool; without it a test is skipped, and fails in CI."""
+    found = shutil.which(name)
     if found is None:
         if os.environ.get("CI"):
-            pytest.fail("install the package systemd: in CI no test is skipped for want of it")
-        pytest.skip("systemd-analyze is not installed")
+            pytest.fail(f"install the package {package}: in CI no test is skipped for want of it")
+        pytest.skip(f"{name} is not installed")
     return found
+
+
+@pytest.fixture(scope="module")
+def analyze() -> str:
+    """Path of systemd-analyze."""
+    return tool("systemd-analyze", package="systemd")
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    """Path of Prometheus's own checker of rules."""
+    return tool("promtool", package="prometheus")
 
 
 @pytest.fixture
@@ -235,9 +247,13 @@ def test_the_units_let_the_job_write_where_the_example_does() -> None:
     assert int(service["UMask"], 8) & 0o044 == 0
 
 
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 def test_alerts_are_on_metrics_that_there_are() -> None:
-    groups = yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())["groups"]
-    rules = [rule for group in groups for rule in group["rules"]]
+    rules = alerts()
     named = {name for rule in rules for name in re.findall(r"whiten_index_(\w+)", rule["expr"])}
     assert len(rules) >= 3
     (failed,) = [rule["expr"] for rule in rules if rule["alert"] == "WhitenIndexFailed"]
@@ -246,3 +262,60 @@ def test_alerts_are_on_metrics_that_there_are() -> None:
         assert f"whiten_index_last_run_exit_code != {status} and" in failed
     assert named <= set(METRICS)
     assert {"last_success_timestamp_seconds", "last_run_exit_code"} <= named
+
+
+def test_a_run_that_is_stopped_alerts_when_none_follows() -> None:
+    """A time limit that is too short ends each night's run as an administrator would, with 130."""
+    named = {
+        outcome: rule
+        for rule in alerts()
+        for outcome in re.findall(r'outcome="(\w+)"} == 1', rule["expr"])
+    }
+    assert set(named) == {Outcome.GATE_FAILED.value, Outcome.INTERRUPTED.value}
+    assert named["interrupted"]["for"] == "6h"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "ago", "expected"),
+    [
+        ("published", 0, 1, set()),
+        ("published", 0, 37, {"WhitenIndexStale"}),
+        ("failed", 3, 1, {"WhitenIndexFailed"}),
+        ("gate_failed", 9, 1, {"WhitenIndexGateFailed"}),
+        ("interrupted", INTERRUPTED, 5, set()),
+        ("interrupted", INTERRUPTED, 7, {"WhitenIndexInterrupted"}),
+    ],
+)
+def test_prometheus_alerts(
+    promtool: str, tmp_path: Path, outcome: str, status: int, ago: int, expected: set[str]
+) -> None:
+    """Its own tool runs the rules over ``ago`` hours since the last run."""
+    index = '{instance="host:9100", index="/var/lib/news"'
+    series = {
+        f"whiten_index_last_run_exit_code{index}}}": status,
+        f"whiten_index_last_success_timestamp_seconds{index}}}": 0,
+    }
+    for each in Outcome:
+        is_this = each.value == outcome
+        series[f'whiten_index_last_run_outcome{index}, outcome="{each.value}"}}'] = int(is_this)
+    test = {
+        "rule_files": [str(RULES)],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": name, "values": f"{value}x2400"} for name, value in series.items()
+                ],
+                "alert_rule_test": [
+                    {"eval_time": f"{ago}h", "alertname": rule["alert"], "exp_alerts": []}
+                    for rule in alerts()
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(test))
+    done = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True)
+    # Each alert that was not expected is named.
+    assert set(re.findall(r"alertname: ?(\w+)", done.stdout + done.stderr)) == expected
+    assert (done.returncode == 0) == (not expected)

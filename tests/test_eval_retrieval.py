@@ -19,8 +19,6 @@ from whiten_index.errors import ConfigError, CorpusError, OutputError
 from whiten_index.evaluate import retrieval
 from whiten_index.evaluate.retrieval import evaluate_retrieval
 from whiten_index.evaluate.retrieval_config import METRICS, RetrievalConfig
-from whiten_index.evaluate.runs import drops_self, evaluate_run
-from whiten_index.labels.beir import parquet_corpus
 from whiten_index.metrics import evaluate
 from whiten_index.run_file import read_run
 
@@ -324,57 +322,7 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
         assert found["setting"]["drop_self"] is (drop is not False)
 
 
-def test_ids_that_are_judged_to_be_of_other_texts_are_kept():
-    qrels = {"1": {"7": 1}, "2": {"2": 1}}
-    assert not drops_self(None, qrels)
-    assert drops_self(True, qrels)
-    assert drops_self(None, {"1": {"7": 1}, "2": {"2": 0}})
-    run = {"1": {"1": 0.9, "7": 0.8}, "2": {"2": 0.9}}
-    assert evaluate_run(run, qrels, ["mrr@10"]).figures == {"mrr@10": 0.75}
-    dropped = evaluate_run(run, qrels, ["mrr@10"], drop_self=True)
-    assert dropped.figures == {"mrr@10": 0.5}
-    assert dropped.counts["hits_of_self"] == 2
-
-
 # --------------------------------------------------------------------------- what does not meet
-
-
-def test_what_run_and_judgements_lack_is_counted():
-    qrels = {"a": {"d1": 1, "d2": 0}, "b": {"d1": 1}, "irrelevant": {"d1": 0}}
-    run = {"a": {"d1": 3.0, "d2": 2.0, "d9": 1.0}, "irrelevant": {"d1": 1.0}, "else": {"d1": 1.0}}
-    found = evaluate_run(run, qrels, ["mrr@10", "recall@10"])
-    assert found.figures == {"mrr@10": 0.5, "recall@10": 0.5}
-    assert found.counts == {
-        "queries": 2,
-        "queries_not_in_run": 1,
-        "run_queries_not_judged": 2,
-        "hits": 3,
-        "hits_not_judged": 1,
-        "hits_of_self": 0,
-    }
-
-
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [
-        (
-            {"Q1": {"d1": 1.0}, "Q2": {}},
-            r"no query of run.trec is in test.tsv: the run has ids such as 'Q1' and 'Q2', the "
-            r"judgements 'q1' and 'q2'; give files of one set, and check the split",
-        ),
-        (
-            {"q1": {"c.parquet:0:1": 1.0}, "q2": {}},
-            r"no document of run.trec is in test.tsv: the run has ids such as 'c.parquet:0:1', "
-            r"the judgements 'd1' and 'd2'; .* the id column of the corpus",
-        ),
-        ({"q1": {}}, r"no document of run.trec is in test.tsv: the run has ids such as none"),
-        ({"graded 0": {"d1": 1.0}}, "no query of run.trec is in test.tsv"),
-    ],
-)
-def test_a_run_whose_ids_match_nothing_is_refused(run, message):
-    qrels = {"q1": {"d1": 1}, "q2": {"d2": 1}, "graded 0": {"d1": 0}}
-    with pytest.raises(CorpusError, match=message):
-        evaluate_run(run, qrels, ["ndcg@10"], names=("run.trec", "test.tsv"))
 
 
 def test_the_command_refuses_a_run_of_another_set(beir, tmp_path):
@@ -441,38 +389,6 @@ def test_ids_that_would_end_the_process_are_refused(tmp_path):
     status, _, err = run_cli("--qrels", tmp_path / "nul.tsv", "--run", tmp_path / "r.trec")
     assert status == CorpusError.exit_code
     assert "nul.tsv, line 2, has 'q\\x00a' as query-id, expected a text without a NUL" in err
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"_id": None, "text": "cat"}, "its _id is None, expected text or a whole number"),
-        ({"_id": 1.5, "text": "cat"}, "its _id is 1.5, expected text or a whole number"),
-        ({"_id": True, "text": "cat"}, "its _id is True, expected text or a whole number"),
-        ({"_id": " ", "text": "cat"}, "its _id is ' ', expected text or a whole number"),
-        ({"_id": "a\0", "text": "cat"}, r"its _id is 'a\\x00', expected a text without a NUL"),
-        ({"_id": "x", "text": ["the cat"]}, r"its text is \['the cat'\], expected a text"),
-        ({"_id": "x", "text": 0}, "its text is 0, expected a text"),
-        ({"_id": "x", "text": {}}, r"its text is \{\}, expected a text"),
-        ({"_id": "x", "text": None}, "its text is None, expected a text"),
-        ({"_id": "x", "title": 0, "text": "cat"}, "its title is 0, expected a text"),
-        ({"_id": "x", "title": "\udfff", "text": "cat"}, "its title is .* UTF-8 can hold"),
-        ({"text": "cat"}, "an object with _id, title and text .*KeyError: '_id'"),
-    ],
-)
-def test_a_document_of_json_lines_that_is_none_names_its_line(tmp_path, line, message):
-    lines = [{"_id": "a", "text": ""}, {"_id": 7, "title": None, "text": "x", "more": [1]}, line]
-    path = tmp_path / "corpus.jsonl"
-    path.write_text("".join(f"{json.dumps(each)}\n" for each in lines[:2]))
-    table = pq.read_table(parquet_corpus(path, tmp_path / "good"))
-    assert table.to_pylist() == [
-        {"id": "a", "title": "", "text": ""},
-        {"id": "7", "title": "", "text": "x"},
-    ]
-    path.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
-    message = f"corpus.jsonl, line 3, is not a document of BEIR.*{message}.*; mend it or take"
-    with pytest.raises(CorpusError, match=message):
-        parquet_corpus(path, tmp_path / "bad")
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,6 @@ from whiten_index.index import (
     DOCUMENTS,
     INDEX,
     IVF_DATA,
-    Documents,
-    examine,
     inner_index,
     inner_of,
     load_faiss,
@@ -101,8 +99,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         key = (factory, *sorted(options.items()))
         if key not in made:
             made[key] = tmp_path_factory.mktemp("built")
-            rows = options.pop("rows", None)
-            path = write_rows(made[key] / "c.parquet", clustered() if rows is None else rows)
+            path = write_rows(made[key] / "c.parquet", clustered())
             build(made[key] / "out", path, factory=factory, **{"k": K, **options})
         return made[key]
 
@@ -329,12 +326,6 @@ class TestCodes:
             files = [(made.folder / name).stat().st_size for name in (INDEX, IVF_DATA)]
             assert gates["size"].found["index_bytes"] == sum(files)
 
-    def test_a_refinement_that_lacks_rows(self):
-        inner = inner_index("Flat,RFlat", 4)
-        inner.add(np.eye(4, dtype=np.float32))
-        inner.refine_index.reset()
-        assert examine(inner).lost == 4
-
 
 def put_id(inner: Any, row: int) -> None:
     """Give the first entry of a list another row number."""
@@ -407,12 +398,11 @@ class TestCanaries:
         assert set(failing) == {"canaries"}
         assert "below 99.9%" in failing["canaries"]
 
-    def test_too_few_lists_fall_below_what_the_index_was_set_to(self, version):
+    def test_too_few_lists_fall_below_what_the_index_was_set_to(self, tmp_path):
         random = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
-        place = version("Flat").place.parent / "spread"
-        path = write_rows(place / "c.parquet", random)
-        build(place / "out", path, factory="IVF16,Flat", k=K)
-        made = Version(place)
+        path = write_rows(tmp_path / "c.parquet", random)
+        build(tmp_path / "out", path, factory="IVF16,Flat", k=K)
+        made = Version(tmp_path)
         assert made.failing() == {}
         made.change_index(lambda inner: setattr(inner, "nprobe", 1))
         assert set(made.failing()) == {"canaries"}
@@ -461,7 +451,7 @@ class TestCanaries:
         assert "could not be tried" in made.failing()["canaries"]
 
     @pytest.mark.parametrize("factory", ["Flat", "IVF2,SQ8", "HNSW8"])
-    def test_copies_of_one_row_count_as_that_row(self, originals, tmp_path, factory):
+    def test_copies_of_one_row_count_as_that_row(self, tmp_path, factory):
         rows = clustered(rows=300)
         rows[50:250] = rows[50]
         path = write_rows(tmp_path / "c.parquet", rows)
@@ -481,14 +471,6 @@ class TestCanaries:
         path = write_rows(tmp_path / "c.parquet", np.ones((40, DIM), dtype=np.float32))
         build(tmp_path / "out", path, whiten="none", k=None)
         assert Version(tmp_path).failing() == {}
-
-
-@pytest.mark.parametrize(("start", "stop"), [(0, 10), (2, 5), (3, 4), (9, 10), (4, 99), (5, 5)])
-def test_ids_of_some_rows_whatever_the_batches(tmp_path, start, stop):
-    tables = [pa.table({"id": pa.array(range(a, b))}) for a, b in ((0, 3), (3, 4), (4, 10))]
-    write_documents(tmp_path / "d.arrow", tables)
-    found = Documents(tmp_path / "d.arrow").id_column(start, stop)
-    assert found.to_pylist() == list(range(start, min(stop, 10)))
 
 
 def test_recall_counts_ties_and_leaves_out_what_is_not_there():

@@ -20,7 +20,7 @@ from whiten_index.encoding.packing import (
     can_pack,
     packing_obstacle,
     pool_packed,
-    reference_varlen,
+    sdpa_varlen,
     torch_varlen,
 )
 from whiten_index.encoding.pooling import Pooling, pool
@@ -111,7 +111,7 @@ def test_every_packable_type_is_tested():
 def test_packed_states_equal_padded_ones(model):
     texts = batch()
     padded, mask = padded_states(model, *texts[:2])
-    forward = PackedForward(model, reference_varlen)
+    forward = PackedForward(model, sdpa_varlen)
     with torch.inference_mode():
         states = forward(*texts)
     expected = padded.last_hidden_state[mask == 1]
@@ -122,7 +122,7 @@ def test_padded_batches_go_the_way_they_went_before(model):
     texts = batch()
     before, mask = padded_states(model, *texts[:2])
     with torch.inference_mode():
-        PackedForward(model, reference_varlen)(*texts)
+        PackedForward(model, sdpa_varlen)(*texts)
     after, _ = padded_states(model, *texts[:2])
     assert torch.equal(before.last_hidden_state[mask == 1], after.last_hidden_state[mask == 1])
 
@@ -131,7 +131,7 @@ def test_every_layer_is_the_padded_one(model):
     """The model itself runs on the inputs, so that hooks on its layers see packed states."""
     texts = batch()
     padded, mask = padded_states(model, *texts[:2], output_hidden_states=True)
-    inputs = PackedForward(model, reference_varlen).inputs(*texts)
+    inputs = PackedForward(model, sdpa_varlen).inputs(*texts)
     with torch.inference_mode():
         packed = model(**inputs, output_hidden_states=True)
     assert packed.get("past_key_values") is None
@@ -146,7 +146,7 @@ def test_every_layer_is_the_padded_one(model):
 @pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "camembert"])
 def test_token_types_are_given(name):
     """A model's own ones may be as few as its positions, and 43 tokens are more."""
-    inputs = PackedForward(make(name), reference_varlen).inputs(*batch())
+    inputs = PackedForward(make(name), sdpa_varlen).inputs(*batch())
     assert inputs["token_type_ids"].tolist() == [[0] * 43]
 
 
@@ -157,14 +157,14 @@ def test_batches_of_one_length(name, lengths):
     texts = batch(lengths)
     padded, mask = padded_states(model, *texts[:2])
     with torch.inference_mode():
-        states = PackedForward(model, reference_varlen)(*texts)
+        states = PackedForward(model, sdpa_varlen)(*texts)
     expected = padded.last_hidden_state[mask == 1]
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_an_empty_text_disturbs_no_other(model):
     """Some tokenizers make no token of an empty text."""
-    forward = PackedForward(model, reference_varlen)
+    forward = PackedForward(model, sdpa_varlen)
     ids, _, _, longest = batch()
     lengths = [0, *LENGTHS[:2], 0, *LENGTHS[2:], 0]
     cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
@@ -230,7 +230,7 @@ def test_the_whole_pass_on_tensors_without_memory(model):
 
 def test_a_model_that_keeps_the_bounds_to_itself_fails_loudly(model):
     """Without the bounds the texts would see each other; the mask cannot be used as one."""
-    inputs = PackedForward(model, reference_varlen).inputs(*batch())
+    inputs = PackedForward(model, sdpa_varlen).inputs(*batch())
     del inputs["packing"]
     with torch.inference_mode(), pytest.raises(RuntimeError, match="size"):
         model(**inputs)
@@ -242,9 +242,9 @@ def test_two_kernels_may_run_the_same_model():
 
     def other(query, key, value, attention):
         seen.append(attention)
-        return reference_varlen(query, key, value, attention)
+        return sdpa_varlen(query, key, value, attention)
 
-    first, second = PackedForward(model, reference_varlen), PackedForward(model, other)
+    first, second = PackedForward(model, sdpa_varlen), PackedForward(model, other)
     with torch.inference_mode():
         assert torch.equal(first(*batch()), second(*batch()))
     assert len(seen) == 3
@@ -261,7 +261,7 @@ def test_the_reference_is_softmax_over_what_a_token_sees(causal, window, scale):
     query = torch.randn(8, 4, 16, generator=random)
     key, value = torch.randn(2, 8, 2, 16, generator=random)
     bounds = torch.tensor([0, 5, 6, 8], dtype=torch.int32)
-    found = reference_varlen(query, key, value, Attention(bounds, 5, scale, causal, window))
+    found = sdpa_varlen(query, key, value, Attention(bounds, 5, scale, causal, window))
     text = [0, 0, 0, 0, 0, 1, 2, 2]
     for i in range(8):
         seen = [j for j in range(8) if text[j] == text[i]]
@@ -271,6 +271,24 @@ def test_the_reference_is_softmax_over_what_a_token_sees(causal, window, scale):
             scores = key[seen, head // 2] @ query[i, head] * (0.25 if scale is None else scale)
             expected = scores.softmax(0) @ value[seen, head // 2]
             torch.testing.assert_close(found[i, head], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("key_heads", "copied"), [(4, False), (2, True)])
+def test_keys_are_copied_only_where_heads_share_them(key_heads, copied, monkeypatch):
+    """In every layer that would be all keys and values of the batch."""
+    given = []
+
+    def spy(query, key, value, **options):
+        given.extend((key, value))
+        return attend(query, key, value, **options)
+
+    attend = packing.scaled_dot_product_attention
+    monkeypatch.setattr(packing, "scaled_dot_product_attention", spy)
+    query, (key, value) = torch.randn(8, 4, 16), torch.randn(2, 8, key_heads, 16)
+    bounds = torch.tensor([0, 3, 6, 8], dtype=torch.int32)
+    sdpa_varlen(query, key, value, Attention(bounds, 3, None, False, None))
+    own = key.untyped_storage().data_ptr()
+    assert [each.untyped_storage().data_ptr() != own for each in given] == [copied] * 4
 
 
 class _Largest(TorchDispatchMode):
@@ -291,7 +309,7 @@ def test_a_long_text_takes_no_square_of_its_length(causal, window):
     query = torch.randn(500, 2, 8)
     bounds = torch.tensor([0, 500], dtype=torch.int32)
     with torch.inference_mode(), _Largest() as largest:
-        reference_varlen(query, query, query, Attention(bounds, 500, None, causal, window))
+        sdpa_varlen(query, query, query, Attention(bounds, 500, None, causal, window))
     assert 0 < largest.numbers < 10 * query.numel()
 
 
@@ -439,11 +457,49 @@ def test_half_precision_on_a_cpu_pads(model):
 def test_states_that_are_others_on_a_cpu_pad(model, monkeypatch):
     def wrong(query, key, value, attention):
         bounds = attention.cu_seqlens[[0, -1]]
-        return reference_varlen(query, key, value, replace(attention, cu_seqlens=bounds))
+        return sdpa_varlen(query, key, value, replace(attention, cu_seqlens=bounds))
 
-    monkeypatch.setattr(packing, "reference_varlen", wrong)
+    monkeypatch.setattr(packing, "sdpa_varlen", wrong)
     assert "than each alone" in packing_obstacle(model, CPU, torch.float32)
     assert model.config._attn_implementation == "sdpa"
+
+
+WINDOWS = {
+    "mistral": {"sliding_window": 9},
+    "qwen3 sliding": {"sliding_window": 9},
+    "modernbert": {"local_attention": 18},
+    "gemma3_text": {"sliding_window": 9},
+    "gemma3_text bidirectional": {"sliding_window": 18},
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_are_tried_on_a_cpu(name, monkeypatch):
+    """Windows that are longer than the few tokens of other models."""
+    model = make(name, **WINDOWS[name])
+    assert packing_obstacle(model, CPU, torch.float32) is None
+    monkeypatch.setattr(
+        packing, "_seen", lambda length, *_: torch.ones(length, length, dtype=torch.bool)
+    )
+    assert "than each alone" in packing_obstacle(model, CPU, torch.float32)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("window", "positions", "longest"),
+    [(None, 4096, 8), (600, 4096, 902), (600, 700, 8), (2000, 4096, 8)],
+)
+def test_a_trial_on_a_cpu_stays_short(window, positions, longest, monkeypatch):
+    model = make("mistral", sliding_window=window, max_position_embeddings=positions)
+    tried = set()
+
+    def spy(query, key, value, attention):
+        tried.add(attention.longest)
+        return sdpa_varlen(query, key, value, attention)
+
+    monkeypatch.setattr(packing, "sdpa_varlen", spy)
+    assert packing_obstacle(model, CPU, torch.float32) is None
+    assert tried == {longest}
 
 
 def test_a_text_gives_the_same_in_any_company(model):
@@ -538,7 +594,7 @@ def test_whatever_goes_wrong_pads(pretended_gpu, monkeypatch):
 
 
 def test_the_trial_compares_every_layer(model, monkeypatch):
-    monkeypatch.setattr(packing, "torch_varlen", reference_varlen)
+    monkeypatch.setattr(packing, "torch_varlen", sdpa_varlen)
     assert packing._trial_obstacle(model, torch.device("cpu")) is None
     assert model.config._attn_implementation == "sdpa"
 
@@ -556,7 +612,7 @@ def test_the_trial_compares_every_layer(model, monkeypatch):
 )
 def test_the_trial_finds_a_kernel_that_is_wrong(name, wrong, monkeypatch):
     def kernel(query, key, value, attention):
-        return reference_varlen(query, key, value, replace(attention, **wrong(attention)))
+        return sdpa_varlen(query, key, value, replace(attention, **wrong(attention)))
 
     monkeypatch.setattr(packing, "torch_varlen", kernel)
     model = make(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import threading
@@ -14,8 +15,9 @@ import pytest
 from tests.corpus_helpers import overwrite
 from tests.upkeep_helpers import PACK, World, new_world, pack_folders, shard_folders
 from whiten_index import manifest
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store import EmbeddingStore
+from whiten_index.store.places import Places
 from whiten_index.upkeep import compact_store, gc_store, verify_store
 from whiten_index.upkeep.compact import _to_pack
 
@@ -177,6 +179,38 @@ def test_content_is_hashed_once(tmp_path, monkeypatch):
     for _ in range(3):
         reads(store, copies.world, but=None)
     assert len(hashed) == len(set(hashed)) > 0
+
+
+@pytest.mark.parametrize("derived", [False, True])
+def test_what_is_lost_is_looked_for_once(tmp_path, monkeypatch, derived):
+    """Which file is to blame is found out by hashing, and not at each try to read."""
+    copies, asked = whole_folder_and_pack(tmp_path), []
+    world, shards = copies.world, copies.world.store.shards
+    lost, name = world.records[0][0].parts[0].shard, world.records[-1][0].parts[0].shard
+    shutil.rmtree(copies.paths[1])
+    shutil.rmtree(shards.folder / lost)
+    culprit = shards.places.culprit
+    monkeypatch.setattr(shards.places, "culprit", lambda of: asked.append(of) or culprit(of))
+    damaged, packs = Places._damaged_at, []
+    monkeypatch.setattr(Places, "_damaged_at", lambda *of: packs.append(of) or damaged(*of))
+    wanted = name if derived else lost
+    path = shards.folder / lost
+    with pytest.raises(ArtifactError, match=f"shard {wanted} .*: {path} is missing or damaged"):
+        shards.embeddings(wanted)
+    assert (asked, len(packs)) == ([wanted], 1)
+
+
+def test_a_shard_of_a_later_release_is_not_called_damaged(tmp_path):
+    copies = whole_folder_and_pack(tmp_path)
+    name = copies.world.records[0][0].parts[0].shard
+    for path in copies.paths:
+        fields = {**json.loads((path / manifest.MANIFEST).read_text()), "format_version": 99}
+        manifest.write_manifest(path / manifest.MANIFEST, fields)
+    # The folder's own, and the pack's where there is no folder.
+    for path in copies.paths:
+        with pytest.raises(FormatError, match=f"{path} has .* format 99.*upgrade"):
+            copies.world.store.shards.places._damaged_at(name)
+        shutil.rmtree(path)
 
 
 def test_what_was_verified_is_not_read_elsewhere_unverified(tmp_path):

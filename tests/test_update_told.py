@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -213,11 +214,19 @@ def test_ids_there_twice_are_told_with_their_files_and_what_an_update_can_do(
 
 def test_what_was_mended_is_told_though_nothing_is_published(unnamed: Place) -> None:
     shard = sorted((unnamed.out / "store").glob("*/shards/*/embeddings.safetensors"))[0]
-    stored = EmbeddingStore.open(unnamed.out / "store").require(shard.parent.name)
+    stored_in = EmbeddingStore.open(unnamed.out / "store")
+    stored = stored_in.require(shard.parent.name)
     shard.write_bytes(shard.read_bytes()[:-20])
     rows = stored.rows
     stdout = run("update", "--index", unnamed.out, "--dry-run")[1]
     assert f"up to date, {rows} rows that the store has lost to encode" in stdout
+    assert re.search(r"all else, as it took before +\S+ s", stdout)
+    assert "transform" not in stdout
+    plan = json.loads(run("update", "--index", unnamed.out, "--dry-run", "--json")[1])
+    index, store = plan["bytes"].values()
+    assert (index, plan["to_encode"]) == (0, rows)
+    assert stored.bytes < store < 4 * stored.bytes
+    assert re.search(rf"bytes in {stored_in.folder} +\d", stdout)
     stdout = run("update", "--index", unnamed.out)[1]
     said = f"is up to date, {rows} rows that the store had lost encoded anew and 1 damaged shard"
     assert said in stdout

@@ -155,11 +155,51 @@ def test_texts_of_a_version_that_was_rolled_back_are_told_when_they_come_again(
     assert f"20 of the 30 texts that version {bad} brought" in note
 
 
-def test_texts_that_come_again_are_told_in_little_memory(
+def test_texts_that_come_again_are_counted_once_and_not_where_the_base_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some rows of every shard changed, so that all parts differ."""
-    rows, new = 100_000, 10
+    """Of what sets of digests would say, for several versions that were rolled back."""
+    rng = np.random.default_rng(0)
+    held = {
+        "base": rng.integers(0, 20, 15), "more": rng.integers(0, 20, 5),
+        "v2": rng.integers(0, 60, 30), "v3": rng.integers(0, 60, 30),
+        "now": rng.integers(0, 60, 40),
+    }  # fmt: skip
+    parts = {name: CorpusPart(name, name, len(rows), len(rows), 0) for name, rows in held.items()}
+
+    def digests(name: str) -> Any:
+        found = np.zeros((len(held[name]), 16), dtype=np.uint8)
+        found[:, 3] = held[name]
+        return found
+
+    def record(*names: str) -> CorpusRecord:
+        return CorpusRecord({"sources": ["c"]}, tuple(parts[name] for name in names), {})
+
+    for name, kept in (("v2", "base"), ("v3", "more")):
+        (tmp_path / "versions" / name).mkdir(parents=True)
+        record(kept, name).save(tmp_path / "versions" / name / "corpus.json")
+    store: Any = SimpleNamespace(shards=SimpleNamespace(digests=digests))
+    base: Any = SimpleNamespace(
+        folder=tmp_path / "versions/v1", record=record("base", "more"), store=store
+    )
+    monkeypatch.setattr(again.faiss_index, "withdrawn_versions", lambda _: ("v2", "v3"))
+    texts = {name: set(rows.tolist()) for name, rows in held.items()}
+    expected = []
+    for name in ("v2", "v3"):
+        brought = texts[name] - texts["base"] - texts["more"]
+        expected.append(
+            f"note: {len(brought & texts['now'])} of the {len(brought)} texts that version {name} "
+            "brought, which was rolled back, come again"
+        )
+    assert list(again.told_again(base, record("now"), store)) == expected
+
+
+@pytest.mark.parametrize("new", [10, 90_000])
+def test_texts_that_come_again_are_told_in_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: int
+) -> None:
+    """Some rows of every shard changed, so that all parts differ, or nearly all of them."""
+    rows = 100_000
     digests = np.random.default_rng(0).integers(0, 256, (rows + new, 16), dtype=np.uint8)
     held = {"base": digests[:rows], "bad": digests[new:], "now": digests[new:]}
     store: Any = SimpleNamespace(shards=SimpleNamespace(digests=held.__getitem__))
@@ -177,7 +217,7 @@ def test_texts_that_come_again_are_told_in_little_memory(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert "10 of the 10 texts that version v2 brought" in note
+    assert f"{new:,} of the {new:,} texts that version v2 brought" in note
     assert peak < 120 * rows
 
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 
 
-def without_times(kind: pa.DataType) -> pa.DataType:
-    """Return a type with numbers for dates and times, of which Python knows fewer than Arrow."""
-
-    def number(leaf: pa.DataType) -> pa.DataType:
-        if not pa.types.is_temporal(leaf):
-            return leaf
-        return pa.int32() if leaf.bit_width == 32 else pa.int64()
-
-    if pa.types.is_dictionary(kind):
-        return without_times(kind.value_type)
-    return _replaced(kind, number)
+def times_as_numbers(array: pa.Array) -> pa.Array:
+    """Return an array with numbers for dates and times, of which Python knows fewer than Arrow."""
+    kind = replaced_leaves(array.type, _number)
+    # These are kept alike; a cast would take most nested types wrongly or not at all.
+    return array if kind == array.type else pa.array(_Relabelled(array, kind))
 
 
 def times_of(kind: pa.DataType) -> list[pa.DataType]:
@@ -30,7 +25,7 @@ def times_of(kind: pa.DataType) -> list[pa.DataType]:
             found.append(of)
         return of
 
-    _replaced(kind.value_type if pa.types.is_dictionary(kind) else kind, leaf)
+    replaced_leaves(kind, leaf)
     return found
 
 
@@ -46,19 +41,33 @@ def repeated_field(kind: pa.DataType) -> str | None:
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
-    """Return a type with strings and bytes for views of them, which few of Arrow's kernels take."""
+    """Return a type with strings and bytes for views of them, which few of Arrow's kernels take.
+
+    Those in views of lists are left: kernels leave them alone, and a cast of such a list to another
+    loses rows.
+    """
 
     def plain(leaf: pa.DataType) -> pa.DataType:
         if pa.types.is_string_view(leaf):
             return pa.large_string()
         return pa.large_binary() if pa.types.is_binary_view(leaf) else leaf
 
-    return _replaced(kind, plain)
+    return replaced_leaves(kind, plain, in_list_views=False)
 
 
-def _replaced(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+def replaced_leaves(
+    kind: pa.DataType,
+    leaf: Callable[[pa.DataType], pa.DataType],
+    *,
+    in_list_views: bool = True,
+) -> pa.DataType:
+    """Return a type with others for the types at its leaves, those of dictionaries among them."""
+
+    def inside(of: pa.DataType) -> pa.DataType:
+        return replaced_leaves(of, leaf, in_list_views=in_list_views)
+
     def field(of: pa.Field) -> pa.Field:
-        return of.with_type(_replaced(of.type, leaf))
+        return of.with_type(inside(of.type))
 
     if pa.types.is_struct(kind):
         return pa.struct([field(each) for each in kind])
@@ -66,8 +75,31 @@ def _replaced(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> 
         return pa.map_(field(kind.key_field), field(kind.item_field))
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(field(kind.value_field), kind.list_size)
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, inside(kind.value_type), kind.ordered)
     if pa.types.is_large_list(kind):
         return pa.large_list(field(kind.value_field))
     if pa.types.is_list(kind):
         return pa.list_(field(kind.value_field))
+    if in_list_views and pa.types.is_large_list_view(kind):
+        return pa.large_list_view(field(kind.value_field))
+    if in_list_views and pa.types.is_list_view(kind):
+        return pa.list_view(field(kind.value_field))
     return leaf(kind)
+
+
+def _number(leaf: pa.DataType) -> pa.DataType:
+    if not pa.types.is_temporal(leaf):
+        return leaf
+    # An interval of Arrow is no one number.
+    return {32: pa.int32(), 64: pa.int64()}.get(leaf.bit_width, leaf)
+
+
+class _Relabelled:
+    """An array whose memory is to be read as of another type."""
+
+    def __init__(self, array: pa.Array, kind: pa.DataType) -> None:
+        self._array, self._kind = array, kind
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
+        return self._kind.__arrow_c_schema__(), self._array.__arrow_c_array__()[1]

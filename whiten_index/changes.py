@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.arrow_types import times_of, without_times
+from whiten_index.arrow_types import times_as_numbers, times_of
 from whiten_index.batch import DIGEST_BYTES, ID, PASSAGE, PASSAGE_COLUMNS, row_digests
 from whiten_index.row_keys import Keys, KeyTable, joined, string_keys
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
@@ -197,16 +197,20 @@ def compare(before: StoredRows, now: Iterable[pa.Table], *, same: int, by_conten
         counts = dict.fromkeys(ChangeKind, 0) | then.contents.counts()
     every = types | then.types
     # Where the column holds other ids than it did, 7 and "7" name the same document.
-    table = _table(ids, every.pop() if len(every) == 1 else pa.string())
+    table = _table(ids, every.pop() if len(every) == 1 else pa.large_string())
     return Changes(total, counts, table, named, _note_on_types(then.types, types))
 
 
-def ids_line(ids: Mapping[str, Any]) -> str:
-    """Return what there is to say of ids that differ from the documents counted, as one line.
+def ids_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return what a database that knows rows by their ids has to do, where that is another count.
 
     Args:
-        ids: as ``Changes.ids_to_json`` gives them.
+        report: of an update or of its plan, or what a manifest says of it; that of an earlier
+            release does not tell.
     """
+    ids = report.get("ids")
+    if not ids:
+        return []
     kinds = {
         ChangeKind.NEW: "new",
         ChangeKind.CHANGED: "changed",
@@ -214,7 +218,7 @@ def ids_line(ids: Mapping[str, Any]) -> str:
         ChangeKind.DELETED: "deleted",
     }
     named = ", ".join(f"{ids[kind.value]:,} {words}" for kind, words in kinds.items())
-    return f"{ids['why']}, so that changes.arrow names {ids['named']:,} ids ({named})"
+    return [f"{ids['why']}, so that changes.arrow names {ids['named']:,} ids ({named})"]
 
 
 def _note_on_types(before: set[pa.DataType], now: set[pa.DataType]) -> str:
@@ -232,7 +236,8 @@ class _Before:
 
     A document is known by 128 bits of its id, and its text and columns by 64 bits each of their
     digests, which are compared under the same id alone. With 10⁸ documents, two ids are taken for
-    one with a chance of about 10⁻²³, and a change is missed with one of 10⁻¹¹.
+    one with a chance of about 10⁻²³, and a change is missed with one of 10⁻¹¹. That is of ids that
+    nobody chose to have equal keys: these are mixed, which is no cryptographic hash.
 
     Attributes:
         types: of the ids.
@@ -319,7 +324,10 @@ def _first_passages(documents: pa.Table) -> NDArray[np.int64]:
 
 
 def _row_digests(table: pa.Table) -> NDArray[np.uint8]:
-    columns = [column.cast(without_times(column.type)).to_pylist() for column in table.columns]
+    columns: list[list[Any]] = [
+        [value for chunk in column.chunks for value in times_as_numbers(chunk).to_pylist()]
+        for column in table.columns
+    ]
     if times := [str(leaf) for kind in table.schema.types for leaf in times_of(kind)]:
         # The same number is another moment in another unit or zone.
         columns.append([times] * len(table))
@@ -356,6 +364,9 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _table(ids: Mapping[ChangeKind, list[pa.Array]], id_type: pa.DataType) -> pa.Table:
+    if pa.types.is_string(id_type):
+        # Sorted as one, they may take more than two gigabytes.
+        id_type = pa.large_string()
     columns = {
         kind: pa.chunked_array([each.cast(id_type) for each in arrays if len(each)], id_type)
         for kind, arrays in ids.items()

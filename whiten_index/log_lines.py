@@ -136,7 +136,12 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
         kept: what an interruption leaves finished, for the next run to go on from.
         lines: where it is logged; JSON lines where it is left out.
     """
-    lines = lines or LogLines()
+    status = _ended(work, kept=kept, lines=lines or LogLines())
+    finish_undisturbed(status)
+    return status
+
+
+def _ended(work: Callable[[], Ending], *, kept: str, lines: LogLines) -> int:
     try:
         try:
             ending = work()

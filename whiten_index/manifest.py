@@ -22,6 +22,7 @@ from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputE
 MANIFEST = "manifest.json"
 # What always mends an artifact; who reads it may know better.
 REMEDY = "restore it from a copy, or run the build again"
+_MISSING = "check the path, or build it"
 _TEMPORARY = ".tmp-"
 _DIGEST = "digest"
 _BLOCK = 1 << 20
@@ -213,7 +214,12 @@ def _pretty_json(value: Mapping[str, Any]) -> bytes:
 
 
 def read_json(
-    path: Path, *, what: str, exact: bool = False, remedy: str = REMEDY
+    path: Path,
+    *,
+    what: str,
+    exact: bool = False,
+    remedy: str = REMEDY,
+    missing: str = _MISSING,
 ) -> dict[str, Any]:
     """Read a JSON object, or say that ``what`` is missing or damaged.
 
@@ -222,6 +228,7 @@ def read_json(
         what: how to call what it belongs to.
         exact: where it has a digest, it must be to the byte what ``write_manifest`` wrote.
         remedy: what to do about damage.
+        missing: what to do where it is not there.
 
     Raises:
         ArtifactError: the file is missing or not a JSON object.
@@ -232,8 +239,7 @@ def read_json(
         value = json.loads(data)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ArtifactError(
-            f"{path.parent} is not {what}: it has no {path.name}; "
-            f"{'check the path, or build it' if remedy == REMEDY else remedy}"
+            f"{path.parent} is not {what}: it has no {path.name}; {missing}"
         ) from error
     except (ValueError, IsADirectoryError) as error:
         raise ArtifactError(f"{path} of {what} cannot be read ({error}); {remedy}") from error
@@ -247,7 +253,13 @@ def read_json(
 
 
 def read_manifest(
-    folder: Path, *, kind: str, version: int, name: str = MANIFEST, remedy: str = REMEDY
+    folder: Path,
+    *,
+    kind: str,
+    version: int,
+    name: str = MANIFEST,
+    remedy: str = REMEDY,
+    missing: str = _MISSING,
 ) -> dict[str, Any]:
     """Read a folder's manifest and check that it is of ``kind`` and a version known here.
 
@@ -257,11 +269,13 @@ def read_manifest(
         version: the latest format that can be read.
         name: of the manifest.
         remedy: what to do about damage.
+        missing: what to do where it is not there.
 
     Raises:
         ArtifactError: missing, damaged, of another kind, or written by a later release.
     """
-    manifest = read_json(folder / name, what=f"a whiten-index {kind}", remedy=remedy)
+    what = f"a whiten-index {kind}"
+    manifest = read_json(folder / name, what=what, remedy=remedy, missing=missing)
     if manifest.get("kind") != kind:
         raise ArtifactError(
             f"{folder} holds a {manifest.get('kind', 'folder of unknown kind')}, not a {kind}; "
@@ -315,6 +329,9 @@ def first_damaged(folder: Path, *, kind: str, version: int) -> Path | None:
     """Return the first file of an artifact that is missing or damaged, None where all are sound.
 
     Where there is no such folder, none is.
+
+    Raises:
+        FormatError: a later release wrote it.
     """
     if not folder.exists():
         return None
@@ -324,6 +341,8 @@ def first_damaged(folder: Path, *, kind: str, version: int) -> Path | None:
         for name, entry in fields["files"].items():
             path = folder / name
             check_files(folder, {"files": {name: entry}}, content=True)
+    except FormatError:
+        raise
     except (ArtifactError, KeyError, AttributeError):
         return path
     return None

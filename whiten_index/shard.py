@@ -24,6 +24,7 @@ from whiten_index.store import (
     StoredShard,
     StoreDtype,
     as_kept,
+    folder_bytes,
 )
 
 if TYPE_CHECKING:
@@ -108,6 +109,27 @@ class _Looked:
         if self.there:
             return np.zeros(len(self.batch), dtype=np.bool_)
         return np.ones(len(self.batch), dtype=np.bool_) if self.found is None else ~self.found.known
+
+
+@dataclass(frozen=True, eq=False)
+class _Referring:
+    """A shard some of whose rows others hold.
+
+    Attributes:
+        nearest: the shard that most of them come from.
+        before: its moments.
+        picks: where the n rows lie.
+        own: (m, d) as kept, those held by none other.
+        gathered: all of them.
+        whole: (n, d) to be kept whole, None where it is derived.
+    """
+
+    nearest: str
+    before: Moments
+    picks: Picks
+    own: NDArray[np.floating]
+    gathered: EmbeddingRows
+    whole: NDArray[np.floating] | None
 
 
 @dataclass(frozen=True)
@@ -231,6 +253,26 @@ class ShardWork:
             return batch
         return split_batch(batch, self.splitter)
 
+    def bytes_of(self, batch: TextBatch | EmbeddingBatch, found: Found) -> int:
+        """Return about what a shard that is not there will take in the store.
+
+        New embeddings of texts are thought to be such as float16 can hold.
+        """
+        size, unknown = (len(batch), int(self.store.encoder["dim"])), ~found.known
+        whole: NDArray[np.floating] | None
+        if isinstance(batch, EmbeddingBatch):
+            whole = batch.embeddings
+            new = whole[unknown]
+        else:
+            whole = new = np.zeros((np.count_nonzero(unknown), size[1]), dtype=np.float32)
+        if not unknown.all():
+            refers = self._refer(batch, found, new)
+            if refers.whole is None:
+                own, sources = refers.own, len(refers.picks.sources)
+                return folder_bytes(*size, own.itemsize, own=len(own), sources=sources)
+            whole = refers.whole
+        return folder_bytes(*size, as_kept(whole, self.dtype).itemsize)
+
     def _done(self, rows: int) -> None:
         if self.advance is not None:
             self.advance(rows)
@@ -279,33 +321,44 @@ class ShardWork:
         self, shard: _Looked, found: Found, encoded: Encoded | None, rows: slice
     ) -> StoredShard:
         """Keep a shard some of whose rows others hold: by reference, or whole where few are."""
-        assert self.rows is not None
-        known = self.rows.known(self.dtype, shard.batch)
-        picks = self.store.shards.picks_of(known, found)
-        own, cut = self._new_embeddings(shard, encoded, rows)
+        new, cut = self._new_embeddings(shard, encoded, rows)
         truncated = np.zeros(len(shard.batch), dtype=np.bool_)
         truncated[~found.known] = cut
-        truncated[found.known] = self._cut_before(shard, known, found)
-        numbers, times = np.unique(found.shard[found.known], return_counts=True)
-        nearest = known.shards[numbers[np.argmax(times)]]
-        before = self.store.moments(nearest)
-        variances = np.diag(before.scatter) / max(before.count, 1)
-        own = as_kept(own, self.dtype, variances=variances if before.count > 1 else None)
-        gathered = self.store.shards.picked(picks, own)
-        whole = self._whole(shard.batch, gathered, known=float(found.known.mean()))
-        if whole is not None:
+        truncated[found.known] = self._cut_before(shard, found)
+        refers = self._refer(shard.batch, found, new)
+        if refers.whole is not None:
             return self.store.write(
-                shard.fingerprint, shard.digests, whole, dtype=self.dtype, truncated=truncated
+                shard.fingerprint,
+                shard.digests,
+                refers.whole,
+                dtype=self.dtype,
+                truncated=truncated,
             )
         return self.store.shards.derive(
             shard.fingerprint,
             shard.digests,
-            picks,
-            own,
+            refers.picks,
+            refers.own,
             truncated=truncated,
-            moments=self._moments(nearest, before, picks, gathered),
-            dtype=str(gathered.dtype),
+            moments=self._moments(refers),
+            dtype=str(refers.gathered.dtype),
         )
+
+    def _refer(
+        self, batch: TextBatch | EmbeddingBatch, found: Found, new: NDArray[np.floating]
+    ) -> _Referring:
+        """Settle how a shard is kept some of whose rows others hold, ``new`` (m, d) being not."""
+        assert self.rows is not None
+        known = self.rows.known(self.dtype, batch)
+        picks = self.store.shards.picks_of(known, found)
+        numbers, times = np.unique(found.shard[found.known], return_counts=True)
+        nearest = known.shards[numbers[np.argmax(times)]]
+        before = self.store.moments(nearest)
+        variances = np.diag(before.scatter) / max(before.count, 1)
+        own = as_kept(new, self.dtype, variances=variances if before.count > 1 else None)
+        gathered = self.store.shards.picked(picks, own)
+        whole = self._whole(batch, gathered, known=float(found.known.mean()))
+        return _Referring(nearest, before, picks, own, gathered, whole)
 
     def _whole(
         self, batch: TextBatch | EmbeddingBatch, gathered: EmbeddingRows, *, known: float
@@ -342,11 +395,10 @@ class ShardWork:
         assert encoded is not None
         return encoded.embeddings[rows], encoded.truncated[rows]
 
-    def _moments(
-        self, nearest: str, before: Moments, picks: Picks, gathered: EmbeddingRows
-    ) -> Moments:
+    def _moments(self, refers: _Referring) -> Moments:
         """Return the moments of picked rows, from those of the shard that most come from."""
-        change = self.store.shards.change(nearest, picks)
+        nearest, before, gathered = refers.nearest, refers.before, refers.gathered
+        change = self.store.shards.change(nearest, refers.picks)
         if len(change.left) + len(change.joined) >= len(gathered):
             return Moments.of(gathered[np.arange(len(gathered))])
         moments = before
@@ -358,8 +410,10 @@ class ShardWork:
             moments += Moments.of(gathered[change.joined])
         return moments
 
-    def _cut_before(self, shard: _Looked, known: KnownRows, found: Found) -> NDArray[np.bool_]:
+    def _cut_before(self, shard: _Looked, found: Found) -> NDArray[np.bool_]:
         """Return which of the rows that are known (m,) were cut to the encoder's limit."""
+        assert self.rows is not None
+        known = self.rows.known(self.dtype, shard.batch)
         rows = np.flatnonzero(found.known)
         cut = np.zeros(len(found.shard), dtype=np.bool_)
         for number in np.unique(found.shard[rows]):

@@ -21,10 +21,14 @@ _LAST_WORDS = (
 
 
 class _Stop:
-    """Whether a stage is running, or all work is over, and when someone first asked it to end."""
+    """Whether a stage is running, or all work is over with which status; when someone first asked.
+
+    The status is None as long as it is not known.
+    """
 
     in_stage = False
     over = False
+    status: int | None = None
     asked: float | None = None
 
 
@@ -36,18 +40,25 @@ def stop_on_signals() -> None:
     ends the process there and then, since a thread that waits for the network would be waited for
     for ever; what is in the store is whole at every moment.
     """
-    _Stop.over = False
+    _Stop.over, _Stop.status, _Stop.asked = False, None, None
     signal.signal(signal.SIGTERM, _hear)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _hear)
 
 
-def finish_undisturbed() -> None:
-    """Let no signal change how the process ends: all is done, and what is left is to say so.
+def finish_undisturbed(status: int | None = None) -> None:
+    """Let no single signal change how the process ends: what is left is to say that all is done.
 
-    Where a signal ended the work, a second one still ends the process there and then.
+    A second one still ends the process there and then, since a thread or a folder that hangs would
+    be waited for for ever. The first may be the one that ended the work.
+
+    Args:
+        status: with which the process ends, also there and then; None leaves it as it was told
+            before, or at 130.
     """
     _Stop.over = True
+    if status is not None:
+        _Stop.status = status
     # The interpreter takes handlers away before it has ended, and leaves ignored what is ignored.
     # Not at once: it first waits for threads, which a second signal need not.
     atexit.unregister(_ignore)
@@ -82,11 +93,9 @@ def heed_stop() -> None:
 
 def _hear(_: int, __: FrameType | None) -> None:
     now = time.monotonic()
-    if _Stop.asked is None and _Stop.over:
-        return
     if _Stop.asked is None:
         _Stop.asked = now
-        if not _Stop.in_stage:
+        if not (_Stop.in_stage or _Stop.over):
             raise KeyboardInterrupt
     elif now - _Stop.asked > _SECONDS_OF_ONE_REQUEST:
         _exit_at_once()
@@ -97,4 +106,4 @@ def _exit_at_once() -> NoReturn:
     with suppress(OSError, ValueError, AttributeError):
         stderr = sys.stderr.fileno()
         os.write(stderr, b"\n" * os.isatty(stderr) + _LAST_WORDS)
-    os._exit(INTERRUPTED)
+    os._exit(INTERRUPTED if _Stop.status is None else _Stop.status)

@@ -52,7 +52,7 @@ class _Commands(click.Group):
             if error.errno != errno.ENAMETOOLONG:
                 raise
             # Any option that names a file can be given one that no file system takes.
-            name = cut(str(error.filename), most=200)
+            name = cut(str(error.filename or "a name that was given"), most=200)
             click.echo(f"Error: {name} is too long for a path; name a file or a folder", err=True)
             context.exit(ConfigError.exit_code)
         except KeyboardInterrupt:
@@ -111,8 +111,12 @@ def main() -> None:
     """Run the command line."""
     spare_what_was_imported()
     stop_on_signals()
+    status: object = 1
     try:
         cli.main(args=sys.argv[1:])
+    except SystemExit as ended:
+        status = ended.code
+        raise
     finally:
         # What ends before any command is called, such as --help, is done too.
-        finish_undisturbed()
+        finish_undisturbed(status if isinstance(status, int) else None)

@@ -99,6 +99,7 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
 
 
 def _logged(config: Any, form: str, *, dry_run: bool) -> None:
+    from whiten_index.changes import ids_lines
     from whiten_index.log_lines import Ending, LogLines, run_job
     from whiten_index.update import plan_update, update_index
 
@@ -111,8 +112,8 @@ def _logged(config: Any, form: str, *, dry_run: bool) -> None:
             report = update_index(config, progress=lines)
             event = "up_to_date" if report.up_to_date else "published"
             said = report.to_json()
-        for line in _ids_lines(said):
-            lines.note(line.strip())
+        for line in ids_lines(said):
+            lines.note(line)
         return Ending(event, said, GateError.exit_code if said.get("refused") else 0)
 
     click.get_current_context().exit(run_job(work, kept="shards", lines=lines))
@@ -143,23 +144,14 @@ def _print_gates(gates: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_changes(report: Mapping[str, Any]) -> None:
+    from whiten_index.changes import ids_lines
+
     files = report["files"]
     click.echo(
         f"  {_changes(report['rows'])}; {files['read']:,} files read, {files['skipped']:,} skipped"
     )
-    for line in _ids_lines(report):
-        click.echo(line)
-
-
-def _ids_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return what a database that knows rows by their ids has to do, where that is another count.
-
-    A manifest of an earlier release does not tell.
-    """
-    from whiten_index.changes import ids_line
-
-    ids = report.get("ids")
-    return [f"  {ids_line(ids)}"] if ids else []
+    for line in ids_lines(report):
+        click.echo(f"  {line}")
 
 
 def _changes(rows: Mapping[str, int]) -> str:
@@ -171,13 +163,15 @@ def _changes(rows: Mapping[str, int]) -> str:
 
 def update_lines(fields: Mapping[str, Any]) -> list[str]:
     """Return what a manifest says of the update that made a version, nothing where a build did."""
+    from whiten_index.changes import ids_lines
+
     update = fields.get("update")
     if not update:
         return []
     lines = [f"update of version {update['base']}"]
     if update.get("rows"):
         lines.append(f"  {_changes(update['rows'])}")
-    lines += _ids_lines(update)
+    lines += [f"  {line}" for line in ids_lines(update)]
     lines += _decision_lines(update)
     if gates := fields.get("gates"):
         lines += ["gates", terminal.table(gate_rows(gates))]
@@ -219,7 +213,8 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     if plan["up_to_date"]:
         lost = f"{terminal.counted(plan['to_encode'], 'row')} that the store has lost to encode"
         click.echo(f"  up to date, {lost if plan['to_encode'] else 'nothing to do'}")
-        return
+        if not plan["to_encode"]:
+            return
     rate = plan["rows_per_second"]
     encoding = "-" if rate is None else terminal.duration(plan["encode_seconds"])
     rows = [
@@ -227,8 +222,10 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         ("encoding", encoding),
         ("  measured on a sample", "-" if rate is None else f"{rate:,.0f} rows/s"),
         ("all else, as it took before", terminal.duration(plan["other_seconds"])),
-        ("transform fitted again", {"auto": "if it drifted"}.get(plan["refit"], plan["refit"])),
     ]
+    if not plan["up_to_date"]:
+        refit = {"auto": "if it drifted"}.get(plan["refit"], plan["refit"])
+        rows.append(("transform fitted again", refit))
     for path, size in plan["bytes"].items():
         free = plan["free"][path]
         left = "" if free is None else f" of {terminal.in_words(free)} free"

@@ -116,8 +116,8 @@ def compact(store: str, as_json: bool) -> None:
         for name, room in (("before", report["before"]), ("after", report["after"]))
     ]
     click.echo(terminal.table([("", "shard folders", "packs", "bytes"), *rooms]))
-    if report["left"]:
-        click.echo(report["left"])
+    if report["derived"] or report["alone"]:
+        click.echo(_left(report["derived"], report["alone"]))
     if report["damaged"]:
         click.echo(
             f"note: {_shards_are(report['damaged'])} damaged or missing; whiten-index verify "
@@ -149,6 +149,24 @@ def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
             f"{damages:,} {'thing is' if damages == 1 else 'things are'} damaged in {where}; "
             "each is named above with what mends it"
         )
+
+
+def _left(derived: int, alone: int) -> str:
+    """Return which small shards a compaction left as they are, and why."""
+    from whiten_index.upkeep import WORTH_WRITING
+
+    reasons, total = [], derived + alone
+    if derived:
+        one = derived == 1
+        pick, them = ("picks most of its", "it") if one else ("pick most of their", "these")
+        reasons.append(
+            f"{derived:,} {pick} rows from others, and to write {them} whole would cost more than "
+            f"{1 / WORTH_WRITING:g} times what it frees"
+        )
+    if alone:
+        reasons.append(f"{alone:,} {'has' if alone == 1 else 'have'} nothing to be joined with yet")
+    which = "shard was left as it is" if total == 1 else "shards were left as they are"
+    return f"{total:,} small {which}: {'; '.join(reasons)}"
 
 
 def _shards_are(number: int) -> str:

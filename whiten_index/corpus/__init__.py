@@ -3,7 +3,7 @@
 from whiten_index.batch import ID
 from whiten_index.corpus.config import CorpusConfig
 from whiten_index.corpus.expression import RowFilter
-from whiten_index.corpus.parquet import REPEATED_IDS_ADVICE, ParquetCorpus
+from whiten_index.corpus.parquet import ParquetCorpus, RepeatedIdsError
 from whiten_index.corpus.plan import (
     SHARD_BYTES,
     SHARD_ROWS,
@@ -18,12 +18,12 @@ from whiten_index.corpus.sources import find_files
 
 __all__ = [
     "ID",
-    "REPEATED_IDS_ADVICE",
     "SHARD_BYTES",
     "SHARD_ROWS",
     "CorpusConfig",
     "OnBadRow",
     "ParquetCorpus",
+    "RepeatedIdsError",
     "RowFilter",
     "RowGroup",
     "Shard",

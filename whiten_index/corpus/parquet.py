@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -36,12 +37,25 @@ from whiten_index.corpus.sources import SourceFile, find_files, require_unchange
 from whiten_index.errors import CorpusError
 from whiten_index.manifest import fingerprint
 
-# An update, which keeps the options of the build, advises something else.
-REPEATED_IDS_ADVICE = "make them unique, filter the repeated rows out, or leave out --id-column"
 _SUSPECTS, _EXAMPLES = 1000, 3
 _FOOTER_THREADS = 8
 # File systems tell times in steps of up to two seconds.
 _RACY_NS = 2_000_000_000
+
+
+class RepeatedIdsError(CorpusError):
+    """Ids that are not those of one row each, and what to do about it."""
+
+    def __init__(
+        self,
+        found: str,
+        advice: str = "make them unique, filter the repeated rows out, or leave out --id-column",
+    ) -> None:
+        super().__init__(found, advice)
+        self.found, self.advice = found, advice
+
+    def __str__(self) -> str:
+        return f"{self.found}; {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -260,21 +274,24 @@ class ParquetCorpus:
 
     def _raise_duplicates(self, column: str, twice: Any) -> None:
         """Look again at the few ids whose hashes met, since hashes may meet by chance."""
-        places: dict[Any, list[str]] = {}
+        times, places = Counter[Any](), dict[Any, dict[str, None]]()
         for shard in self.shards:
             suspects = np.isin(self._id_hashes(shard), twice[:_SUSPECTS])
+            file = self.files[shard.file].name
             for value, suspect in zip(self._ids(shard), suspects, strict=True):
                 if suspect:
-                    places.setdefault(value, []).append(self.files[shard.file].name)
-        repeated = [value for value, files in places.items() if len(files) > 1]
-        if repeated:
-            examples = repeated[:_EXAMPLES]
+                    times[value] += 1
+                    files = places.setdefault(value, {})
+                    if len(files) <= _EXAMPLES:
+                        files[file] = None
+        examples = [value for value, count in times.items() if count > 1][:_EXAMPLES]
+        if examples:
             shown = ", ".join(map(repr, examples))
-            files = list(dict.fromkeys(name for value in examples for name in places[value]))
-            where = ", ".join(files[:_EXAMPLES]) + (" and others" * (len(files) > _EXAMPLES))
-            raise CorpusError(
+            named = list(dict.fromkeys(name for value in examples for name in places[value]))
+            where = ", ".join(named[:_EXAMPLES]) + (" and others" * (len(named) > _EXAMPLES))
+            raise RepeatedIdsError(
                 f"{len(twice)} ids of column {column} occur more than once (such as {shown}), in "
-                f"{where}; {REPEATED_IDS_ADVICE}"
+                f"{where}"
             )
 
     def _first_blocks(self, column: str) -> Iterator[pa.RecordBatch]:

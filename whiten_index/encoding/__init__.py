@@ -65,4 +65,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with collector_held_back():
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    # Asked for again it is there: holding the collector back ends with gc.freeze() in a process of
+    # this package's own.
+    globals()[name] = found
+    return found

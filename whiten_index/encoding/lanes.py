@@ -22,7 +22,6 @@ class Lanes:
 
     Attributes:
         count: how many steps run at once.
-        threads_each: cores that each of them has.
         clock: gives the seconds by which batches of one lane are compared.
     """
 
@@ -33,10 +32,11 @@ class Lanes:
         self._callers = threads if on_cpu else None
         threads = threads or torch.get_num_threads()
         self.count = _lanes_for(threads) if on_cpu else 1
-        self.threads_each = threads // self.count
+        # Cores that each of them has.
+        self._threads_each = threads // self.count
         self._lock = threading.Lock()
         # A lane of one thread is timed by what it computed itself, whatever else the machine does.
-        alone = on_cpu and self.threads_each == 1
+        alone = on_cpu and self._threads_each == 1
         self.clock: Callable[[], float] = time.thread_time if alone else time.perf_counter
         self._pool: ThreadPoolExecutor | None = None
 
@@ -97,7 +97,7 @@ class Lanes:
         if self._pool is None:
             callers = torch.get_num_threads()
             self._pool = ThreadPoolExecutor(
-                self.count, "encode", _take_threads, (self.threads_each,)
+                self.count, "encode", _take_threads, (self._threads_each,)
             )
             # The barrier makes every thread start now; torch's default for threads to come, which
             # each of them changed, is set back after it.

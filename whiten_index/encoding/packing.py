@@ -38,6 +38,8 @@ _HEAD_DIM_STEP, _LARGEST_HEAD_DIM = 8, 256
 _TRIAL_LENGTH = 300
 _TRIAL_ERROR = 0.02
 _CPU_TRIAL_LENGTH = 8
+# A window of 4,096 tokens would take a model of 7 billion weights minutes to try.
+_LONGEST_CPU_TRIAL = 1024
 _CPU_TRIAL_ERROR = 1e-3
 
 
@@ -87,13 +89,15 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention
     return cast(Tensor, out)
 
 
-def reference_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention) -> Tensor:
+def sdpa_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention) -> Tensor:
     """Attend with texts of one length together, on any device and in any dtype; see ``Kernel``.
 
-    What a text gives does not depend on the others, to the last bit.
+    What a text gives does not depend on the others. It is the kernel of CPUs, and what
+    ``torch_varlen`` is compared with.
     """
     group = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
+    if group > 1:
+        key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
     out = torch.empty_like(query)
     for start, count, length in _runs(attention.cu_seqlens.tolist()):
         texts = slice(start, start + count * length)
@@ -215,8 +219,8 @@ def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> st
     """Return what keeps a loaded model from running without padding, None where nothing does.
 
     Where all else is well the model is tried: on a GPU a few hundred tokens are run, and torch's
-    kernel is compared with ``reference_varlen`` in every layer; on a CPU a few tokens, with each
-    text alone. Never raises.
+    kernel is compared with ``sdpa_varlen`` in every layer; on a CPU a few tokens, or so
+    many that a sliding window matters, with each text alone. Never raises.
 
     Args:
         model: a transformers model on ``device``, in ``dtype``.
@@ -324,7 +328,7 @@ def _attend(
 
 
 def _kernel_of(device: torch.device) -> Kernel:
-    return reference_varlen if device.type == "cpu" else torch_varlen
+    return sdpa_varlen if device.type == "cpu" else torch_varlen
 
 
 def _cpu_obstacle(dtype: torch.dtype) -> str | None:
@@ -400,8 +404,7 @@ def _trial_obstacle(model: Any, device: torch.device) -> str | None:
 @torch.inference_mode()
 def _cpu_trial_obstacle(model: Any) -> str | None:
     """Run a few tokens end to end and text by text, compare, and clean up."""
-    longest = max(min(_CPU_TRIAL_LENGTH, model.config.max_position_embeddings // 2), 1)
-    counts = [longest, longest, 1, (longest + 1) // 2]
+    counts = _cpu_trial_counts(model.config)
     lengths, bounds = torch.tensor(counts), [0, *accumulate(counts)]
     ids = torch.arange(bounds[-1]) % model.config.vocab_size
     with _attention_set_back(model):
@@ -410,12 +413,24 @@ def _cpu_trial_obstacle(model: Any) -> str | None:
             for begin, end in pairwise(bounds)
         ]
         cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
-        packed = PackedForward(model)(ids, lengths, cu_seqlens, longest)
+        packed = PackedForward(model)(ids, lengths, cu_seqlens, max(counts))
     expected = torch.cat(alone)
     error = float((packed - expected).norm() / expected.norm())
     if not error <= _CPU_TRIAL_ERROR:
         return f"texts end to end give other states than each alone, by {error:.2g}"
     return None
+
+
+def _cpu_trial_counts(config: Any) -> list[int]:
+    """Return how many tokens each text of the trial has; one is longer than a sliding window."""
+    longest = max(min(_CPU_TRIAL_LENGTH, config.max_position_embeddings // 2), 1)
+    counts = [longest, longest, 1, (longest + 1) // 2]
+    if _slides(config):
+        # By half the window: of a single token that is not seen, little is left in all states.
+        past = config.sliding_window + config.sliding_window // 2 + 2
+        if past <= min(_LONGEST_CPU_TRIAL, config.max_position_embeddings):
+            counts.append(past)
+    return counts
 
 
 @contextmanager
@@ -430,7 +445,7 @@ def _attention_set_back(model: Any) -> Iterator[None]:
 def _checked(query: Tensor, key: Tensor, value: Tensor, attention: Attention) -> Tensor:
     """Attend with torch's kernel, and raise if it is far from the reference."""
     found = torch_varlen(query, key, value, attention)
-    expected = reference_varlen(query.double(), key.double(), value.double(), attention)
+    expected = sdpa_varlen(query.double(), key.double(), value.double(), attention)
     error = float((found - expected).norm() / expected.norm())
     if not error <= _TRIAL_ERROR:  # NaN is no agreement either
         raise EncoderError(f"torch's variable-length attention is wrong here, by {error:.2g}")

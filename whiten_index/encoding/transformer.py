@@ -23,9 +23,10 @@ from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import EncoderError
 
 Pool = Callable[[Tensor, Pooling], Tensor]
-# Matrix products of so many rows give each row the same bits as those of any more (MKL with
-# AVX-512, one thread: from 16 rows on).
-FEWEST_ROWS = 64
+# Matrix products of so many rows give each row the same bits as those of any more: measured, of
+# MKL with AVX-512 on x86, one thread, from 16 rows on. Other libraries and instructions (AVX2, ARM,
+# Accelerate) and compiled models are untried.
+_FEWEST_ROWS = 64
 
 
 class Transformer:
@@ -36,6 +37,8 @@ class Transformer:
         tokenizer: of transformers.
         pad: token id that fills up short texts.
         packs: whether texts can be given end to end, without padding.
+        fewest_rows: tokens, or texts for a head, that a batch is filled up to so that what a text
+            gives does not depend on the others; 0 where that is not so in any case.
     """
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> None:
@@ -48,6 +51,8 @@ class Transformer:
         # Eight-bit layers scale a batch as a whole, so that no text could be alone in it.
         packs = spec.dtype != "int8" and can_pack(model, device, model.dtype)
         self._packed = PackedForward(model) if packs else None
+        # Padding has a text depend on its batch whatever is done, and so do a GPU's kernels.
+        self.fewest_rows = _FEWEST_ROWS if packs and device.type == "cpu" else 0
         self._layers = ChosenLayers(model, spec.layers, last)
         self._pooling = Pooling(spec.pooling)
         head = load_head(folder)
@@ -117,8 +122,7 @@ class Transformer:
         if self._head is None:
             return pooled
         # Texts without padding are the same in any company, and so after the head.
-        fewest = FEWEST_ROWS if self.packs and self.device.type == "cpu" else 0
-        rows = pad(pooled, (0, 0, 0, max(fewest - len(pooled), 0)))
+        rows = pad(pooled, (0, 0, 0, max(self.fewest_rows - len(pooled), 0)))
         embeddings: Tensor = self._head(rows)[: len(pooled)]
         return embeddings
 

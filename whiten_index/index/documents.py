@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.arrow_types import without_times
+from whiten_index.arrow_types import times_as_numbers
 from whiten_index.batch import ID, PASSAGE
 from whiten_index.corpus import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError
@@ -83,11 +83,11 @@ class Documents:
     def get(self, row: int) -> dict[str, Any]:
         """Return the id and the kept columns of a row.
 
-        Dates and times that Python does not know, after the year 9999 or in an unknown zone, come
-        as the numbers that Arrow keeps.
+        Dates and times that Python does not know come as the numbers that Arrow keeps: those after
+        the year 9999, in an unknown zone or, without pandas, of parts of a microsecond.
         """
         batch, offset = self._locate(row)
-        return {name: _as_python(batch.column(name)[offset]) for name in batch.schema.names}
+        return {name: _as_python(batch.column(name), offset) for name in batch.schema.names}
 
     def ids(self, rows: Sequence[int]) -> list[str | int]:
         """Return the ids of rows."""
@@ -165,11 +165,11 @@ class Documents:
         return self._batches[position], row - int(self._starts[position])
 
 
-def _as_python(scalar: pa.Scalar) -> Any:
+def _as_python(column: pa.Array, row: int) -> Any:
     try:
-        return scalar.as_py()
+        return column[row].as_py()
     except (OverflowError, ValueError):
-        return scalar.cast(without_times(scalar.type)).as_py()
+        return times_as_numbers(column.slice(row, 1))[0].as_py()
 
 
 def _selected(batches: list[pa.RecordBatch], text: str) -> Selection:

@@ -352,7 +352,9 @@ def read_version(
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
     remedy = mending(folder.parent.parent)
-    fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION, remedy=remedy)
+    fields = manifest.read_manifest(
+        folder, kind=KIND, version=FORMAT_VERSION, remedy=remedy, missing=remedy
+    )
     if sha256 not in (None, manifest_sha256(folder)):
         raise ArtifactError(
             f"{folder / manifest.MANIFEST} is damaged: it does not match {CURRENT}; {remedy}"

@@ -203,7 +203,11 @@ class Packs:
         return (self.folder / member.pack).exists()
 
     def damaged(self, fingerprint: str) -> Path | None:
-        """Return the damaged file of a pack that a shard is in, or may be; None where none is."""
+        """Return the damaged file of a pack that a shard is in, or may be; None where none is.
+
+        Raises:
+            FormatError: a later release wrote a pack.
+        """
         unknown = None
         for name in reversed(self.names()):
             folder = self.folder / name
@@ -220,6 +224,8 @@ class Packs:
         """Return the manifest of a pack, whose files may be damaged; None where it is itself."""
         try:
             return manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+        except FormatError:
+            raise
         except ArtifactError:
             return None
 

@@ -7,7 +7,6 @@ pick rows that the folder alone holds, and where one is damaged and another was 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,10 @@ EMBEDDINGS, MOMENTS = "embeddings.safetensors", "moments.safetensors"
 REMEDY = "run the same encode or build with the corpus again, which makes just what is missing anew"
 T = TypeVar("T")
 _MOVES = 2
+
+
+class _NowhereError(ArtifactError):
+    """Rows are nowhere, or a moment ago were moved; to say what is damaged costs many reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +179,18 @@ class Places:
         Raises:
             ArtifactError: it is missing or damaged.
         """
-        for _ in range(_MOVES):
-            with contextlib.suppress(ArtifactError):
-                # It may be moved into a pack, or into another, between the look and the reading.
+        for left in reversed(range(_MOVES + 1)):
+            # It may be moved into a pack, or into another, between the look and the reading.
+            try:
                 return read(self._require(name))
-        return read(self._require(name))
+            except _NowhereError:
+                continue
+            except ArtifactError:
+                if not left:
+                    raise
+        raise ArtifactError(
+            f"shard {name} cannot be read: {self.culprit(name)} is missing or damaged; {REMEDY}"
+        )
 
     def held_by(self, source: Source) -> NDArray[np.floating]:
         """Return the embeddings (m, d) that a source holds itself, mapped.
@@ -191,9 +201,9 @@ class Places:
         name, held_as = source
         place = self.find(name, verify=False, held_as=held_as)
         if place is None:
-            raise ArtifactError(
-                f"shard {name} in {self.folder}, which others pick rows from, cannot be read: "
-                f"{self._damaged_at(name)} is missing or damaged; {REMEDY}"
+            raise _NowhereError(
+                f"shard {name} in {self.folder}, which others pick rows from, is missing or "
+                f"damaged; {REMEDY}"
             )
         return (
             place.tensor("embeddings")
@@ -281,8 +291,6 @@ class Places:
         # Reading what is left of it says best what is wrong.
         folder = self.folder / name
         if not folder.exists():
-            raise ArtifactError(
-                f"shard {name} cannot be read: {self.culprit(name)} is missing or damaged; {REMEDY}"
-            )
+            raise _NowhereError(f"shard {name} is in no place in {self.folder}; {REMEDY}")
         fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
         return InFolder.of(folder, fields)

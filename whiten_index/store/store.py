@@ -215,19 +215,14 @@ class EmbeddingStore:
                 manifest.replace_file(path, _compressed(data))
         return name
 
-    def digest_of(self, documents: pa.Table) -> str:
+    def name_of_documents(self, documents: pa.Table) -> str:
         """Return the digest that would name the ids and metadata of a shard."""
-        return self.look_up_documents(documents)[0]
+        return _digest(_as_bytes(documents))
 
-    def look_up_documents(self, documents: pa.Table) -> tuple[str, int]:
-        """Return the digest that names ids and metadata, and the bytes that they would take.
-
-        These are 0 where they are there.
-        """
-        data = _as_bytes(documents)
-        name = _digest(data)
+    def documents_bytes(self, name: str, documents: pa.Table) -> int:
+        """Return the bytes that ids and metadata of that name would take, 0 if they are there."""
         there = (self._rows / f"{name}{_ROWS_SUFFIX}").exists()
-        return name, 0 if there else len(_compressed(data))
+        return 0 if there else len(_compressed(_as_bytes(documents)))
 
     def documents(self, part: CorpusPart) -> pa.Table:
         """Return the ids and kept columns of a part, n rows.

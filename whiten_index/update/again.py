@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from whiten_index import index as faiss_index
 from whiten_index.changes import apart
 from whiten_index.errors import ArtifactError, OutputError
+from whiten_index.row_keys import KeyTable, digest_keys
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, KnownRows
 from whiten_index.update.base import Base
 
@@ -20,33 +22,44 @@ def told_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Itera
 
     Good rows come again as bad ones do, so that this is told and nothing is refused.
     """
-    root = base.folder.parents[1]
-    coming: set[bytes] | None = None
-    for name in faiss_index.withdrawn_versions(root):
-        # What was pruned, or whose shards were dropped, can no longer be compared; nor can what the
-        # disk does not give.
+    withdrawn = _withdrawn(base.folder.parents[1])
+    others = (*withdrawn.values(), record)
+    gone = {id(part): part for each in others for part in apart(base.record, each)[0]}
+    _, coming, _ = apart(base.record, record)
+    before: KnownRows | None = None
+    for name, each in withdrawn.items():
+        # Of what was pruned, shards may be dropped; or the disk does not give them.
         with contextlib.suppress(ArtifactError, OutputError):
-            withdrawn = CorpusRecord.load(root / faiss_index.VERSIONS / name / faiss_index.RECORD)
-            brought = _brought(base, withdrawn, base.store)
-            if coming is None:
-                coming = _brought(base, record, store)
-            again = len(brought & coming)
-            if again:
+            # Where few rows of each shard changed, nearly all rows are in parts that differ.
+            if before is None:
+                before = KnownRows(_digests(base.store, gone.values()))
+            _, came, _ = apart(base.record, each)
+            brought = KeyTable(
+                [
+                    digest_keys(digests[~before.find(digests).known])
+                    for _, digests in _digests(base.store, came)
+                ]
+            )
+            again = np.zeros(len(brought), dtype=np.bool_)
+            for _, digests in _digests(store, coming):
+                row = brought.find(digest_keys(digests))
+                again[row[row >= 0]] = True
+            if again.any():
                 yield (
-                    f"note: {again:,} of the {len(brought):,} texts that version {name} brought, "
+                    f"note: {np.count_nonzero(again):,} of the "
+                    f"{np.count_nonzero(brought.counts()):,} texts that version {name} brought, "
                     "which was rolled back, come again"
                 )
 
 
-def _brought(base: Base, record: CorpusRecord, store: EmbeddingStore) -> set[bytes]:
-    """Return the digests of the texts that a corpus has and the base has not."""
-    gone, came, _ = apart(base.record, record)
-    # Where few rows of each shard changed, nearly all rows are in parts that differ.
-    before = KnownRows(_digests(base.store, gone))
-    brought = set[bytes]()
-    for _, digests in _digests(store, came):
-        brought.update(row.tobytes() for row in digests[~before.find(digests).known])
-    return brought
+def _withdrawn(root: Path) -> dict[str, CorpusRecord]:
+    """Return the records of the versions that were rolled back, of those that can be read."""
+    found = {}
+    for name in faiss_index.withdrawn_versions(root):
+        with contextlib.suppress(ArtifactError, OutputError):
+            path = root / faiss_index.VERSIONS / name / faiss_index.RECORD
+            found[name] = CorpusRecord.load(path)
+    return found
 
 
 def _digests(

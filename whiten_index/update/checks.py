@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from whiten_index import index as faiss_index
-from whiten_index.corpus import REPEATED_IDS_ADVICE
+from whiten_index.corpus import RepeatedIdsError
 from whiten_index.errors import (
     ConfigError,
     CorpusError,
@@ -40,12 +40,12 @@ def advising(config: UpdateConfig) -> Iterator[None]:
     own = {f"--{name.replace('_', '-')}" for name in UpdateConfig.__dataclass_fields__}
     try:
         yield
+    except RepeatedIdsError as error:
+        # Told apart by file and row, all rows would be others.
+        advice = "make them unique, or take the repeated rows out of the corpus"
+        raise RepeatedIdsError(error.found, advice) from error
     except (ConfigError, CorpusError, WhiteningError) as error:
         said = str(error)
-        if said.endswith(REPEATED_IDS_ADVICE):
-            # Told apart by file and row, all rows would be others.
-            advice = "make them unique, or take the repeated rows out of the corpus"
-            raise CorpusError(said.removesuffix(REPEATED_IDS_ADVICE) + advice) from error
         strange = set(_OPTION.findall(said)) - own
         if not strange and not any(words in said for words in _OF_THE_BUILD):
             raise

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from whiten_index.batch import PASSAGE, EmbeddingBatch, TextBatch
+from whiten_index.batch import PASSAGE
 from whiten_index.build import check_early
 from whiten_index.changes import (
     Changes,
@@ -25,16 +25,9 @@ from whiten_index.encode import kept_parts, open_corpus, shard_work
 from whiten_index.encoding import chosen_devices
 from whiten_index.plan import calibrate
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.shard import BY_REFERENCE, RowFinder, ShardWork
+from whiten_index.shard import RowFinder, ShardWork
 from whiten_index.space import free_bytes
-from whiten_index.store import (
-    CorpusPart,
-    CorpusRecord,
-    Found,
-    KnownRows,
-    StoreDtype,
-    folder_bytes,
-)
+from whiten_index.store import CorpusPart, CorpusRecord
 from whiten_index.update.base import Base
 from whiten_index.update.checks import (
     advising,
@@ -72,7 +65,8 @@ class UpdatePlan:
         to_encode: rows that have to be encoded.
         rows_per_second: measured on a sample, None where nothing is to be encoded.
         encode_seconds: expected for that, None likewise.
-        other_seconds: for all else: what it took the published version, by its rows.
+        other_seconds: for all else: what it took the published version, by its rows, unless none
+            is made.
         bytes: folder -> what would be written there: the version's files, and of rows and shards
             what the store does not have.
         free: folder -> what the disk there has free, None where it does not say.
@@ -175,8 +169,10 @@ def _plan(config: UpdateConfig, stages: Stages) -> UpdatePlan:
         # Of this, an update has to load the encoder too.
         loading = time.perf_counter() - began - stages.seconds["calibrate"]
     wanted = room_wanted(base, rows=corpus.rows, stored=looked.stored)
+    again = _other_seconds(base, corpus.rows)
     if up_to_date:
-        wanted = dict.fromkeys(wanted, 0)
+        # What the store has lost is made anew, and no version.
+        again, wanted = 0.0, dict.fromkeys(wanted, 0) | {base.store.folder: looked.stored}
     return UpdatePlan(
         base=base.version,
         rows=changes.to_json(),
@@ -184,7 +180,7 @@ def _plan(config: UpdateConfig, stages: Stages) -> UpdatePlan:
         to_encode=looked.to_encode,
         rows_per_second=rate,
         encode_seconds=None if rate is None else looked.to_encode / rate,
-        other_seconds=_other_seconds(base, corpus.rows) + sum(stages.seconds.values()) + loading,
+        other_seconds=again + sum(stages.seconds.values()) + loading,
         bytes={str(path): size for path, size in wanted.items()},
         free={str(path): free_bytes(path) for path in wanted},
         refit=config.order.value,
@@ -220,10 +216,10 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
         return
     digests = batch.digests()
     fingerprint = work.store.shard_fingerprint(digests, work.dtype)
-    documents, size = work.store.look_up_documents(batch.documents)
+    documents = work.store.name_of_documents(batch.documents)
     if documents not in looked.met:
         looked.met.add(documents)
-        looked.stored += size
+        looked.stored += work.store.documents_bytes(documents, batch.documents)
     part = CorpusPart(fingerprint, documents, len(batch), batch.read, 0)
     looked.parts.append(part)
     looked.read.append((part, shard))
@@ -232,9 +228,8 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
         return
     looked.met.add(fingerprint)
     assert work.rows is not None
-    known = work.rows.known(work.dtype, batch)
-    found = known.find(digests)
-    looked.stored += _shard_bytes(work, batch, known, found)
+    found = work.rows.known(work.dtype, batch).find(digests)
+    looked.stored += work.bytes_of(batch, found)
     unknown = ~found.known
     if PASSAGE in batch.documents.column_names:
         begins = batch.documents[PASSAGE].to_numpy() == 0
@@ -243,20 +238,6 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
         looked.to_encode += int(np.count_nonzero(unknown))
     if unknown.any():
         looked.missing.append(shard)
-
-
-def _shard_bytes(
-    work: ShardWork, batch: TextBatch | EmbeddingBatch, known: KnownRows, found: Found
-) -> int:
-    """Return about what a shard that is not there will take in the store."""
-    kept = np.dtype(np.float32 if isinstance(batch, TextBatch) else batch.embeddings.dtype)
-    if work.dtype is not StoreDtype.OWN:
-        kept = np.dtype(work.dtype.value)
-    size = len(batch), int(work.store.encoder["dim"]), kept.itemsize
-    if found.known.mean() < BY_REFERENCE:
-        return folder_bytes(*size)
-    sources = len(work.store.shards.picks_of(known, found).sources)
-    return folder_bytes(*size, own=int(np.count_nonzero(~found.known)), sources=sources)
 
 
 def _changes(base: Base, work: ShardWork, record: CorpusRecord, looked: _Looked) -> Changes:

@@ -2,6 +2,7 @@
 
 from whiten_index.upkeep.compact import CompactReport, compact_store
 from whiten_index.upkeep.gc import KEEP_DAYS, GcReport, gc_store
+from whiten_index.upkeep.packing import WORTH_WRITING
 from whiten_index.upkeep.report import Damage, VerifyReport
 from whiten_index.upkeep.verify import verify_paths
 from whiten_index.upkeep.verify_index import verify_index
@@ -9,6 +10,7 @@ from whiten_index.upkeep.verify_store import verify_store
 
 __all__ = [
     "KEEP_DAYS",
+    "WORTH_WRITING",
     "CompactReport",
     "Damage",
     "GcReport",

@@ -65,7 +65,8 @@ class CompactReport:
         damaged: shards of corpora that are missing or damaged, and were left alone.
         before: what the store took up.
         after: what it takes up now.
-        left: which small shards were left alone and why, a sentence for each encoder; else empty.
+        derived: small shards left alone since they pick most of their rows from others.
+        alone: small shards left alone since there is nothing to join with yet.
     """
 
     store: str
@@ -76,7 +77,8 @@ class CompactReport:
     damaged: int
     before: Room
     after: Room
-    left: str = ""
+    derived: int = 0
+    alone: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -123,7 +125,8 @@ def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactRe
         damaged=sum(each.damaged for each in done),
         before=_sum(each.before for each in done),
         after=_sum(each.after for each in done),
-        left=". ".join(each.left for each in done if each.left),
+        derived=sum(each.derived for each in done),
+        alone=sum(each.alone for each in done),
     )
 
 
@@ -149,9 +152,17 @@ def _compact(store: EmbeddingStore, pack_rows: int) -> CompactReport:
             inventory = Inventory.take(store)
         removed = _remove_replaced(inventory, held)
         after = _room(Inventory.take(store)) if removed or plan.groups else before
-    packs, room = len(plan.groups), (before, after)
     return CompactReport(
-        str(store.root), packed, rows, packs, removed, plan.damaged, *room, plan.left
+        store=str(store.root),
+        packed=packed,
+        rows=rows,
+        packs=len(plan.groups),
+        removed=removed,
+        damaged=plan.damaged,
+        before=before,
+        after=after,
+        derived=plan.derived,
+        alone=plan.alone,
     )
 
 

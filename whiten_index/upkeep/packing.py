@@ -17,7 +17,7 @@ from whiten_index.upkeep.inventory import Inventory, ShardFolder
 _SMALL = 1 / 4
 # A derived one is only if its folder takes this share of what its rows would take in a pack, or
 # more. Else much would be written for little: that would be so every night.
-_WORTH_WRITING = 1 / 4
+WORTH_WRITING = 1 / 4
 # A pack of which less than this is filled is joined with others of as many rows.
 _FILLED = 1 / 2
 # One that picks from more others is written as a whole: each is a file to map, and to keep.
@@ -59,23 +59,6 @@ class Plan:
     damaged: int = 0
     derived: int = 0
     alone: int = 0
-
-    @property
-    def left(self) -> str:
-        """What small shards are left alone and why, in a sentence; empty where none is."""
-        reasons, total = [], self.derived + self.alone
-        if self.derived:
-            verb = "picks most of its" if self.derived == 1 else "pick most of their"
-            what = "it" if self.derived == 1 else "these"
-            reasons.append(
-                f"{self.derived:,} {verb} rows from others, and to write {what} whole would cost "
-                "more than four times what it frees"
-            )
-        if self.alone:
-            verb = "has" if self.alone == 1 else "have"
-            reasons.append(f"{self.alone:,} {verb} nothing to be joined with yet")
-        which = "shard was left as it is" if total == 1 else "shards were left as they are"
-        return f"{total:,} small {which}: {'; '.join(reasons)}" if reasons else ""
 
     @classmethod
     def make(
@@ -129,7 +112,7 @@ def _is_small(folder: ShardFolder, pack_rows: int) -> bool:
     """Tell whether a shard is to be joined with others for its size alone."""
     if folder.rows >= _SMALL * pack_rows:
         return False
-    return not folder.sources or folder.to_free >= _WORTH_WRITING * folder.to_write
+    return not folder.sources or folder.to_free >= WORTH_WRITING * folder.to_write
 
 
 def _is_alone(inventory: Inventory, homes: Container[str], name: str) -> bool:
