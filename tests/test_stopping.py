@@ -92,8 +92,10 @@ sys.exit(run_job(Night(job, nightly_reindex.LogLines()).run, kept="shards"))
 
 
 def run(script: str, **words: object) -> tuple[int, str]:
+    # A shell without job control has what it starts in the background ignore Ctrl-C.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     done = subprocess.run(
-        [sys.executable, "-c", script.format(**words)],
+        [sys.executable, "-c", heeds + script.format(**words)],
         cwd=ROOT,
         capture_output=True,
         text=True,
