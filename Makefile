@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test slow browser units lint types imports tables clean
+.PHONY: demo test slow browser units services lint types imports tables clean
 
 .venv/runtime: $(SETTINGS)
 	$(PYTHON) -m venv .venv
@@ -55,6 +55,14 @@ $(SYSTEMD) $(PROMTOOL):
 
 units: .venv/tools $(SYSTEMD) $(PROMTOOL)
 	$(BIN)/python -m pytest tests/test_deploy.py
+
+.venv/service: .venv/tools
+	$(PIP) --group service
+	touch $@
+
+# Real engines, each started by its tests; the suites of langchain-tests want asyncio's mode auto.
+services: .venv/service
+	$(BIN)/python -m pytest -m service -o asyncio_mode=auto
 
 lint: .venv/tools
 	$(BIN)/ruff check .

@@ -26,9 +26,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Write the raw results of one benchmark, replacing those of its last run."""
-    path = RESULTS / f"{name}.jsonl"
+def write(name: str, rows: Iterable[Mapping[str, Any]], *, folder: Path | None = None) -> Path:
+    """Write the raw results of one benchmark, replacing those of its last run.
+
+    Args:
+        name: of the benchmark.
+        rows: its results.
+        folder: for a trial, in place of ``RESULTS``.
+    """
+    path = (folder or RESULTS) / f"{name}.jsonl"
     path.parent.mkdir(exist_ok=True)
     facts = machine()
     lines = [json.dumps({**row, "machine": facts}, sort_keys=True) for row in rows]

@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import evaluation_tables, nightly_tables, sweep_tables, whitening_tables
+from benchmarks import (
+    evaluation_tables,
+    nightly_tables,
+    sinks_tables,
+    sweep_tables,
+    whitening_tables,
+)
 from benchmarks.results_file import RESULTS, read
 
 README = Path(__file__).parents[1] / "README.md"
@@ -146,6 +152,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "night": nightly_tables.night,
     "nights": nightly_tables.nights,
     "readers": nightly_tables.readers,
+    "sinks": sinks_tables.sinks,
     "growth": sweep_tables.growth,
     "exact_search": sweep_tables.exact_search,
     "graph_peers": sweep_tables.graph_peers,

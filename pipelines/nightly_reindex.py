@@ -7,22 +7,39 @@ Run it as ``python -m pipelines.nightly_reindex job.toml``. A job file::
     refit = "auto"                          # and whatever else `whiten-index update` takes
     keep-versions = 7                       # older ones are removed, then shards that none needs
     compact = true                          # many small shards of the store become few
-    metrics = "/var/lib/prometheus/node-exporter/news.prom"
+    metrics = "/var/lib/prometheus/node-exporter/news.prom"     # needs whiten-index[metrics]
 
-In order: update, remove versions beyond ``keep-versions``, compact, remove shards of the store that
-are no longer needed, among them what compaction wrote again (not with ``gc = false``; what is
-younger than a week stays for a while), metrics. Without ``keep-versions`` nothing is ever
+    [[push]]                                # bring a database to it; there may be several
+    to = "postgresql://news@db/news"        # its password: PGPASSWORD or ~/.pgpass, never here
+    table = "docs"                          # and whatever else `whiten-index push` takes
+    options = {m = 16}
+
+In order: update, push, remove versions beyond ``keep-versions``, compact, remove shards of the
+store that are no longer needed, among them what compaction wrote again (not with ``gc = false``;
+what is younger than a week stays for a while), metrics. Without ``keep-versions`` nothing is ever
 removed. Paths are relative to the folder that the job runs in. ``--dry-run`` says what would be
-done and how long it should take, and writes nothing.
+done and how long it should take, looks for the clients of the databases and at the files that would
+be replaced, and writes nothing.
 
 Every line on standard output is one event, as text or with ``--log json`` as a JSON object with
-``time`` and ``event``. The last is ``published``, ``up_to_date``, ``gate_failed``, ``failed`` or
-``interrupted``; after ``--dry-run`` it is ``planned``. The exit status is that of ``whiten-index
-update``, so 9 where a gate failed, or after ``--dry-run`` would fail (``refused`` says why). What
-comes after the update (prune, compact, gc, metrics) cannot undo it: where one fails, a line such as
-``prune_failed`` says why, the others are done, the last line still says what became of the update,
-and the exit status is that of the first that failed. A job that finds another one at work (6)
-leaves the metrics to that.
+``time`` and ``event``; of a push, from ``push_started`` on, also ``to`` and ``table``. The last is
+``published``, ``up_to_date``, ``gate_failed``, ``failed`` or ``interrupted``; after ``--dry-run``
+it is ``planned``. The exit status is that of ``whiten-index update``, so 9 where a gate failed, or
+after ``--dry-run`` would fail (``refused`` says why). What comes after the update (push, prune,
+compact, gc, metrics) cannot undo it: where one fails, a line such as ``prune_failed`` says why, the
+others are done, the last line still says what became of the update and names what ``failed``, and
+the exit status is that of the first that did, 10 for a push whatever it failed of. A job that is
+stopped after a good update ends with 130 and ``interrupted``, and that line says what became of the
+update; after one that failed it ends as that did.
+
+What is pushed is what is published: after an update, where there was none to make, where a gate
+failed, as after a rollback, and where the update failed of anything that has an exit status of its
+own (then a line ``update_failed`` comes first, and nothing is removed or compacted). A push goes
+on, or makes up for it, the next time. While a database is behind, old versions stay
+(``prune_left_out``), since what changed is known from those between. Nothing is pushed where the
+job file is refused before the update begins (2: an unknown key, a [[push]] or metrics that cannot
+be used), where another job is at work (6), which the metrics are left to, where the job is stopped
+before, or where an error that nobody foresaw ends the update (1).
 """
 
 from __future__ import annotations
@@ -31,13 +48,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pipelines.nightly_job import Job
+from pipelines.nightly_push import FAILED, can_push, push, target
 from whiten_index.errors import BusyError, GateError, WhitenIndexError
 from whiten_index.log_lines import Ending, LogForm, LogLines, failure, run_job
 from whiten_index.monitoring import LastRun, Outcome, check_metrics, write_metrics
@@ -57,7 +75,10 @@ class _Night:
         job: what is asked.
         lines: where it is logged.
         started: when, by the monotonic clock.
-        failed: what failed beside the update -> exit status.
+        failed: what failed beside the update, a push with its target -> exit status.
+        behind: whether a database has not got what is published.
+        doing: what is under way after the update.
+        updated: how the update ended, once it has.
         report: of the update, once it ended well.
         gates: findings, once there are any.
     """
@@ -66,6 +87,9 @@ class _Night:
     lines: LogLines
     started: float = field(default_factory=time.monotonic)
     failed: dict[str, int] = field(default_factory=dict)
+    behind: bool = False
+    doing: str = ""
+    updated: Ending | None = None
     report: Mapping[str, Any] | None = None
     gates: Sequence[Mapping[str, Any]] = ()
 
@@ -80,8 +104,10 @@ class _Night:
             # The metrics are those of the job that holds the lock.
             raise
         except (Exception, KeyboardInterrupt) as error:
-            self._measure(*_outcome(error))
-            raise
+            if self.updated is None or not isinstance(error, KeyboardInterrupt):
+                self._measure(*_outcome(error))
+                raise
+            ending = self._stopped(self.updated)
         self._measure(Outcome(ending.event), ending.exit_code or self._status)
         # The metrics themselves may have failed.
         status = ending.exit_code or self._status
@@ -94,19 +120,58 @@ class _Night:
         return next(iter(self.failed.values()), 0)
 
     def _work(self) -> Ending:
+        self.updated = self._update()
+        # First, since what changed since the database's version is known from the versions between.
+        store = self.job.update.get("store") if self.report is None else self.report["store"]
+        for config in self.job.pushes:
+            self.doing = f"push {target(config)}"
+            if not push(replace(config, store=config.store or store), self.lines):
+                self.failed[self.doing] = FAILED
+                # A file is written as a whole, whatever it was.
+                self.behind |= config.table is not None
+        # What a failure needs to be looked into stays.
+        if self.report is not None:
+            self._care(Path(self.report["store"]))
+        return self.updated
+
+    def _update(self) -> Ending:
+        """Return how the update ended; what is unforeseen, or of another job, is raised."""
         try:
-            report = self._update()
+            report = self._report()
+        except BusyError:
+            raise
         except GateError as error:
             self.gates = error.gates
             self._log_gates()
-            said = {**failure(error), "candidate": error.candidate, "exit_code": error.exit_code}
-            return Ending(Outcome.GATE_FAILED.value, said, error.exit_code)
-        self._care(Path(report["store"]))
+            return self._not_updated(Outcome.GATE_FAILED, error, candidate=error.candidate)
+        except WhitenIndexError as error:
+            return self._not_updated(Outcome.FAILED, error)
         outcome = Outcome.UP_TO_DATE if report["up_to_date"] else Outcome.PUBLISHED
-        left_out = {*_OWN_LINES, *(_FOR_MACHINES if self.lines.form is LogForm.TEXT else ())}
-        return Ending(outcome.value, {k: v for k, v in report.items() if k not in left_out})
+        return Ending(outcome.value, self._told(report))
 
-    def _update(self) -> dict[str, Any]:
+    def _not_updated(self, outcome: Outcome, error: WhitenIndexError, **more: Any) -> Ending:
+        said = {**failure(error), **more, "exit_code": error.exit_code}
+        if self.job.pushes:
+            # Pushes may take hours, or be what ends the process.
+            self.lines.log("update_failed", **said)
+        return Ending(outcome.value, said, error.exit_code)
+
+    def _stopped(self, updated: Ending) -> Ending:
+        """Return how a job ends that was stopped after its update: a failure stays one."""
+        stopped = {"stopped_in": self.doing}
+        if updated.exit_code:
+            return Ending(updated.event, {**updated.fields, **stopped}, updated.exit_code)
+        more = {"message": "the update is done; run the same job to do the rest", **stopped}
+        fields = {**updated.fields, "update": updated.event, **more}
+        return Ending(Outcome.INTERRUPTED.value, fields, INTERRUPTED)
+
+    def _told(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a line says of a report."""
+        left_out = {*_OWN_LINES, *(_FOR_MACHINES if self.lines.form is LogForm.TEXT else ())}
+        return {name: value for name, value in report.items() if name not in left_out}
+
+    def _report(self) -> dict[str, Any]:
+        """Update the index, and log what is to be known of it."""
         from whiten_index.changes import ids_lines
         from whiten_index.update import UpdateConfig, update_index
 
@@ -127,7 +192,10 @@ class _Night:
     def _care(self, store: Path) -> None:
         """Remove what is no longer needed, and tidy the store."""
         job = self.job
-        if job.keep_versions is not None:
+        if job.keep_versions is not None and self.behind:
+            why = "a database is behind, and what changed since is known from the versions between"
+            self.lines.log("prune_left_out", why=why)
+        elif job.keep_versions is not None:
             self._aside("prune", lambda: _prune(job.index, keep=job.keep_versions or 1))
         if job.compact:
             self._aside("compact", lambda: _compact(store))
@@ -137,6 +205,7 @@ class _Night:
 
     def _aside(self, name: str, work: Callable[[], Any]) -> None:
         """Do what must not keep the rest from being done."""
+        self.doing = name
         try:
             self.lines.log(f"{name}_finished", **_fields(work()))
         except Exception as error:
@@ -162,9 +231,8 @@ class _Night:
             self._failed("metrics", error)
 
     def _failed(self, name: str, error: Exception) -> None:
-        _, status = _outcome(error)
-        self.failed[name] = status
-        self.lines.log(f"{name}_failed", **failure(error), exit_code=status)
+        self.failed[name] = _outcome(error)[1]
+        self.lines.log(f"{name}_failed", **failure(error), exit_code=self.failed[name])
         if not isinstance(error, WhitenIndexError):
             traceback.print_exc()
 
@@ -217,13 +285,21 @@ def _planned(job: Job, lines: LogLines) -> Ending:
 
     if job.metrics is not None:
         check_metrics(job.metrics)
+    pushes = [0 if can_push(config, lines) else FAILED for config in job.pushes]
     plan = plan_update(UpdateConfig(**job.update), progress=lines).to_json()
     for line in ids_lines(plan):
         lines.note(line)
+    refused = [GateError.exit_code] if plan.get("refused") else []
     return Ending(
         "planned",
-        {**plan, "keep_versions": job.keep_versions, "gc": job.gc, "compact": job.compact},
-        GateError.exit_code if plan.get("refused") else 0,
+        {
+            **plan,
+            "keep_versions": job.keep_versions,
+            "gc": job.gc,
+            "compact": job.compact,
+            "push": [target(config) for config in job.pushes],
+        },
+        next(filter(None, [*refused, *pushes]), 0),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import string
 from collections.abc import Callable, Iterator, Mapping
@@ -17,10 +18,12 @@ from threadpoolctl import threadpool_limits
 
 if TYPE_CHECKING:
     from tests.choosing_helpers import Place
+    from tests.sink_contract import Rows
     from whiten_index.build import BuildReport
 
 for _helper in ("bad_input", "build", "choosing", "corpus", "moments", "upkeep"):
     pytest.register_assert_rewrite(f"tests.{_helper}_helpers")
+pytest.register_assert_rewrite("tests.sink_contract")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -34,6 +37,19 @@ _WORDS = (
 TINY_LONGEST = 32
 
 WriteParquet = Callable[..., Path]
+
+_OF_SERVICES = re.compile(r"^pytestmark = pytest\.mark\.service$", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out modules whose tests all need a service, unless those are asked for.
+
+    They import clients and frameworks that only the group ``service`` installs.
+    """
+    asked = config.getoption("markexpr")
+    if not asked or re.search(r"(?<!not )\bservice\b", asked) or collection_path.suffix != ".py":
+        return None
+    return _OF_SERVICES.search(collection_path.read_text(encoding="utf-8")) is not None or None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -175,3 +191,31 @@ def _tiny_tokenizer() -> Any:
         model_max_length=TINY_LONGEST,
         **names,
     )
+
+
+@pytest.fixture(scope="session")
+def wikinews(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """50,000 sentences of Wikinews, encoded by MiniLM and whitened to 128 numbers, with texts.
+
+    That takes minutes; WHITEN_INDEX_VECTORS names a Parquet file to keep them in.
+    """
+    from tests.sink_contract import Rows
+    from whiten_index import BuildConfig, build_index
+    from whiten_index.push import PushConfig, push_index
+    from whiten_index.sinks import Layout
+
+    named = os.environ.get("WHITEN_INDEX_VECTORS")
+    folder = tmp_path_factory.mktemp("wikinews")
+    path = Path(named) if named else folder / "vectors.parquet"
+    if not path.exists():
+        corpus = str(data / "sentences" / "wikinews_en.parquet")
+        build_index(
+            BuildConfig(
+                corpus=(corpus,), out=str(folder / "index"), model="all-MiniLM-L6-v2",
+                text_columns=("text",), keep=("text",), pooling="mean", max_length=256,
+                limit=50_000, k=128,
+            )
+        )  # fmt: skip
+        push_index(PushConfig(index=str(folder / "index"), to=str(path)))
+    table = pq.read_table(path)
+    return Rows(table, Layout(table.schema))

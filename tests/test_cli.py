@@ -140,7 +140,7 @@ def test_export_writes_the_transform_as_one_matrix_and_bias(
     whiten = ("--whiten", "whitening", "--k", 4)
     succeed("build", corpus, *EMBEDDED, *whiten, *normalize, "--out", out)
     facts = one_object(succeed("export", out, file, "--json"))
-    assert facts.keys() == {"file", "dim", "k", "normalize_input", "error"}
+    assert facts.keys() == {"file", "dim", "k", "normalize_input", "error", "query_digest"}
     assert facts["file"] == str(file)
     assert (facts["dim"], facts["k"], facts["normalize_input"]) == (DIM, 4, unit)
     exported = load_file(file)

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "pipelines" / "deploy"
 HOME, PYTHON = "/opt/whiten-index", "/opt/whiten-index/.venv/bin/python"
 UNITS = sorted((DEPLOY / "systemd").iterdir())
+SERVICE = DEPLOY / "systemd" / "whiten-index-nightly@.service"
 CRON = DEPLOY / "cron.d" / "whiten-index"
 RULES = DEPLOY / "prometheus-rules.yaml"
 # Another try does not mend them; the others may have mended themselves by then.
@@ -216,7 +217,7 @@ def job_texts() -> dict[str, str]:
     example = (DEPLOY / "job.toml").read_text()
     return {
         "example": example,
-        "with its comments": re.sub(r"^# (?=[a-z-]+ = )", "", example, flags=re.MULTILINE),
+        "with its comments": re.sub(r"^# (?=[a-z-]+ = |\[\[)", "", example, flags=re.MULTILINE),
         "kubernetes": documents()["ConfigMap"]["data"]["job.toml"],
     }
 
@@ -235,16 +236,34 @@ def test_the_job_files_are_taken(tmp_path: Path, name: str) -> None:
 def test_comments_of_the_example_are_options() -> None:
     plain, full = (tomllib.loads(job_texts()[name]) for name in ("example", "with its comments"))
     assert len(full) >= len(plain) + 5
+    assert set(full["push"][0]) >= {"to", "table", "max-shrink", "options"}
 
 
 def test_the_units_let_the_job_write_where_the_example_does() -> None:
     service = unit("whiten-index-nightly@.service")
-    job = tomllib.loads(job_texts()["example"])
+    job = tomllib.loads(job_texts()["with its comments"])
     assert Path(job["index"]).parent == Path("/var/lib", service["StateDirectory"])
     assert str(Path(job["metrics"]).parent) == service["ReadWritePaths"].removeprefix("-")
     assert service["ProtectSystem"] == "strict"
     # node_exporter is another user.
     assert int(service["UMask"], 8) & 0o044 == 0
+
+
+def test_the_example_needs_no_extra() -> None:
+    """Metrics have one, and without it a job that asks for them does nothing at all."""
+    text = job_texts()["example"]
+    assert not {"metrics", "push"} & set(tomllib.loads(text))
+    assert "pip install 'whiten-index[metrics]'" in text
+
+
+def test_the_unit_says_where_to_name_folders_of_pushes(analyze: str, units: Path) -> None:
+    """Embedded engines and files may lie where it lets nothing be written."""
+    (line,) = re.findall(r"^# (ReadWritePaths=/.*)$", SERVICE.read_text(), re.MULTILINE)
+    service = units / SERVICE.name
+    service.write_text(service.read_text().replace(f"# {line}", line))
+    assert line in service.read_text().splitlines()
+    assert faults(analyze, units) == ""
+    assert "[[push]]" in SERVICE.read_text().partition(line)[0].rpartition("ReadWritePaths")[2]
 
 
 def alerts() -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from whiten_index import (
     BuildConfig,
     EmbeddingStore,
     Moments,
+    QueryTransform,
     Whitening,
     build_index,
     open_index,
@@ -137,3 +138,10 @@ def test_whitenings_of_format_2_map_as_when_they_were_written() -> None:
     random = Whitening.load(FOLDER / "whitening-v2" / "random.safetensors")
     assert (random.k, random.seed, random.center) == (3, 3, False)
     assert np.allclose(random.basis.T @ random.basis, np.eye(3), atol=1e-12)
+
+
+def test_a_query_transform_of_format_1(tmp_path: Path) -> None:
+    x = raw(FOLDER / "v1")
+    saved = shutil.copytree(FOLDER / "query-v1", tmp_path / "query")
+    found, truth = QueryTransform.load(saved).reduce(x), closed_form(x, 2)
+    assert np.allclose(found @ found.T, truth @ truth.T, atol=1e-5)

@@ -459,7 +459,8 @@ def test_a_manifest_that_vouches_for_nothing_passes_nothing(published, files):
 )
 @pytest.mark.parametrize("temporary", [None, "/out/.tmp-host~1~0~index/part.bin"])
 def test_a_disk_error_says_where_why_and_what_to_do(code, reason, temporary):
-    message = rf"cannot write /out/index: .*{reason}.*; free space.*run the same"
+    remedy = "make the folder or" if code == errno.ENOENT else "free space"
+    message = rf"cannot write /out/index: .*{reason}.*; {remedy}.*run the same"
     with pytest.raises(OutputError, match=message) as caught, manifest.writing(Path("/out/index")):
         raise OSError(code, os.strerror(code), temporary)
     assert ".tmp-" not in str(caught.value)

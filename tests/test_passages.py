@@ -393,6 +393,7 @@ def config(**options: Any) -> BuildConfig:
             {"passage_tokens": 16, "keep": ("year", "passage_end")},
             r"cannot be called 'passage_end'.*rename yours",
         ),
+        ({"keep": ("passage",)}, r"cannot be called 'passage'.*rename yours"),
         (
             {"passage_tokens": 16, "text_columns": ("a", "t"), "keep": ("year", "t")},
             r"--keep t would repeat the whole text .*leave it out of --keep.* passage_text",
@@ -407,7 +408,7 @@ def test_options_that_contradict_each_other_are_refused(
 
 
 def test_passages_make_another_corpus_and_nothing_changes_without_them() -> None:
-    plain = config(keep=("passage",)).corpus_config().source_identity()
+    plain = config(keep=("year",)).corpus_config().source_identity()
     assert set(plain) == {
         *("sources", "text_columns", "embedding_column", "row_filter", "limit"),
     }

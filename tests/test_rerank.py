@@ -182,7 +182,7 @@ def test_what_an_index_was_built_for_is_the_default(tmp_path: Path, rows: np.nda
     assert open_index(out, rerank=0).reranker is None
     assert open_index(out, rerank=7).reranker.candidates == 7
     shutil.rmtree(out / "store")
-    with pytest.raises(ArtifactError, match=r"there are none in .*store; .*--rerank 0"):
+    with pytest.raises(ArtifactError, match=r"there is none in .*store; .*--rerank 0"):
         open_index(out)
     assert len(open_index(out, rerank=0)) == ROWS
 

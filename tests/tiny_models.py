@@ -162,6 +162,20 @@ def byte_bert(folder: Path) -> Path:
     return _save(folder, tokenizer, transformers.BertConfig, max_position_embeddings=POSITIONS)
 
 
+def t5(folder: Path) -> Path:
+    """An encoder with a decoder, of which embeddings take the encoder alone."""
+    special = ("<pad>", "</s>", "<unk>")
+    tokenizer = _fast(
+        _framed(_unigram(special), "$A </s>"),
+        pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
+    )  # fmt: skip
+    return _save(
+        folder, tokenizer, transformers.T5Config,
+        d_kv=8, d_ff=64, num_decoder_layers=1, pad_token_id=0, eos_token_id=1,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+
+
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "bert": bert,
     "roberta": roberta,
@@ -169,6 +183,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "mpnet": mpnet,
     "modernbert": modern_bert,
     "qwen3": qwen3,
+    "t5": t5,
 }
 
 

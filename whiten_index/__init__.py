@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
     from whiten_index.errors import WhitenIndexError
     from whiten_index.moments import Moments
+    from whiten_index.push import PushConfig, push_index, pushed_version
+    from whiten_index.reduce import QueryTransform
     from whiten_index.search import open_index
     from whiten_index.store import EmbeddingStore
     from whiten_index.whitening import Whitening
@@ -29,11 +31,15 @@ _HOME = {
     "Encoder": "encoding",
     "Moments": "moments",
     "ParquetCorpus": "corpus",
+    "PushConfig": "push",
+    "QueryTransform": "reduce",
     "WhitenIndexError": "errors",
     "Whitening": "whitening",
     "build_index": "build",
     "encode_corpus": "build",
     "open_index": "search",
+    "push_index": "push",
+    "pushed_version": "push",
 }
 
 __all__ = [
@@ -43,12 +49,16 @@ __all__ = [
     "Encoder",
     "Moments",
     "ParquetCorpus",
+    "PushConfig",
+    "QueryTransform",
     "WhitenIndexError",
     "Whitening",
     "__version__",
     "build_index",
     "encode_corpus",
     "open_index",
+    "push_index",
+    "pushed_version",
 ]
 
 

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError
 from whiten_index.index import WHITENING, Current, read_version, with_published
-from whiten_index.manifest import replacing, writing
 from whiten_index.whitening import Whitening, variance_kept
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
@@ -38,33 +36,6 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
         for k in sorted(widths)
     ]
     return {**fields, "path": str(folder), "spectrum": spectrum}
-
-
-def export_transform(root: Path | str, file: Path | str, *, verify: str = "full") -> dict[str, Any]:
-    """Write the published version's transform as one matrix and bias, whole or not at all.
-
-    Returns:
-        ``dim``, ``k``, ``normalize_input`` and the ``error`` that float32 costs; see ``Affine``.
-
-    Raises:
-        ConfigError: the file's ending is not ``.safetensors``.
-        ArtifactError: nothing is published there, or it is damaged.
-        OutputError: the file cannot be written.
-    """
-    path = Path(file)
-    if path.suffix != ".safetensors":
-        raise ConfigError(f"a transform is exported to a .safetensors file; {path.name} is none")
-    _, _, whitening = _opened(Path(root), verify=verify)
-    affine = whitening.export()
-    with writing(path), replacing(path) as temporary:
-        affine.save(temporary)
-    return {
-        "file": str(path),
-        "dim": whitening.dim,
-        "k": whitening.k,
-        "normalize_input": affine.normalize_input,
-        "error": affine.error,
-    }
 
 
 def _opened(root: Path, *, verify: str) -> tuple[Path, dict[str, Any], Whitening]:

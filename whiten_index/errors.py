@@ -75,3 +75,9 @@ class GateError(WhitenIndexError):
     ) -> None:
         super().__init__(message)
         self.gates, self.candidate = tuple(gates), candidate
+
+
+class SinkError(WhitenIndexError):
+    """A database that cannot be reached, or that refuses what it was asked."""
+
+    exit_code = 10

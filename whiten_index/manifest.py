@@ -100,9 +100,12 @@ def writing(path: Path, *, kept: str = _KEPT) -> Iterator[None]:
         yield
     except OSError as error:
         reason = _DISK_ERRORS.get(error.errno or 0, error.strerror or str(error))
+        remedy = "free space, change its permissions"
+        if error.errno == errno.ENOENT:
+            remedy = "make the folder"
         raise OutputError(
-            f"cannot write {path}: {reason}; free space, change its permissions "
-            f"or choose another folder, then run the same command again{kept and f' ({kept})'}"
+            f"cannot write {path}: {reason}; {remedy} or choose another folder, then run the same "
+            f"command again{kept and f' ({kept})'}"
         ) from error
 
 
@@ -400,4 +403,6 @@ def remove_folder(path: Path) -> None:
 
 
 def _temporary_name(name: str) -> str:
-    return f"{_TEMPORARY}{uuid.uuid4().hex[:12]}~{name}"[:200]
+    whole = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}~{name}"
+    # Disks count bytes, and a name that fills them all leaves no room for more.
+    return os.fsencode(whole)[:200].decode("utf-8", "ignore")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.corpus import RowFilter
-from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder
-from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.index import Bundle, Current, maps_by_default, open_version, with_published
+from whiten_index.query_encoder import QueryEncoder, recorded_spec, require_texts
 from whiten_index.rerank import Reranker, open_reranker
-
-if TYPE_CHECKING:
-    from whiten_index.encoding import Encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +97,12 @@ class Opening:
         return Opened(bundle, reranker, self._query_encoder(bundle, before))
 
     def _query_encoder(self, bundle: Bundle, before: Opened | None) -> QueryEncoder:
-        spec = recorded_spec(bundle.manifest["encoder"])
-        if spec is None:
-            return QueryEncoder(None, None)
-        config = spec.as_config(device=self.device, threads=self.threads)
-        if self.model is not None:
-            config = replace(config, model=self.model, revision=None)
-        made = QueryEncoder(spec, config)
+        made = QueryEncoder.of(
+            recorded_spec(bundle.manifest["encoder"]),
+            model=self.model,
+            device=self.device,
+            threads=self.threads,
+        )
         if before is None:
             return made
         if made.equals(before.queries):
@@ -117,64 +111,6 @@ class Opening:
             # Who searches by text finds out now that the new one cannot be had, not query by query.
             made.get()
         return made
-
-
-class QueryEncoder:
-    """The encoder of queries, loaded when first needed.
-
-    Attributes:
-        config: how to load it; None where the index knows none.
-    """
-
-    def __init__(self, recorded: EncoderSpec | None, config: EncoderConfig | None) -> None:
-        self.config = config
-        self._recorded = recorded
-        self._encoder: Encoder | None = None
-        self._loading = threading.Lock()
-
-    @property
-    def loaded(self) -> bool:
-        """Whether it was needed so far."""
-        return self._encoder is not None
-
-    def equals(self, other: QueryEncoder) -> bool:
-        """Tell whether both give a query the same embedding, wherever their models are."""
-        mine, others = (
-            each._recorded and replace(each._recorded, model="", revision=None)
-            for each in (self, other)
-        )
-        return mine is not None and mine == others
-
-    def get(self) -> Encoder:
-        """Return it.
-
-        Raises:
-            ConfigError: no model is known for queries.
-            EncoderError: the model is not the one the index was built with.
-        """
-        with self._loading:
-            if self._encoder is None:
-                self._encoder = self._load()
-            return self._encoder
-
-    def _load(self) -> Encoder:
-        recorded = self._recorded
-        if self.config is None or recorded is None:
-            raise ConfigError(
-                "this index was built from an embedding column, so it cannot encode text; search "
-                "with --like or with embeddings, or build again with --model to name the encoder "
-                "of the queries"
-            )
-        spec, folder = resolve_encoder(self.config)
-        if spec.fingerprint != recorded.fingerprint:
-            raise EncoderError(
-                f"the index was built with {recorded.model} ({recorded.fingerprint[:8]}) and "
-                f"{spec.model} ({spec.fingerprint[:8]}) gives other embeddings; search with the "
-                "model it was built with, or build again with the new one"
-            )
-        from whiten_index.encoding import Encoder
-
-        return Encoder(spec, folder, self.config)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,10 +141,7 @@ class Opened:
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the raw embeddings of queries, (n, d)."""
-        if isinstance(texts, str):
-            raise ConfigError("search takes a list of texts; put the one text in brackets")
-        if any(not text.strip() for text in texts):
-            raise ConfigError("a query is blank; give it some text")
+        require_texts(texts)
         return self.queries.get().encode_queries(texts)
 
     def search(
@@ -254,11 +187,3 @@ class Opened:
                 columns = self.bundle.documents.get(row)
                 hits.append(Hit(columns.pop("id"), score, row, columns))
         return hits
-
-
-def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:
-    """Return the encoder of queries that a manifest names, None where it names none."""
-    if encoder["kind"] == "transformer":
-        return EncoderSpec.from_json(dict(encoder))
-    query = encoder.get("query_encoder")
-    return None if query is None else EncoderSpec.from_json(query)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.draw import mapped_part, row_starts
-from whiten_index.errors import ArtifactError, ConfigError, FormatError
-from whiten_index.index import RECORD, Bundle, read_version
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.index import Bundle
+from whiten_index.origin import corpus_record, open_store
 from whiten_index.store import CorpusRecord, EmbeddingRows, EmbeddingStore
 from whiten_index.whitening import Whitening, unit_rows
 
@@ -176,13 +175,8 @@ def open_reranker(
                 "--rerank N, or leave it out"
             )
         return None
-    found = _open_store(bundle, root, store)
+    found = open_store(root, bundle.manifest, given=store, reader="re-ranking", remedy=_REMEDY)
     record = _record(bundle, found)
-    if record.fingerprint != bundle.manifest["corpus"]["fingerprint"]:
-        raise ArtifactError(
-            f"the store {found.root} holds another state of the corpus than the index; build the "
-            "index again, or search it with --rerank 0"
-        )
     return Reranker(
         found,
         record,
@@ -195,50 +189,26 @@ def open_reranker(
 
 
 def _record(bundle: Bundle, store: EmbeddingStore) -> CorpusRecord:
-    """Return the shards of the index: by its own list, or the store's for an earlier release."""
-    own = bundle.folder / RECORD
+    """Return the rows of the index, whose shards are there.
+
+    Raises:
+        ArtifactError: the store does not hold them, or holds others by now.
+    """
     try:
-        if not own.exists():
-            return store.corpus(bundle.manifest["corpus"]["source"])
-        record = CorpusRecord.load(own)
-        for shard in record.shards:
+        record = corpus_record(bundle.folder, bundle.manifest, store)
+        for shard in () if record is None else record.shards:
             store.shards.require_there(shard)
     except ArtifactError as error:
         raise ArtifactError(
             f"the store {store.root} does not hold the corpus of the index, whose rows re-ranking "
             f"reads; {_REMEDY}"
         ) from error
+    if record is None:
+        raise ArtifactError(
+            f"the store {store.root} holds another state of the corpus than the index; build the "
+            "index again, or search it with --rerank 0"
+        )
     return record
-
-
-def missing_shards(root: Path, folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the store of a version, None where it cannot be reached, and what it lacks of it.
-
-    Args:
-        root: the index folder.
-        folder: of the version, sound.
-
-    Returns:
-        The store's root folder, and the shards of the version that are missing in it or, by their
-        sizes, damaged; none of a version of an earlier release whose shards are not known.
-
-    Raises:
-        ArtifactError: the version is damaged.
-        FormatError: a later release wrote the store.
-    """
-    fields = read_version(folder, verify="manifest")
-    for place in dict.fromkeys(store_places(root, fields)):
-        try:
-            store = EmbeddingStore.open(place, fingerprint=fields["encoder_fingerprint"])
-        except FormatError:
-            raise
-        except ArtifactError:
-            continue
-        if not (folder / RECORD).exists():
-            return place, []
-        record = CorpusRecord.load(folder / RECORD)
-        return place, [name for name in record.shards if not store.find(name, verify=False)]
-    return None, []
 
 
 _REMEDY = "name the store it was built from with --store DIR, or search with --rerank 0"
@@ -257,33 +227,6 @@ def _member(name: str | None) -> RerankBy:
     except ValueError as error:
         known = ", ".join(each.value for each in RerankBy)
         raise ConfigError(f"--rerank-by {name!r} is unknown; use {known}") from error
-
-
-def _open_store(bundle: Bundle, root: Path, given: Path | str | None) -> EmbeddingStore:
-    encoder = bundle.manifest["encoder_fingerprint"]
-    told = store_places(root, bundle.manifest)
-    places = list(dict.fromkeys(told)) if given is None else [Path(given)]
-    for place in places:
-        try:
-            return EmbeddingStore.open(place, fingerprint=encoder)
-        except ArtifactError as error:
-            reason = error
-    raise ArtifactError(
-        f"re-ranking reads the raw embeddings of encoder {encoder[:8]}, and there are none in "
-        f"{' or '.join(map(str, places))}; {_REMEDY}"
-    ) from reason
-
-
-def store_places(root: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield where the store may be: beside or inside the index as it was built, or where it was."""
-    told, out = (manifest["config"].get(name) for name in ("store", "out"))
-    if told is None:
-        yield root / "store"
-        return
-    if out is not None and Path(told).is_absolute() == Path(out).is_absolute():
-        yield Path(os.path.normpath(root.absolute() / os.path.relpath(told, out)))
-    # What was told may be relative to wherever the build was started.
-    yield Path(manifest.get("store", told))
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:

@@ -15,7 +15,8 @@ from whiten_index.batch import TextBatch
 from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus, RowFilter
 from whiten_index.encoding import EncoderConfig
 from whiten_index.index import Bundle, read_current, set_threads
-from whiten_index.opened import Hit, Opened, Opening, Ranking, recorded_spec
+from whiten_index.opened import Hit, Opened, Opening, Ranking
+from whiten_index.query_encoder import recorded_spec
 from whiten_index.rerank import Reranker
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from whiten_index.index import (
 )
 from whiten_index.lock import only_writer
 from whiten_index.manifest import MANIFEST, read_json, remove_folder, require_path
-from whiten_index.rerank import missing_shards
+from whiten_index.origin import missing_shards
 
 _WHAT = "index"
 

@@ -3,7 +3,7 @@
 Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or queries · 4 encoder ·
 5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk ·
 8 the embeddings do not allow the whitening · 9 a gate kept a new version from being published ·
-130 interrupted.
+10 a database cannot be reached, or refuses · 130 interrupted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from whiten_index.cli import (
     eval_retrieval,
     eval_sts,
     eval_transfer,
+    export_command,
+    push_command,
     report_command,
     search_command,
     sweep_commands,
@@ -70,7 +72,7 @@ class _Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit status: 0 done, 2 options, 3 corpus or queries, 4 encoder, 5 damaged or missing "
     "artifact, 6 folder in use, 7 disk, 8 whitening impossible, 9 kept back by a gate, "
-    "130 interrupted.",
+    "10 database, 130 interrupted.",
 )
 @click.version_option(whiten_index.__version__, prog_name="whiten-index")
 def cli() -> None:
@@ -82,8 +84,9 @@ for command in (
     commands.encode,
     search_command.search,
     commands.inspect,
-    commands.export,
+    export_command.export,
     update_command.update,
+    push_command.push,
     version_commands.versions,
     version_commands.rollback,
     version_commands.prune,

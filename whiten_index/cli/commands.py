@@ -142,28 +142,6 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     )
 
 
-@click.command()
-@click.argument("index", type=click.Path())
-@click.argument("file", type=click.Path())
-@verify_option
-@json_option
-def export(index: str, file: str, verify: str, as_json: bool) -> None:
-    """Write the transform of INDEX as one matrix and bias to FILE.safetensors, in float32.
-
-    A vector is embedding·matrix + bias, scaled to unit length; embeddings are raw, as the encoder
-    gives them.
-    """
-    from whiten_index.describe import export_transform
-
-    facts = export_transform(index, file, verify=verify)
-    if as_json:
-        terminal.print_json(facts)
-        return
-    unit = "embeddings of unit length" if facts["normalize_input"] else "raw embeddings"
-    click.echo(f"{file}: matrix {facts['dim']} x {facts['k']} and bias, for {unit}")
-    click.echo(f"  relative error of vectors in float32 at most about {facts['error']:.1e}")
-
-
 def _print_plan(options: dict[str, Any], *, as_json: bool) -> None:
     from whiten_index.config import BuildConfig
     from whiten_index.plan import plan_build

@@ -106,6 +106,12 @@ def table(rows: Iterable[Sequence[object]], *, indent: str = "  ") -> str:
     )
 
 
+def facts(rows: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
+    """Return names and what is to be said of them, both to the left."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{indent}{name.ljust(width)}  {told}" for name, told in rows)
+
+
 def encoder_lines(report: Mapping[str, Any]) -> list[str]:
     """Return what there is to say of precision and compiling, nothing in most builds."""
     lines = []

@@ -61,6 +61,13 @@ class CorpusConfig:
                 "a kept column cannot be called 'id', the name of the id itself; "
                 "pass --id-column id, or rename the column"
             )
+        # Also without passages: what reads an index tells by these names whether it holds any.
+        taken = [name for name in self.keep if name in PASSAGE_COLUMNS]
+        if taken:
+            raise ConfigError(
+                f"a kept column cannot be called {taken[0]!r}: --passage-tokens adds columns named "
+                f"{', '.join(PASSAGE_COLUMNS)}; rename yours, or leave it out of --keep"
+            )
         if self.passages is not None:
             self._check_passages()
 
@@ -81,12 +88,6 @@ class CorpusConfig:
             raise ConfigError(
                 f"--passage-tokens cuts texts, and --embedding-column {self.embedding_column} has "
                 "none; name a --text-column, or leave --passage-tokens out"
-            )
-        taken = [name for name in self.keep if name in PASSAGE_COLUMNS]
-        if taken:
-            raise ConfigError(
-                f"a kept column cannot be called {taken[0]!r}: --passage-tokens adds columns named "
-                f"{', '.join(PASSAGE_COLUMNS)}; rename yours, or leave it out of --keep"
             )
         # Kept columns are repeated beside each passage: a long text would be, squared.
         texts = [name for name in self.keep if name in self.text_columns]

@@ -189,24 +189,38 @@ class Encoder:
     ) -> Iterator[NDArray[np.float32]]:
         """Yield the embeddings of documents without end, in memory bounded by a few windows.
 
+        Args:
+            chunks: see ``stream_windows``.
+            advance: see ``stream_windows``.
+
+        Yields:
+            (m, d) float32, the texts' order kept, m being unrelated to the chunks.
+        """
+        for encoded in self.stream_windows(chunks, advance=advance):
+            yield encoded.embeddings
+
+    def stream_windows(
+        self,
+        chunks: Iterable[Sequence[str]],
+        *,
+        advance: Callable[[int], None] | None = None,
+    ) -> Iterator[Encoded]:
+        """Yield what is made of documents without end, window by window, their order kept.
+
         Chunks are joined or split to windows of tens of thousands of texts; reading and tokenising
         them happens beside the encoding.
 
         Args:
             chunks: lists of texts, drawn in another thread.
             advance: told how many texts each batch held, as it is done.
-
-        Yields:
-            (m, d) float32, the texts' order kept, m being unrelated to the chunks.
         """
-        for encoded in overlapped(
+        yield from overlapped(
             _windows(chunks, self.window_rows),
             read=_same,
             prepare=self.prepare,
             work=functools.partial(self.run, advance=advance),
             finish=self.collect,
-        ):
-            yield encoded.embeddings
+        )
 
     @property
     def window_rows(self) -> int:

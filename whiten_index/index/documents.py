@@ -97,6 +97,20 @@ class Documents:
             found.append(batch.column(ID)[offset].as_py())
         return found
 
+    def take(self, rows: NDArray[np.int64]) -> pa.Table:
+        """Return the id and the kept columns of rows (n,), in the order given."""
+        batches = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(batches, kind="stable")
+        found = [
+            self._batches[batch].take(pa.array(rows[of_batch] - self._starts[batch]))
+            for batch in np.unique(batches)
+            for of_batch in [order[batches[order] == batch]]
+        ]
+        table = pa.Table.from_batches(found, self.schema)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return table if np.array_equal(order, back) else table.take(pa.array(back))
+
     def id_column(self, start: int, stop: int) -> pa.ChunkedArray:
         """Return the ids of rows ``start`` … ``stop`` − 1, or of as many as there are."""
         columns = []

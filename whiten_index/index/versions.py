@@ -336,7 +336,11 @@ def read_fields(root: Path, *, verify: str = "full") -> tuple[Path, dict[str, An
 
 
 def read_version(
-    folder: Path, *, verify: str = "full", sha256: str | None = None
+    folder: Path,
+    *,
+    verify: str = "full",
+    sha256: str | None = None,
+    files: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of one version, published or not, checked.
 
@@ -344,6 +348,7 @@ def read_version(
         folder: of the version.
         verify: see ``read_fields``.
         sha256: what ``CURRENT`` says of its manifest.
+        files: names of those to look at; the others need not be there. By default all.
 
     Raises:
         ArtifactError: it is missing or damaged.
@@ -359,7 +364,10 @@ def read_version(
         raise ArtifactError(
             f"{folder / manifest.MANIFEST} is damaged: it does not match {CURRENT}; {remedy}"
         )
-    manifest.check_files(folder, fields, content=verify == "full", remedy=remedy)
+    looked_at = fields
+    if files is not None and isinstance(fields.get("files"), dict):
+        looked_at = {"files": {name: fields["files"].get(name) for name in files}}
+    manifest.check_files(folder, looked_at, content=verify == "full", remedy=remedy)
     return fields
 
 

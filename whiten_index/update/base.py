@@ -15,9 +15,8 @@ from whiten_index.corpus import ParquetCorpus
 from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError, OutputError
 from whiten_index.fit import Fitted
-from whiten_index.given import cut
 from whiten_index.moments import Moments
-from whiten_index.rerank import store_places
+from whiten_index.origin import corpus_record, open_store
 from whiten_index.search import recorded_spec
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.update.config import UpdateConfig
@@ -56,7 +55,8 @@ class Base:
         """
         root = Path(config.index)
         folder, fields = faiss_index.read_fields(root)
-        store = _open_store(config, root, fields)
+        remedy = "name it with --store DIR, or build the index again"
+        store = open_store(root, fields, given=config.store, reader="an update", remedy=remedy)
         record = _record(folder, fields, store)
         if config.store is not None:
             _require_parts(store, record, folder.name)
@@ -127,15 +127,8 @@ class Base:
 
 
 def _record(folder: Path, fields: Mapping[str, Any], store: EmbeddingStore) -> CorpusRecord:
-    own = folder / faiss_index.RECORD
-    if own.exists():
-        return CorpusRecord.load(own)
-    corpus = fields["corpus"]
-    try:
-        record = store.corpus(corpus["source"])
-    except ArtifactError:
-        record = None
-    if record is None or record.fingerprint != corpus["fingerprint"]:
+    record = corpus_record(folder, fields, store)
+    if record is None:
         raise ArtifactError(
             f"version {folder.name} was made by an earlier release, and the store {store.root} no "
             "longer knows which rows it holds; run whiten-index build once, and update from then on"
@@ -157,22 +150,6 @@ def _require_parts(store: EmbeddingStore, record: CorpusRecord, version: str) ->
             "the index was built from, or leave --store out; if it is that one, whiten-index build "
             "mends it"
         )
-
-
-def _open_store(config: UpdateConfig, root: Path, fields: Mapping[str, Any]) -> EmbeddingStore:
-    named = config.store
-    places = list(store_places(root, fields)) if named is None else [Path(named)]
-    for place in dict.fromkeys(places):
-        try:
-            return EmbeddingStore.open(place, fingerprint=fields["encoder_fingerprint"])
-        except (ArtifactError, OSError) as error:
-            # A name too long for the system is that of no store either.
-            reason = error
-    looked_in = " or ".join(cut(str(place), most=200) for place in dict.fromkeys(places))
-    raise ArtifactError(
-        f"an update reads the store of raw embeddings, and there is none in {looked_in}; name it "
-        "with --store DIR, or build the index again"
-    ) from reason
 
 
 def _build_config(

@@ -23,7 +23,7 @@ from whiten_index.index import (
     version_number,
 )
 from whiten_index.manifest import require_path
-from whiten_index.rerank import missing_shards, store_places
+from whiten_index.origin import missing_shards, store_places
 from whiten_index.store import CorpusRecord
 from whiten_index.upkeep.claims import is_index, version_folders
 from whiten_index.upkeep.inventory import size_of

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError, safe_open
 
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
+from whiten_index.manifest import replacing, require_path, writing
+from whiten_index.replaced import require_replaceable
 from whiten_index.tensors import read_tensors, write_tensors
 from whiten_index.whitening.arrays import unit_rows
 
@@ -100,14 +104,19 @@ class Affine:
         vectors: NDArray[np.float32] = x @ self.matrix + self.bias
         return vectors
 
-    def save(self, path: Path | str) -> None:
-        """Write a safetensors file: ``matrix``, ``bias``, ``error``; the rest as metadata."""
+    def save(self, path: Path | str, *, facts: Mapping[str, str] | None = None) -> None:
+        """Write a safetensors file: ``matrix``, ``bias``, ``error``; the rest as metadata.
+
+        Args:
+            path: of the file.
+            facts: more metadata.
+        """
         write_tensors(
             path,
             {"matrix": self.matrix, "bias": self.bias, "error": np.array([self.error])},
             kind=FILE_KIND,
             version=FORMAT_VERSION,
-            facts={"normalize_input": str(self.normalize_input).lower()},
+            facts={**(facts or {}), "normalize_input": str(self.normalize_input).lower()},
         )
 
     @classmethod
@@ -131,3 +140,38 @@ class Affine:
             normalize_input=normalize == "true",
             error=float(tensors["error"][0]),
         )
+
+
+def write_matrix(affine: Affine, file: Path | str, *, facts: Mapping[str, str]) -> Path:
+    """Write what ``Affine.save`` writes to a file of its own, whole or not at all.
+
+    Args:
+        affine: the matrix and its bias.
+        file: its path.
+        facts: more metadata.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: the file's ending is not ``.safetensors``, or something else than an exported
+            matrix is there.
+        OutputError: the file cannot be written.
+    """
+    path = require_path(file)
+    if path.suffix != ".safetensors":
+        raise ConfigError(f"a matrix is exported to a .safetensors file; {path.name} is none")
+    require_replaceable(path, _is_matrix, "an exported matrix")
+    with writing(path, kept=""), replacing(path) as temporary:
+        affine.save(temporary, facts=facts)
+    return path
+
+
+def _is_matrix(path: Path) -> bool:
+    """Tell by the head of a file whether it is an exported matrix."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            facts = file.metadata() or {}
+    except SafetensorError:
+        return False
+    return bool(facts.get("kind") == FILE_KIND)

@@ -7,6 +7,8 @@ smaller k is a slice of one fit. Kinds that rotate back by Bᵀ keep d coordinat
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.given import shown
 from whiten_index.moments import Moments
 from whiten_index.whitening import files
 from whiten_index.whitening.arrays import reciprocal, unit_rows
@@ -202,6 +205,8 @@ class Whitening:
         Raises:
             ConfigError: fewer were fitted, or the kind keeps all coordinates.
         """
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+            raise ConfigError(f"k is a whole number; {shown(k)} was given")
         cut = f"a fit of k = {self.k} ({self.kind.value}) cannot be cut to {k}"
         if self.kind.rotates_back and k != self.k:
             raise ConfigError(
@@ -218,11 +223,15 @@ class Whitening:
             basis_variances=None if own is None else own[:k],
         )
 
-    def export(self) -> Affine:
-        """Return one float32 matrix and bias, x̃ ≈ x·matrix + bias, and what that costs."""
+    def export(self, *, centered: bool = False) -> Affine:
+        """Return one float32 matrix and bias, x̃ ≈ x·matrix + bias, and what that costs.
+
+        Args:
+            centered: μ is subtracted from the rows before, in full precision: there is no bias.
+        """
         return Affine.fold(
             self._matrix,
-            self.mean if self.center else None,
+            self.mean if self.center and not centered else None,
             variances=self._coordinate_variances() + (0 if self.center else self.mean**2),
             signal=self._signal(),
             normalize_input=self.normalize_input,
@@ -230,6 +239,14 @@ class Whitening:
 
     def rounding_cosine(self, *, relative_error: float) -> float:
         """Return the cosine to expect when each coordinate was kept with a relative error.
+
+        Args:
+            relative_error: root mean square, such as 2e-4 for float16.
+        """
+        return 1 / math.sqrt(1 + self.rounding_error(relative_error=relative_error) ** 2)
+
+    def rounding_error(self, *, relative_error: float) -> float:
+        """Return the relative error of vectors where each coordinate was kept with one.
 
         The error of a coordinate spreads over the directions by their loadings and is scaled as
         they are, so narrow directions suffer most.
@@ -242,7 +259,7 @@ class Whitening:
             noise = noise * self.coordinate_scale**2
         signal = self._signal()
         spread = float(self.scales() ** 2 @ (np.square(self.basis).T @ noise))
-        return 1 / math.sqrt(1 + spread / signal) if signal > 0 else 1.0
+        return math.sqrt(spread / signal) if signal > 0 else 0.0
 
     def choices(self) -> dict[str, Any]:
         """Return what was chosen, without what the data gave: enough to tell two fits apart."""
@@ -269,6 +286,25 @@ class Whitening:
             "normalize_input": self.normalize_input,
             **options,
         }
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits: equal ones, equal vectors of the same embeddings.
+
+        Made of what is stored alone, not of what is computed from it, so it is the same on every
+        machine and the same after ``save`` and ``load``.
+        """
+        told = hashlib.blake2b(digest_size=16)
+        for part in (
+            self.mean,
+            self.basis,
+            self.eigenvalues,
+            self.basis_variances,
+            self.coordinate_scale,
+        ):
+            told.update(b"-" if part is None else np.ascontiguousarray(part, dtype="<f8").tobytes())
+        told.update(json.dumps(self.choices(), sort_keys=True).encode())
+        return told.hexdigest()
 
     def describe(self) -> dict[str, Any]:
         """Return the facts a user asks for: kind, k, rank, condition number, variance kept.

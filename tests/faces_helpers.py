@@ -1,0 +1,164 @@
+"""What the tests of the frameworks' classes share: small indexes, and what they hold and find."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from tests import tiny_models
+from tests.build_helpers import build as build_columns
+from tests.build_helpers import random_rows, write_rows
+from whiten_index import BuildConfig, Encoder, QueryTransform, build_index, open_index
+from whiten_index.errors import ConfigError
+from whiten_index.opened import Hit
+from whiten_index.push.config import PushConfig
+from whiten_index.push.source import PushSource
+from whiten_index.whitening import unit_rows
+
+ROWS, K, TOP = 90, 6, 5
+PROMPTS = {"document": "the cat ", "query": "the king sang "}
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders that no test writes to.
+
+    Attributes:
+        model: of the encoder.
+        index: of texts, with the columns ``text`` (some null), ``lang`` and ``year`` kept.
+        passages: of passages, with ``lang`` kept.
+        columns: of an embedding column, which names no encoder.
+        bare: of texts, nothing kept.
+        saved: the query transform of ``index``.
+        ids: of the documents.
+        texts: of the documents.
+        queries: some.
+    """
+
+    model: Path
+    index: Path
+    passages: Path
+    columns: Path
+    bare: Path
+    saved: Path
+    ids: list[int]
+    texts: list[str]
+    queries: list[str]
+
+    @classmethod
+    def make(cls, root: Path, words: Sequence[str]) -> Places:
+        model = tiny_models.bert(root / "model")
+        tiny_models.add_modules(model, "mean", tiny_models.NORMALIZE, prompts=PROMPTS)
+        drawn = different_texts(words, ROWS + 6)
+        texts, queries, ids = drawn[:ROWS], drawn[ROWS:], list(range(100, 100 + ROWS))
+        table = {
+            "key": ids,
+            "text": texts,
+            "lang": ["en" if i % 3 else "de" for i in range(ROWS)],
+            "year": [2000 + i % 7 for i in range(ROWS)],
+            "note": [None if i % 2 else f"n{i}" for i in range(ROWS)],
+        }
+        pq.write_table(pa.table(table), root / "c.parquet")
+        corpus = str(root / "c.parquet")
+        options: dict[str, Any] = {"id_column": "key"}
+        build_columns(root / "columns", write_rows(root / "e.parquet", random_rows()))
+        made = cls(
+            model, root / "index", root / "passages", root / "columns", root / "bare",
+            root / "saved", ids, texts, queries,
+        )  # fmt: skip
+        kept = ("text", "lang", "year", "note")
+        made.build(made.index, corpus, keep=kept, **options)
+        made.build(made.bare, corpus, **options)
+        cut = {"passage_tokens": 14, "overlap": 2}
+        made.build(made.passages, corpus, keep=("lang",), **cut, **options)
+        QueryTransform.of(made.index).save(made.saved)
+        return made
+
+    def build(self, out: Path, corpus: str, **options: Any) -> None:
+        """Build from texts."""
+        build_texts(out, corpus, model=str(self.model), **options)
+
+    def refit(self, index: Path) -> None:
+        """Publish a version with another transform, of a part of the corpus."""
+        table = pq.read_table(self.index.parent / "c.parquet")
+        corpus = index.with_name(f"{index.name}-part.parquet")
+        pq.write_table(table.slice(0, 2 * ROWS // 3), corpus)
+        self.build(index, str(corpus), keep=("text", "lang", "year", "note"), id_column="key")
+
+    def expected(self, query: str, **options: Any) -> list[Hit]:
+        """Return what the index itself finds."""
+        return found_by_index(self.index, query, **options)
+
+
+def build_texts(out: Path, corpus: str, *, model: str, **options: Any) -> None:
+    build_index(
+        BuildConfig(
+            corpus=(corpus,), out=str(out), model=model, k=K, text_columns=("text",),
+            whiten="whitening", store_dtype="float32", device="cpu", **options,
+        )
+    )  # fmt: skip
+
+
+def real_index(root: Path) -> Path:
+    """Return an index of 64 sentences by the real MiniLM, ``text`` kept."""
+    texts = [
+        f"{who} {does} {what}"
+        for who in ("The mayor", "A surgeon", "Our neighbour", "The orchestra")
+        for does in ("repairs", "admires", "sells", "loses")
+        for what in ("an old bridge", "a violin", "the harvest", "her umbrella in the storm")
+    ]
+    pq.write_table(pa.table({"id": range(64), "text": texts}), root / "real.parquet")
+    build_texts(
+        root / "real", str(root / "real.parquet"), model="all-MiniLM-L6-v2", id_column="id",
+        keep=("text",),
+    )  # fmt: skip
+    return root / "real"
+
+
+def different_texts(words: Sequence[str], count: int) -> list[str]:
+    random = np.random.default_rng(0)
+    made = dict[str, None]()
+    while len(made) < count:
+        made[" ".join(random.choice(words, size=random.integers(3, 24)))] = None
+    return list(made)
+
+
+def sent(index: Path, *, k: int | None = None) -> Vectors:
+    """Return the vectors (n, k) of an index's rows, as a push sends them."""
+    source = PushSource.open(PushConfig(index=str(index), to="x.npy", k=k))
+    return np.concatenate(list(source.vectors()))
+
+
+def query_vectors(places: Places, queries: Sequence[str]) -> Vectors:
+    """Return the vectors (n, k) of queries by the encoder, prompt by hand, and the transform."""
+    bare = Encoder.load(str(places.model), document_prompt="", query_prompt="")
+    embeddings = bare.encode([PROMPTS["query"] + query for query in queries])
+    return unit_rows(open_index(places.index).bundle.whitening.apply(embeddings))
+
+
+def found_by_index(index: Path, query: str, *, top_k: int = TOP, **options: Any) -> list[Hit]:
+    return open_index(index).search([query], top_k=top_k, **options)[0]
+
+
+def expect_pip_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, hidden: Sequence[str], extra: str
+) -> None:
+    """Import what needs a framework that is hidden, and expect the pip line."""
+    for package in hidden:
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(
+        ConfigError, match=rf"whiten_index's classes for .* pip install 'whiten-index\[{extra}\]'"
+    ):
+        importlib.import_module(name)

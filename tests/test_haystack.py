@@ -1,0 +1,349 @@
+"""Haystack's components: pipelines that fill a store and ask it, and one that needs no store."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from haystack import Document, Pipeline
+from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
+from haystack.components.writers import DocumentWriter
+from haystack.core.errors import DeserializationError
+from haystack.document_stores.in_memory import InMemoryDocumentStore
+
+from tests.faces_helpers import (
+    TOP,
+    Places,
+    expect_pip_line,
+    found_by_index,
+    query_vectors,
+    real_index,
+    sent,
+)
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.integrations.haystack import (
+    WhitenedDocumentEmbedder,
+    WhitenedIndexRetriever,
+    WhitenedTextEmbedder,
+)
+from whiten_index.opened import Hit
+
+pytestmark = pytest.mark.service
+ALLOWED = ["whiten_index.*"]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory, tiny_words: tuple[str, ...]) -> Places:
+    return Places.make(tmp_path_factory.mktemp("haystack"), tiny_words)
+
+
+def documents_of(places: Places) -> list[Document]:
+    pairs = enumerate(zip(places.ids, places.texts, strict=True))
+    return [Document(id=str(id_), content=text, meta={"row": i}) for i, (id_, text) in pairs]
+
+
+def expect_hits(found: list[Document], hits: list[Hit]) -> None:
+    assert [each.id for each in found] == [str(hit.id) for hit in hits]
+    np.testing.assert_allclose([each.score for each in found], [h.score for h in hits], atol=1e-5)
+
+
+def again(pipeline: Pipeline) -> Pipeline:
+    """Return what is read of a pipeline that was written down."""
+    read = Pipeline.loads(pipeline.dumps(), allowed_modules=ALLOWED)
+    assert read.dumps() == pipeline.dumps()
+    return read
+
+
+# --------------------------------------------------------------------------- pipelines
+
+
+def test_a_store_is_filled_and_asked_as_the_index(places: Places) -> None:
+    writing = Pipeline()
+    store = InMemoryDocumentStore(embedding_similarity_function="dot_product")
+    writing.add_component("embedder", WhitenedDocumentEmbedder(places.index, progress_bar=False))
+    writing.add_component("writer", DocumentWriter(store))
+    writing.connect("embedder.documents", "writer.documents")
+    writing.run({"embedder": {"documents": documents_of(places)}})
+
+    asking = Pipeline()
+    asking.add_component("embedder", WhitenedTextEmbedder(places.saved))
+    asking.add_component("retriever", InMemoryEmbeddingRetriever(store, top_k=TOP))
+    asking.connect("embedder.embedding", "retriever.query_embedding")
+    # The store is told by its name in memory, so the one that was written down is the same.
+    for pipeline in (asking, again(asking)):
+        for query in places.queries:
+            found = pipeline.run({"embedder": {"text": query}})["retriever"]["documents"]
+            expect_hits(found, places.expected(query))
+            assert found[0].content == places.texts[found[0].meta["row"]]
+
+
+def test_a_written_down_pipeline_fills_a_store(places: Places) -> None:
+    writing = Pipeline()
+    embedder = WhitenedDocumentEmbedder(str(places.index), k=3, progress_bar=False)
+    writing.add_component("embedder", embedder)
+    writing.add_component("writer", DocumentWriter(InMemoryDocumentStore()))
+    writing.connect("embedder", "writer")
+    read = again(writing)
+    read.run({"embedder": {"documents": documents_of(places)}})
+    store = read.get_component("writer").document_store
+    kept = sorted(store.filter_documents(), key=lambda each: each.meta["row"])
+    vectors = [each.embedding for each in kept]
+    np.testing.assert_allclose(vectors, sent(places.index, k=3), atol=1e-5)
+
+
+def test_the_index_is_asked_without_a_store(places: Places) -> None:
+    pipeline = Pipeline()
+    retriever = WhitenedIndexRetriever(
+        places.index, top_k=TOP, row_filter="lang == 'en'", options={"device": "cpu"}
+    )
+    pipeline.add_component("retriever", retriever)
+    for each in (pipeline, again(pipeline)):
+        for query in places.queries:
+            found = each.run({"retriever": {"query": query}})["retriever"]["documents"]
+            hits = places.expected(query, row_filter="lang == 'en'")
+            expect_hits(found, hits)
+            for document, hit in zip(found, hits, strict=True):
+                assert {"text": document.content, **document.meta} == hit.columns
+        asked = {"query": places.queries[0], "top_k": 2, "row_filter": "year > 2003"}
+        found = each.run({"retriever": asked})["retriever"]["documents"]
+        expect_hits(found, places.expected(places.queries[0], top_k=2, row_filter="year > 2003"))
+
+
+def test_pipelines_run_async(places: Places) -> None:
+    pipeline = Pipeline()
+    pipeline.add_component("embedder", WhitenedTextEmbedder(places.index))
+    pipeline.add_component("documents", WhitenedDocumentEmbedder(places.index, progress_bar=False))
+    pipeline.add_component("retriever", WhitenedIndexRetriever(places.index, top_k=TOP))
+    given = {
+        "embedder": {"text": "red"},
+        "documents": {"documents": documents_of(places)[:9]},
+        "retriever": {"query": "red"},
+    }
+    found = asyncio.run(pipeline.run_async(given))
+    expect_hits(found["retriever"]["documents"], places.expected("red"))
+    np.testing.assert_allclose(
+        found["embedder"]["embedding"], query_vectors(places, ["red"])[0], atol=1e-5
+    )
+    vectors = [each.embedding for each in found["documents"]["documents"]]
+    np.testing.assert_allclose(vectors, sent(places.index)[:9], atol=1e-5)
+
+
+def test_haystack_refuses_components_it_was_not_told_to_trust(places: Places) -> None:
+    pipeline = Pipeline()
+    pipeline.add_component("embedder", WhitenedTextEmbedder(places.index))
+    with pytest.raises(DeserializationError, match="allowed_modules"):
+        Pipeline.loads(pipeline.dumps())
+
+
+# --------------------------------------------------------------------------- the components
+
+
+def test_documents_are_copied_and_nothing_but_the_embedding_is_set(places: Places) -> None:
+    given = documents_of(places)
+    given[3] = Document(id="x", content=places.texts[3], meta={"a": [1]}, embedding=[0.0], score=2)
+    before = copy.deepcopy(given)
+    found = WhitenedDocumentEmbedder(places.saved, progress_bar=False).run(given)["documents"]
+    assert given == before
+    np.testing.assert_allclose([f.embedding for f in found], sent(places.index), atol=1e-5)
+    for each, old in zip(found, before, strict=True):
+        assert (each.id, each.content, each.meta) == (old.id, old.content, old.meta)
+    assert found[3].score == 2
+
+
+def test_queries_are_those_of_the_index(places: Places) -> None:
+    embedder = WhitenedTextEmbedder(places.index)
+    embedder.warm_up()
+    vectors = [embedder.run(query)["embedding"] for query in places.queries]
+    np.testing.assert_allclose(vectors, query_vectors(places, places.queries), atol=1e-5)
+
+
+def test_parts_of_the_meta_are_embedded_before_the_content(places: Places) -> None:
+    heads = [text.split(" ", 1)[0] for text in places.texts]
+    tails = [text.split(" ", 1)[1] for text in places.texts]
+    meta = [{"title": head, "none": None, "empty": ""} for head in heads]
+    given = [Document(content=tail, meta=m) for tail, m in zip(tails, meta, strict=True)]
+    given.append(Document(content=None, meta={"title": places.texts[0]}))
+    embedder = WhitenedDocumentEmbedder(
+        places.index, meta_fields_to_embed=["none", "title", "empty", "lacking"], progress_bar=False
+    )
+    vectors = [each.embedding for each in embedder.run(given)["documents"]]
+    np.testing.assert_allclose(vectors[:-1], sent(places.index), atol=1e-5)
+    np.testing.assert_allclose(vectors[-1], sent(places.index)[0], atol=1e-5)
+
+
+def test_progress_is_shown_where_it_is_asked_for(
+    places: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = documents_of(places)
+    WhitenedDocumentEmbedder(places.index, progress_bar=False).run(given)
+    assert "embed documents" not in capsys.readouterr().err
+    WhitenedDocumentEmbedder(places.index).run(given)
+    assert f"{len(given)}/{len(given)}" in capsys.readouterr().err
+
+
+def test_a_passage_is_the_content_of_its_document(places: Places) -> None:
+    found = WhitenedIndexRetriever(places.passages, top_k=TOP).run("the red cat")["documents"]
+    hits = found_by_index(places.passages, "the red cat")
+    expect_hits(found, hits)
+    for document, hit in zip(found, hits, strict=True):
+        assert {"passage_text": document.content, **document.meta} == hit.columns
+
+
+def test_the_real_model_gives_the_vectors_of_its_index(tmp_path: Path) -> None:
+    index = real_index(tmp_path)
+    found = WhitenedIndexRetriever(index, top_k=64).run("a violin is sold")["documents"]
+    by_row = sorted(found, key=lambda each: int(each.id))
+    embedded = WhitenedDocumentEmbedder(index, progress_bar=False).run(by_row)["documents"]
+    vectors = np.array([each.embedding for each in embedded])
+    np.testing.assert_allclose(vectors, sent(index), atol=1e-5)
+    scores = vectors @ np.array(WhitenedTextEmbedder(index).run("a violin is sold")["embedding"])
+    np.testing.assert_allclose(scores, [each.score for each in by_row], atol=1e-5)
+
+
+def test_settings_are_json_values(places: Places) -> None:
+    embedder = WhitenedTextEmbedder(places.index, k=4, device="cpu")
+    written = embedder.to_dict()
+    assert written == {
+        "type": "whiten_index.integrations.haystack.WhitenedTextEmbedder",
+        "init_parameters": {
+            "source": str(places.index), "k": 4, "model": None, "device": "cpu", "threads": None,
+        },
+    }  # fmt: skip
+    assert WhitenedTextEmbedder.from_dict(written).run("red") == embedder.run("red")
+    made = WhitenedDocumentEmbedder(
+        places.index, meta_fields_to_embed=("title",), embedding_separator="\n", progress_bar=False
+    )
+    parameters = made.to_dict()["init_parameters"]
+    assert parameters["meta_fields_to_embed"] == ["title"]
+    assert (parameters["embedding_separator"], parameters["progress_bar"]) == ("\n", False)
+    assert WhitenedDocumentEmbedder.from_dict(made.to_dict()).to_dict() == made.to_dict()
+    retriever = WhitenedIndexRetriever(places.index, options={"store": places.model})
+    parameters = retriever.to_dict()["init_parameters"]
+    assert parameters == {
+        "index": str(places.index), "top_k": 10, "text_column": None, "row_filter": None,
+        "options": {"store": str(places.model)},
+    }  # fmt: skip
+
+
+def test_after_a_refit_what_was_pickled_warm_does_not_go_on(places: Places, tmp_path: Path) -> None:
+    index = Path(shutil.copytree(places.index, tmp_path / "index"))
+    document = Document(content=places.texts[0])
+    pipeline = Pipeline()
+    pipeline.add_component("embedder", WhitenedTextEmbedder(index))
+    text, documents = WhitenedTextEmbedder(index), WhitenedDocumentEmbedder(index)
+    cold = [pickle.dumps(text), pickle.dumps(documents)]
+    text.warm_up()
+    documents.warm_up()
+    warm = [pickle.dumps(text), pickle.dumps(documents)]
+    before = text.run("red")["embedding"]
+    assert pickle.loads(warm[0]).run("red")["embedding"] == before
+    places.refit(index)
+    assert text.run("red")["embedding"] == before
+    for written in warm:
+        with pytest.raises(ConfigError, match=r"another transform.* make the embedder anew"):
+            pickle.loads(written).warm_up()
+    expected = query_vectors(replace(places, index=index), ["red"])[0]
+    assert np.abs(expected - before).max() > 0.1
+    # What was not warm yet, and a pipeline that was written down, take what they find.
+    for read in (again(pipeline).get_component("embedder"), pickle.loads(cold[0])):
+        np.testing.assert_allclose(read.run("red")["embedding"], expected, atol=1e-5)
+    (embedded,) = pickle.loads(cold[1]).run([document])["documents"]
+    np.testing.assert_allclose(embedded.embedding, sent(index)[0], atol=1e-5)
+
+
+def test_a_relative_path_is_that_of_where_it_was_given(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(places.index.parent)
+    made = [
+        WhitenedTextEmbedder("saved"),
+        WhitenedDocumentEmbedder("saved", progress_bar=False),
+        WhitenedIndexRetriever("index", top_k=1),
+    ]
+    pickled = pickle.dumps(made)
+    monkeypatch.chdir(tmp_path)
+    for text, documents, retriever in (made, pickle.loads(pickled)):
+        vector = text.run("red")["embedding"]
+        np.testing.assert_allclose(vector, query_vectors(places, ["red"])[0], atol=1e-5)
+        assert documents.run([Document(content="red")])["documents"][0].embedding
+        expect_hits(retriever.run("red")["documents"], places.expected("red", top_k=1))
+        assert text.to_dict()["init_parameters"]["source"] == "saved"
+        assert retriever.to_dict()["init_parameters"]["index"] == "index"
+
+
+def test_documents_longer_than_the_encoder_takes_are_told(
+    places: Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = [Document(content="red"), Document(content="red cat " * 500)]
+    WhitenedDocumentEmbedder(places.index, progress_bar=False).run(given)
+    assert "1 of 2 texts were longer than the 24 tokens" in caplog.text
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+MAKERS = [WhitenedTextEmbedder, WhitenedDocumentEmbedder, WhitenedIndexRetriever]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_is_no_index_is_refused_on_warm_up(places: Places, tmp_path: Path, make: Any) -> None:
+    missing, columns = make(tmp_path / "none"), make(places.columns)
+    with pytest.raises(ArtifactError, match="does not exist; check the path, or build an index"):
+        missing.warm_up()
+    with pytest.raises(ConfigError, match=r"comes from an embedding column .* with --model"):
+        columns.warm_up()
+    with pytest.raises(ConfigError, match="an empty path was given"):
+        make("")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"text_column": "title"},
+            r"no column title \(text, lang, year, note kept\).* --keep title",
+        ),
+        ({"text_column": "year"}, "the column year of .* holds int64, not text"),
+        ({"row_filter": "size > 3"}, "size"),
+    ],
+)
+def test_options_that_do_not_fit_the_index_are_refused_on_warm_up(
+    places: Places, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WhitenedIndexRetriever(places.index, **options).warm_up()
+
+
+def test_options_that_fit_no_index_are_refused_at_once(places: Places) -> None:
+    with pytest.raises(ConfigError, match="top_k is how many hits are wanted"):
+        WhitenedIndexRetriever(places.index, top_k=0)
+    with pytest.raises(ConfigError, match="topk is no option of open_index"):
+        WhitenedIndexRetriever(places.index, options={"topk": 3})
+    with pytest.raises(ConfigError, match="top_k is how many hits are wanted"):
+        WhitenedIndexRetriever(places.index).run("red", top_k=0)
+
+
+def test_texts_that_say_nothing_are_refused(places: Places) -> None:
+    for blank in ("", " \n"):
+        with pytest.raises(ConfigError, match="a query is blank"):
+            WhitenedTextEmbedder(places.index).run(blank)
+        with pytest.raises(ConfigError, match="a query is blank"):
+            WhitenedIndexRetriever(places.index).run(blank)
+    embedder = WhitenedDocumentEmbedder(places.index, progress_bar=False)
+    for content in ("", " ", None):
+        with pytest.raises(ConfigError, match="the document d7 has no text; leave it out, or name"):
+            embedder.run([Document(content="red"), Document(id="d7", content=content)])
+    with pytest.raises(ConfigError, match=r"'red' is no Document.* WhitenedTextEmbedder"):
+        embedder.run(["red"])  # type: ignore[list-item]
+    assert embedder.run([]) == {"documents": []}
+
+
+def test_without_haystack_the_error_has_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    expect_pip_line(monkeypatch, "whiten_index.integrations.haystack", ["haystack"], "haystack")

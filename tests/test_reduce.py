@@ -1,0 +1,796 @@
+"""The query half: a transform with its encoder's identity, read from an index or its own folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from tests import tiny_models
+from tests.build_helpers import build, closed_form, random_rows, write_rows
+from whiten_index import BuildConfig, QueryTransform, build_index, open_index, query_encoder
+from whiten_index.cli import cli
+from whiten_index.encoding import Encoder
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    EncoderError,
+    FormatError,
+    OutputError,
+)
+from whiten_index.index import read_fields
+from whiten_index.integrations.query_half import QueryHalf
+from whiten_index.integrations.sentence_transformers import export_model
+from whiten_index.integrations.sql import export_sql, sql_function
+from whiten_index.manifest import sealed_json
+from whiten_index.push.config import PushConfig
+from whiten_index.push.source import PushSource
+from whiten_index.query_encoder import digest_of, recorded_spec
+from whiten_index.whitening import Affine, Kind, Whitening
+
+ROWS, K = 120, 6
+PROMPTS = {"document": "the cat ", "query": "the king sang "}
+
+
+def texts_of(words: tuple[str, ...], count: int, seed: int) -> list[str]:
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(words, size=n)) for n in random.integers(2, 12, count)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a prompt for documents and another one for queries."""
+    made = tiny_models.bert(tmp_path_factory.mktemp("models") / "bert")
+    return tiny_models.add_modules(made, "mean", tiny_models.NORMALIZE, prompts=PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def documents(tiny_words: tuple[str, ...]) -> list[str]:
+    return texts_of(tiny_words, ROWS, 0)
+
+
+@pytest.fixture(scope="module")
+def queries(tiny_words: tuple[str, ...]) -> list[str]:
+    return texts_of(tiny_words, 9, 1)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory, folder: Path, documents: list[str]) -> Path:
+    """An index of texts. Do not write to it."""
+    root = tmp_path_factory.mktemp("texts")
+    ids = [f"d{i}" for i in range(ROWS)]
+    pq.write_table(pa.table({"id": ids, "text": documents}), root / "c.parquet")
+    config = BuildConfig(
+        corpus=(str(root / "c.parquet"),), out=str(root / "out"), model=str(folder), k=K,
+        text_columns=("text",), id_column="id", whiten="whitening", store_dtype="float32",
+        device="cpu",
+    )  # fmt: skip
+    build_index(config)
+    return root / "out"
+
+
+@pytest.fixture(scope="module")
+def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of an embedding column, which names no encoder. Do not write to it."""
+    root = tmp_path_factory.mktemp("columns")
+    build(root / "out", write_rows(root / "c.parquet", random_rows()))
+    return root / "out"
+
+
+def run(*arguments: Any) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+# --------------------------------------------------------------------------- the same vectors
+
+
+def test_vectors_are_those_that_a_push_sends(index: Path, documents: list[str]) -> None:
+    transform = QueryTransform.of(index)
+    sent = np.concatenate(
+        list(PushSource.open(PushConfig(index=str(index), to="x.npy")).vectors(rows=50))
+    )
+    found = transform.encode_documents(documents)
+    assert (found.dtype, found.shape) == (np.float32, (ROWS, K))
+    np.testing.assert_allclose(found, sent, atol=1e-6)
+
+
+def test_queries_find_what_the_index_finds(index: Path, queries: list[str]) -> None:
+    transform = QueryTransform.of(index)
+    sent = np.concatenate(
+        list(PushSource.open(PushConfig(index=str(index), to="x.npy")).vectors(rows=50))
+    )
+    scores = transform.encode_queries(queries) @ sent.T
+    for row, hits in zip(scores, open_index(index).search(queries, top_k=5), strict=True):
+        assert [hit.row for hit in hits] == np.argsort(-row)[:5].tolist()
+        np.testing.assert_allclose([hit.score for hit in hits], np.sort(row)[::-1][:5], atol=1e-5)
+
+
+def test_queries_and_documents_get_their_prompts(
+    index: Path, folder: Path, queries: list[str]
+) -> None:
+    transform = QueryTransform.of(index)
+    for encode, prompt in (
+        (transform.encode_queries, PROMPTS["query"]),
+        (transform.encode_documents, PROMPTS["document"]),
+    ):
+        bare = Encoder.load(str(folder), document_prompt="", query_prompt="")
+        embeddings = bare.encode([prompt + text for text in queries])
+        np.testing.assert_allclose(encode(queries), transform.reduce(embeddings), atol=1e-5)
+    assert np.abs(transform.encode_queries(queries) - transform.encode_documents(queries)).max() > 0
+
+
+def test_reduce_is_the_closed_form_at_unit_length() -> None:
+    rows = random_rows(mean=5.0)
+    config = {"kind": "column", "column": "e", "dim": rows.shape[1], "fingerprint": "f"}
+    values, vectors = np.linalg.eigh(np.cov(rows.astype(np.float64).T))
+    whitening = Whitening(
+        kind=Kind.WHITENING, mean=rows.astype(np.float64).mean(axis=0),
+        basis=vectors[:, ::-1][:, :K], eigenvalues=values[::-1], exponent=1.0, center=True,
+        normalize_input=False, count=len(rows),
+    )  # fmt: skip
+    expected = closed_form(rows, k=K)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = QueryTransform(whitening, config).reduce(np.tile(rows, (40, 1)))
+    np.testing.assert_allclose(found, np.tile(expected, (40, 1)), atol=1e-6)
+
+
+def test_fewer_numbers_are_the_first_ones_at_unit_length(index: Path, queries: list[str]) -> None:
+    whole = QueryTransform.of(index)
+    cut = whole.truncate(4)
+    assert (cut.k, cut.dim, whole.k) == (4, whole.dim, K)
+    first = whole.encode_queries(queries)[:, :4]
+    expected = first / np.linalg.norm(first, axis=1, keepdims=True)
+    np.testing.assert_allclose(cut.encode_queries(queries), expected, atol=1e-6)
+    assert cut.encoder is whole.encoder
+    assert QueryTransform.of(index, k=4).k == 4
+    with pytest.raises(ConfigError, match="cannot be cut to 7"):
+        whole.truncate(7)
+
+
+def test_threads_share_one_encoder(
+    index: Path, queries: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[object]()
+    real = query_encoder.resolve_encoder
+
+    def counted(config: Any) -> Any:
+        found.append(config)
+        return real(config)
+
+    monkeypatch.setattr(query_encoder, "resolve_encoder", counted)
+    transform = QueryTransform.of(index)
+    with ThreadPoolExecutor(8) as pool:
+        vectors = list(pool.map(lambda _: transform.encode_queries(queries), range(24)))
+    assert len(found) == 1
+    for each in vectors:
+        np.testing.assert_allclose(each, vectors[0], atol=1e-6)
+
+
+def test_no_texts_give_no_vectors(index: Path) -> None:
+    transform = QueryTransform.of(index)
+    assert transform.encode_queries([]).shape == transform.encode_documents([]).shape == (0, K)
+    assert transform.reduce(np.empty((0, transform.dim))).shape == (0, K)
+
+
+def test_a_pickled_transform_is_the_same(
+    index: Path, folder: Path, tmp_path: Path, queries: list[str]
+) -> None:
+    moved = str(shutil.copytree(folder, tmp_path / "moved"))
+    whole = QueryTransform.of(index, model=moved, device="cpu")
+    written = pickle.dumps(whole)
+    for transform in (whole, whole.truncate(4)):
+        vectors = transform.encode_queries(queries)
+        read = pickle.loads(pickle.dumps(transform))
+        assert (read.k, read.version, read.spec) == (transform.k, whole.version, whole.spec)
+        assert (read.query_digest, read.fingerprint) == (transform.query_digest, whole.fingerprint)
+        np.testing.assert_array_equal(read.encode_queries(queries), vectors)
+        assert read.model_folder()[1].path == Path(moved)
+    # Neither the encoder nor the matrix that is made of the transform goes along.
+    assert pickle.dumps(whole) == written
+
+
+# --------------------------------------------------------------------------- the digest
+
+
+def test_halves_that_give_the_same_vectors_have_one_digest(
+    index: Path, columns: Path, tmp_path: Path
+) -> None:
+    found = set[str]()
+    for number, root in enumerate((index, columns)):
+        place, fields = read_fields(root)
+        whole = QueryTransform.of(root)
+        for k in (K, 4):
+            transform = QueryTransform.of(root, k=k)
+            folder = transform.save(tmp_path / f"{number}-{k}")
+            whitening = Whitening.load(place / "whitening.safetensors").truncate(k)
+            assert {
+                transform.query_digest,
+                whole.truncate(k).query_digest,
+                QueryTransform.load(folder).query_digest,
+                pickle.loads(pickle.dumps(transform)).query_digest,
+                digest_of(
+                    fields["encoder_fingerprint"], whitening, recorded_spec(fields["encoder"])
+                ),
+            } == {transform.query_digest}
+            assert len(transform.query_digest) == len(whitening.digest) == 32
+            found.add(transform.query_digest)
+    assert len(found) == 4
+
+
+def test_a_transform_that_was_joined_by_hand_has_the_digest_of_its_index(index: Path) -> None:
+    read = QueryTransform.of(index)
+    assert read.spec is not None
+    made = QueryTransform(read.whitening, read.spec.to_json())
+    assert made.query_digest == read.query_digest
+    other = QueryTransform(read.whitening, {**read.encoder_facts, "fingerprint": "0" * 32})
+    assert other.query_digest != read.query_digest
+
+
+def test_the_digest_is_that_of_all_that_vectors_depend_on(index: Path, tmp_path: Path) -> None:
+    whitening = QueryTransform.of(index).whitening
+    touched = whitening.mean.copy()
+    touched[3] = np.nextafter(touched[3], np.inf)
+    others = [
+        replace(whitening, mean=touched),
+        replace(whitening, basis=-whitening.basis),
+        replace(whitening, eigenvalues=whitening.eigenvalues * 2),
+        replace(whitening, basis_variances=whitening.variances),
+        replace(whitening, coordinate_scale=np.ones(whitening.dim)),
+        replace(whitening, exponent=0.5),
+        replace(whitening, center=False),
+        replace(whitening, normalize_input=True),
+        replace(whitening, floor=0.1),
+        whitening.truncate(4),
+    ]
+    assert len({whitening.digest, *(other.digest for other in others)}) == len(others) + 1
+    for each in (whitening, *others[3:5]):
+        each.apply(np.ones((1, each.dim)))
+        each.save(tmp_path / "w.safetensors")
+        assert Whitening.load(tmp_path / "w.safetensors").digest == each.digest
+    in_order = np.asfortranarray(whitening.basis)
+    assert replace(whitening, basis=in_order, count=7.0).digest == whitening.digest
+
+
+def indexes_of_one_corpus(root: Path, documents: list[str]) -> list[Path]:
+    """Return indexes of equal documents: by texts, then by a column; of each, queries differ.
+
+    Only the query prompt or, of the column, the model of queries does.
+    """
+    models = []
+    for number in range(2):
+        model = tiny_models.bert(root / f"model{number}")
+        tiny_models.add_modules(model, "mean")
+        models.append(model)
+    config = models[1] / "config.json"
+    config.write_text(config.read_text().replace("1e-12", "1e-6"))
+    embeddings = Encoder.load(str(models[0]), device="cpu").encode(documents)
+    array = pa.FixedSizeListArray.from_arrays(embeddings.ravel(), embeddings.shape[1])
+    pq.write_table(pa.table({"id": documents, "text": documents, "e": array}), root / "c.parquet")
+    of_texts = {"text_columns": ("text",), "device": "cpu"}
+    asked: list[dict[str, Any]] = [
+        {**of_texts, "model": str(models[0]), "query_prompt": prompt} for prompt in ("", "the cat ")
+    ]
+    asked += [
+        {"embedding_column": "e", "model": str(model), "query_prompt": prompt, "device": "cpu"}
+        for model in models
+        for prompt in ("", "the cat ")
+    ]
+    for number, options in enumerate(asked):
+        build_index(
+            BuildConfig(
+                corpus=(str(root / "c.parquet"),), out=str(root / f"index{number}"), k=K,
+                id_column="id", whiten="whitening", store_dtype="float32", **options,
+            )
+        )  # fmt: skip
+    return [root / f"index{number}" for number in range(len(asked))]
+
+
+def test_other_vectors_of_queries_have_another_digest_name_and_pickle(
+    tmp_path: Path, documents: list[str], queries: list[str]
+) -> None:
+    places = indexes_of_one_corpus(tmp_path, documents)
+    halves = [QueryHalf(place, device="cpu") for place in places]
+    transforms = [half.transform for half in halves]
+    vectors = [transform.encode_queries(queries) for transform in transforms]
+    for kind in (slice(0, 2), slice(2, 6)):
+        # All that documents are encoded and reduced by is the same: no row need be pushed again.
+        sources = [PushSource.open(PushConfig(index=str(p), to="x.npy")) for p in places[kind]]
+        assert len({source.transform for source in sources}) == 1
+        assert [source.generation().query_digest for source in sources] == [
+            transform.query_digest for transform in transforms[kind]
+        ]
+        for first in range(*kind.indices(6)):
+            for second in range(first + 1, kind.stop):
+                assert np.abs(vectors[first] - vectors[second]).max() > 1e-6
+    assert len({transform.query_digest for transform in transforms}) == 6
+    assert len({half.name for half in halves}) == 6
+    at = tmp_path / "here"
+    for before, place in zip(places, [*places[1:], places[0]], strict=True):
+        QueryTransform.of(before).save(at)
+        half = QueryHalf(at, device="cpu")
+        vector = half.query(queries[0])
+        written = pickle.dumps(half)
+        assert pickle.loads(pickle.dumps(pickle.loads(written))).query(queries[0]) == vector
+        QueryTransform.of(place).save(at)
+        with pytest.raises(
+            ConfigError, match="another transform, encoder or prompt of queries since"
+        ):
+            pickle.loads(written).query(queries[0])
+
+
+def test_whether_the_tokens_of_a_query_prompt_are_pooled_is_in_the_digest(index: Path) -> None:
+    """The fingerprint leaves it out where documents have no prompt."""
+    read = QueryTransform.of(index)
+    assert read.spec is not None
+    specs = [
+        replace(read.spec, document_prompt="", pools_prompt=pooled) for pooled in (True, False)
+    ]
+    assert specs[0].fingerprint == specs[1].fingerprint
+    made = {QueryTransform(read.whitening, spec.to_json()).query_digest for spec in specs}
+    assert len(made) == 2
+
+
+# --------------------------------------------------------------------------- what is read
+
+
+def test_only_the_manifest_and_the_transform_are_read(index: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(index, tmp_path / "copy"))
+    place, fields = read_fields(copy)
+    raw = np.random.default_rng(0).standard_normal((5, 32))
+    before = QueryTransform.of(copy).reduce(raw)
+    for name in set(fields["files"]) - {"whitening.safetensors"}:
+        (place / name).unlink()
+    np.testing.assert_array_equal(QueryTransform.of(copy).reduce(raw), before)
+    with pytest.raises(ArtifactError, match="it is missing"):
+        QueryTransform.of(copy, verify="manifest")
+
+
+@pytest.mark.parametrize("name", ["whitening.safetensors", "manifest.json"])
+def test_a_changed_byte_is_noticed(index: Path, tmp_path: Path, name: str) -> None:
+    copy = Path(shutil.copytree(index, tmp_path / "copy"))
+    saved = QueryTransform.of(copy).save(tmp_path / "saved")
+    (place,) = (copy / "versions").iterdir()
+    for file in (place / name, saved / name):
+        data = bytearray(file.read_bytes())
+        data[-3] ^= 1
+        file.write_bytes(data)
+    with pytest.raises(ArtifactError):
+        QueryTransform.of(copy)
+    with pytest.raises(ArtifactError, match=r"damaged|cannot be read"):
+        QueryTransform.load(saved)
+
+
+# --------------------------------------------------------------------------- its own folder
+
+
+def test_a_saved_transform_is_the_same(index: Path, tmp_path: Path, queries: list[str]) -> None:
+    whole = QueryTransform.of(index)
+    whole.save(tmp_path / "saved")
+    loaded = QueryTransform.load(tmp_path / "saved")
+    assert (loaded.k, loaded.dim, loaded.version) == (whole.k, whole.dim, whole.version)
+    assert (loaded.spec, loaded.fingerprint) == (whole.spec, whole.fingerprint)
+    np.testing.assert_array_equal(loaded.encode_queries(queries), whole.encode_queries(queries))
+    assert {file.name for file in (tmp_path / "saved").iterdir()} == {
+        "manifest.json",
+        "whitening.safetensors",
+    }
+
+
+def test_a_saved_transform_is_replaced_by_another(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    for k in (5, 3, 3):
+        QueryTransform.of(index, k=k).save(tmp_path / "saved")
+        assert QueryTransform.load(tmp_path / "saved").k == k
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("export", [QueryTransform.save, export_model])
+def test_what_is_not_ours_is_not_replaced(index: Path, tmp_path: Path, export: Any) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    copy = shutil.copytree(index, tmp_path / "index")
+    transform = QueryTransform.of(index)
+    for name in ("own", "index"):
+        with pytest.raises(ConfigError, match="holds something else than"):
+            export(transform, tmp_path / name)
+    with pytest.raises(ConfigError, match="is no folder"):
+        export(transform, tmp_path / "file")
+    assert (tmp_path / "own" / "notes.txt").read_text() == "mine"
+    read_fields(Path(copy))
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "file", "index"}
+
+
+def test_what_a_later_release_saved_is_not_replaced(index: Path, tmp_path: Path) -> None:
+    transform = QueryTransform.of(index)
+    manifest = transform.save(tmp_path / "saved") / "manifest.json"
+    later = sealed_json({**json.loads(manifest.read_text()), "format_version": 2})
+    manifest.write_bytes(later)
+    with pytest.raises(FormatError, match="upgrade whiten-index"):
+        transform.save(tmp_path / "saved")
+    assert manifest.read_bytes() == later
+
+
+@pytest.mark.parametrize("export", [QueryTransform.save, export_model])
+@pytest.mark.parametrize("mine", ["notes.md", ".git/HEAD", "1_Pooling/mine/x", "empty/"])
+def test_what_lies_among_our_files_is_not_lost(
+    index: Path, tmp_path: Path, export: Any, mine: str
+) -> None:
+    transform, folder = QueryTransform.of(index), tmp_path / "made"
+    export(transform, folder)
+    export(transform, folder)
+    place = folder / mine
+    if mine.endswith("/"):
+        place.mkdir()
+    else:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("mine")
+    before = {path: path.is_dir() or path.read_bytes() for path in folder.rglob("*")}
+    with pytest.raises(ConfigError, match=f"holds {mine.rstrip('/')} beside .* would be lost"):
+        export(transform, folder)
+    assert before == {path: path.is_dir() or path.read_bytes() for path in folder.rglob("*")}
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(OSError(errno.ENOSPC, "no space"), OutputError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_the_old_folder_stays_where_the_new_one_cannot_be_put(
+    index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    raised: type[BaseException],
+) -> None:
+    transform, folder = QueryTransform.of(index, k=5), tmp_path / "made"
+    transform.save(folder)
+    rename = Path.rename
+
+    def fails(self: Path, target: Path) -> Path:
+        if self.suffix == ".new":
+            raise error
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(raised):
+        transform.truncate(3).save(folder)
+    monkeypatch.undo()
+    assert QueryTransform.load(folder).k == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+@pytest.mark.parametrize("k", [2.0, "2", True])
+def test_a_width_that_is_no_whole_number(index: Path, k: Any) -> None:
+    with pytest.raises(ConfigError, match="k is a whole number"):
+        QueryTransform.of(index, k=k)
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (None, "takes a list of texts; None was given"),
+        ((text for text in "ab"), "takes a list of texts; <generator"),
+        (["a", "b\ud800c"], r"1 is no text: it has .*'b.ud800c'"),
+        ([b"a"], "0 is b'a', no text"),
+    ],
+)
+def test_what_is_no_list_of_texts(index: Path, texts: Any, told: str) -> None:
+    transform = QueryTransform.of(index)
+    for encode in (transform.encode_queries, transform.encode_documents):
+        with pytest.raises(ConfigError, match=told):
+            encode(texts)
+
+
+def test_a_pipe_is_not_opened(index: Path, tmp_path: Path) -> None:
+    """Who opens it waits for ever."""
+    transform = QueryTransform.of(index)
+    for name, export in (
+        ("m.safetensors", transform.export_matrix),
+        ("w.sql", lambda path: export_sql(transform, path)),
+    ):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ConfigError, match="is no file, but a pipe"):
+            export(tmp_path / name)
+
+
+def test_a_long_name_that_the_disk_takes_is_taken(index: Path, tmp_path: Path) -> None:
+    name = "é" * 127
+    assert QueryTransform.of(index).save(tmp_path / name).name == name
+
+
+def test_forms_do_not_replace_each_other(index: Path, tmp_path: Path) -> None:
+    transform = QueryTransform.of(index)
+    transform.save(tmp_path / "query")
+    export_model(transform, tmp_path / "model")
+    with pytest.raises(ConfigError, match="holds something else"):
+        export_model(transform, tmp_path / "query")
+    with pytest.raises(ConfigError, match="holds something else"):
+        transform.save(tmp_path / "model")
+
+
+def test_a_folder_of_another_kind_or_a_later_release_is_refused(
+    index: Path, tmp_path: Path
+) -> None:
+    (version,) = (index / "versions").iterdir()
+    with pytest.raises(ArtifactError, match="not a query transform"):
+        QueryTransform.load(version)
+    with pytest.raises(ArtifactError, match=r"no manifest\.json"):
+        QueryTransform.load(tmp_path)
+    saved = QueryTransform.of(index).save(tmp_path / "saved")
+    fields = json.loads((saved / "manifest.json").read_text())
+    (saved / "manifest.json").write_bytes(sealed_json({**fields, "format_version": 2}))
+    with pytest.raises(FormatError, match="upgrade whiten-index"):
+        QueryTransform.load(saved)
+
+
+def test_a_client_needs_neither_torch_nor_faiss(columns: Path, tmp_path: Path) -> None:
+    QueryTransform.of(columns).save(tmp_path / "saved")
+    script = (
+        "import sys; from whiten_index import QueryTransform;"
+        f"t = QueryTransform.load({str(tmp_path / 'saved')!r});"
+        "print(t.reduce([[1.0] * t.dim]).shape, *({'torch', 'transformers', 'faiss'} & "
+        "set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == f"(1, {K})\n", done.stderr
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.zeros((2, 5)), r"takes \(n, 12\) raw embeddings; these have shape \(2, 5\)"),
+        (np.zeros(12), r"shape \(12,\); put the one embedding in brackets"),
+        (np.r_[np.ones((3, 12)), np.full((1, 12), np.nan)], "embedding 3 holds NaN or infinity"),
+        (np.full((1, 12), 1e39), "embedding 0 holds NaN or infinity"),
+        ([["a"] * 12], r"embeddings are \(n, 12\) numbers"),
+        ([["1.5"] * 12], r"embeddings are \(n, 12\) numbers, and these are of type <U3"),
+        (np.ones((1, 12), dtype=np.complex64), "are of type complex64; convert them to float32"),
+        (np.ones((1, 12), dtype="datetime64[s]"), r"are of type datetime64\[s\]"),
+        (np.ones((1, 12), dtype="timedelta64[s]"), r"are of type timedelta64\[s\]"),
+        (np.ones((1, 12), dtype=object), "are of type object"),
+        (np.zeros((2, K)), rf"\(2, {K}\); these have {K} numbers: are they reduced already\?"),
+        (np.zeros(K), rf"\({K},\); these have {K} numbers: are they reduced already\?"),
+        ([[1.0] * 12, [1.0]], r"embeddings are \(n, 12\) numbers"),
+    ],
+)
+def test_what_is_no_embedding_is_refused(columns: Path, rows: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        QueryTransform.of(columns).reduce(rows)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint64", "bool"])
+def test_numbers_of_all_types_are_taken(columns: Path, dtype: str) -> None:
+    rows = (random_rows()[:4] > 0).astype(dtype)
+    transform = QueryTransform.of(columns)
+    expected = transform.reduce(rows.astype(np.float64))
+    np.testing.assert_array_equal(transform.reduce(rows), expected)
+    np.testing.assert_array_equal(transform.reduce(rows.tolist()), expected)
+
+
+def test_texts_that_say_nothing_are_refused(index: Path) -> None:
+    transform = QueryTransform.of(index)
+    for encode, what in (
+        (transform.encode_queries, "query"),
+        (transform.encode_documents, "text"),
+    ):
+        with pytest.raises(ConfigError, match="takes a list of texts"):
+            encode("the cat")
+        with pytest.raises(ConfigError, match=rf"a {what} is blank \(number 1, from 0\)"):
+            encode(["the cat", " "])
+        with pytest.raises(ConfigError, match=f"{what} 1 is 7, no text; give a string"):
+            encode(["the cat", 7])  # type: ignore[list-item]
+
+
+def test_documents_that_are_cut_are_counted(index: Path, caplog: pytest.LogCaptureFixture) -> None:
+    short = ["the cat", "the river", "moon"]
+    transform = QueryTransform.of(index)
+    spec, advanced = transform.spec, list[int]()
+    assert spec is not None
+    long = " ".join(["cat"] * spec.max_length)
+    vectors = transform.encode_documents([long, *short, long + " the"], advance=advanced.append)
+    assert f"2 of 5 texts were longer than the {spec.max_length} tokens" in caplog.text
+    assert sum(advanced) == 5
+    np.testing.assert_allclose(vectors[0], vectors[4], atol=1e-6)
+    caplog.clear()
+    np.testing.assert_allclose(transform.encode_documents(short), vectors[1:4], atol=1e-6)
+    assert not caplog.records
+
+
+def test_another_encoder_is_refused(index: Path, tmp_path: Path, queries: list[str]) -> None:
+    other = tiny_models.add_modules(tiny_models.bert(tmp_path / "other"), "cls", prompts=PROMPTS)
+    config = (other / "config.json").read_text()
+    assert '"layer_norm_eps": 1e-12' in config
+    (other / "config.json").write_text(config.replace("1e-12", "1e-6"))
+    saved = QueryTransform.of(index).save(tmp_path / "saved")
+    moved = QueryTransform.load(saved, model=str(other))
+    with pytest.raises(EncoderError, match="gives other embeddings"):
+        moved.encode_queries(queries)
+    with pytest.raises(EncoderError, match="gives other embeddings"):
+        export_model(moved, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    moved.check(moved.fingerprint)
+    with pytest.raises(EncoderError, match=r"mine \(00000000\) gives other embeddings"):
+        moved.check("0" * 32, model="mine")
+
+
+def test_the_model_may_have_moved(
+    index: Path, folder: Path, tmp_path: Path, queries: list[str]
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "moved")
+    moved = QueryTransform.of(index, model=str(copy))
+    expected = QueryTransform.of(index).encode_queries(queries)
+    np.testing.assert_allclose(moved.encode_queries(queries), expected, atol=1e-6)
+
+
+def test_an_index_without_an_encoder_reduces_embeddings_only(columns: Path, tmp_path: Path) -> None:
+    transform = QueryTransform.of(columns)
+    assert transform.spec is None
+    assert transform.reduce(random_rows()[:3]).shape == (3, K)
+    for call in (
+        lambda: transform.encode_queries(["a"]),
+        lambda: export_model(transform, tmp_path / "m"),
+    ):
+        with pytest.raises(ConfigError, match="cannot encode text; reduce embeddings of your own"):
+            call()
+    with pytest.raises(ConfigError, match="cannot encode text; reduce embeddings of your own"):
+        transform.check(transform.fingerprint)
+
+
+def test_an_encoder_of_another_width_is_refused(columns: Path, index: Path) -> None:
+    whitening, other = QueryTransform.of(columns).whitening, QueryTransform.of(index)
+    with pytest.raises(ConfigError, match=r"takes embeddings of 12 dims and .* gives 32"):
+        QueryTransform(whitening, other.encoder_facts)
+
+
+# --------------------------------------------------------------------------- the command
+
+
+def test_export_writes_a_query_folder(index: Path, tmp_path: Path) -> None:
+    status, stdout, _ = run("export", index, tmp_path / "q", "--as", "query", "--k", 3, "--json")
+    facts = json.loads(stdout)
+    loaded = QueryTransform.load(tmp_path / "q")
+    assert (status, facts["k"], loaded.k) == (0, 3, 3)
+    assert facts["fingerprint"] == loaded.fingerprint
+    assert "transform 32 x 6, for" in run("export", index, tmp_path / "q", "--as", "query")[1]
+
+
+def test_export_tells_the_form_by_the_ending(columns: Path, tmp_path: Path) -> None:
+    assert run("export", columns, tmp_path / "w.safetensors", "--k", 2)[0] == 0
+    status, stdout, _ = run("export", columns, tmp_path / "w.sql")
+    assert status == 0
+    assert "function 12 x 6" in stdout
+    assert (tmp_path / "w.sql").read_text() == sql_function(QueryTransform.of(columns))
+    status, _, stderr = run("export", columns, tmp_path / "w")
+    assert status == 2
+    assert "say --as query or --as sentence-transformers" in stderr
+
+
+def test_a_file_that_is_no_exported_matrix_is_not_lost(columns: Path, tmp_path: Path) -> None:
+    transform, path = QueryTransform.of(columns), tmp_path / "w.safetensors"
+    place, _ = read_fields(columns)
+    for mine in (b"mine", b"", (place / "whitening.safetensors").read_bytes()):
+        path.write_bytes(mine)
+        with pytest.raises(ConfigError, match="something else than an exported matrix"):
+            transform.export_matrix(path)
+        assert path.read_bytes() == mine
+    path.unlink()
+    for each in (transform, transform.truncate(3)):
+        each.export_matrix(path)
+        assert Affine.load(path).matrix.shape == (12, each.k)
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(ConfigError, match="is a folder; name a file"):
+        transform.export_matrix(tmp_path / "folder.safetensors")
+    with pytest.raises(ConfigError, match="longer than a path can be"):
+        transform.export_matrix(tmp_path / f"{'x' * 300}.safetensors")
+    with pytest.raises(OutputError, match=r"run the same command again$"):
+        transform.export_matrix(tmp_path / "none" / "w.safetensors")
+
+
+def test_a_link_to_nothing_is_left_as_it_is(columns: Path, tmp_path: Path) -> None:
+    transform = QueryTransform.of(columns)
+    for export, name in ((QueryTransform.export_matrix, "w.safetensors"), (export_sql, "w.sql")):
+        (tmp_path / name).symlink_to(tmp_path / "none")
+        with pytest.raises(ConfigError, match=r"link to what is not there.* another file"):
+            export(transform, tmp_path / name)
+        assert (tmp_path / name).is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("w.safetensors", "--name", "f"), "--name is for --as sql only"),
+        (("w", "--as", "query", "--dtype", "float16"), "--dtype is for --as sql only"),
+        (("w.sql", "--model", "m"), "--model is for --as sentence-transformers only"),
+        (("w.sql", "--name", "ä" * 32), "is no name of PostgreSQL"),
+        (("w.sql", "--schema", ""), "is no name of PostgreSQL"),
+        (("w.sql", "--dtype", "int8"), "use float32 or float16"),
+        (("w.sql", "--k", 7), "cannot be cut to 7"),
+        (("w.npy", "--as", "matrix"), "exported to a .safetensors file"),
+        (("w", "--as", "sentence-transformers"), "cannot encode text"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(
+    columns: Path, tmp_path: Path, arguments: tuple[Any, ...], message: str
+) -> None:
+    status, stdout, stderr = run("export", columns, tmp_path / arguments[0], *arguments[1:])
+    assert (status, stdout) == (2, "")
+    assert message in stderr
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------- the model folder
+
+
+def test_export_writes_the_modules_in_order(index: Path, tmp_path: Path) -> None:
+    status, stdout, stderr = run(
+        "export", index, tmp_path / "m", "--as", "sentence-transformers", "--k", 4
+    )
+    assert status == 0, stderr
+    assert "Transformer > Pooling > Dense > Normalize, 32 x 4" in stdout
+    assert "relative error of vectors in float32" in stdout
+    kinds = [each["type"] for each in json.loads((tmp_path / "m" / "modules.json").read_text())]
+    home = "sentence_transformers.models."
+    assert kinds == [home + each for each in ("Transformer", "Pooling", "Dense", "Normalize")]
+    settings = json.loads((tmp_path / "m" / "config_sentence_transformers.json").read_text())
+    assert settings["prompts"] == PROMPTS
+
+
+def test_the_exported_model_is_an_encoder_here_too(
+    index: Path, tmp_path: Path, queries: list[str]
+) -> None:
+    transform = QueryTransform.of(index)
+    export_model(transform, tmp_path / "m")
+    vectors = Encoder.load(str(tmp_path / "m")).encode(queries)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors, transform.encode_documents(queries), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dtype": "int8"}, r"runs no encoder in eight bits .* float32, bfloat16 and float16"),
+        ({"pooling": "median"}, "does not pool by median; it can pool by cls, mean"),
+    ],
+)
+def test_an_encoder_that_cannot_be_expressed_is_refused(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: Any, message: str
+) -> None:
+    from dataclasses import replace
+
+    transform = QueryTransform.of(index)
+    spec, model = transform.model_folder()
+    monkeypatch.setattr(transform, "model_folder", lambda: (replace(spec, **changed), model))
+    with pytest.raises(ConfigError, match=message):
+        export_model(transform, tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_no_exported_function_is_not_lost(index: Path, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match="something else than an exported function"):
+        export_sql(QueryTransform.of(index), path)
+    assert path.read_bytes() == b"PAR1"
+    for _ in range(2):
+        export_sql(QueryTransform.of(index), tmp_path / "whiten.sql")

@@ -1,0 +1,167 @@
+"""``whiten-index export``: parse, call one function, print."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whiten_index.cli import terminal
+from whiten_index.cli.options import json_option, verify_option
+from whiten_index.errors import ConfigError
+
+MATRIX, QUERY, MODEL, SQL = "matrix", "query", "sentence-transformers", "sql"
+_ENDINGS = {".safetensors": MATRIX, ".sql": SQL}
+
+
+@click.command()
+@click.argument("index", type=click.Path())
+@click.argument("target", type=click.Path())
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice([MATRIX, QUERY, MODEL, SQL]),
+    help="Of TARGET. [default: by its ending .safetensors or .sql]",
+)
+@click.option("--k", type=click.IntRange(min=1), help="Keep the first N numbers of each vector.")
+@click.option("--model", help="The encoder, if no longer where it was (sentence-transformers).")
+@click.option("--name", help="Of the function (sql). [default: whiten]")
+@click.option("--schema", help="That the function goes in (sql). [default: public]")
+@click.option("--vector-schema", help="That pgvector is in (sql). [default: public]")
+@click.option("--dtype", help="float32: returns a vector; float16: a halfvec (sql).")
+@verify_option
+@json_option
+def export(
+    index: str,
+    target: str,
+    form: str | None,
+    k: int | None,
+    model: str | None,
+    verify: str,
+    as_json: bool,
+    **of_sql: str | None,
+) -> None:
+    """Write the transform of INDEX to TARGET, in a form that needs no index.
+
+    matrix: a file .safetensors of one matrix and bias in float32; a vector is embedding·matrix +
+    bias, scaled to unit length; embeddings are raw, as the encoder gives them.
+
+    query: a small folder for QueryTransform.load: the transform and the identity of its encoder.
+
+    sentence-transformers: a model folder that includes the encoder, so that
+    SentenceTransformer(TARGET).encode gives whitened vectors without this package.
+
+    sql: a script for PostgreSQL with pgvector that makes a function of raw embeddings; run it by
+    psql -v ON_ERROR_STOP=1 -f TARGET.
+
+    The query digest that is printed is the same for all forms, stands in each, and changes with the
+    transform: after an update that fitted it again, export again.
+    """
+    form = form or _form_of(target)
+    _require_ending(form, target)
+    options = {name: value for name, value in of_sql.items() if value is not None}
+    _require_options(form, options, model)
+    from whiten_index.reduce import QueryTransform
+
+    transform = QueryTransform.of(index, verify=verify, model=model)
+    if k is not None:
+        if k > transform.k:
+            raise _too_wide(index, transform.k, transform.dim, k)
+        transform = transform.truncate(k)
+    if form == MATRIX:
+        facts = transform.export_matrix(target)
+    elif form == QUERY:
+        facts = transform.export_folder(target)
+    elif form == SQL:
+        from whiten_index.integrations.sql import export_sql
+
+        facts = export_sql(transform, target, **options)
+    else:
+        from whiten_index.integrations.sentence_transformers import export_model
+
+        facts = export_model(transform, target)
+    facts = {**facts, "query_digest": transform.query_digest}
+    if as_json:
+        terminal.print_json(facts)
+    else:
+        _print_facts(form, target, facts)
+
+
+def _form_of(target: str) -> str:
+    form = _ENDINGS.get(Path(target).suffix)
+    if form is None:
+        raise ConfigError(
+            f"{Path(target).name} does not tell what to export: end it in .safetensors for a "
+            f"matrix or in .sql, or say --as {QUERY} or --as {MODEL} for a folder"
+        )
+    return form
+
+
+def _require_ending(form: str, target: str) -> None:
+    """Refuse a name that tells of another form than what is asked."""
+    ending = Path(target).suffix.lower()
+    told = _ENDINGS.get(ending, form)
+    if told == form:
+        return
+    files = {name: suffix for suffix, name in _ENDINGS.items()}
+    makes, instead = (
+        ("another one", f"end the name in {files[form]}")
+        if form in files
+        else ("a folder", f"give a name without {ending}")
+    )
+    raise ConfigError(
+        f"{Path(target).name} is the name of a {told} file, and --as {form} makes {makes}; "
+        f"{instead}, or leave out --as {form} for {told}"
+    )
+
+
+def _too_wide(index: str, width: int, dim: int, k: int) -> ConfigError:
+    remedy = "build the index with a larger --k" if width < dim else "leave out --k"
+    return ConfigError(
+        f"the vectors of {index} have {width} numbers and cannot be cut to {k}; {remedy}"
+    )
+
+
+def _require_options(form: str, of_sql: Mapping[str, str], model: str | None) -> None:
+    if of_sql and form != SQL:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in of_sql)
+        raise ConfigError(f"{given} is for --as {SQL} only, and this exports {form}; leave it out")
+    if model is not None and form != MODEL:
+        raise ConfigError(
+            f"--model is for --as {MODEL} only, and this exports {form}; leave it out"
+        )
+
+
+def _print_facts(form: str, target: str, facts: Mapping[str, Any]) -> None:
+    shape = f"{facts['dim']} x {facts['k']}"
+    if form == MATRIX:
+        unit = "embeddings of unit length" if facts["normalize_input"] else "raw embeddings"
+        click.echo(f"{target}: matrix {shape} and bias, for {unit}")
+    elif form == QUERY:
+        click.echo(f"{target}: transform {shape}, for {facts['encoder']}")
+    elif form == SQL:
+        _print_function(target, shape, facts)
+    else:
+        click.echo(f"{target}: {' > '.join(facts['modules'])}, {shape}")
+        if facts["encoder_dtype"] != facts["computes_in"]:
+            click.echo(
+                f"  computes in {facts['computes_in']}, where the index's encoder computed in "
+                f"{facts['encoder_dtype']}: vectors differ by the rounding of that"
+            )
+    if "error" in facts:
+        dtype = facts.get("dtype", "float32")
+        click.echo(f"  relative error of vectors in {dtype} at most about {facts['error']:.1e}")
+    click.echo(f"  query digest {facts['query_digest']}")
+
+
+def _print_function(target: str, shape: str, facts: Mapping[str, Any]) -> None:
+    from whiten_index.integrations.sql_script import RUN
+
+    click.echo(f"{target}: function {shape}, {terminal.in_words(facts['bytes'])}")
+    click.echo(f"  make it: {RUN} {shlex.quote(target)}")
+    click.echo(f"  call it: ORDER BY {terminal.one_line(facts['order_by'], 500)}")
+    if '"' in facts["call"]:
+        click.echo("  that is no plain name: it is found only if written with these quotes")

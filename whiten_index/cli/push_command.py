@@ -1,0 +1,105 @@
+"""``whiten-index push``: parse, call one function, print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from whiten_index.cli import terminal
+from whiten_index.cli.options import json_option
+
+
+@click.command()
+@click.argument("index", type=click.Path())
+@click.option(
+    "--to",
+    required=True,
+    metavar="URL",
+    help="postgresql://user@host/database, qdrant://host:6333, qdrant:///folder, "
+    "lancedb:///folder, milvus://host:19530, milvus:///file.db; qdrant+https:// and "
+    "milvus+https:// for TLS; or a file .parquet, .arrow or .npy.",
+)
+@click.option("--table", metavar="NAME", help="Table or collection that users query.")
+@click.option("--store", help="Folder of the raw embeddings. [default: where they were]")
+@click.option("--k", type=int, help="Push the first N numbers of each vector. [default: all]")
+@click.option("--dtype", default="float32", show_default=True, help="float32 or float16.")
+@click.option("--metric", default="cosine", show_default=True, help="cosine or ip.")
+@click.option("--full", is_flag=True, help="Push all rows where the changed ones would do.")
+@click.option("--check", type=int, help="Rows compared before the swap; 0: counted. [default: 100]")
+@click.option(
+    "--max-shrink",
+    type=float,
+    help="Share of the rows there that may be gone, else nothing is pushed. [default: 0.2]",
+)
+@click.option("--batch-rows", type=int, help="Rows sent at once. [default: 64 MB of vectors]")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Of the database's index and load, such as m=16; may be repeated.",
+)
+@json_option
+def push(options: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Bring a database to the published version of INDEX: rows, whitened vectors, kept columns.
+
+    What the database has of an earlier version by the same transform is changed in place. Else a
+    new table is filled beside it, indexed, checked against brute force and swapped in in one step.
+    Run again after anything went wrong: it goes on. Passwords come in the URL or from the
+    variables that the database's client reads, and are never shown.
+    """
+    from whiten_index.push import PushConfig, push_index
+
+    named = {name: value for name, value in given.items() if value is not None}
+    config = PushConfig(**named, options=_pairs(options))
+    report = push_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
+    if as_json:
+        terminal.print_json(report)
+    else:
+        _print_report(report)
+
+
+def _pairs(options: tuple[str, ...]) -> dict[str, str]:
+    pairs = dict[str, str]()
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not name or not equals:
+            # What it is may be a secret.
+            raise click.UsageError("--option takes NAME=VALUE; one was given without a name or =")
+        if name in pairs:
+            raise click.UsageError(f"--option {name} was given twice; give it once")
+        pairs[name] = value
+    return pairs
+
+
+def _print_report(report: Mapping[str, Any]) -> None:
+    click.echo(f"{report['target']} ({report['engine']}): version {report['version']}")
+    had = report["rows_before"]
+    before = f" ({had:,} before)" if had not in (None, report["rows"]) else ""
+    rows = [("rows", f"{report['rows']:,} of {report['k']} {report['dtype']} numbers{before}")]
+    rows.append(("columns", ", ".join(report["columns"])))
+    rows.append(("query digest", report["query_digest"]))
+    rows.append(("pushed", f"{report['pushed']:,}; {report['why']}"))
+    if report["resumed"]:
+        rows.append(("pushed before", f"{report['resumed']:,}"))
+    if report["deleted"]:
+        rows.append(("deleted", f"{report['deleted']:,} documents"))
+    check = report["check"]
+    if "compared" in check:
+        rows.append(("compared", f"{check['compared']:,} rows came back as they were sent"))
+    if "zero_vectors" in check:
+        told = f"{check['zero_vectors']:,} rows have a vector of zeros, which no search finds"
+        rows.append(("no direction", told))
+    if "recall" in check:
+        rows.append(
+            (
+                "recall@10",
+                f"{check['recall']:.3f} by its index, {check['exact_recall']:.3f} exactly",
+            )
+        )
+    click.echo(terminal.facts(rows))
+    if report["seconds"]:
+        click.echo("time")
+        click.echo(terminal.table(terminal.stage_rows(report["seconds"], report["stage_rows"])))

@@ -1,0 +1,317 @@
+"""Haystack: the whitened encoder as embedders, a published index as a retriever.
+
+A pipeline that was written down is read with ``Pipeline.loads(text, allowed_modules=
+["whiten_index.*"])``: Haystack 3 refuses components of packages it was not told to trust.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from whiten_index.errors import ConfigError
+from whiten_index.given import shown
+from whiten_index.integrations.index_reader import (
+    Found,
+    IndexReader,
+    plain_options,
+    require_top_k,
+)
+from whiten_index.integrations.query_half import QueryHalf
+
+try:
+    from haystack import Document, component, default_from_dict, default_to_dict
+except ImportError as error:
+    raise ConfigError(
+        f"whiten_index's classes for Haystack need the package haystack-ai ({error}); "
+        "pip install 'whiten-index[haystack]'"
+    ) from error
+
+__all__ = ["WhitenedDocumentEmbedder", "WhitenedIndexRetriever", "WhitenedTextEmbedder"]
+
+
+class _Embedder:
+    """What both embedders share: the settings, and the query half that they open."""
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        k: int | None = None,
+        model: str | None = None,
+        device: str = "auto",
+        threads: int | None = None,
+    ) -> None:
+        """Take the settings; ``warm_up`` reads files.
+
+        Args:
+            source: the folder of an index, or one that ``QueryTransform.save`` wrote.
+            k: keep the first k numbers of each vector; None for all.
+            model: where the encoder is now, if no longer where it was; it must be the same one.
+            device: of the encoder: ``auto``, ``cpu``, ``cuda``.
+            threads: CPU threads of the encoder.
+
+        Raises:
+            ConfigError: the path can name nothing.
+        """
+        self._settings: dict[str, Any] = {
+            "source": str(source), "k": k, "model": model, "device": device, "threads": threads,
+        }  # fmt: skip
+        self._half = QueryHalf(**self._settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        return _written(self, self._settings)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Return the component that ``to_dict`` wrote down."""
+        made: Self = default_from_dict(cls, data)
+        return made
+
+    def warm_up(self) -> None:
+        """Read the transform and load the encoder, once.
+
+        Raises:
+            ArtifactError: the transform is missing or damaged.
+            ConfigError: an option cannot be used, no encoder of texts is known, or the transform
+                is another one since this was pickled.
+            EncoderError: the model is gone, or is not the one the index was built with.
+        """
+        _ = self._half.transform.encoder
+
+
+@component
+class WhitenedTextEmbedder(_Embedder):
+    """A query to the vector that the index searches for: transformed, of unit length.
+
+    It keeps the transform that ``warm_up`` or the first text opened, also where the index is built
+    again; see ``WhitenedDocumentEmbedder``.
+    """
+
+    @component.output_types(embedding=list[float])
+    def run(self, text: str) -> dict[str, list[float]]:
+        """Return the vector (k,) of a query as ``embedding``.
+
+        Raises:
+            ConfigError: the text is blank.
+        """
+        return {"embedding": self._half.query(text)}
+
+    @component.output_types(embedding=list[float])
+    async def run_async(self, text: str) -> dict[str, list[float]]:
+        """Do as ``run``, in a thread."""
+        return {"embedding": await asyncio.to_thread(self._half.query, text)}
+
+
+@component
+class WhitenedDocumentEmbedder(_Embedder):
+    """Documents to documents with the vectors that the index holds: transformed, of unit length.
+
+    Those given are left as they are; those returned are copies with ``embedding`` set.
+
+    It keeps the transform that ``warm_up`` or the first documents opened: after a refit of the
+    index make a new one, and embed with it all that a store holds. One that was pickled warm
+    before a refit refuses to go on after it; a pipeline that was written down takes the transform
+    that it finds.
+
+    Documents longer than the encoder's limit are cut to it, and a warning in the log tells how
+    many. Where the index is one of passages, put a splitter before, to have vectors such as it
+    holds.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        k: int | None = None,
+        model: str | None = None,
+        device: str = "auto",
+        threads: int | None = None,
+        meta_fields_to_embed: Sequence[str] = (),
+        embedding_separator: str = " ",
+        progress_bar: bool = True,
+    ) -> None:
+        """Take the settings; ``warm_up`` reads files.
+
+        Args:
+            source: the folder of an index, or one that ``QueryTransform.save`` wrote.
+            k: keep the first k numbers of each vector; None for all.
+            model: where the encoder is now, if no longer where it was; it must be the same one.
+            device: of the encoder: ``auto``, ``cpu``, ``cuda``.
+            threads: CPU threads of the encoder.
+            meta_fields_to_embed: put before the content; empty ones are left out.
+            embedding_separator: between them; a space is what joins the text columns of an index.
+            progress_bar: show one.
+
+        Raises:
+            ConfigError: the path can name nothing.
+        """
+        # Haystack makes the class anew, which ``super()`` would not know.
+        _Embedder.__init__(self, source, k=k, model=model, device=device, threads=threads)
+        self.meta_fields_to_embed = list(meta_fields_to_embed)
+        self.embedding_separator = embedding_separator
+        self.progress_bar = progress_bar
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        more = {
+            "meta_fields_to_embed": self.meta_fields_to_embed,
+            "embedding_separator": self.embedding_separator,
+            "progress_bar": self.progress_bar,
+        }
+        return _written(self, {**self._settings, **more})
+
+    @component.output_types(documents=list[Document])
+    def run(self, documents: list[Document]) -> dict[str, list[Document]]:
+        """Return copies of documents with their vectors (k,) as ``embedding``.
+
+        Raises:
+            ConfigError: a document has no text.
+        """
+        return {"documents": self._embedded(documents)}
+
+    @component.output_types(documents=list[Document])
+    async def run_async(self, documents: list[Document]) -> dict[str, list[Document]]:
+        """Do as ``run``, in a thread."""
+        return {"documents": await asyncio.to_thread(self._embedded, documents)}
+
+    def _embedded(self, documents: list[Document]) -> list[Document]:
+        texts = [self._text(each) for each in documents]
+        with tqdm(
+            total=len(texts), desc="embed documents", unit="doc", disable=not self.progress_bar
+        ) as bar:
+            vectors = self._half.documents(texts, advance=bar.update)
+        pairs = zip(documents, vectors, strict=True)
+        return [replace(document, embedding=vector) for document, vector in pairs]
+
+    def _text(self, document: Document) -> str:
+        if not isinstance(document, Document):
+            raise ConfigError(
+                f"{shown(document)} is no Document; a single query is embedded by "
+                "WhitenedTextEmbedder"
+            )
+        fields = (document.meta.get(name) for name in self.meta_fields_to_embed)
+        parts = [str(each) for each in (*fields, document.content) if each not in (None, "")]
+        text = self.embedding_separator.join(parts)
+        if not text.strip():
+            raise ConfigError(
+                f"the document {document.id} has no text; leave it out, or name parts of its meta "
+                "that have some with meta_fields_to_embed"
+            )
+        return text
+
+
+@component
+class WhitenedIndexRetriever:
+    """A published index as a retriever of documents by query, with no document store.
+
+    A document's content is the text column, its id the index's as a text, and its meta are the
+    other kept columns.
+    """
+
+    def __init__(
+        self,
+        index: str | Path,
+        *,
+        top_k: int = 10,
+        text_column: str | None = None,
+        row_filter: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Take the settings; ``warm_up`` opens the index.
+
+        Args:
+            index: its folder.
+            top_k: documents at most.
+            text_column: the kept column with the text; None for ``passage_text`` where the index
+                holds passages, else ``text``.
+            row_filter: condition on kept columns that documents must pass, as ``lang == 'en'``.
+            options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
+
+        Raises:
+            ConfigError: the path can name nothing, top_k is below 1, or an option is unknown.
+        """
+        require_top_k(top_k)
+        self.index, self.options = str(index), plain_options(options or {})
+        self.top_k, self.text_column, self.row_filter = top_k, text_column, row_filter
+        self._reader = IndexReader(self.index, self.options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        names = ("index", "top_k", "text_column", "row_filter", "options")
+        return _written(self, {name: getattr(self, name) for name in names})
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> WhitenedIndexRetriever:
+        """Return the component that ``to_dict`` wrote down."""
+        made: WhitenedIndexRetriever = default_from_dict(cls, data)
+        return made
+
+    def warm_up(self) -> None:
+        """Open the index and load the encoder of queries, once.
+
+        Raises:
+            ArtifactError: nothing is published there, or it is damaged.
+            ConfigError: an option cannot be used, the text column is not kept, or the index knows
+                no encoder of queries.
+            EncoderError: the model is gone, or is not the one the index was built with.
+        """
+        self._reader.check(
+            top_k=self.top_k, text_column=self.text_column, row_filter=self.row_filter
+        )
+        _ = self._reader.index.encoder
+
+    def reload(self) -> bool:
+        """Open the version published since, and tell whether there is one.
+
+        Raises:
+            WhitenIndexError: the new version cannot be opened; the one before stays in use.
+        """
+        return self._reader.index.reload()
+
+    @component.output_types(documents=list[Document])
+    def run(
+        self, query: str, top_k: int | None = None, row_filter: str | None = None
+    ) -> dict[str, list[Document]]:
+        """Return the documents of a query, best first, as ``documents``.
+
+        Args:
+            query: the text.
+            top_k: in place of the component's.
+            row_filter: in place of the component's.
+
+        Raises:
+            ConfigError: the query is blank, or an option cannot be used.
+        """
+        return {"documents": self._found(query, top_k, row_filter)}
+
+    @component.output_types(documents=list[Document])
+    async def run_async(
+        self, query: str, top_k: int | None = None, row_filter: str | None = None
+    ) -> dict[str, list[Document]]:
+        """Do as ``run``, in a thread."""
+        return {"documents": await asyncio.to_thread(self._found, query, top_k, row_filter)}
+
+    def _found(self, query: str, top_k: int | None, row_filter: str | None) -> list[Document]:
+        found = self._reader.search(
+            [query],
+            top_k=self.top_k if top_k is None else top_k,
+            text_column=self.text_column,
+            row_filter=self.row_filter if row_filter is None else row_filter,
+        )
+        return [_document(each) for each in found]
+
+
+def _document(found: Found) -> Document:
+    return Document(id=str(found.id), content=found.text, meta=found.columns, score=found.score)
+
+
+def _written(made: object, settings: dict[str, Any]) -> dict[str, Any]:
+    written: dict[str, Any] = default_to_dict(made, **settings)
+    return written

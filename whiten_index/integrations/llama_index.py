@@ -1,0 +1,238 @@
+"""LlamaIndex: the whitened encoder as its embedding, a published index as a retriever."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whiten_index.batch import PASSAGE_COLUMNS
+from whiten_index.errors import ConfigError
+from whiten_index.given import shown
+from whiten_index.integrations.index_reader import Found, IndexReader
+from whiten_index.integrations.query_half import QueryHalf
+
+try:
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+    from llama_index.core.bridge.pydantic import (
+        BaseModel,
+        ConfigDict,
+        Field,
+        PrivateAttr,
+        field_validator,
+    )
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+except ImportError as error:
+    raise ConfigError(
+        f"whiten_index's classes for LlamaIndex need the package llama-index-core ({error}); "
+        "pip install 'whiten-index[llama-index]'"
+    ) from error
+
+__all__ = ["WhitenedEmbedding", "WhitenedIndexRetriever"]
+
+# What earlier transforms were called, as in what was written down.
+_MADE_NAME = re.compile(r".*-whitened-[0-9]+(-[0-9a-f]{8})?", re.DOTALL)
+# The encoder sorts texts by length and fills batches by tokens, the better the more it is given.
+_BATCH = 1024
+
+
+class WhitenedEmbedding(BaseEmbedding):
+    """Texts to the vectors that an index holds: transformed, of unit length, k numbers each.
+
+    Queries and texts of nodes get the prompts that the index knows for queries and documents.
+    Threads may share it.
+
+    It keeps the transform that it was made with: after a refit of the index make a new one, and
+    embed with it all that a store holds. ``model_name`` then is another one, so that the cache of
+    an ``IngestionPipeline`` gives no vector of the transform before. One that was pickled before a
+    refit refuses to go on after it; one that was written down as settings (``to_dict``) takes the
+    transform that it finds.
+
+    The text of a node is one document: those longer than the encoder's limit are cut to it, and a
+    warning in the log tells how many. Where the index is one of passages, split the documents
+    before, to have vectors such as it holds.
+
+    What it is made with stays as it is: other settings need another one.
+
+    Attributes:
+        model_name: of the encoder and its transform, with the first digits of the query digest.
+        embeddings_cache: None. It would tell vectors by their texts alone: not those of queries
+            from those of documents, nor those of one transform from those of another.
+        source: the folder of an index, or one that ``QueryTransform.save`` wrote.
+        k: how many numbers of each vector are kept; None for all.
+        model: where the encoder is now, if no longer where it was; it must be the same one.
+        device: of the encoder: ``auto``, ``cpu``, ``cuda``.
+        threads: CPU threads of the encoder.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    model_name: str = Field(frozen=True)
+    source: str = Field(frozen=True)
+    k: int | None = Field(default=None, frozen=True)
+    model: str | None = Field(default=None, frozen=True)
+    device: str = Field(default="auto", frozen=True)
+    threads: int | None = Field(default=None, frozen=True)
+    _half: QueryHalf = PrivateAttr()
+
+    def __init__(
+        self,
+        source: Path | str,
+        *,
+        k: int | None = None,
+        model: str | None = None,
+        device: str = "auto",
+        threads: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """Read the transform; the encoder is loaded on the first text.
+
+        Args:
+            source: see ``WhitenedEmbedding``.
+            k: see ``WhitenedEmbedding``.
+            model: see ``WhitenedEmbedding``.
+            device: see ``WhitenedEmbedding``.
+            threads: see ``WhitenedEmbedding``.
+            settings: those of ``BaseEmbedding``, such as ``embed_batch_size``. ``model_name`` is
+                set here, and an ``embeddings_cache`` is refused.
+
+        Raises:
+            ArtifactError: there is none, or it is damaged.
+            ConfigError: an option cannot be used, or no encoder of texts is known.
+        """
+        half = QueryHalf(source, k=k, model=model, device=device, threads=threads)
+        # What was written down names the transform of then.
+        named = settings.pop("model_name", None)
+        if not (named is None or _MADE_NAME.fullmatch(str(named))):
+            raise ConfigError(
+                f"model_name {shown(named)} cannot be given: caches tell by it which transform "
+                "vectors are of, so it is made of that; leave it out"
+            )
+        super().__init__(
+            source=str(source),
+            k=k,
+            model=model,
+            device=device,
+            threads=threads,
+            **{"model_name": half.name, "embed_batch_size": _BATCH, **settings},
+        )
+        self._half = half
+
+    @field_validator("embeddings_cache", mode="before")
+    @classmethod
+    def _no_cache(cls, given: object) -> None:
+        if given is not None:
+            raise ConfigError(
+                "embeddings_cache cannot be given: it tells vectors by their texts alone, so it "
+                "mixes those of queries and documents, and of other transforms; leave it out, and "
+                "give IngestionPipeline(cache=...) a cache, which tells them apart"
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was pickled; the base makes it anew of its fields, with any transform."""
+        fields = type(self).model_fields
+        # The base leaves out what cannot be pickled, such as handlers of callbacks.
+        lost = fields.keys() - state["__dict__"].keys()
+        made = {name: fields[name].get_default(call_default_factory=True) for name in lost}
+        BaseModel.__setstate__(self, {**state, "__dict__": {**made, **state["__dict__"]}})
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name under which LlamaIndex writes it down."""
+        return "WhitenedEmbedding"
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._half.query(query)
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._half.documents([text])[0]
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return self._half.documents(texts)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return await asyncio.to_thread(self._get_query_embedding, query)
+
+    async def _aget_text_embedding(self, text: str) -> list[float]:
+        return await asyncio.to_thread(self._get_text_embedding, text)
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return await asyncio.to_thread(self._get_text_embeddings, texts)
+
+
+class WhitenedIndexRetriever(BaseRetriever):
+    """A published index as a retriever of nodes with scores.
+
+    A node's text is the text column, its id the document's, and its metadata are ``id`` and the
+    other kept columns; of these, where a passage lies in its document is not shown to the LLM.
+
+    What a query transform asks to embed in place of the query (``custom_embedding_strs``) is
+    searched for by the mean of its embeddings. An embedding that another retriever left in the
+    ``QueryBundle`` is not used, as it may be of another model.
+    """
+
+    def __init__(
+        self,
+        index: Path | str,
+        *,
+        top_k: int = 10,
+        text_column: str | None = None,
+        row_filter: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Open the index.
+
+        Args:
+            index: its folder.
+            top_k: nodes at most.
+            text_column: the kept column with the text; None for ``passage_text`` where the index
+                holds passages, else ``text``.
+            row_filter: condition on kept columns that nodes must pass, such as ``lang == 'en'``.
+            options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
+            settings: those of ``BaseRetriever``, such as ``callback_manager``.
+
+        Raises:
+            ArtifactError: nothing is published there, or it is damaged.
+            ConfigError: an option cannot be used, the text column is not kept, or the index knows
+                no encoder of queries.
+        """
+        self._reader = IndexReader(index, options)
+        self._reader.check(top_k=top_k, text_column=text_column, row_filter=row_filter)
+        self._top_k, self._text_column, self._row_filter = top_k, text_column, row_filter
+        super().__init__(**settings)
+
+    def reload(self) -> bool:
+        """Open the version published since, and tell whether there is one.
+
+        Raises:
+            WhitenIndexError: the new version cannot be opened; the one before stays in use.
+        """
+        return self._reader.index.reload()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        found = self._reader.search(
+            query_bundle.embedding_strs or [query_bundle.query_str],
+            top_k=self._top_k,
+            text_column=self._text_column,
+            row_filter=self._row_filter,
+        )
+        return [_node(each) for each in found]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return await asyncio.to_thread(self._retrieve, query_bundle)
+
+
+def _node(found: Found) -> NodeWithScore:
+    unsaid = [name for name in PASSAGE_COLUMNS if name in found.columns]
+    node = TextNode(
+        id_=str(found.id),
+        text=found.text,
+        metadata={"id": found.id, **found.columns},
+        excluded_llm_metadata_keys=unsaid,
+        excluded_embed_metadata_keys=unsaid,
+    )
+    return NodeWithScore(node=node, score=found.score)

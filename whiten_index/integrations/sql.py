@@ -1,0 +1,241 @@
+"""The transform as a function of PostgreSQL, so that a database reduces raw embeddings itself.
+
+``sql_function`` returns a script for PostgreSQL 13 and later with pgvector 0.7 and later::
+
+    psql -v ON_ERROR_STOP=1 -f whiten.sql
+    SELECT id FROM docs ORDER BY vector <=> (SELECT whiten($1::vector)) LIMIT 10;
+    SELECT obj_description('whiten(vector)'::regprocedure);
+
+Without ON_ERROR_STOP psql ends with 0 also where the script was refused and nothing changed. The
+last line tells which transform it is: by its query digest, that of ``QueryTransform.query_digest``.
+
+The matrix is written into the function as constants and no table is read, so the function is
+truly IMMUTABLE: usable in a generated column and in an index, and computed once where its argument
+is a constant; behind a parameter, as of a prepared statement, ``(SELECT whiten($1::vector))`` makes
+sure of that. Each term is one inner product of pgvector. A session reads the constants at its
+first call (30 ms for 384 -> 128); after that a call takes some 16 µs, where the same matrix read
+from a table takes 40 µs and allows STABLE only.
+
+Drivers send a list as ``double precision[]`` and a text as ``text``: both become a vector by the
+cast ``::vector``. There are no functions of those types, since beside one of arrays a plain
+``whiten('[…]')`` would be ambiguous, and one of text would take parameters without a type for text,
+which drivers that were taught the type ``vector`` may then refuse to send.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError
+from whiten_index.integrations.sql_names import brief, dollar_tag, literal, quoted
+from whiten_index.integrations.sql_script import HEAD_BYTES, MADE_BY, OURS, RUN, SCRIPT
+from whiten_index.manifest import replacing, require_path, writing
+from whiten_index.reduce import QueryTransform
+from whiten_index.replaced import require_replaceable
+from whiten_index.whitening import Whitening
+
+NAME = "whiten"
+SCHEMA = "public"
+_TYPES = {"float32": "vector", "float16": "halfvec"}
+# Half a unit in the last place of 1: what rounding a number costs at most, relative to it.
+_ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11}
+
+
+def sql_function(
+    transform: QueryTransform,
+    *,
+    name: str = NAME,
+    schema: str = SCHEMA,
+    vector_schema: str = SCHEMA,
+    dtype: str = "float32",
+) -> str:
+    """Return a script that makes a function of the transform, in one transaction.
+
+    The function takes a raw embedding, a ``vector`` of d numbers, and returns its whitened unit
+    vector of k; NULL for NULL. It refuses another width. Run again, the script replaces the
+    function: what was computed by an earlier one, in generated columns and indexes, stays. It
+    refuses, and says what to do, where the role may not make functions in the schema, and where
+    the function is another role's, returns the other type, or is none of ours.
+
+    Args:
+        transform: of an index.
+        name: of the function.
+        schema: that the function goes in, which must be there.
+        vector_schema: that pgvector is in; made there if it is not installed yet.
+        dtype: of what it returns: float32 is a ``vector``, float16 a ``halfvec``.
+
+    Raises:
+        ConfigError: a name that PostgreSQL would cut or refuse, or an unknown dtype.
+        WhiteningError: the matrix does not fit into float32.
+    """
+    if dtype not in _TYPES:
+        raise ConfigError(f"dtype {dtype!r} is unknown; use {' or '.join(_TYPES)}")
+    home = quoted(vector_schema, "--vector-schema")
+    function = f"{quoted(schema, '--schema')}.{quoted(name, '--name')}"
+    signature = f"{function}({home}.vector)"
+    facts = _facts(transform)
+    type_ = f"{home}.{_TYPES[dtype]}"
+    return SCRIPT.format(
+        title=f"whitening of raw embeddings, {transform.dim} -> {transform.k} numbers",
+        made_by=MADE_BY,
+        run=RUN,
+        facts=facts,
+        name=function,
+        schema_text=literal(quoted(schema, "--schema")),
+        signature_text=literal(signature),
+        home=home,
+        home_text=literal(vector_schema),
+        tag=dollar_tag(signature),
+        type=type_,
+        type_text=literal(type_),
+        ours_text=literal(OURS),
+        # In units of one operator; tells the planner what one call is worth.
+        cost=max(transform.k, 1),
+        dim=transform.dim,
+        steps=_steps(transform.whitening, home),
+        vector=_products(transform.whitening.export(centered=True).matrix, home),
+        cast=f"::{type_}" if dtype == "float16" else "",
+        comment=literal(OURS + facts),
+    )
+
+
+def export_sql(
+    transform: QueryTransform,
+    file: Path | str,
+    *,
+    name: str = NAME,
+    schema: str = SCHEMA,
+    vector_schema: str = SCHEMA,
+    dtype: str = "float32",
+) -> dict[str, Any]:
+    """Write the script of ``sql_function`` to a file, whole or not at all.
+
+    Args:
+        transform: of an index.
+        file: the path of it.
+        name: see ``sql_function``.
+        schema: see ``sql_function``.
+        vector_schema: see ``sql_function``.
+        dtype: see ``sql_function``.
+
+    Returns:
+        ``file``; as SQL with the place of a raw embedding as drivers of Python write it, the
+        ``call`` of the function and what goes into ``order_by`` of a table with a column
+        ``vector``; ``dim``, ``k``, ``bytes``, the ``dtype`` and ``error`` of its vectors, and the
+        ``query_digest``. The error is estimated on the safe side, as ``Affine.error`` is: the root
+        mean square of the errors of vectors over that of the vectors.
+
+    Raises:
+        ConfigError: see ``sql_function``.
+        OutputError: the file cannot be written.
+    """
+    data = sql_function(
+        transform, name=name, schema=schema, vector_schema=vector_schema, dtype=dtype
+    ).encode()
+    path = require_path(file)
+    require_replaceable(path, _is_function, "an exported function")
+    with writing(path, kept=""), replacing(path) as temporary:
+        temporary.write_bytes(data)
+    return {
+        "file": str(path),
+        **_usage(name, schema, vector_schema),
+        "dim": transform.dim,
+        "k": transform.k,
+        "bytes": len(data),
+        "dtype": dtype,
+        "error": _error(transform.whitening, dtype),
+        "query_digest": transform.query_digest,
+    }
+
+
+def _is_function(path: Path) -> bool:
+    """Tell by the head of a file whether it is an exported function."""
+    with path.open("rb") as file:
+        return MADE_BY.encode() in file.read(HEAD_BYTES)
+
+
+def _error(whitening: Whitening, dtype: str) -> float:
+    """Return the relative error of vectors, from all roundings of the function together."""
+    product = whitening.export(centered=True).error
+    # Embeddings of unit length are rounded before the mean is subtracted; raw ones come rounded.
+    unit = (
+        whitening.rounding_error(relative_error=_ROUNDING["float32"])
+        if whitening.normalize_input
+        else 0.0
+    )
+    return math.hypot(product, unit, _ROUNDING[dtype])
+
+
+def _steps(whitening: Whitening, home: str) -> str:
+    """Return what comes before the product.
+
+    The mean is subtracted first, where a bias would be rounded as the large sums it is added to.
+    It is subtracted as the sum of two float32 numbers: one would round it, by which every vector
+    is then off. The first difference is exact in coordinates far from the origin (Sterbenz).
+    """
+    steps = []
+    if whitening.normalize_input:
+        steps.append(f"  embedding := {home}.l2_normalize(embedding);")
+    if whitening.center:
+        high = whitening.mean.astype(np.float32)
+        low = (whitening.mean - high).astype(np.float32)
+        steps += [
+            f"  embedding := embedding OPERATOR({home}.-) {_vector(part, home)};"
+            for part in (high, low)
+        ]
+    return "\n".join(steps)
+
+
+def _products(matrix: NDArray[np.float32], home: str) -> str:
+    """Return the expression of the product, a vector of k numbers."""
+    dim, k = matrix.shape
+    if np.array_equal(matrix, np.eye(dim, k)):
+        return "embedding" if k == dim else f"{home}.subvector(embedding, 1, {k})"
+    # pgvector has the negative of the inner product.
+    terms = [f"-(embedding OPERATOR({home}.<#>) {_vector(column, home)})" for column in matrix.T]
+    return "ARRAY[\n    " + ",\n    ".join(terms) + f"\n  ]::{home}.vector"
+
+
+def _vector(numbers: NDArray[np.float32], home: str) -> str:
+    """Return a literal; each number in the fewest digits that give it back."""
+    return f"'[{','.join(str(number) for number in numbers)}]'::{home}.vector"
+
+
+def _facts(transform: QueryTransform) -> str:
+    """Return one line of what this is the transform of; all who use the database may read it."""
+    spec = transform.spec
+    if spec is None:
+        encoder = f"column {transform.encoder_facts.get('column', '')}"
+    else:
+        # Without a revision it is a folder, whose place is nobody's business.
+        encoder = spec.model if spec.revision else Path(spec.model).name
+    facts = (
+        f"query digest {transform.query_digest}",
+        f"{transform.whitening.kind.value} {transform.dim} -> {transform.k}",
+        f"encoder {encoder} {transform.fingerprint}",
+        f"index version {transform.version}",
+    )
+    line = " ".join("; ".join(facts).split())
+    # Also bytes of a path that are no text, which Python has as surrogates.
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def _usage(name: str, schema: str, vector_schema: str) -> dict[str, str]:
+    """Return how queries use the function, in names as short as they are sure to be found."""
+    options = {"--schema": schema, "--name": name, "--vector-schema": vector_schema}
+    # Drivers that take %s take %% for a percent sign.
+    place, function, home = (
+        brief(quoted(given, option)).replace("%", "%%") for option, given in options.items()
+    )
+    # By its name alone another one may be taken for a function of PostgreSQL's own.
+    function = function if (schema, name) == (SCHEMA, NAME) else f"{place}.{function}"
+    type_, operator = "vector", "<=>"
+    if vector_schema != SCHEMA:
+        type_, operator = f"{home}.vector", f"OPERATOR({home}.<=>)"
+    call = f"{function}(%s::{type_})"
+    return {"call": call, "order_by": f"vector {operator} (SELECT {call})"}

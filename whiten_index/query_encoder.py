@@ -1,0 +1,199 @@
+"""The encoder of queries that an index names, found and loaded when it is first needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
+from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.given import shown
+from whiten_index.whitening import Whitening
+
+if TYPE_CHECKING:
+    from whiten_index.encoding import Encoder
+
+_OF_AN_INDEX = "search with --like or with embeddings"
+
+
+class QueryEncoder:
+    """The encoder of queries, loaded when first needed; threads may share it.
+
+    Attributes:
+        config: how to load it; None where the index knows none.
+    """
+
+    def __init__(
+        self,
+        recorded: EncoderSpec | None,
+        config: EncoderConfig | None,
+        *,
+        instead: str = _OF_AN_INDEX,
+    ) -> None:
+        """Take what a manifest names.
+
+        Args:
+            recorded: the encoder's identity.
+            config: how to load it.
+            instead: what the caller can do where the index knows none, for the message.
+        """
+        self.config = config
+        self._recorded = recorded
+        self._instead = instead
+        self._encoder: Encoder | None = None
+        self._loading = threading.Lock()
+
+    @classmethod
+    def of(
+        cls,
+        recorded: EncoderSpec | None,
+        *,
+        model: str | None = None,
+        device: str = "auto",
+        threads: int | None = None,
+        instead: str = _OF_AN_INDEX,
+    ) -> QueryEncoder:
+        """Take an encoder's identity, and where its model is now, if no longer where it was."""
+        if recorded is None:
+            return cls(None, None, instead=instead)
+        config = recorded.as_config(device=device, threads=threads)
+        if model is not None:
+            config = replace(config, model=model, revision=None)
+        return cls(recorded, config, instead=instead)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it was needed so far."""
+        return self._encoder is not None
+
+    @property
+    def recorded(self) -> EncoderSpec:
+        """The encoder's identity.
+
+        Raises:
+            ConfigError: no model is known for queries.
+        """
+        if self._recorded is None:
+            raise ConfigError(
+                "this index was built from an embedding column, so it cannot encode text; "
+                f"{self._instead}, or build again with --model to name the encoder "
+                "of the queries"
+            )
+        return self._recorded
+
+    def equals(self, other: QueryEncoder) -> bool:
+        """Tell whether both give a query the same embedding, wherever their models are."""
+        mine, others = (
+            each._recorded and replace(each._recorded, model="", revision=None)
+            for each in (self, other)
+        )
+        return mine is not None and mine == others
+
+    def get(self) -> Encoder:
+        """Return it.
+
+        Raises:
+            ConfigError: no model is known for queries.
+            EncoderError: the model is not the one the index was built with.
+        """
+        with self._loading:
+            if self._encoder is None:
+                self._encoder = self._load()
+            return self._encoder
+
+    def resolve(self) -> tuple[EncoderSpec, ModelFolder]:
+        """Find the model's files and check that they are those of the index, without loading them.
+
+        Raises:
+            ConfigError: no model is known for queries.
+            EncoderError: the model is gone, or is not the one the index was built with.
+        """
+        recorded, config = self.recorded, self.config
+        assert config is not None
+        spec, folder = resolve_encoder(config)
+        require_same(recorded, spec.fingerprint, spec.model)
+        return spec, folder
+
+    def _load(self) -> Encoder:
+        spec, folder = self.resolve()
+        from whiten_index.encoding import Encoder
+
+        assert self.config is not None
+        return Encoder(spec, folder, self.config)
+
+
+def require_same(recorded: EncoderSpec, fingerprint: str, model: str) -> None:
+    """Refuse an encoder that gives other embeddings than the recorded one.
+
+    Raises:
+        EncoderError: it does.
+    """
+    if fingerprint != recorded.fingerprint:
+        raise EncoderError(
+            f"the index was built with {recorded.model} ({recorded.fingerprint[:8]}) and "
+            f"{model} ({fingerprint[:8]}) gives other embeddings; search with the "
+            "model it was built with, or build again with the new one"
+        )
+
+
+def require_texts(texts: Sequence[str], *, what: str = "query") -> None:
+    """Refuse one text in place of a list, and texts that say nothing.
+
+    Args:
+        texts: some.
+        what: one of them is.
+
+    Raises:
+        ConfigError: either is so, or a text holds what is none.
+    """
+    if isinstance(texts, str):
+        raise ConfigError("this takes a list of texts; put the one text in brackets")
+    if not hasattr(texts, "__len__"):
+        raise ConfigError(f"this takes a list of texts; {shown(texts)} was given")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ConfigError(f"{what} {number} is {shown(text)}, no text; give a string")
+        if not text.strip():
+            raise ConfigError(
+                f"a {what} is blank (number {number}, from 0); give it some text, or leave it out"
+            )
+        if not _is_unicode(text):
+            raise ConfigError(
+                f"{what} {number} is no text: it has bytes that are not UTF-8, or half a character "
+                f"of UTF-16 ({shown(text)}); check how it is made"
+            )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:
+    """Return the encoder of queries that a manifest names, None where it names none."""
+    if encoder["kind"] == "transformer":
+        return EncoderSpec.from_json(dict(encoder))
+    query = encoder.get("query_encoder")
+    return None if query is None else EncoderSpec.from_json(query)
+
+
+def digest_of(fingerprint: str, whitening: Whitening, queries: EncoderSpec | None) -> str:
+    """Return what all query halves that give the same vectors have in common, 32 hex digits.
+
+    Args:
+        fingerprint: of the encoder of documents, ``encoder_fingerprint`` in the manifest of an
+            index.
+        whitening: as wide as the vectors.
+        queries: encoder of queries, which may be another one, and whose fingerprint leaves out how
+            queries differ from documents; None where the index knows none.
+    """
+    of_queries = queries and [queries.fingerprint, queries.query_prompt, queries.pools_prompt]
+    told = json.dumps([fingerprint, whitening.digest, of_queries])
+    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,137 @@
+"""Whether what was given for a database holds a secret, which a file that many read must not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from whiten_index.errors import ConfigError
+
+# What may stand there is known; what a secret may be called is not.
+_OF_POSTGRES = frozenset((
+    "application_name", "channel_binding", "client_encoding", "connect_timeout", "dbname",
+    "fallback_application_name", "gssdelegation", "gssencmode", "gsslib", "host", "hostaddr",
+    "keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval", "krbsrvname",
+    "load_balance_hosts", "max_protocol_version", "min_protocol_version", "options", "passfile",
+    "port", "require_auth", "requirepeer", "service", "ssl", "ssl_max_protocol_version",
+    "ssl_min_protocol_version", "sslcert", "sslcertmode", "sslcompression", "sslcrl",
+    "sslcrldir", "sslkey", "sslmode", "sslnegotiation", "sslrootcert", "sslsni",
+    "target_session_attrs", "tcp_user_timeout", "user",
+))  # fmt: skip
+_OF_MILVUS = frozenset(
+    ("ca_pem_path", "client_key_path", "client_pem_path", "server_name", "server_pem_path")
+)
+# Of object stores; AWS's, Azure's and Google's have a prefix too.
+_OF_STORES = frozenset((
+    "account_name", "allow_http", "allow_invalid_certificates", "application_credentials",
+    "bucket", "bucket_name", "client_id", "client_max_retries", "client_retry_timeout",
+    "connect_timeout", "container_name", "copy_if_not_exists", "default_region", "endpoint",
+    "endpoint_url", "federated_token_file", "http1_only", "http2_only", "pool_idle_timeout",
+    "pool_max_idle_per_host", "proxy_excludes", "proxy_url", "region", "request_payer",
+    "role_arn", "role_session_name", "s3_express", "server_side_encryption", "service_account",
+    "service_account_path", "skip_signature", "sse_bucket_key_enabled", "sse_kms_key_id",
+    "tenant_id", "timeout", "unsigned_payload", "use_azure_cli", "use_emulator", "user_agent",
+    "virtual_hosted_style_request", "web_identity_token_file",
+))  # fmt: skip
+_STORAGE = "storage."
+_PREFIX = re.compile(r"^(aws|azure_storage|azure|google)_")
+# No URL with a user or a query in it, and no JSON.
+_PLAIN = re.compile(r"[\w./:,+~ \[\]-]*")
+
+_HOST = r"(?:\[[\da-fA-F:.]+\]|(?:[\w.~-]|%2[Ff])*)(?::\d{0,5})?"
+_QUERY = r"(?:\?(?P<query>[^@#\s]*))?"
+# It may be called anything, but for what a password before a host looks like.
+_FOLDER = r"(?![^?#]*:[^/]*@)/[^?#]*"
+_SETTING = (
+    r"(?:search_path|role|statement_timeout|lock_timeout|idle_in_transaction_session_timeout)"
+)
+_SETTINGS = re.compile(rf"(?:\s*-c\s*{_SETTING}=[\w$\",.-]+)+\s*")
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """What an address may be, and where its secrets belong.
+
+    Attributes:
+        form: of the address after ``://``.
+        variables: that its client reads.
+        parameters: that may stand behind the question mark.
+    """
+
+    form: str
+    variables: str
+    parameters: frozenset[str] = frozenset()
+
+
+# A role is named before the @, with a colon where the password is empty.
+_POSTGRES = _Engine(
+    rf"(?:(?P<user>[^:@/?#\s]*):?@)?{_HOST}(?:,{_HOST})*(?P<path>/[^:@/?#;=\s]*)?/?{_QUERY}",
+    "PGPASSWORD, PGOPTIONS or another variable of libpq, or write ~/.pgpass",
+    _OF_POSTGRES,
+)
+_SERVER = rf"{_HOST}(?P<path>/[^:@?#;=\s]*)?{_QUERY}"
+_ENGINES = {
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "qdrant": _Engine(rf"{_FOLDER}|:memory:|{_SERVER}", "QDRANT_API_KEY"),
+    "milvus": _Engine(rf"{_FOLDER}|{_SERVER}", "MILVUS_TOKEN", _OF_MILVUS),
+    "lancedb": _Engine(
+        rf"(?:[\w.-]+(?=/|$))?(?:{_FOLDER})?",
+        "the variables of the object store, such as AWS_SECRET_ACCESS_KEY, "
+        "AZURE_STORAGE_ACCOUNT_KEY or GOOGLE_SERVICE_ACCOUNT",
+    ),
+}
+
+
+def require_no_secrets(address: str, options: Mapping[str, str]) -> None:
+    """Refuse an address and options in which a password, key or token is, or may be.
+
+    Args:
+        address: of a database that is known here; folders may be called anything.
+        options: that it has; only those of an object store can be secrets.
+
+    Raises:
+        ConfigError: with the variables that it belongs in, and without the secret.
+    """
+    scheme, _, rest = address.partition("://")
+    engine = _ENGINES[scheme.lower().partition("+")[0]]
+    found = re.fullmatch(engine.form, rest)
+    if not found or not _is_plain(found.groupdict()):
+        raise _secret("something in the address is, or may be, a secret", engine)
+    for each in filter(None, (found.groupdict().get("query") or "").split("&")):
+        name, equals, value = map(unquote, each.partition("="))
+        if name not in engine.parameters or not equals or not _may_be(name, value):
+            # One without a value may be a token.
+            told = f" {name}" if re.fullmatch("[a-z_]+", name) and value else ""
+            raise _secret(f"the address has a parameter{told} that is, or may be, a secret", engine)
+    for name, value in options.items():
+        if not _is_plain_option(name, value):
+            raise _secret(f"--option {name} is, or may be, a secret", engine)
+
+
+def _secret(what: str, engine: _Engine) -> ConfigError:
+    return ConfigError(
+        f"{what}; it belongs in the environment: leave it out, and set {engine.variables}"
+    )
+
+
+def _is_plain(parts: Mapping[str, str | None]) -> bool:
+    """Tell whether user and path hold nothing but a name, percent signs decoded."""
+    user, path = (unquote(parts.get(name) or "") for name in ("user", "path"))
+    return not re.search(r"[:=\s]", user) and not re.search(r"[:@;=\s]", path)
+
+
+def _may_be(name: str, value: str) -> bool:
+    if name == "options":
+        return _SETTINGS.fullmatch(value) is not None
+    # Hosts alone have colons.
+    return not re.search("[=@]" if name in ("host", "hostaddr") else "[:=@]", value)
+
+
+def _is_plain_option(name: str, value: str) -> bool:
+    if not name.startswith(_STORAGE):
+        return True
+    key = _PREFIX.sub("", name.removeprefix(_STORAGE).lower())
+    return key in _OF_STORES and _PLAIN.fullmatch(value) is not None
