@@ -7,10 +7,16 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from tests.postgres.helpers import SECRET, Run
+
+
+def connected(address: str) -> Any:
+    # The default suite, which installs no client, collects this file too.
+    import psycopg
+
+    return psycopg.connect(address, autocommit=True)
 
 
 @pytest.fixture(scope="session")
@@ -30,17 +36,17 @@ _NUMBERS = itertools.count()
 def address(server: Any) -> Iterator[str]:
     """Of an empty database of its own."""
     name = f"test{next(_NUMBERS)}"
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+    with connected(server.get_uri()) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     yield server.get_uri(database=name)
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+    with connected(server.get_uri()) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
 def run(address: str) -> Iterator[Run]:
     """A user of the same database, who runs statements."""
-    with psycopg.connect(address, autocommit=True) as connection:
+    with connected(address) as connection:
 
         def execute(order: str, *values: Any) -> list[tuple[Any, ...]]:
             cursor = connection.execute(order, values or None)
@@ -53,11 +59,11 @@ def run(address: str) -> Iterator[Run]:
 def role(server: Any) -> Iterator[str]:
     """A role that may connect and no more."""
     name = f"reader{next(_NUMBERS)}"
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+    with connected(server.get_uri()) as connection:
         connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{SECRET}'")
     yield name
     # Its rights go with the database that they are in.
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+    with connected(server.get_uri()) as connection:
         connection.execute(f"DROP OWNED BY {name}")
 
 
