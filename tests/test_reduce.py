@@ -103,9 +103,7 @@ def run(*arguments: Any) -> tuple[int, str, str]:
 
 def test_vectors_are_those_that_a_push_sends(index: Path, documents: list[str]) -> None:
     transform = QueryTransform.of(index)
-    sent = np.concatenate(
-        list(PushSource.open(PushConfig(index=str(index), to="x.npy")).vectors(rows=50))
-    )
+    sent = np.concatenate(list(PushSource.open(PushConfig(index=str(index), to="x.npy")).vectors()))
     found = transform.encode_documents(documents)
     assert (found.dtype, found.shape) == (np.float32, (ROWS, K))
     np.testing.assert_allclose(found, sent, atol=1e-6)
@@ -113,9 +111,7 @@ def test_vectors_are_those_that_a_push_sends(index: Path, documents: list[str]) 
 
 def test_queries_find_what_the_index_finds(index: Path, queries: list[str]) -> None:
     transform = QueryTransform.of(index)
-    sent = np.concatenate(
-        list(PushSource.open(PushConfig(index=str(index), to="x.npy")).vectors(rows=50))
-    )
+    sent = np.concatenate(list(PushSource.open(PushConfig(index=str(index), to="x.npy")).vectors()))
     scores = transform.encode_queries(queries) @ sent.T
     for row, hits in zip(scores, open_index(index).search(queries, top_k=5), strict=True):
         assert [hit.row for hit in hits] == np.argsort(-row)[:5].tolist()
