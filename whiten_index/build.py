@@ -22,6 +22,7 @@ from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, OutputError
 from whiten_index.fit import choose_index, fit_whitening, possible_widths, read_labels
 from whiten_index.lock import only_writer
+from whiten_index.objects import Place, naming, place_of
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.publish import Settled, settle, write_version
 from whiten_index.store import EmbeddingStore
@@ -35,14 +36,14 @@ class BuildReport:
     """What a build did.
 
     Attributes:
-        out: the index folder.
+        out: the index folder, or its URI.
         version: the published version.
         up_to_date: whether that version was there already, made of the same inputs and choices.
         manifest: of the version.
         encoded: the report of its first half.
     """
 
-    out: Path
+    out: Place
     version: str
     up_to_date: bool
     manifest: dict[str, Any]
@@ -52,7 +53,7 @@ class BuildReport:
         """Return the report as JSON values."""
         return {
             "out": str(self.out),
-            "store": str(self.encoded.store.root),
+            "store": str(self.encoded.store.place),
             "version": self.version,
             "up_to_date": self.up_to_date,
             "counts": self.encoded.counts.to_json(),
@@ -86,31 +87,36 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     """
     if config.out is None:
         raise ConfigError("say where the index goes: --out DIR")
-    out = Path(config.out)
+    out, mirror = place_of(config.out_place)
     stages = Stages(progress or Silent())
     faiss_index.load_faiss()
     labels = read_labels(config)
     if config.threads is not None:
         faiss_index.set_threads(config.threads)
-    with only_writer(out, what="index"):
+    with naming(), only_writer(out, what="index"):
+        before = mirror.latest(out / faiss_index.CURRENT)
         faiss_index.tidy(out)
         encoded = embeddings(config, labels, stages)
-        register(encoded.store, out, stages)
+        register(encoded.store, config.out_place, stages)
         settled = _settle(config, encoded, labels, stages)
         # What is left to do needs no model in memory.
         encoded = replace(encoded, work=None)
-        version = faiss_index.find_version(out, settled.identity)
+        version = faiss_index.find_version(out, settled.identity, mirror)
         up_to_date = version is not None and version == _current(out)
         if version is None:
-            version = faiss_index.next_version(out, settled.identity)
-            write_version(config, encoded, settled, version, stages, faiss_index.publish)
+            version = faiss_index.next_version(out, settled.identity, mirror)
+
+            def publish(_: Path, name: str, fill: faiss_index.Fill) -> dict[str, Any]:
+                return faiss_index.publish(out, name, fill, mirror)
+
+            write_version(config, encoded, settled, version, stages, publish)
         if not up_to_date:
-            faiss_index.set_current(out, version)
+            faiss_index.set_current(out, version, mirror=mirror, tag=before)
         _, fields = faiss_index.read_fields(out, verify="manifest")
-        return BuildReport(out, version, up_to_date, fields, encoded)
+        return BuildReport(config.out_place, version, up_to_date, fields, encoded)
 
 
-def register(store: EmbeddingStore, out: Path, stages: Stages) -> None:
+def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
     """Tell a store that an index is built from it; where it cannot be written, say so."""
     try:
         store.register(out)
@@ -206,8 +212,9 @@ def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
     wanted = None
     if config.model is not None:
         wanted = resolve_encoder(config.encoder_config())[0].fingerprint
-    store = EmbeddingStore.open(config.store_path, fingerprint=wanted)
+    store = EmbeddingStore.open(config.store_place, fingerprint=wanted)
     record = store.corpus()
+    store.fetch_corpus()
     counts = Counts(passages=record.rows if record.source.get("passages") else 0)
     with stages.stage("verify store", record.rows) as watcher:
         for part in record.parts:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_path, shown
+from whiten_index.given import as_place, is_uri, require_path, shown
 from whiten_index.index import DEVICES, TARGET_RECALL, parse_bytes
 from whiten_index.store import StoreDtype, require_dtype
 from whiten_index.whitening import Estimator, Kind, Weighting, WhiteningConfig, parse_shrinkage
@@ -37,8 +37,8 @@ class BuildConfig:
 
     Attributes:
         corpus: Parquet files, folders, globs or URIs; empty to build from a store alone.
-        out: folder of the index; not needed to encode only.
-        store: folder of raw embeddings; ``out``/store where it is left out.
+        out: folder of the index, or its URI in an object store; not needed to encode only.
+        store: folder or URI of raw embeddings; ``out``/store where it is left out.
         text_columns: string columns, joined by a space.
         embedding_column: list column that takes the place of the encoder.
         id_column: string or integer column that names the rows.
@@ -134,13 +134,11 @@ class BuildConfig:
             object.__setattr__(self, name, tuple(map(str, listed)))
         if self.layers is not None:
             object.__setattr__(self, "layers", tuple(self.layers))
-        for what, path in (
-            ("--out", self.out),
-            ("--store", self.store),
-            *(("the corpus", each) for each in self.corpus),
-        ):
-            if path is not None:
-                require_path(path, what=what)
+        for path in self.corpus:
+            require_path(path, what="the corpus")
+        for name in ("out", "store"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, as_place(given, what=_option(name)))
         if self.out is None and self.store is None:
             raise ConfigError("say where the result goes: --out for an index, --store to encode")
         if not self.corpus and self.store is None:
@@ -158,8 +156,19 @@ class BuildConfig:
 
     @property
     def store_path(self) -> Path:
-        """Where the raw embeddings are."""
+        """Where the raw embeddings are; of those in a bucket the name only."""
         return Path(self.store) if self.store is not None else Path(str(self.out)) / "store"
+
+    @property
+    def store_place(self) -> Path | str:
+        """Where the raw embeddings are: a path, or a URI."""
+        place = f"{str(self.out).rstrip('/')}/store" if self.store is None else self.store
+        return place if is_uri(place) else self.store_path
+
+    @property
+    def out_place(self) -> Path | str:
+        """Where the index goes: a path, or a URI."""
+        return str(self.out) if is_uri(str(self.out)) else Path(str(self.out))
 
     def corpus_config(self) -> CorpusConfig:
         """Return what the corpus is opened with."""

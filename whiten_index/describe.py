@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.index import WHITENING, Current, read_version, with_published
+from whiten_index.objects import Place, place_of
 from whiten_index.whitening import Whitening, variance_kept
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
@@ -24,7 +25,7 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
     """
-    folder, fields, whitening = _opened(Path(root), verify=verify)
+    folder, fields, whitening = _opened(root, verify=verify)
     rank = max(whitening.rank, 1)
     widths = {k for k in _WIDTHS if k <= rank} | {min(whitening.k, rank), rank}
     spectrum = [
@@ -38,14 +39,15 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
     return {**fields, "path": str(folder), "spectrum": spectrum}
 
 
-def _opened(root: Path, *, verify: str) -> tuple[Path, dict[str, Any], Whitening]:
+def _opened(place: Place, *, verify: str) -> tuple[Path, dict[str, Any], Whitening]:
     """Return the published version's folder, manifest and transform, all of one version."""
 
     def read(folder: Path, current: Current) -> tuple[Path, dict[str, Any], Whitening]:
         fields = read_version(folder, verify=verify, sha256=current.manifest_sha256)
         return folder, fields, Whitening.load(folder / WHITENING)
 
-    return with_published(root, read)
+    root, mirror = place_of(place)
+    return with_published(root, read, mirror)
 
 
 def eigenvalues_of(description: Mapping[str, Any]) -> NDArray[np.float64]:

@@ -89,7 +89,7 @@ def mapped_part(store: EmbeddingStore, part: CorpusPart) -> EmbeddingRows:
     rows, shape = store.mapped_embeddings(part.shard), (part.rows, int(store.encoder["dim"]))
     if rows.shape != shape:
         raise ArtifactError(
-            f"shard {part.shard} of {store.root} holds {rows.shape} numbers and {shape} are "
+            f"shard {part.shard} of {store.place} holds {rows.shape} numbers and {shape} are "
             "needed; encode the corpus again"
         )
     return rows

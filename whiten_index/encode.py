@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from whiten_index.encoding import (
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
+from whiten_index.objects import naming
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.runners import LocalRunner, ProcessRunner, Runner
 from whiten_index.shard import EncodedFacts, RowFinder, ShardResult, ShardWork, WindowResult
@@ -128,7 +128,7 @@ class EncodeReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return {
-            "store": str(self.store.root),
+            "store": str(self.store.place),
             "encoder": self.store.encoder,
             "counts": self.counts.to_json(),
             "agreement": self.agreement,
@@ -155,7 +155,8 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
     """
     stages = Stages(progress or Silent())
     corpus = open_corpus(config, stages)
-    return encode_shards(config, corpus, stages)
+    with naming():
+        return encode_shards(config, corpus, stages)
 
 
 def open_corpus(config: BuildConfig, stages: Stages, *, dim: int | None = None) -> ParquetCorpus:
@@ -196,12 +197,13 @@ def encode_shards(
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
         work.store.tidy()
+        work.store.fetch_corpus(work.corpus.config.source_identity())
         named = (shard for record in known for shard in record.shards)
         shards = dict.fromkeys((*named, *work.store.corpus_shards()))
         work = replace(work, rows=RowFinder(work.store, tuple(shards)))
         report = _encode(config, work, kept_parts(work, before), stages)
         if remember:
-            index = None if config.out is None else Path(config.out)
+            index = None if config.out is None else config.out_place
             work.store.save_corpus(report.record, index=index)
         return report
 
@@ -248,6 +250,8 @@ def _encode(
                 compiled = window.encoded.compiled
             _add_seconds(stages, window)
     corpus.require_unchanged()
+    # Other processes and machines may have kept shards.
+    work.store.mirror.look_again()
     record = _record(corpus, kept, results, counts)
     if not record.rows:
         raise CorpusError(
@@ -350,14 +354,14 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
     if config.embedding_column is not None:
         encoder_json = column_encoder(config, corpus)
         identity = {key: encoder_json[key] for key in ("kind", "dim")}
-        store = make(config.store_path, encoder_json, fingerprint(identity))
+        store = make(config.store_place, encoder_json, fingerprint(identity))
         queries = EncoderSource(config.encoder_config()) if config.model else _no_encoder
         return ShardWork(corpus, store, queries, config.dtype_kept())
     encoder_config = config.encoder_config()
     spec, folder = resolve_encoder(encoder_config)
     passages = config.passage_config()
     splitter = None if passages is None else PassageSplitter.load(spec, folder, passages)
-    store = make(config.store_path, spec.to_json(), spec.fingerprint)
+    store = make(config.store_place, spec.to_json(), spec.fingerprint)
     source = EncoderSource(_at_commit(encoder_config, spec.revision))
     return ShardWork(corpus, store, source, config.dtype_kept(), splitter=splitter)
 

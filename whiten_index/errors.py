@@ -49,7 +49,7 @@ class BusyError(WhitenIndexError):
 
 
 class OutputError(WhitenIndexError):
-    """A disk that is full, or that cannot be written or read."""
+    """A disk that is full, or a disk or bucket that cannot be written or read."""
 
     exit_code = 7
 

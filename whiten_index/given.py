@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from whiten_index.errors import ConfigError
 
 _MOST_SHOWN = 80
+_OBJECTS = ("s3", "gs", "az")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def require_path(path: str, *, what: str) -> None:
@@ -24,6 +29,71 @@ def require_path(path: str, *, what: str) -> None:
     if "\0" in path:
         raise ConfigError(
             f"{what} has a NUL character, which no path has ({shown(path)}); check how it is made"
+        )
+
+
+def is_uri(place: Path | str) -> bool:
+    """Tell whether a place is named by a URI, not by a path."""
+    return isinstance(place, str) and _SCHEME.match(place) is not None
+
+
+def as_place(given: str, *, what: str) -> str:
+    """Return where a store or an index is: a path, or a URI of an object store as it was given.
+
+    A ``file://`` URI is the path that it stands for.
+
+    Args:
+        given: a path or URI.
+        what: how to call it in the error.
+
+    Raises:
+        ConfigError: it can name nothing, or its scheme is none that stores and indexes are at.
+    """
+    require_path(given, what=what)
+    match = _SCHEME.match(given)
+    if match is None or match[1] in _OBJECTS:
+        return given
+    if match[1].lower() != "file":
+        raise ConfigError(
+            f"{what} cannot be at {shown(given)}; use a folder, file:///FOLDER, or an object store "
+            f"by {', '.join(f'{each}://BUCKET/PREFIX' for each in _OBJECTS)}"
+        )
+    parts = urlsplit(given.replace("?", "%3F").replace("#", "%23"))
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or path in ("", "/"):
+        raise ConfigError(
+            f"{what} {shown(given)} names no folder of this machine; write file:///FOLDER"
+        )
+    require_path(path, what=what)
+    return path
+
+
+def absolute(place: Path | str) -> Path | str:
+    """Return a place that stays the same wherever the process goes: an absolute path, or a URI.
+
+    Raises:
+        ConfigError: it can name nothing.
+    """
+    if not is_uri(place):
+        return Path(place).absolute()
+    found = as_place(str(place), what="the place")
+    return found if is_uri(found) else Path(found)
+
+
+def require_folder(place: Path | str, *, what: str) -> None:
+    """Refuse a URI where only folders are worked in.
+
+    Args:
+        place: a path or URI.
+        what: who works in it, for the error.
+
+    Raises:
+        ConfigError: it is a URI.
+    """
+    if is_uri(place):
+        raise ConfigError(
+            f"{what} works in folders, not at {place}; copy what is there to a folder, or leave it "
+            "to build, encode and search, which work in object stores"
         )
 
 

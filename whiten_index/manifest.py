@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
+from whiten_index.given import require_folder
 
 MANIFEST = "manifest.json"
 # What always mends an artifact; who reads it may know better.
@@ -57,9 +58,10 @@ def require_path(path: Path | str) -> Path:
     """Return a path that the file system takes for one, whether or not something is there.
 
     Raises:
-        ConfigError: it is too long, or holds what no name may.
+        ConfigError: it is too long, holds what no name may, or is a URI.
         OutputError: the disk does not let it be looked at.
     """
+    require_folder(path, what="this")
     found = Path(path)
     try:
         found.stat()

@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.corpus import RowFilter
-from whiten_index.index import Bundle, Current, maps_by_default, open_version, with_published
+from whiten_index.index import (
+    Bundle,
+    Current,
+    maps_by_default,
+    open_version,
+    read_current,
+    with_published,
+)
+from whiten_index.objects import HERE, Here, Place
 from whiten_index.query_encoder import QueryEncoder, recorded_spec, require_texts
 from whiten_index.rerank import Reranker, open_reranker
 
@@ -51,9 +59,13 @@ class Ranking:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
-    """How an index is opened, each version of it the same way; see ``open_index``."""
+    """How an index is opened, each version of it the same way; see ``open_index``.
+
+    ``root`` is its folder, or that of the copies of what is in the bucket of ``mirror``.
+    """
 
     root: Path
+    mirror: Here = HERE
     model: str | None = None
     device: str = "auto"
     threads: int | None = None
@@ -75,7 +87,18 @@ class Opening:
             ArtifactError: nothing is published there, or it is damaged; or the store is not the
                 one the index was built from.
         """
-        return with_published(self.root, lambda folder, now: self._opened(folder, now, before))
+        return with_published(
+            self.root, lambda folder, now: self._opened(folder, now, before), self.mirror
+        )
+
+    def current(self) -> Current:
+        """Return what is published now."""
+        return read_current(self.root, self.mirror)
+
+    @property
+    def place(self) -> Place:
+        """Where the index is, as users name it."""
+        return self.mirror.uri or self.root
 
     def _opened(self, folder: Path, current: Current, before: Opened | None) -> Opened:
         bundle = open_version(
@@ -88,7 +111,7 @@ class Opening:
         mapped = maps_by_default(bundle.manifest) if self.mapped is None else self.mapped
         reranker = open_reranker(
             bundle,
-            self.root,
+            self.place,
             candidates=self.rerank,
             by=self.rerank_by,
             store=self.store,

@@ -8,30 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.given import cut
+from whiten_index.given import cut, is_uri
 from whiten_index.index import RECORD, read_version
+from whiten_index.objects import Place
 from whiten_index.store import CorpusRecord, EmbeddingStore
 
 
-def store_places(root: Path, fields: Mapping[str, Any]) -> Iterator[Path]:
+def store_places(root: Place, fields: Mapping[str, Any]) -> Iterator[Place]:
     """Yield where the store may be: beside or inside the index as it was built, or where it was.
 
     Args:
-        root: the index folder.
+        root: the index folder, or its URI.
         fields: the version's manifest.
     """
     told, out = (fields["config"].get(name) for name in ("store", "out"))
     if told is None:
-        yield root / "store"
+        yield f"{root}/store" if isinstance(root, str) else root / "store"
         return
-    if out is not None and Path(told).is_absolute() == Path(out).is_absolute():
-        yield Path(os.path.normpath(root.absolute() / os.path.relpath(told, out)))
+    if is_uri(told):
+        yield str(told)
+        return
+    beside = isinstance(root, Path) and out is not None and not is_uri(out)
+    if beside and Path(told).is_absolute() == Path(out).is_absolute():
+        yield Path(os.path.normpath(Path(root).absolute() / os.path.relpath(told, out)))
     # What was told may be relative to wherever the build was started.
     yield Path(fields.get("store", told))
 
 
 def open_store(
-    root: Path,
+    root: Place,
     fields: Mapping[str, Any],
     *,
     given: Path | str | None,
@@ -41,7 +46,7 @@ def open_store(
     """Open the store that a version was built from.
 
     Args:
-        root: the index folder.
+        root: the index folder, or its URI.
         fields: the version's manifest.
         given: where it is, where that was said.
         reader: what reads it, for the error.
@@ -51,7 +56,7 @@ def open_store(
         ArtifactError: none of the places has a store of the version's encoder.
     """
     encoder = fields["encoder_fingerprint"]
-    places = [Path(given)] if given is not None else list(dict.fromkeys(store_places(root, fields)))
+    places = [given] if given is not None else list(dict.fromkeys(store_places(root, fields)))
     for place in places:
         try:
             return EmbeddingStore.open(place, fingerprint=encoder)
@@ -89,11 +94,11 @@ def corpus_record(
     return record if record.fingerprint == corpus["fingerprint"] else None
 
 
-def missing_shards(root: Path, folder: Path) -> tuple[Path | None, list[str]]:
+def missing_shards(root: Place, folder: Path) -> tuple[Place | None, list[str]]:
     """Return the store of a version, None where it cannot be reached, and what it lacks of it.
 
     Args:
-        root: the index folder.
+        root: the index folder, or its URI.
         folder: of the version, sound.
 
     Returns:
@@ -115,5 +120,5 @@ def missing_shards(root: Path, folder: Path) -> tuple[Path | None, list[str]]:
         if not (folder / RECORD).exists():
             return place, []
         record = CorpusRecord.load(folder / RECORD)
-        return place, [name for name in record.shards if not store.find(name, verify=False)]
+        return place, [name for name in record.shards if not store.seems_there(name)]
     return None, []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,7 +139,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
         dim=dim,
         k=k,
         k_settled=width is not None,
-        store=str(Path(config.store_path)),
+        store=str(config.store_place),
     )
 
 

@@ -21,6 +21,7 @@ from whiten_index.diagnose import geometry
 from whiten_index.encode import EncodeReport, raw_bytes
 from whiten_index.fit import Fitted
 from whiten_index.manifest import fingerprint
+from whiten_index.objects import settled as settled_place
 from whiten_index.progress import Stages
 from whiten_index.release import VERSION
 
@@ -216,7 +217,7 @@ def _facts(config: BuildConfig, encoded: EncodeReport, settled: Settled) -> dict
         "identity": settled.identity,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": config.to_json(),
-        "store": str(config.store_path.resolve()),
+        "store": str(settled_place(config.store_place)),
         "corpus": {
             "fingerprint": encoded.record.fingerprint,
             "source": dict(encoded.record.source),

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.encoding import EncoderSpec, ModelFolder
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, WhitenIndexError
+from whiten_index.given import require_folder
 from whiten_index.index import WHITENING, Current, read_version, with_published
 from whiten_index.manifest import (
     MANIFEST,
@@ -133,8 +134,9 @@ class QueryTransform:
 
         Raises:
             ArtifactError: nothing is published there, or it is damaged.
-            ConfigError: the vectors are not as wide as k.
+            ConfigError: the vectors are not as wide as k, or it is no folder but a URI.
         """
+        require_folder(index, what="an export")
 
         def read(folder: Path, current: Current) -> tuple[dict[str, Any], Whitening]:
             fields = read_version(

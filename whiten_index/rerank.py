@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from whiten_index.draw import mapped_part, row_starts
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import Bundle
+from whiten_index.objects import Place
 from whiten_index.origin import corpus_record, open_store
 from whiten_index.store import CorpusRecord, EmbeddingRows, EmbeddingStore
 from whiten_index.whitening import Whitening, unit_rows
@@ -83,7 +84,7 @@ class Reranker:
             found[inside] = self._part(int(part))[rows[inside] - self._starts[part]]
         if not np.isfinite(found).all():
             raise ArtifactError(
-                f"the store {self._store.root} holds NaN or infinity; encode the corpus again"
+                f"the store {self._store.place} holds NaN or infinity; encode the corpus again"
             )
         return found
 
@@ -136,14 +137,14 @@ class _Parts:
                 raise
             raise ArtifactError(
                 f"version {self._version.name} was pruned while it was open for search, and the "
-                f"embeddings that rank its candidates again are gone from {self._store.root}; "
+                f"embeddings that rank its candidates again are gone from {self._store.place}; "
                 "call reload(), or open the index again"
             ) from error
 
 
 def open_reranker(
     bundle: Bundle,
-    root: Path,
+    root: Place,
     *,
     candidates: int | None = None,
     by: str | None = None,
@@ -154,7 +155,7 @@ def open_reranker(
 
     Args:
         bundle: the opened index.
-        root: the index folder.
+        root: the index folder, or its URI.
         candidates: rows a query, 0 for no re-ranking; by default as the index was built for.
         by: ``vectors`` (default) or ``embeddings``.
         store: where the raw embeddings are, by default where the build had them.
@@ -200,12 +201,12 @@ def _record(bundle: Bundle, store: EmbeddingStore) -> CorpusRecord:
             store.shards.require_there(shard)
     except ArtifactError as error:
         raise ArtifactError(
-            f"the store {store.root} does not hold the corpus of the index, whose rows re-ranking "
+            f"the store {store.place} does not hold the corpus of the index, whose rows re-ranking "
             f"reads; {_REMEDY}"
         ) from error
     if record is None:
         raise ArtifactError(
-            f"the store {store.root} holds another state of the corpus than the index; build the "
+            f"the store {store.place} holds another state of the corpus than the index; build the "
             "index again, or search it with --rerank 0"
         )
     return record

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from whiten_index.batch import TextBatch
 from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus, RowFilter
 from whiten_index.encoding import EncoderConfig
-from whiten_index.index import Bundle, read_current, set_threads
+from whiten_index.given import absolute
+from whiten_index.index import Bundle, set_threads
+from whiten_index.objects import place_of
 from whiten_index.opened import Hit, Opened, Opening, Ranking
 from whiten_index.query_encoder import recorded_spec
 from whiten_index.rerank import Reranker
@@ -59,7 +61,7 @@ class SearchIndex:
         return len(self.bundle)
 
     def __repr__(self) -> str:
-        return f"SearchIndex({str(self._opening.root)!r}, version {self.bundle.version})"
+        return f"SearchIndex({str(self._opening.place)!r}, version {self.bundle.version})"
 
     @property
     def dim(self) -> int:
@@ -82,12 +84,12 @@ class SearchIndex:
             WhitenIndexError: the new version cannot be opened, as by ``open_index``; the one
                 opened before stays in use.
         """
-        if self._opened.is_published(read_current(self._opening.root)):
+        if self._opened.is_published(self._opening.current()):
             return False
         with self._reloading:
             before = self._opened
             # Another thread may have reloaded while this one waited.
-            if before.is_published(read_current(self._opening.root)):
+            if before.is_published(self._opening.current()):
                 return False
             self._opened = self._opening.open(before)
             return True
@@ -213,7 +215,8 @@ def open_index(
     """Open the published version of an index for search.
 
     Args:
-        path: the index folder.
+        path: the index folder, or its URI; of one in an object store the published version is
+            copied to this machine, once.
         model: where the encoder is now, if no longer where it was; it must be the same one.
         device: of the encoder.
         threads: CPU threads of the encoder and of FAISS.
@@ -239,10 +242,12 @@ def open_index(
     """
     if threads is not None:
         EncoderConfig(threads=threads)
+    # As it is opened again later, perhaps after a change of the working folder.
+    root, mirror = place_of(absolute(path))
     index = SearchIndex(
         Opening(
-            # As it is opened again later, perhaps after a change of the working folder.
-            root=Path(path).absolute(),
+            root=root,
+            mirror=mirror,
             model=model,
             device=device,
             threads=threads,
@@ -250,7 +255,7 @@ def open_index(
             mapped=mapped,
             rerank=rerank,
             rerank_by=rerank_by,
-            store=None if store is None else Path(store).absolute(),
+            store=None if store is None else absolute(store),
             index_device=index_device,
         )
     )

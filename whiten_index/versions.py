@@ -10,8 +10,10 @@ from typing import Any
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
 from whiten_index.index import (
     CANDIDATES,
+    CURRENT,
     VERSIONS,
     Current,
+    InBucket,
     read_current,
     read_version,
     set_current,
@@ -19,9 +21,11 @@ from whiten_index.index import (
     tidy,
     version_names,
     version_number,
+    versions_in_bucket,
 )
 from whiten_index.lock import only_writer
 from whiten_index.manifest import MANIFEST, read_json, remove_folder, require_path
+from whiten_index.objects import HERE, Here, Mirror, naming, place_of
 from whiten_index.origin import missing_shards
 
 _WHAT = "index"
@@ -96,13 +100,17 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
     """Return the versions that are there, newest first, candidates among them.
 
     Args:
-        root: the index folder.
+        root: the index folder, or its URI.
         verify: ``manifest`` checks each version's sizes and manifest, ``full`` every checksum.
 
     Raises:
         ArtifactError: there is no index.
+        ConfigError: it is in a bucket and ``verify`` is full.
     """
-    folder = require_path(root)
+    place, mirror = place_of(root)
+    if isinstance(mirror, Mirror):
+        return _in_bucket(place, mirror, verify=verify)
+    folder = require_path(place)
     try:
         current = read_current(folder)
     except ArtifactError:
@@ -129,12 +137,14 @@ def rollback(root: Path | str, *, to: str | None = None, without_store: bool = F
     update takes it for its own result.
     Named with ``to`` it is published again. Of a newer one none is withdrawn.
 
+    Of an index in a bucket the version is downloaded, and of its store nothing.
+
     A version whose embeddings are gone from its store can be searched, but neither ranked again
     nor updated, so that it counts as damaged unless ``without_store`` is given. Where the store
     cannot be reached at all, as where the index was copied without it, that is only noted.
 
     Args:
-        root: the index folder.
+        root: the index folder, or its URI.
         to: a version; by default the newest that is sound, not withdrawn, and older than the
             published one.
         without_store: publish a version though the store lacks some of its embeddings.
@@ -145,20 +155,28 @@ def rollback(root: Path | str, *, to: str | None = None, without_store: bool = F
             left to go back to.
         BusyError: another process is writing the index.
     """
-    folder = require_path(root)
-    _require_index(folder)
+    place, mirror = place_of(root)
+    with naming():
+        return _rolled(require_path(place), mirror, to=to, without_store=without_store)
+
+
+def _rolled(folder: Path, mirror: Here, *, to: str | None, without_store: bool) -> Rolled:
+    tag = mirror.latest(folder / CURRENT)
+    _require_index(folder, mirror)
     with only_writer(folder, what=_WHAT) as held:
         left = _current_or_none(folder) if to is not None else read_current(folder)
+        if left is not None:
+            mirror.fetch(folder / VERSIONS / left.version)
         if to is None and left:
-            chosen, note = _older(folder, left, without_store)
+            chosen, note = _older(folder, left, without_store, mirror)
         else:
-            chosen, note = _named(folder, left, str(to), without_store)
+            chosen, note = _named(folder, left, str(to), without_store, mirror)
         withdrawn = set() if left is None else set(left.withdrawn)
         older = left is not None and version_number(chosen) < version_number(left.version)
         if left is not None and older and _is_given_up(folder / VERSIONS / left.version):
             withdrawn.add(left.version)
         held.require()
-        set_current(folder, chosen, withdrawn=withdrawn)
+        set_current(folder, chosen, withdrawn=withdrawn, mirror=mirror, tag=tag)
         return Rolled(None if left is None else left.version, chosen, note)
 
 
@@ -247,15 +265,23 @@ def _is_of_later_release(root: Path, name: str) -> bool:
     return False
 
 
-def _older(root: Path, current: Current, without_store: bool) -> tuple[str, str]:
+def _names(root: Path, mirror: Here) -> list[str]:
+    """Return the names of the versions, oldest first; in a bucket of those that have a manifest."""
+    if not mirror.uri:
+        return version_names(root)
+    found = filter(version_number, mirror.names(root / VERSIONS))
+    return sorted(found, key=lambda name: (version_number(name), name))
+
+
+def _older(root: Path, current: Current, without_store: bool, mirror: Here) -> tuple[str, str]:
     """Return the newest sound version older than the published one, and what to note of it."""
     damaged = []
-    for name in reversed(version_names(root)):
+    for name in reversed(_names(root, mirror)):
         older = version_number(name) < version_number(current.version)
         if not older or name in current.withdrawn:
             continue
         try:
-            return name, _checked(root, name, without_store)
+            return name, _checked(root, name, without_store, mirror)
         except (ArtifactError, OutputError) as error:
             damaged.append(str(error))
     raise ArtifactError(
@@ -265,27 +291,30 @@ def _older(root: Path, current: Current, without_store: bool) -> tuple[str, str]
     )
 
 
-def _named(root: Path, current: Current | None, name: str, without_store: bool) -> tuple[str, str]:
+def _named(
+    root: Path, current: Current | None, name: str, without_store: bool, mirror: Here
+) -> tuple[str, str]:
     """Return a version that the user named, checked, and what to note of it."""
-    names = version_names(root)
+    names = _names(root, mirror)
     if current is not None and name == current.version:
         raise ConfigError(f"{name} is the published version already; name another with --to")
     if name not in names:
         kept_back = name in version_names(root, inside=CANDIDATES)
         why = "is a candidate that a gate kept back" if kept_back else f"is no version of {root}"
         raise ConfigError(f"{name} {why}; it has {', '.join(names) or 'none'}")
-    return name, _checked(root, name, without_store)
+    return name, _checked(root, name, without_store, mirror)
 
 
-def _checked(root: Path, name: str, without_store: bool) -> str:
+def _checked(root: Path, name: str, without_store: bool, mirror: Here) -> str:
     """Check a version in full, and that its store has what it is made of; return what to note.
 
     Raises:
         ArtifactError: it is damaged, or its store lacks some of it and is not to be done without.
     """
     folder = root / VERSIONS / name
+    mirror.settle(folder)
     read_version(folder, verify="full")
-    store, missing = missing_shards(root, folder)
+    store, missing = missing_shards(mirror.uri or root, folder)
     if store is None:
         return (
             f"the store that {name} was built from cannot be reached, so that it was not checked; "
@@ -317,19 +346,51 @@ def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFact
         if not folder.exists():
             return None
         sound, fields = str(error), _as_far_as_readable(folder)
-    update = _mapping(fields.get("update"))
+    seen = InBucket(name, fields, _bytes_of(folder), sound)
+    return _told(seen, current, published=published, candidate=candidate)
+
+
+def _told(
+    seen: InBucket, current: Current | None, *, published: bool, candidate: bool
+) -> VersionFacts:
+    update = _mapping(seen.fields.get("update"))
     return VersionFacts(
-        name=name,
-        created=fields.get("created"),
-        rows=fields.get("rows"),
-        bytes=_bytes_of(folder),
+        name=seen.name,
+        created=seen.fields.get("created"),
+        rows=seen.fields.get("rows"),
+        bytes=seen.bytes,
         published=published,
-        withdrawn=current is not None and name in current.withdrawn and not candidate,
+        withdrawn=current is not None and seen.name in current.withdrawn and not candidate,
         candidate=candidate,
-        sound=sound,
+        sound=seen.sound,
         decision=_mapping(update.get("decision")).get("whitening"),
         base=update.get("base"),
     )
+
+
+def _in_bucket(root: Path, mirror: Mirror, *, verify: str) -> list[VersionFacts]:
+    """Return the versions in a bucket, newest first, none of which is downloaded."""
+    if verify != "manifest":
+        raise ConfigError(
+            f"--verify {verify} reads every byte, and {mirror.uri} is not copied here for that; "
+            "use --verify manifest, or copy it to a folder"
+        )
+    found = list(versions_in_bucket(root, mirror))
+    try:
+        current = read_current(root, mirror)
+    except ArtifactError:
+        current = None
+        if not found:
+            raise
+    facts = [
+        _told(each, current, published=_is_current(each, current), candidate=False)
+        for each in found
+    ]
+    return sorted(facts, key=lambda each: (version_number(each.name), each.name), reverse=True)
+
+
+def _is_current(seen: InBucket, current: Current | None) -> bool:
+    return current is not None and current.version == seen.name
 
 
 def _as_far_as_readable(folder: Path) -> Mapping[str, Any]:
@@ -363,8 +424,8 @@ def _current_or_none(root: Path) -> Current | None:
         return None
 
 
-def _require_index(root: Path) -> None:
+def _require_index(root: Path, mirror: Here = HERE) -> None:
     """Refuse a folder that is no index, in which even a lock would be out of place."""
-    if not version_names(root):
+    if not _names(root, mirror):
         read_current(root)
         raise ArtifactError(f"{root} holds no versions; build the index again")

@@ -1,7 +1,7 @@
 """``whiten-index``: click commands; each parses, calls one function, prints.
 
 Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or queries · 4 encoder ·
-5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk ·
+5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk, bucket ·
 8 the embeddings do not allow the whitening · 9 a gate kept a new version from being published ·
 10 a database cannot be reached, or refuses · 130 interrupted.
 """
@@ -71,7 +71,7 @@ class _Commands(click.Group):
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit status: 0 done, 2 options, 3 corpus or queries, 4 encoder, 5 damaged or missing "
-    "artifact, 6 folder in use, 7 disk, 8 whitening impossible, 9 kept back by a gate, "
+    "artifact, 6 folder in use, 7 disk or bucket, 8 whitening impossible, 9 kept back by a gate, "
     "10 database, 130 interrupted.",
 )
 @click.version_option(whiten_index.__version__, prog_name="whiten-index")

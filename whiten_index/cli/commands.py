@@ -30,8 +30,8 @@ plan_option = click.option(
 @click.command()
 @corpus_argument
 @config_option()
-@click.option("--out", help="Folder of the index.")
-@click.option("--store", help="Folder of raw embeddings, shared by builds. [default: OUT/store]")
+@click.option("--out", help="Folder of the index, or its place in a bucket: s3://BUCKET/PREFIX.")
+@click.option("--store", help="Folder or URI of raw embeddings, kept for all. [default: OUT/store]")
 @with_options(corpus_options, encoder_options, stored_options, whitening_options)
 @plan_option
 @json_option
@@ -50,7 +50,7 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
 
     config = BuildConfig(**options)
     if not as_json:
-        click.echo(f"raw embeddings: {config.store_path}")
+        click.echo(f"raw embeddings: {config.store_place}")
     report = build_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
     if as_json:
         terminal.print_json(report)
@@ -68,7 +68,7 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
 @click.command()
 @corpus_argument
 @config_option()
-@click.option("--store", help="Folder of the raw embeddings; several corpora may share it.")
+@click.option("--store", help="Folder or URI of the embeddings; several corpora may share it.")
 @with_options(corpus_options, encoder_options, stored_options)
 @plan_option
 @json_option

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -18,6 +19,7 @@ from whiten_index.errors import CorpusError
 from whiten_index.given import cut
 
 SUFFIXES = (".parquet", ".pq", ".parq")
+_PLAIN = "".join(map(chr, range(33, 127)))
 _GLOB = frozenset("*?[")
 _HIDDEN = "._"
 _Test = Callable[[Sequence[str]], bool]
@@ -76,7 +78,8 @@ def resolve(source: str) -> tuple[Any, str]:
     if "://" not in source:
         return pafs.LocalFileSystem(), os.path.normpath(Path(source).expanduser().absolute())
     try:
-        filesystem, path = pafs.FileSystem.from_uri(source)
+        # Names with spaces and letters beyond ASCII are written as they are, or escaped.
+        filesystem, path = pafs.FileSystem.from_uri(quote(source, safe=_PLAIN))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return _resolve_with_fsspec(source)
     except (OSError, pa.ArrowException) as error:

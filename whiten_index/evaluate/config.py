@@ -8,6 +8,7 @@ from typing import Any
 
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
+from whiten_index.given import require_folder
 from whiten_index.whitening import Kind, WhiteningConfig
 
 TARGET, DISTINCT, SCORED, NLI = "target", "target-distinct", "target-scored", "nli"
@@ -65,6 +66,7 @@ class EvalConfig:
 
     def _require_one_source(self) -> None:
         """Refuse options of an encoder beside what takes its place."""
+        require_folder(self.index or "", what="an evaluation")
         own = {"word_vectors": self.word_vectors, "index": self.index}
         given = [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None]
         if not given:

@@ -31,6 +31,7 @@ from whiten_index.index.factory import (
     wrap,
 )
 from whiten_index.index.gpu import DEVICES, Placed, gpu_name, place, require_device
+from whiten_index.index.in_bucket import InBucket, versions_in_bucket
 from whiten_index.index.library import describe_faiss, load_faiss, set_threads
 from whiten_index.index.on_disk import IVF_DATA, kind_on_disk
 from whiten_index.index.pages import give_back
@@ -69,6 +70,7 @@ from whiten_index.index.versions import (
     VERSIONS,
     WHITENING,
     Current,
+    Fill,
     find_version,
     manifest_sha256,
     mending,
@@ -114,6 +116,8 @@ __all__ = [
     "Documents",
     "Examined",
     "FactoryChoice",
+    "Fill",
+    "InBucket",
     "IndexBytes",
     "OperatingPoint",
     "Placed",
@@ -176,6 +180,7 @@ __all__ = [
     "vector_bytes",
     "version_names",
     "version_number",
+    "versions_in_bucket",
     "why_not_carried",
     "with_published",
     "withdrawn_facts",

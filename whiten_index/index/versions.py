@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whiten_index import manifest
-from whiten_index.errors import ArtifactError, ConfigError, OutputError
+from whiten_index.errors import ArtifactError, BusyError, ConfigError, OutputError
 from whiten_index.given import cut
 from whiten_index.index.library import load_faiss
+from whiten_index.objects import HERE, ChangedError, Here, Tag, naming
 
 T = TypeVar("T")
+# Writes a version's files into the folder given, and returns what its manifest is to say.
+Fill = Callable[[Path], Mapping[str, Any]]
 
 KIND, FORMAT_VERSION = "index", 1
 CURRENT, VERSIONS, CANDIDATES = "CURRENT", "versions", "candidates"
@@ -67,13 +70,23 @@ class Current:
         return mine == (other.version, other.manifest_sha256)
 
 
-def read_current(root: Path) -> Current:
+def read_current(root: Path, mirror: Here = HERE) -> Current:
     """Return what is published.
+
+    Args:
+        root: the index folder; of an index in a bucket, that of the copies.
+        mirror: the bucket that counts, if there is one.
 
     Raises:
         ArtifactError: nothing is, or ``CURRENT`` is damaged.
         OutputError: the disk does not let it be read.
     """
+    with naming():
+        mirror.latest(root / CURRENT)
+        return _read_current(root)
+
+
+def _read_current(root: Path) -> Current:
     try:
         there = root.exists()
     except OSError as error:
@@ -101,7 +114,14 @@ def read_current(root: Path) -> Current:
     return Current(str(version), digest, tuple(withdrawn), value.get("withdrawn_facts", {}))
 
 
-def set_current(root: Path, version: str, *, withdrawn: Collection[str] | None = None) -> None:
+def set_current(
+    root: Path,
+    version: str,
+    *,
+    withdrawn: Collection[str] | None = None,
+    mirror: Here = HERE,
+    tag: Tag | None = None,
+) -> None:
     """Make ``version`` the one that readers open, in one step.
 
     Args:
@@ -109,6 +129,11 @@ def set_current(root: Path, version: str, *, withdrawn: Collection[str] | None =
         version: in ``versions/``, whole and on the disk.
         withdrawn: versions not to be published again; by default those that were withdrawn so
             far, none where ``CURRENT`` is damaged. ``version`` itself is never among them.
+        mirror: the bucket that counts, if there is one.
+        tag: of the ``CURRENT`` in it that this one follows, None where there was none.
+
+    Raises:
+        BusyError: another machine published meanwhile.
     """
     folder = root / VERSIONS / version
     with manifest.writing(root / CURRENT):
@@ -121,7 +146,13 @@ def set_current(root: Path, version: str, *, withdrawn: Collection[str] | None =
             "withdrawn": taken_back,
             "withdrawn_facts": {name: known.get(name) or _facts(root, name) for name in taken_back},
         }
-        manifest.write_manifest(root / CURRENT, fields)
+        try:
+            mirror.replace(root / CURRENT, manifest.sealed_json(fields), tag)
+        except ChangedError as error:
+            raise BusyError(
+                f"{mirror.uri} was published by another build meanwhile, and what that published "
+                "stays; run the same command again, which is quick, as what was encoded is kept"
+            ) from error
 
 
 def withdrawn_versions(root: Path) -> tuple[str, ...]:
@@ -189,30 +220,39 @@ def version_number(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def find_version(root: Path, identity: str) -> str | None:
+def find_version(root: Path, identity: str, mirror: Here = HERE) -> str | None:
     """Return a whole version made of the same inputs and choices, if there is one.
 
     One that was withdrawn does not count.
+
+    Args:
+        root: the index folder.
+        identity: of the version.
+        mirror: the bucket that counts, if there is one; what is found is in it too.
     """
     withdrawn = withdrawn_versions(root)
+    for name in mirror.names(root / VERSIONS):
+        if name.endswith(f"-{identity[:12]}"):
+            mirror.settle(root / VERSIONS / name)
     for name in reversed(version_names(root)):
         folder = root / VERSIONS / name
         try:
             fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
             if fields.get("identity") == identity and name not in withdrawn:
                 manifest.check_files(folder, fields, content=True)
+                mirror.keep(folder)
                 return name
         except ArtifactError:
             continue
     return None
 
 
-def next_version(root: Path, identity: str) -> str:
+def next_version(root: Path, identity: str, mirror: Here = HERE) -> str:
     """Return a name for a new version: one number up, then the identity's first digits.
 
     No number that was published comes again, not even of a version removed since.
     """
-    numbers = map(version_number, _known_names(root))
+    numbers = map(version_number, (*_known_names(root), *mirror.names(root / VERSIONS)))
     return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"
 
 
@@ -226,14 +266,14 @@ def _known_names(root: Path) -> Iterator[str]:
     yield from (current.version, *current.withdrawn)
 
 
-def publish(root: Path, version: str, fill: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+def publish(root: Path, version: str, fill: Fill, mirror: Here = HERE) -> dict[str, Any]:
     """Write a version's folder, whole or not at all; ``set_current`` makes it the one read."""
-    return manifest.publish_folder(root / VERSIONS / version, fill)
+    fields = manifest.publish_folder(root / VERSIONS / version, fill)
+    mirror.push(root / VERSIONS / version)
+    return fields
 
 
-def publish_candidate(
-    root: Path, version: str, fill: Callable[[Path], Mapping[str, Any]]
-) -> dict[str, Any]:
+def publish_candidate(root: Path, version: str, fill: Fill) -> dict[str, Any]:
     """Write a version's folder among the candidates, whole or not at all.
 
     Candidates that are there already are removed first: there is one at most.
@@ -278,7 +318,7 @@ def write_index(index: Any, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def with_published(root: Path, use: Callable[[Path, Current], T]) -> T:
+def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here = HERE) -> T:
     """Return what ``use`` makes of the published version's folder.
 
     Where it fails on a version that was replaced meanwhile, and so may have been removed under its
@@ -287,21 +327,34 @@ def with_published(root: Path, use: Callable[[Path, Current], T]) -> T:
     Args:
         root: the index folder.
         use: takes a version's folder and what ``CURRENT`` says of it.
+        mirror: the bucket that counts, if there is one.
 
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
     """
-    current = read_current(root)
-    for _ in range(_TRIES):
-        try:
-            return use(root / VERSIONS / current.version, current)
-        except (ArtifactError, OutputError):
-            latest = read_current(root)
-            if latest.same_version(current):
-                _require_there(root, current.version)
-                raise
-            current = latest
-    return use(root / VERSIONS / current.version, current)
+    with naming():
+        current = read_current(root, mirror)
+        for _ in range(_TRIES):
+            try:
+                return use(_fetched(root, current, mirror), current)
+            except (ArtifactError, OutputError):
+                latest = read_current(root, mirror)
+                if not latest.same_version(current):
+                    current = latest
+                elif not mirror.fetch_again(root / VERSIONS / current.version):
+                    _require_there(root, current.version)
+                    raise
+        return use(_fetched(root, current, mirror), current)
+
+
+def _fetched(root: Path, current: Current, mirror: Here) -> Path:
+    """Return the folder of the published version, with what the bucket has of it."""
+    folder = root / VERSIONS / current.version
+    mirror.fetch(folder)
+    if not folder.exists() and mirror.look_again():
+        # It was published since the bucket was listed.
+        mirror.fetch(folder)
+    return folder
 
 
 def _require_there(root: Path, version: str) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from whiten_index.batch import PASSAGE_TEXT
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_path, shown
+from whiten_index.given import absolute, require_path, shown
 from whiten_index.opened import Hit
 from whiten_index.query_encoder import require_texts
 from whiten_index.search import SearchIndex, open_index
@@ -58,7 +58,7 @@ class IndexReader:
             ConfigError: the path can name nothing, or an option is unknown.
         """
         require_path(str(folder), what="the index")
-        self.given, self.folder = str(folder), str(Path(folder).absolute())
+        self.given, self.folder = str(folder), str(absolute(folder))
         self.options = plain_options(options or {})
         self._opened: SearchIndex | None = None
         self._opening = threading.Lock()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_path
+from whiten_index.given import require_folder, require_path
 from whiten_index.index import CURRENT
 from whiten_index.integrations.index_reader import no_encoder
 from whiten_index.manifest import MANIFEST
@@ -60,6 +60,7 @@ class QueryHalf:
             ConfigError: the path can name nothing.
         """
         require_path(str(source), what="the index or query transform")
+        require_folder(source, what="the query half")
         self.given, self._source, self._k = str(source), Path(source).absolute(), k
         self._options: dict[str, Any] = {"model": model, "device": device, "threads": threads}
         self._opened: QueryTransform | None = None

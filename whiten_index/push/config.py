@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from whiten_index.errors import ConfigError
+from whiten_index.given import require_folder
 from whiten_index.push.files import is_file, require_file_name
 from whiten_index.sinks import Metric, VectorDtype, require_address, shaping_options
 
@@ -58,6 +59,7 @@ class PushConfig:
         Raises:
             ConfigError: one of them is out of its bounds or not known.
         """
+        require_folder(self.index, what="a push")
         for name, value, known in (
             ("--dtype", self.dtype, VectorDtype),
             ("--metric", self.metric, Metric),

@@ -109,7 +109,7 @@ class PushSource:
         record = corpus_record(folder, fields, store)
         if record is None or record.rows != len(documents):
             raise ArtifactError(
-                f"the store {store.root} no longer knows the rows of version {folder.name}; build "
+                f"the store {store.place} no longer knows the rows of version {folder.name}; build "
                 "the index again"
             )
         if config.k is not None:
@@ -234,11 +234,11 @@ class PushSource:
                 raise
             raise ArtifactError(
                 f"version {self.folder.name} was pruned while it was being pushed, and embeddings "
-                f"of it are gone from {self.store.root}; push again, a newer version is published"
+                f"of it are gone from {self.store.place}; push again, a newer version is published"
             ) from error
         if not np.isfinite(raw).all():
             raise ArtifactError(
-                f"the store {self.store.root} holds NaN or infinity; encode the corpus again"
+                f"the store {self.store.place} holds NaN or infinity; encode the corpus again"
             )
         return unit_rows(self.whitening.apply(raw))
 

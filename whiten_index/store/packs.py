@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
+from whiten_index.objects import HERE, Here
 from whiten_index.tensors import map_tensor, write_tensors
 
 KIND, FORMAT_VERSION = "pack", 1
@@ -89,10 +91,11 @@ class Packs:
 
     Attributes:
         folder: that they are in; it need not be there.
+        mirror: the bucket that counts, if there is one.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, mirror: Here = HERE) -> None:
+        self.folder, self.mirror = folder, mirror
         # Of a shard that was packed anew, the latest place last.
         self._members: dict[str, tuple[Member, ...]] = {}
         # None where nothing was looked at so far.
@@ -101,10 +104,9 @@ class Packs:
 
     def names(self) -> list[str]:
         """Return the names of the packs, whole or damaged, the latest last; of nothing else."""
-        try:
-            found = [path.name for path in self.folder.iterdir() if path.is_dir()]
-        except FileNotFoundError:
-            return []
+        found = self.mirror.names(self.folder)
+        with contextlib.suppress(FileNotFoundError):
+            found |= {path.name for path in self.folder.iterdir() if path.is_dir()}
         return sorted(filter(_NAME.fullmatch, found))
 
     def next_name(self) -> str:
@@ -139,14 +141,17 @@ class Packs:
         Raises:
             FormatError: a later release wrote it.
         """
+        folder = self.folder / name
+        self.mirror.fetch(folder)
         try:
-            fields = manifest.read_manifest(self.folder / name, kind=KIND, version=FORMAT_VERSION)
-            manifest.check_files(self.folder / name, fields, content=verify)
+            fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+            manifest.check_files(folder, fields, content=verify)
             return {**fields, "members": [Member(**each) for each in fields["members"]]}
         except FormatError:
             raise
         except (ArtifactError, KeyError, TypeError):
-            return None
+            again = self.mirror.fetch_again(folder)
+            return self.fields(name, verify=verify) if again else None
 
     def write(self, name: str, shards: Sequence[ToPack]) -> list[Member]:
         """Join shards of one type in a pack, whole or not at all.
@@ -179,6 +184,7 @@ class Packs:
             return {"kind": KIND, "format_version": FORMAT_VERSION, "members": listed}
 
         manifest.publish_folder(self.folder / name, fill)
+        self.mirror.push(self.folder / name)
         self.look_again()
         return members
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.objects import HERE, Here
 from whiten_index.store.packs import Member, Packs
 from whiten_index.store.picks import OWN, Picks, Source, other_sources, sources_in
 from whiten_index.tensors import map_tensor
@@ -133,10 +134,11 @@ class Places:
     Attributes:
         folder: that the folders of shards are in.
         packs: of small shards.
+        mirror: the bucket that counts, if there is one.
     """
 
-    def __init__(self, folder: Path, packs: Packs) -> None:
-        self.folder, self.packs = folder, packs
+    def __init__(self, folder: Path, packs: Packs, mirror: Here = HERE) -> None:
+        self.folder, self.packs, self.mirror = folder, packs, mirror
         # Manifests of folders whose files were hashed, and places found sound.
         self._hashed: dict[str, Mapping[str, Any]] = {}
         # By shard, so that one thread forgets a shard while another finds others.
@@ -231,6 +233,7 @@ class Places:
             FormatError: a later release wrote it.
         """
         folder = self.folder / name
+        self.mirror.fetch(folder)
         try:
             found = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
             hash_it = verify and self._hashed.get(name) != found
@@ -238,14 +241,17 @@ class Places:
         except FormatError:
             raise
         except ArtifactError:
-            return None
+            again = self.mirror.fetch_again(folder)
+            return self.fields(name, verify=verify) if again else None
         if hash_it:
             self._hashed[name] = found
+            # An upload may have been cut off.
+            self.mirror.keep(folder)
         return found
 
     def is_there(self, name: str) -> bool:
         """Tell whether a shard is there, sound or not."""
-        return (self.folder / name).exists() or bool(self.packs.find(name, verify=False))
+        return self.mirror.has(self.folder / name) or bool(self.packs.find(name, verify=False))
 
     def culprit(self, name: str) -> Path:
         """Return the file or folder that keeps a shard from being read, its own or another's."""
@@ -287,6 +293,9 @@ class Places:
 
     def _require(self, name: str) -> Place:
         if found := self.find(name, verify=False):
+            return found
+        # Another machine may have put it into the bucket since that was listed.
+        if self.mirror.look_again() and (found := self.find(name, verify=False)):
             return found
         # Reading what is left of it says best what is wrong.
         folder = self.folder / name

@@ -14,7 +14,6 @@ they are taken of the rows when they are asked for.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
+from whiten_index.objects import HERE, Here
 from whiten_index.store.dtypes import StoreDtype, as_kept
 from whiten_index.store.gathered import EmbeddingRows, GatheredRows
 from whiten_index.store.known import Found, KnownRows
@@ -61,11 +61,12 @@ class Shards:
         folder: that they are in.
         packs: of small ones.
         places: where each is read from.
+        mirror: the bucket that counts, if there is one.
     """
 
-    def __init__(self, folder: Path, packs: Packs) -> None:
-        self.folder, self.packs = folder, packs
-        self.places = Places(folder, packs)
+    def __init__(self, folder: Path, packs: Packs, mirror: Here = HERE) -> None:
+        self.folder, self.packs, self.mirror = folder, packs, mirror
+        self.places = Places(folder, packs, mirror)
 
     def find(self, fingerprint: str, *, verify: bool = True) -> StoredShard | None:
         """Return a finished shard, or None where it is missing, unfinished or damaged.
@@ -181,7 +182,7 @@ class Shards:
         kept = moments if keeps_moments(shard.rows, moments.dim) else None
         holds_rows = self.places.fields(name, verify=True) is not None
         if not holds_rows:
-            shutil.rmtree(folder, ignore_errors=True)
+            self.mirror.drop(folder)
         if holds_rows or self.packs.find(name, verify=False):
             # The folder, sound itself, lost what it picks from: others may pick the rows it holds.
             # And what is written last is to be read first also by who checks no checksums.
@@ -197,6 +198,7 @@ class Shards:
             return {"kind": KIND, **about, "shard": asdict(shard)}
 
         manifest.publish_folder(folder, fill)
+        self.mirror.push(folder)
         return shard
 
     def _pack(
@@ -344,7 +346,9 @@ class Shards:
             fingerprints: of the shards; damaged ones are passed over.
             dtypes: numpy names of the types that will do.
         """
-        shards = ((name, self.find(name)) for name in dict.fromkeys(fingerprints))
+        names = dict.fromkeys(fingerprints)
+        self.mirror.fetch_all(self.folder / name for name in names)
+        shards = ((name, self.find(name)) for name in names)
         sound = [name for name, shard in shards if shard is not None and shard.dtype in dtypes]
         return KnownRows((name, self.digests(name)) for name in sound)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -33,8 +34,11 @@ from numpy.typing import NDArray
 
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.given import is_uri
 from whiten_index.moments import Moments
+from whiten_index.objects import Mirror, Place, place_of, settled
 from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.files import compressed, content, digest, rows_as_bytes
 from whiten_index.store.gathered import EmbeddingRows
 from whiten_index.store.packs import Packs
 from whiten_index.store.places import REMEDY, StoredShard
@@ -51,17 +55,30 @@ class EmbeddingStore:
     """The embeddings of one encoder below a root folder.
 
     Attributes:
-        root: the store's folder, which may hold other encoders too.
+        root: the store's folder, which may hold other encoders too; of a store in a bucket, that
+            of the copies on this machine.
+        mirror: the bucket that counts, if there is one.
         encoder: the encoder as JSON values.
         folder: this encoder's own folder.
         shards: in it.
     """
 
-    def __init__(self, root: Path, encoder: Mapping[str, Any], fingerprint: str) -> None:
-        self.root = root
+    def __init__(self, root: Place | Mirror, encoder: Mapping[str, Any], fingerprint: str) -> None:
+        """Take a folder, or a bucket's prefix."""
+        self.root, self.mirror = place_of(root)
         self.encoder = dict(encoder)
-        self.folder = root / fingerprint
-        self.shards = Shards(self.folder / "shards", Packs(self.folder / "packs"))
+        self.folder = self.root / fingerprint
+        packs = Packs(self.folder / "packs", self.mirror)
+        self.shards = Shards(self.folder / "shards", packs, self.mirror)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle where it is: other processes and machines open it with what they have."""
+        return EmbeddingStore, (self.place, self.encoder, self.fingerprint)
+
+    @property
+    def place(self) -> Place:
+        """Where it is, as users name it: a folder, or a URI."""
+        return self.mirror.uri or self.root
 
     @property
     def fingerprint(self) -> str:
@@ -77,13 +94,14 @@ class EmbeddingStore:
         Raises:
             OutputError: the folder cannot be written.
         """
-        store = cls(Path(root), encoder, fingerprint)
+        store = cls(root, encoder, fingerprint)
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "encoder": store.encoder}
         with manifest.writing(store.folder):
             for folder in (store.shards.folder, store._rows, store._corpora):
                 manifest.make_folder(folder)
             if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
+                store.mirror.push(store.folder / manifest.MANIFEST)
         return store
 
     @classmethod
@@ -93,9 +111,8 @@ class EmbeddingStore:
         Raises:
             ArtifactError: there is none, it is damaged, or several encoders are in it.
         """
-        folders = sorted(path.parent for path in Path(root).glob(f"*/{manifest.MANIFEST}"))
-        if fingerprint is not None:
-            folders = [folder for folder in folders if folder.name == fingerprint]
+        place, mirror = place_of(root)
+        folders = mirror.folders_with(place, manifest.MANIFEST, only=fingerprint)
         if not folders:
             raise ArtifactError(
                 f"{root} holds no store of embeddings"
@@ -109,7 +126,9 @@ class EmbeddingStore:
                 "and the encoder's options as when they were encoded"
             )
         found = manifest.read_manifest(folders[0], kind=KIND, version=FORMAT_VERSION)
-        return cls(Path(root), found["encoder"], folders[0].name)
+        # What was listed is not listed again.
+        there = mirror if isinstance(mirror, Mirror) else place
+        return cls(there, found["encoder"], folders[0].name)
 
     def tidy(self) -> None:
         """Remove what a writer that died left; only for whoever is the one writer."""
@@ -133,6 +152,17 @@ class EmbeddingStore:
             FormatError: a later release wrote it.
         """
         return self.shards.find(fingerprint, verify=verify)
+
+    def seems_there(self, fingerprint: str) -> bool:
+        """Tell by sizes, and of a store in a bucket by names, whether a shard is there.
+
+        Raises:
+            FormatError: a later release wrote it.
+        """
+        if self.mirror.uri:
+            # Its sizes would be told by a download.
+            return self.shards.places.is_there(fingerprint)
+        return self.find(fingerprint, verify=False) is not None
 
     def write(
         self,
@@ -206,23 +236,34 @@ class EmbeddingStore:
 
         Equal rows get equal names, however the table is chunked or sliced.
         """
-        data = _as_bytes(documents)
+        data = rows_as_bytes(documents)
         # The name is of the rows: the bytes of the compressed file change with zstd's release.
-        name = _digest(data)
+        name = digest(data)
         path = self._rows / f"{name}{_ROWS_SUFFIX}"
-        if _content(path) != data:
-            with manifest.writing(path):
-                manifest.replace_file(path, _compressed(data))
+        if self._rows_of(path) == data:
+            self.mirror.keep(path)
+            return name
+        with manifest.writing(path):
+            manifest.replace_file(path, compressed(data))
+        self.mirror.push(path)
         return name
+
+    def _rows_of(self, path: Path) -> bytes | None:
+        """Return what a file of rows holds, None where it is missing or damaged."""
+        self.mirror.fetch(path)
+        data = content(path)
+        if data is not None and f"{digest(data)}{_ROWS_SUFFIX}" == path.name:
+            return data
+        return self._rows_of(path) if self.mirror.fetch_again(path) else None
 
     def name_of_documents(self, documents: pa.Table) -> str:
         """Return the digest that would name the ids and metadata of a shard."""
-        return _digest(_as_bytes(documents))
+        return digest(rows_as_bytes(documents))
 
     def documents_bytes(self, name: str, documents: pa.Table) -> int:
         """Return the bytes that ids and metadata of that name would take, 0 if they are there."""
-        there = (self._rows / f"{name}{_ROWS_SUFFIX}").exists()
-        return 0 if there else len(_compressed(_as_bytes(documents)))
+        there = self.mirror.has(self._rows / f"{name}{_ROWS_SUFFIX}")
+        return 0 if there else len(compressed(rows_as_bytes(documents)))
 
     def documents(self, part: CorpusPart) -> pa.Table:
         """Return the ids and kept columns of a part, n rows.
@@ -231,9 +272,12 @@ class EmbeddingStore:
             ArtifactError: they are missing or damaged.
         """
         path = self._rows / f"{part.documents}{_ROWS_SUFFIX}"
-        data = _content(path)
-        if data is None or _digest(data) != part.documents:
-            how = "missing or unreadable" if data is None else "damaged: it does not match its name"
+        data = self._rows_of(path)
+        if data is None and self.mirror.look_again():
+            data = self._rows_of(path)
+        if data is None:
+            unreadable = content(path) is None
+            how = "missing or unreadable" if unreadable else "damaged: it does not match its name"
             raise ArtifactError(f"{path} is {how}; {REMEDY}")
         return pa.ipc.open_stream(data).read_all()
 
@@ -241,11 +285,24 @@ class EmbeddingStore:
         """Tell whether a part's shard, checked against its checksums, and its rows are there."""
         if not part.rows:
             return True
-        data = _content(self._rows / f"{part.documents}{_ROWS_SUFFIX}")
-        sound = data is not None and _digest(data) == part.documents
+        sound = self._rows_of(self._rows / f"{part.documents}{_ROWS_SUFFIX}") is not None
         return sound and self.find(part.shard) is not None
 
-    def save_corpus(self, record: CorpusRecord, *, index: Path | None = None) -> None:
+    def fetch_corpus(self, source: Mapping[str, Any] | None = None) -> None:
+        """Get from the bucket, if there is one, what is known of a corpus, many shards at a time.
+
+        Args:
+            source: which one, None for all.
+        """
+        only = None if source is None else f"{manifest.fingerprint(dict(source))}.json"
+        for name in self.mirror.names(self._corpora):
+            with suppress(ArtifactError):
+                parts = self._record(name).parts if only in (None, name) else ()
+                shards = (self.shards.folder / part.shard for part in parts if part.rows)
+                rows = (self._rows / f"{p.documents}{_ROWS_SUFFIX}" for p in parts if p.rows)
+                self.mirror.fetch_all(chain(shards, rows))
+
+    def save_corpus(self, record: CorpusRecord, *, index: Place | None = None) -> None:
         """Remember which shards make up a corpus, replacing what was known of it.
 
         Args:
@@ -260,8 +317,9 @@ class EmbeddingStore:
         before = self._owner_of(path)
         both = owner if before in (None, owner) else ""
         replace(record, index=both).save(path)
+        self.mirror.push(path)
 
-    def forget_corpus(self, source: Mapping[str, Any], *, index: Path) -> None:
+    def forget_corpus(self, source: Mapping[str, Any], *, index: Place) -> None:
         """Forget which shards make up a corpus that is remembered for an index alone.
 
         Raises:
@@ -270,30 +328,34 @@ class EmbeddingStore:
         path = self._corpus_path(source)
         if self._owner_of(path) == _owner(index):
             with manifest.writing(path):
-                path.unlink(missing_ok=True)
+                self.mirror.remove(path)
 
     def _corpus_path(self, source: Mapping[str, Any]) -> Path:
         return self._corpora / f"{manifest.fingerprint(dict(source))}.json"
 
     def _owner_of(self, path: Path) -> str | None:
+        self.mirror.latest(path)
         try:
             return CorpusRecord.load(path).index if path.exists() else None
         except ArtifactError:
             return None
 
-    def register(self, index: Path) -> None:
+    def register(self, index: Place) -> None:
         """Remember that an index is built from here, so that nothing it needs is dropped.
 
         Raises:
             OutputError: the disk is full or cannot be written.
         """
-        place = str(index.resolve())
+        place = _owner(index)
         path = self._indexes / f"{manifest.fingerprint({'index': place})}.json"
         fields = {"kind": USER_KIND, "format_version": FORMAT_VERSION, "index": place}
+        self.mirror.fetch(path)
         with manifest.writing(path):
             if not path.exists() or path.read_bytes() != manifest.sealed_json(fields):
                 manifest.make_folder(path.parent)
                 manifest.write_manifest(path, fields)
+                self.mirror.push(path)
+        self.mirror.keep(path)
 
     def indexes(self) -> dict[Path, Path]:
         """Return the places of the indexes that were built from here, by the file that tells.
@@ -301,12 +363,23 @@ class EmbeddingStore:
         Raises:
             ArtifactError: such a file is damaged.
         """
+        return {path: Path(place) for path, place in self._users().items()}
+
+    def indexes_in_buckets(self) -> dict[Path, str]:
+        """Return the URIs of those of them that are in a bucket, by the file that tells.
+
+        Raises:
+            ArtifactError: such a file is damaged.
+        """
+        return {path: place for path, place in self._users().items() if is_uri(place)}
+
+    def _users(self) -> dict[Path, str]:
         found = {}
         for path in sorted(self._indexes.glob("[!.]*.json")):
             fields = manifest.read_manifest(
                 self._indexes, kind=USER_KIND, version=FORMAT_VERSION, name=path.name
             )
-            found[path] = Path(fields["index"])
+            found[path] = str(fields["index"])
         return found
 
     def corpus(self, source: Mapping[str, Any] | None = None) -> CorpusRecord:
@@ -318,16 +391,16 @@ class EmbeddingStore:
         names = self._corpus_names()
         if source is not None:
             names = [f"{manifest.fingerprint(dict(source))}.json"]
-        records = [self._record(name) for name in names if (self._corpora / name).exists()]
+        records = [self._record(name) for name in names if self.mirror.has(self._corpora / name)]
         if not records:
             raise ArtifactError(
-                f"no corpus was encoded to its end into {self.root}; run whiten-index encode "
+                f"no corpus was encoded to its end into {self.place}; run whiten-index encode "
                 "CORPUS --store DIR again, which takes up where it stopped"
             )
         if len(records) > 1:
             found = "; ".join(manifest.canonical_json(dict(r.source)) for r in records)
             raise ArtifactError(
-                f"{self.root} holds {len(records)} corpora ({found}); name the corpus to index "
+                f"{self.place} holds {len(records)} corpora ({found}); name the corpus to index "
                 "and its columns, as when it was encoded"
             )
         return records[0]
@@ -360,6 +433,7 @@ class EmbeddingStore:
             with manifest.replacing(path) as temporary:
                 facts = {"digest": _digest_of(tensors)}
                 write_tensors(temporary, tensors, kind=_SAMPLE, version=FORMAT_VERSION, facts=facts)
+        self.mirror.push(path)
 
     def sample(
         self, key: Mapping[str, Any], shapes: Mapping[str, str]
@@ -371,6 +445,7 @@ class EmbeddingStore:
             shapes: name -> a letter for each axis, as ``read_tensors`` takes them.
         """
         path = self._sample_path(key)
+        self.mirror.fetch(path)
         try:
             found, facts = read_tensors(path, kind=_SAMPLE, version=FORMAT_VERSION, shapes=shapes)
         except ArtifactError:
@@ -399,10 +474,13 @@ class EmbeddingStore:
         with manifest.writing(path):
             manifest.make_folder(path.parent)
             manifest.write_json(path, value)
+        self.mirror.push(path)
 
     def _note(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        path = self._note_path(kind, key)
+        self.mirror.latest(path)
         try:
-            return manifest.read_json(self._note_path(kind, key), what=f"one of the {kind}")
+            return manifest.read_json(path, what=f"one of the {kind}")
         except ArtifactError:
             return None
 
@@ -416,15 +494,18 @@ class EmbeddingStore:
             ArtifactError: it is missing or damaged.
         """
         found = self.find(fingerprint, verify=verify)
+        if found is None and self.mirror.look_again():
+            found = self.find(fingerprint, verify=verify)
         if found is None:
             raise ArtifactError(
-                f"shard {fingerprint} of the store {self.root} cannot be read: "
+                f"shard {fingerprint} of the store {self.place} cannot be read: "
                 f"{self.shards.places.culprit(fingerprint)} is missing or damaged; {REMEDY}"
             )
         return found
 
     def _recorded_encoder(self) -> Any:
         """Return the encoder as last written; its name or query prompt may have changed since."""
+        self.mirror.latest(self.folder / manifest.MANIFEST)
         try:
             found = manifest.read_manifest(self.folder, kind=KIND, version=FORMAT_VERSION)
         except FormatError:
@@ -434,9 +515,11 @@ class EmbeddingStore:
         return found["encoder"]
 
     def _corpus_names(self) -> list[str]:
-        return [path.name for path in sorted(self._corpora.glob("[!.]*.json"))]
+        here = {path.name for path in self._corpora.glob("[!.]*.json")}
+        return sorted(here | self.mirror.names(self._corpora))
 
     def _record(self, name: str) -> CorpusRecord:
+        self.mirror.latest(self._corpora / name)
         return CorpusRecord.load(self._corpora / name)
 
     @property
@@ -458,44 +541,12 @@ def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Mom
     return Moments.total(chain([Moments.empty(dim)], parts))
 
 
-def _owner(index: Path | None) -> str:
-    return "" if index is None else str(index.resolve())
-
-
-def _as_bytes(documents: pa.Table) -> bytes:
-    everything = pa.array(range(documents.num_rows), pa.int64())
-    table = documents.take(everything).combine_chunks()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def _content(path: Path) -> bytes | None:
-    """Return what a compressed file holds, None where it is missing or cannot be read."""
-    try:
-        with pa.input_stream(str(path), compression="zstd") as stream:
-            data: bytes = stream.read()
-    except (OSError, pa.ArrowException):
-        return None
-    return data
-
-
-def _compressed(data: bytes) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(data)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
+def _owner(index: Place | None) -> str:
+    return "" if index is None else str(settled(index))
 
 
 def _digest_of(tensors: Mapping[str, NDArray[Any]]) -> str:
-    return _digest(b"".join(tensors[name].tobytes() for name in sorted(tensors)))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return digest(b"".join(tensors[name].tobytes() for name in sorted(tensors)))
 
 
 def _encoder_name(folder: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from whiten_index.config import BuildConfig
 from whiten_index.errors import ConfigError
+from whiten_index.given import require_folder
 from whiten_index.sweep.codecs import require_codec
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"
@@ -103,6 +104,8 @@ class SweepConfig:
     def __post_init__(self) -> None:
         if not self.out:
             raise ConfigError("say where results and report go: --out DIR")
+        for place in (self.out, self.build.store or ""):
+            require_folder(place, what="a sweep")
         if (self.queries is None) != (self.qrels is None):
             missing = "--queries" if self.queries is None else "--qrels"
             raise ConfigError(

@@ -68,7 +68,7 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         rows, dim, to_encode = build.reused + build.to_encode, build.dim, build.to_encode
         seconds = build.seconds
     else:
-        store = EmbeddingStore.open(config.build.store_path)
+        store = EmbeddingStore.open(config.build.store_place)
         rows, dim, to_encode = store.corpus().rows, int(store.encoder["dim"]), 0
         kept = _stored(store)
     points = grid(config, dim=dim, rank=dim, rows=rows)

@@ -168,7 +168,7 @@ def _build_config(
         | {
             "corpus": config.corpus or tuple(fields["corpus"]["source"]["sources"]),
             "out": config.index,
-            "store": str(store.root),
+            "store": str(store.place),
             "device": config.device,
             "threads": config.threads,
             "index_device": config.index_device,

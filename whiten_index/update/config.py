@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.gates import GateConfig
-from whiten_index.given import is_finite, require_path, shown
+from whiten_index.given import is_finite, require_folder, require_path, shown
 from whiten_index.index import DEVICES
 from whiten_index.whitening import DRIFT_THRESHOLD, Refit
 
@@ -62,6 +62,8 @@ class UpdateConfig:
         for name in ("index", "store", "model", "canary_file"):
             if (path := getattr(self, name)) is not None:
                 require_path(path, what=f"--{name.replace('_', '-')}")
+        for name in ("index", "store"):
+            require_folder(getattr(self, name) or "", what="an update")
         for path in self.corpus:
             require_path(path, what="the corpus")
         if self.index_device not in DEVICES:

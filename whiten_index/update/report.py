@@ -45,7 +45,7 @@ class UpdateReport:
         counts, files = self.encoded.counts, len(self.encoded.record.files)
         return {
             "out": str(self.out),
-            "store": str(self.encoded.store.root),
+            "store": str(self.encoded.store.place),
             "version": self.version,
             "base": self.base,
             "up_to_date": self.up_to_date,

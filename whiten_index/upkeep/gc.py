@@ -98,13 +98,15 @@ def gc_store(
         ArtifactError: there is no store, an index that was built from it is not there, or of
             something it cannot be told what it needs.
         BusyError: another process is writing the store or an index built from it.
-        ConfigError: an index to forget is not known or is there, one named is none of this store,
-            or ``keep_days`` is no number of days.
+        ConfigError: an index built from it is in a bucket, an index to forget is not known or is
+            there, one named is none of this store, or ``keep_days`` is no number of days.
         OutputError: the disk cannot be read or written.
     """
     _require_days(keep_days)
     place = manifest.require_path(root)
     stores = open_stores(place)
+    for store in stores:
+        _require_folders(store)
     named = [real_place(manifest.require_path(index)) for index in indexes]
     users = {index: stores_of(index, place, stores) for index in named}
     files = files_naming(place, stores, list(map(manifest.require_path, forget)), named)
@@ -133,6 +135,15 @@ def gc_store(
         forgotten=tuple(map(str, forget)),
         registered=tuple(map(str, named)),
     )
+
+
+def _require_folders(store: EmbeddingStore) -> None:
+    """Refuse a store that an index in a bucket was built from, whose needs are not read."""
+    for path, uri in store.indexes_in_buckets().items():
+        raise ConfigError(
+            f"{uri} was built from {store.root}, and gc does not read what an index in a bucket "
+            f"needs; keep the store as it is, or, if that index is gone for good, remove {path}"
+        )
 
 
 def _require_days(days: float) -> None:

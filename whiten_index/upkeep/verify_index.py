@@ -169,8 +169,8 @@ class _Check:
             )
 
     def _note_store(self, fields: dict[str, Any]) -> None:
-        there = (place for place in store_places(self.root, fields) if place.is_dir())
-        self.stores += [str(place) for place in there][:1]
+        places = (place for place in store_places(self.root, fields) if isinstance(place, Path))
+        self.stores += [str(place) for place in places if place.is_dir()][:1]
 
 
 def _kind(folder: Path) -> str:

@@ -1,0 +1,27 @@
+"""A build in a process of its own, which waits after some of its shards to be killed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.objects.helpers import build
+from whiten_index.objects.mirror import Mirror
+
+if __name__ == "__main__":
+    corpus, out, shards, signal = sys.argv[1:]
+    real, pushed = Mirror.push, []
+
+    def push(self: Mirror, path: Path) -> None:
+        if path.parent.name == "shards":
+            if len(pushed) == int(shards):
+                Path(signal).touch()
+                time.sleep(600)
+            pushed.append(path)
+        real(self, path)
+
+    patched: Any = Mirror
+    patched.push = push
+    build(corpus, out=out)

@@ -1,0 +1,83 @@
+"""A real server of S3, an empty bucket in it for each test, and caches of several machines."""
+
+from __future__ import annotations
+
+import itertools
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The server's address."""
+    # The default suite, which installs no server, collects this file too.
+    from moto.server import ThreadedMotoServer
+
+    made = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    made.start()
+    host, port = made.get_host_and_port()
+    yield f"http://{host}:{port}"
+    made.stop()
+
+
+@pytest.fixture
+def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A client of the server, for which the environment is set as users set it."""
+    import boto3
+
+    for name, value in (
+        ("AWS_ENDPOINT_URL", server),
+        ("AWS_ACCESS_KEY_ID", "key"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+    return boto3.client("s3", endpoint_url=server)
+
+
+@pytest.fixture
+def bucket(s3: Any) -> str:
+    """The name of an empty bucket."""
+    name = f"bucket{next(_NUMBERS)}"
+    s3.create_bucket(Bucket=name)
+    return name
+
+
+Machine = Callable[[str], Path]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Return ``go(name)``, from which on this is another machine, with a cache of its own."""
+
+    def go(name: str) -> Path:
+        cache = tmp_path / "caches" / name
+        monkeypatch.setenv("WHITEN_INDEX_CACHE", str(cache))
+        return cache
+
+    go("first")
+    return go
+
+
+@pytest.fixture
+def guarded(server: str, s3: Any) -> Iterator[None]:
+    """From now on the server takes known keys only."""
+
+    def let(actions: str) -> None:
+        plain = {"Content-Type": "text/plain"}
+        address = f"{server}/moto-api/reset-auth"
+        request = urllib.request.Request(address, actions.encode(), plain)
+        urllib.request.urlopen(request).close()
+
+    let("0")
+    yield
+    let("inf")

@@ -1,0 +1,252 @@
+"""Stores of raw embeddings in a bucket: resumed anywhere, mended where they are damaged."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.build_helpers import random_rows
+from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys
+from whiten_index import BuildConfig
+from whiten_index.encode import EncodeReport, encode_corpus
+from whiten_index.errors import ArtifactError, OutputError
+from whiten_index.objects import Mirror
+from whiten_index.store import EmbeddingStore, StoreDtype
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def store(bucket: str, machine: Any) -> str:
+    return f"s3://{bucket}/raw"
+
+
+def encode(corpus: str, store: str) -> EncodeReport:
+    return encode_corpus(BuildConfig(corpus=(corpus,), store=store, **OPTIONS))
+
+
+def rows_of(store: str, report: EncodeReport) -> np.ndarray[Any, Any]:
+    opened = EmbeddingStore.open(store)
+    return np.concatenate([opened.embeddings(part.shard) for part in report.record.parts])
+
+
+def test_it_has_what_a_folder_would(store: str, machine: Any, tmp_path: Path) -> None:
+    corpus = corpus_file(tmp_path / "c.parquet")
+    there, here = encode(corpus, store), encode(corpus, str(tmp_path / "here"))
+    machine("second")
+    opened, folder = EmbeddingStore.open(store), EmbeddingStore.open(tmp_path / "here")
+    assert opened.fingerprint == folder.fingerprint
+    assert there.record.parts == here.record.parts
+    for part in here.record.parts:
+        np.testing.assert_array_equal(opened.embeddings(part.shard), folder.embeddings(part.shard))
+        np.testing.assert_array_equal(
+            opened.moments(part.shard).scatter, folder.moments(part.shard).scatter
+        )
+        assert opened.documents(part).equals(folder.documents(part))
+    assert opened.corpus().parts == here.record.parts
+    assert str(opened.place) == store
+
+
+def test_an_empty_cache_encodes_nothing_again(store: str, machine: Any, tmp_path: Path) -> None:
+    corpus = corpus_file(tmp_path / "c.parquet")
+    assert encode(corpus, store).counts.encoded == SHARDS * ROWS
+    machine("second")
+    again = encode(corpus, store).counts
+    assert (again.encoded, again.reused) == (0, SHARDS * ROWS)
+
+
+def test_rows_that_others_hold_are_picked_from_the_bucket(
+    store: str, machine: Any, tmp_path: Path
+) -> None:
+    encode(corpus_file(tmp_path / "c.parquet"), store)
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(tmp_path / "c.parquet").slice(3)
+    pq.write_table(table, tmp_path / "d.parquet")
+    machine("second")
+    report = encode(str(tmp_path / "d.parquet"), store)
+    assert report.counts.encoded == 0
+    machine("third")
+    np.testing.assert_array_equal(rows_of(store, report), random_rows(0, rows=SHARDS * ROWS)[3:])
+
+
+@pytest.mark.parametrize("finished", [0, 2])
+def test_killed_and_resumed_elsewhere(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, finished: int
+) -> None:
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    told = tmp_path / "told"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.objects.build_child", corpus, out, str(finished), str(told)],
+        cwd=Path(__file__).parents[2],
+    )
+    while not told.exists():
+        assert child.poll() is None
+        time.sleep(0.05)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    done = [key for key in keys(s3, bucket) if "/shards/" in key and key.endswith("manifest.json")]
+    assert len(done) == finished
+    machine("second")
+    report = build(corpus, out=out)
+    assert report.encoded.counts.encoded == (SHARDS - finished) * ROWS
+    machine("first")
+    # What was made and not put into the bucket before is nobody's loss.
+    assert build(corpus, out=out).up_to_date
+    build(corpus, out=str(tmp_path / "here"))
+    assert hits(out) == hits(tmp_path / "here")
+
+
+def test_what_is_only_here_is_put_there(
+    s3: Any, bucket: str, store: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = corpus_file(tmp_path / "c.parquet")
+
+    def cut(self: Mirror, path: Path) -> None:
+        if path.parent.name == "shards":
+            raise OutputError("cut off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "push", cut)
+        with pytest.raises(OutputError, match="cut off"):
+            encode(corpus, store)
+    # Some were finished when the first one could not be put there.
+    assert encode(corpus, store).counts.reused >= ROWS
+    machine("second")
+    assert encode(corpus, store).counts.encoded == 0
+
+
+def require_all(store: EmbeddingStore, report: EncodeReport) -> None:
+    for part in report.record.parts:
+        store.require(part.shard)
+
+
+def shard_keys(s3: Any, bucket: str, name: str) -> list[str]:
+    return [key for key in keys(s3, bucket) if "/shards/" in key and key.endswith(f"/{name}")]
+
+
+def test_a_damaged_object_is_encoded_again_and_mended(
+    s3: Any, bucket: str, store: str, machine: Any, tmp_path: Path
+) -> None:
+    corpus = corpus_file(tmp_path / "c.parquet")
+    report = encode(corpus, store)
+    key = shard_keys(s3, bucket, "embeddings.safetensors")[0]
+    body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+    s3.put_object(Bucket=bucket, Key=key, Body=body[:-1] + bytes([body[-1] ^ 1]))
+    machine("second")
+    with pytest.raises(ArtifactError, match="is missing or damaged") as raised:
+        require_all(EmbeddingStore.open(store), report)
+    assert store in str(raised.value)
+    mended = encode(corpus, store).counts
+    assert (mended.encoded, mended.remade_shards) == (ROWS, 1)
+    machine("third")
+    assert encode(corpus, store).counts.encoded == 0
+    np.testing.assert_array_equal(rows_of(store, report), random_rows(0, rows=SHARDS * ROWS))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "embeddings.safetensors", "moments.safetensors"])
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_objects_that_are_cut_or_gone(
+    s3: Any, bucket: str, store: str, machine: Any, tmp_path: Path, name: str, how: str
+) -> None:
+    corpus = corpus_file(tmp_path / "c.parquet")
+    encode(corpus, store)
+    key = shard_keys(s3, bucket, name)[1]
+    if how == "gone":
+        s3.delete_object(Bucket=bucket, Key=key)
+    else:
+        s3.put_object(Bucket=bucket, Key=key, Body=b"{")
+    machine("second")
+    assert encode(corpus, store).counts.encoded == ROWS
+    machine("third")
+    assert encode(corpus, store).counts.encoded == 0
+
+
+def test_a_damaged_copy_is_fetched_again(store: str, machine: Any, tmp_path: Path) -> None:
+    corpus = corpus_file(tmp_path / "c.parquet")
+    cache = machine("first")
+    encode(corpus, store)
+    for copy in cache.glob("objects/*/*/shards/*/embeddings.safetensors"):
+        copy.write_bytes(b"x" * copy.stat().st_size)
+    for copy in cache.glob("objects/*/*/rows/*"):
+        copy.write_bytes(b"x")
+    counts = encode(corpus, store).counts
+    assert (counts.encoded, counts.remade_shards) == (0, 0)
+
+
+def test_what_another_machine_wrote_since_is_found(
+    s3: Any, bucket: str, store: str, machine: Any
+) -> None:
+    """As where a driver opened the store before its workers on other machines filled it."""
+    driver = EmbeddingStore.create(store, {"dim": 12}, "f" * 32)
+    assert driver.find("0" * 32) is None
+    taken = pickle.dumps(driver)
+    cache = machine("second")
+    worker: EmbeddingStore = pickle.loads(taken)
+    assert worker.root.is_relative_to(cache)
+    rows, digests = random_rows(1, rows=20), np.arange(320, dtype=np.uint8).reshape(20, 16)
+    worker.write("0" * 32, digests, rows, dtype=StoreDtype.FLOAT32)
+    machine("first")
+    np.testing.assert_array_equal(driver.embeddings("0" * 32), rows)
+    assert driver.require("0" * 32).rows == 20
+
+
+def test_two_machines_that_make_one_shard_agree_on_it(
+    s3: Any, bucket: str, store: str, machine: Any
+) -> None:
+    """An encoder gives other last bits elsewhere; derived shards know rows by their bytes."""
+    first = EmbeddingStore.create(store, {"dim": 12}, "f" * 32)
+    assert first.find("0" * 32) is None
+    machine("second")
+    second = EmbeddingStore.create(store, {"dim": 12}, "f" * 32)
+    digests = np.arange(320, dtype=np.uint8).reshape(20, 16)
+    rows = random_rows(1, rows=20)
+    second.write("0" * 32, digests, rows, dtype=StoreDtype.FLOAT32)
+    first.write("0" * 32, digests, np.nextafter(rows, 9), dtype=StoreDtype.FLOAT32)
+    np.testing.assert_array_equal(first.embeddings("0" * 32), rows)
+    assert len(shard_keys(s3, bucket, "manifest.json")) == 1
+
+
+def test_an_opening_lists_once(
+    store: str, machine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    encode(corpus_file(tmp_path / "c.parquet"), store)
+    machine("second")
+    caplog.set_level("INFO", logger="werkzeug")
+    caplog.clear()
+    opened = EmbeddingStore.open(store)
+    assert opened.corpus().rows == SHARDS * ROWS
+    # The encoders that there are, and all of the one.
+    assert sum("list-type=2" in line for line in caplog.messages) == 2
+
+
+def test_shards_that_are_not_there_cost_no_request(
+    store: str, machine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = EmbeddingStore.create(store, {"dim": 12}, "f" * 32)
+    caplog.set_level("INFO", logger="werkzeug")
+    caplog.clear()
+    for number in range(200):
+        assert opened.find(f"{number:032x}") is None
+    assert len(caplog.messages) <= 1
+
+
+def test_a_kept_record_of_another_machine_is_read_anew(
+    store: str, machine: Any, tmp_path: Path
+) -> None:
+    corpus = corpus_file(tmp_path / "c.parquet")
+    encode(corpus, store)
+    machine("second")
+    corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
+    encode(corpus, store)
+    machine("first")
+    assert EmbeddingStore.open(store).corpus().rows == (SHARDS + 1) * ROWS

@@ -1,0 +1,320 @@
+"""A prefix in a bucket: the few requests that stores and indexes are made of.
+
+The only home of obstore. What fails is told once, in words, with what to do; a server that does not
+answer is given up within seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from whiten_index.errors import ConfigError, OutputError
+from whiten_index.given import shown
+
+SCHEMES = ("s3", "gs", "az")
+_URI = re.compile(r"(s3|gs|az)://([^/]+)(?:/(.*))?", re.DOTALL)
+_HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+_ADDRESS = re.compile(rf"https?://{_HOST}(:[0-9]+)?(/[!-~]*)?")
+_INSTALL = "pip install 'whiten-index[objects]'"
+# For lists and small objects, and for what may be gigabytes.
+_QUICK = {"connect_timeout": "4s", "timeout": "8s"}
+_BULK = {"connect_timeout": "4s", "timeout": "10m", "read_timeout": "60s"}
+_BLOCK = 64 << 20
+_PART = 16 << 20
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in ~/.aws are not read)",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+# Also what is said where a machine in a cloud was asked for its own, and there is none.
+_NO_KEYS = (
+    "MissingAccessKeyId", "MissingSecretAccessKey", "MissingAccount", "169.254.169.254",
+    "169.254.170.2", "metadata.google.internal",
+)  # fmt: skip
+_ENDPOINTS = {
+    "s3": "AWS_ENDPOINT_URL and AWS_REGION",
+    "gs": "the network",
+    "az": "AZURE_STORAGE_ENDPOINT",
+}
+
+
+# What tells an object as it was read from a later one: its e-tag, and where there is one, version.
+Tag = Mapping[str, Any]
+ANY: Tag = {}
+
+
+class ChangedError(Exception):
+    """An object is not, or is no longer, as a conditional put wanted it."""
+
+
+class Bucket:
+    """What is below a prefix in a bucket; keys are relative to that.
+
+    Attributes:
+        uri: ``scheme://bucket/prefix``, without a slash at the end.
+    """
+
+    def __init__(self, uri: str) -> None:
+        """Take the URI; nothing is asked of the server yet.
+
+        Raises:
+            ConfigError: it names no bucket, or obstore is not installed.
+        """
+        self._scheme, self._name, self._prefix = split_uri(uri)
+        self.uri = plain_uri(uri)
+        self._obstore = _obstore()
+        self._quick, self._bulk = self._client(_QUICK), self._client(_BULK)
+
+    def get(self, key: str) -> tuple[bytes, Tag] | None:
+        """Return the bytes of an object and its tag, None where there is none.
+
+        Raises:
+            OutputError: the server does not tell.
+        """
+        try:
+            with self._told("read", key):
+                found = self._obstore.get(self._quick, self._key(key))
+                tag = {name: found.meta[name] for name in ("e_tag", "version")}
+                return bytes(found.bytes()), {name: told for name, told in tag.items() if told}
+        except _MissingError:
+            return None
+
+    def put(self, key: str, data: bytes, *, over: Tag | None = ANY) -> None:
+        """Put an object.
+
+        Args:
+            key: of the object.
+            data: its bytes.
+            over: tag of the one that must be there, None where there must be none; by default any.
+
+        Raises:
+            ChangedError: it is another, or gone.
+            OutputError: the server does not take it.
+        """
+        mode: Any = "create" if over is None else dict(over) or "overwrite"
+        try:
+            with self._told("write", key):
+                self._obstore.put(self._quick, self._key(key), data, mode=mode, use_multipart=False)
+        except (ChangedError, _MissingError) as error:
+            # The answer to a put that came through may have been lost, and the put tried again.
+            found = self.get(key)
+            if found is None or found[0] != data:
+                raise ChangedError(key) from error
+
+    def upload(self, key: str, path: Path) -> None:
+        """Put a file, in parts where it is large.
+
+        Raises:
+            OutputError: the server does not take it.
+        """
+        # Opened before, so that what the disk says is not taken for what the server does.
+        with path.open("rb") as file, self._told("write", key):
+            self._obstore.put(self._bulk, self._key(key), file, chunk_size=_PART)
+
+    def download(self, key: str, path: Path, size: int) -> bool:
+        """Write an object to a path that is nobody's yet; tell whether there is one.
+
+        Args:
+            key: of the object.
+            path: where to write it.
+            size: about how many bytes it has, by which it is read whole or in parts.
+
+        Raises:
+            OutputError: the server does not give it, or the disk cannot be written.
+        """
+        try:
+            with path.open("wb") as file:
+                for data in self._parts(key) if size > _BLOCK else [self._whole(key)]:
+                    file.write(data)
+        except _MissingError:
+            return False
+        return True
+
+    def _whole(self, key: str) -> Any:
+        with self._told("read", key):
+            return self._obstore.get(self._bulk, self._key(key)).bytes()
+
+    def _parts(self, key: str) -> Iterator[Any]:
+        with self._told("read", key):
+            size = self._obstore.head(self._quick, self._key(key))["size"]
+        for start in range(0, size, _BLOCK):
+            stop = min(start + _BLOCK, size)
+            with self._told("read", key):
+                yield self._obstore.get_range(self._bulk, self._key(key), start=start, end=stop)
+
+    def delete(self, key: str) -> None:
+        """Remove an object, if it is there.
+
+        Raises:
+            OutputError: the server does not do it.
+        """
+        with contextlib.suppress(_MissingError), self._told("remove", key):
+            self._obstore.delete(self._quick, self._key(key))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return key -> size of all objects in a folder and those below it.
+
+        Raises:
+            OutputError: the server does not tell.
+        """
+        found: dict[str, int] = {}
+        with self._told("list", folder):
+            for some in self._obstore.list(self._quick, self._key(folder) or None, chunk_size=1000):
+                found |= {self._relative(each["path"]): int(each["size"]) for each in some}
+        return found
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders right below the prefix, sorted.
+
+        Raises:
+            OutputError: the server does not tell.
+        """
+        with self._told("list", ""):
+            found = self._obstore.list_with_delimiter(self._quick, self._prefix or None)
+        return sorted(self._relative(each.rstrip("/")) for each in found["common_prefixes"])
+
+    def _key(self, key: str) -> str:
+        return "/".join(filter(None, (self._prefix, key)))
+
+    def _relative(self, key: str) -> str:
+        return key[len(self._prefix) + 1 :] if self._prefix else key
+
+    def _client(self, client: Mapping[str, Any]) -> Any:
+        stores = importlib.import_module("obstore.store")
+        options: dict[str, Any] = {
+            "client_options": {**client, **_plain_http()},
+            "retry_config": {
+                "max_retries": 5,
+                "retry_timeout": timedelta(seconds=10),
+                "backoff": {"max_backoff": timedelta(seconds=2)},
+            },
+        }
+        if self._scheme == "s3" and endpoint():
+            options["endpoint"] = endpoint()
+        made = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
+        with self._told("open", ""):
+            return made[self._scheme](self._name, **options)
+
+    @contextlib.contextmanager
+    def _told(self, what: str, key: str) -> Iterator[None]:
+        """Turn what obstore says into this package's errors, which name the object."""
+        place = f"{self.uri}/{key}".rstrip("/")
+        errors = importlib.import_module("obstore.exceptions")
+        try:
+            yield
+        except (errors.AlreadyExistsError, errors.PreconditionError) as error:
+            raise ChangedError(place) from error
+        except (errors.NotFoundError, FileNotFoundError) as error:
+            if "NoSuchBucket" in str(error) or what == "list":
+                raise self._no_bucket(place) from error
+            raise _MissingError(place) from error
+        except (errors.BaseError, ValueError) as error:
+            raise self._failure(what, place, error) from error
+
+    def _no_bucket(self, place: str) -> OutputError:
+        return OutputError(
+            f"{place} cannot be opened: there is no bucket {self._name!r} at "
+            f"{endpoint() or 'the service'}; make it, or check its name and "
+            f"{_ENDPOINTS[self._scheme]}"
+        )
+
+    def _failure(self, what: str, place: str, error: Exception) -> OutputError:
+        text = str(error)
+        if "NoSuchBucket" in text:
+            return self._no_bucket(place)
+        if any(each in text for each in _NO_KEYS):
+            why, remedy = "no credentials were found", f"set {_CREDENTIALS[self._scheme]}"
+        elif _is_refusal(error, text):
+            why, remedy = "permission is denied", f"check {_CREDENTIALS[self._scheme]}"
+        elif _is_silence(text):
+            at = endpoint() or "the service"
+            why, remedy = f"{at} does not answer", f"check {_ENDPOINTS[self._scheme]}"
+        else:
+            why, remedy = _first_words(text), "mend that"
+        return OutputError(
+            f"cannot {what} {place}: {why}; {remedy}, then run the same command again (what is "
+            "finished is kept)"
+        )
+
+
+class _MissingError(Exception):
+    """There is no such object."""
+
+
+def split_uri(uri: str) -> tuple[str, str, str]:
+    """Return scheme, bucket and prefix; what is in the prefix is taken as it is written.
+
+    Raises:
+        ConfigError: it is no URI of an object store.
+    """
+    match = _URI.fullmatch(uri)
+    prefix = "" if match is None else (match[3] or "").rstrip("/")
+    parts = prefix.split("/") if prefix else []
+    if match is None or any(each in ("", ".", "..") for each in parts):
+        raise ConfigError(
+            f"{uri} names no place in an object store; write scheme://bucket/prefix with a scheme "
+            f"of {', '.join(SCHEMES)} and no empty, . or .. part in the prefix"
+        )
+    return match[1], match[2], prefix
+
+
+def _obstore() -> Any:
+    try:
+        importlib.import_module("obstore.store")
+        return importlib.import_module("obstore")
+    except ImportError as error:
+        raise ConfigError(f"object stores need obstore ({error}); {_INSTALL}") from error
+
+
+def plain_uri(uri: str) -> str:
+    """Return a URI without slashes at its end."""
+    scheme, name, prefix = split_uri(uri)
+    return f"{scheme}://{'/'.join(filter(None, (name, prefix)))}"
+
+
+def endpoint() -> str:
+    """Return which server of S3 the environment names, empty where it is the provider's own.
+
+    Raises:
+        ConfigError: what it says is no address.
+    """
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if found := os.environ.get(name):
+            if not _ADDRESS.fullmatch(found):
+                raise ConfigError(
+                    f"{name} is {shown(found)}, which is no address of a server; write "
+                    "https://HOST or http://HOST:PORT"
+                )
+            return found.rstrip("/")
+    return ""
+
+
+def _plain_http() -> dict[str, bool]:
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+    plain = any(os.environ.get(name, "").startswith("http://") for name in names)
+    return {"allow_http": True} if plain else {}
+
+
+def _is_refusal(error: Exception, text: str) -> bool:
+    kind = type(error).__name__
+    refused = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403 Forbidden")
+    return kind in ("PermissionDeniedError", "UnauthenticatedError") or any(
+        each in text for each in refused
+    )
+
+
+def _is_silence(text: str) -> bool:
+    signs = ("error sending request", "operation timed out", "TimedOut", "dns error")
+    return any(each in text for each in signs)
+
+
+def _first_words(text: str) -> str:
+    plain = " ".join(text.partition("Debug source:")[0].split())
+    return plain[:200] or "the reason is not told"

@@ -1,0 +1,332 @@
+"""A prefix in a bucket, and a local folder with copies of what was read or written there.
+
+The bucket counts: what is not in it is of no use to other machines, and what is there already is
+not replaced but by who found it damaged. Nothing in it is ever renamed. An artifact, a folder with
+a manifest, lies there as::
+
+    <name>/manifest.json            put last, and only where there is none
+    <name>/<stamp>/<file>           its files; the stamp is of the manifest's own bytes
+
+so that of two writers of one artifact neither touches the other's files, and whoever sees a
+manifest sees all that it names, of one writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from whiten_index.errors import ArtifactError, BusyError, ConfigError
+from whiten_index.given import as_place, is_uri
+from whiten_index.manifest import (
+    MANIFEST,
+    make_folder,
+    replace_file,
+    writing,
+)
+from whiten_index.objects.bucket import ANY, Bucket, ChangedError, Tag, plain_uri
+from whiten_index.objects.copies import (
+    DOWNLOADS,
+    cache_folder,
+    files_in,
+    make_cache,
+    manifest_of,
+    remove,
+    stamp,
+)
+from whiten_index.objects.here import HERE, Here, Place
+from whiten_index.objects.listing import Listing
+
+_AT_ONCE = 16
+# Folder of copies -> what it has copies of, for messages alone.
+_URIS: dict[str, str] = {}
+
+
+class Mirror(Here):
+    """A prefix in a bucket with a folder of copies; pickled, it knows its URI only.
+
+    Attributes:
+        uri: of the prefix.
+        folder: of the copies, on this machine.
+    """
+
+    def __init__(self, uri: str) -> None:
+        """Take the URI; nothing is asked of the server yet.
+
+        Raises:
+            ConfigError: it names no bucket, or obstore is not installed.
+        """
+        self._bucket = Bucket(uri)
+        self.uri = self._bucket.uri
+        self.folder = cache_folder(self.uri)
+        _URIS[str(self.folder)] = self.uri
+        # By the first part of the path. Listed on first need, then kept up to date.
+        self._known: dict[str, Listing] = {}
+        self._listing = threading.Lock()
+        self._failed: set[str] = set()
+        self._again: set[str] = set()
+        self._dropped: set[str] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mirror, (self.uri,)
+
+    def fetch(self, path: Path) -> None:
+        """Get an artifact or a file that is in the bucket and not here."""
+        if path.exists():
+            return
+        key = self._key(path)
+        known = self._listed(key)
+        if known.is_artifact(key):
+            if key not in self._failed and not self._get_artifact(key, path):
+                self._failed.add(key)
+        elif key in known and not self._get_file(key, path):
+            known.discard(key)
+
+    def fetch_all(self, paths: Iterable[Path]) -> None:
+        """Fetch several at a time: what takes long of a small one is to wait for the answer."""
+        wanted = [path for path in dict.fromkeys(paths) if not path.exists()]
+        pool = ThreadPoolExecutor(_AT_ONCE)
+        try:
+            for _ in pool.map(self.fetch, wanted):
+                pass
+        finally:
+            # Where one failed, or was interrupted, the others are not waited for.
+            pool.shutdown(cancel_futures=True)
+
+    def fetch_again(self, path: Path) -> bool:
+        """Replace what is here, once, as it is damaged, by what the bucket has."""
+        key = self._key(path)
+        if key in self._again or not self._is_known(key):
+            return False
+        self._again.add(key)
+        self._remove_copy(path)
+        self._failed.discard(key)
+        self.fetch(path)
+        return path.exists()
+
+    def latest(self, path: Path) -> Tag | None:
+        """Make a file what the bucket has now; return its tag, None where it has none."""
+        key = self._key(path)
+        # What is right below the prefix is no store's, and is not worth a listing.
+        listed = "/" in key
+        if listed and key not in self._listed(key):
+            return None
+        found = self._bucket.get(key)
+        if found is None:
+            if listed:
+                self._listed(key).discard(key)
+            path.unlink(missing_ok=True)
+            return None
+        if not path.exists() or path.read_bytes() != found[0]:
+            with writing(path):
+                make_folder(path.parent)
+                replace_file(path, found[0])
+        return found[1]
+
+    def settle(self, path: Path) -> None:
+        """Make what is here of an artifact what the bucket has of it, if it has any."""
+        key = self._key(path)
+        if not self._is_known(key):
+            return
+        if path.exists():
+            found = self._bucket.get(f"{key}/{MANIFEST}")
+            if found is not None and found[0] == manifest_of(path):
+                return
+            self._remove_copy(path)
+        self.fetch(path)
+
+    def keep(self, path: Path) -> None:
+        """Put a sound artifact or file into the bucket, if it is not in it."""
+        if not self._is_known(self._key(path)):
+            self.push(path)
+
+    def push(self, path: Path) -> None:
+        """Put an artifact or file into the bucket; the artifact that is there already counts.
+
+        Raises:
+            OutputError: the server does not take it.
+        """
+        key = self._key(path)
+        with writing(path):
+            if path.is_dir():
+                self._push_artifact(key, path)
+            else:
+                self._bucket.upload(key, path)
+                self._listed(key).add(key, path.stat().st_size)
+
+    def _push_artifact(self, key: str, path: Path) -> None:
+        data, pointer = manifest_of(path), f"{key}/{MANIFEST}"
+        for name in files_in(data) or ():
+            self._bucket.upload(f"{key}/{stamp(data)}/{name}", path / name)
+            self._listed(key).add(f"{key}/{stamp(data)}/{name}", (path / name).stat().st_size)
+        try:
+            self._bucket.put(pointer, data, over=ANY if key in self._dropped else None)
+            self._listed(key).add(pointer, len(data))
+        except ChangedError:
+            # Another machine made the same meanwhile. What others pick from it is in the bucket.
+            self._listed(key).add(pointer, 0)
+            self._remove_copy(path)
+            self.fetch(path)
+        self._dropped.discard(key)
+
+    def replace(self, path: Path, data: bytes, tag: Tag | None) -> None:
+        """Put a file where it is still what ``latest`` saw.
+
+        Raises:
+            ChangedError: it is not.
+        """
+        self._bucket.put(self._key(path), data, over=tag)
+        replace_file(path, data)
+
+    def drop(self, path: Path) -> None:
+        """Remove a damaged artifact here, and write what comes in its place over the bucket's."""
+        key = self._key(path)
+        if self._listed(key).discard(f"{key}/{MANIFEST}"):
+            self._dropped.add(key)
+        self._remove_copy(path)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, here and in the bucket."""
+        key = self._key(path)
+        self._bucket.delete(key)
+        self._listed(key).discard(key)
+        path.unlink(missing_ok=True)
+
+    def has(self, path: Path) -> bool:
+        """Tell whether an artifact or file is here or in the bucket, sound or not."""
+        return path.exists() or self._is_known(self._key(path))
+
+    def names(self, folder: Path) -> set[str]:
+        """Return the names of the artifacts and files in a folder of the bucket."""
+        key = self._key(folder)
+        return self._listed(key).names(key)
+
+    def folders_with(self, root: Path, name: str, *, only: str | None = None) -> list[Path]:
+        """Return the folders below the prefix that have a file of that name, made the latest."""
+        folders = [root / each for each in (self._bucket.folders() if only is None else [only])]
+        return [folder for folder in folders if self.latest(folder / name) is not None]
+
+    def look_again(self) -> bool:
+        """Take note of what others put into the bucket since."""
+        self._known.clear()
+        self._failed.clear()
+        return True
+
+    def manifest(self, path: Path) -> bytes | None:
+        """Return the bytes of an artifact's manifest in the bucket, None where it has none."""
+        found = self._bucket.get(f"{self._key(path)}/{MANIFEST}")
+        return None if found is None else found[0]
+
+    def sizes(self, path: Path, data: bytes) -> dict[str, int]:
+        """Return the bytes of the files of an artifact in the bucket, by name."""
+        key = self._key(path)
+        return self._listed(key).below(f"{key}/{stamp(data)}")
+
+    def _key(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def _listed(self, key: str) -> Listing:
+        area = key.split("/")[0]
+        with self._listing:
+            if area not in self._known:
+                self._known[area] = Listing(self._bucket.sizes(area))
+            return self._known[area]
+
+    def _is_known(self, key: str) -> bool:
+        known = self._listed(key)
+        return key in known or known.is_artifact(key)
+
+    def _get_artifact(self, key: str, path: Path) -> bool:
+        """Download an artifact whole or not at all; tell whether the bucket has all of it."""
+        found = self._bucket.get(f"{key}/{MANIFEST}")
+        names = None if found is None else files_in(found[0])
+        if found is None or names is None:
+            return False
+        with self._downloading(path) as temporary:
+            temporary.mkdir()
+            for name, size in names.items():
+                source = f"{key}/{stamp(found[0])}/{name}"
+                if not self._bucket.download(source, temporary / name, size):
+                    return False
+            (temporary / MANIFEST).write_bytes(found[0])
+            try:
+                temporary.rename(path)
+            except OSError as error:
+                # Where another process was faster, its copy is as good.
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+        return True
+
+    def _get_file(self, key: str, path: Path) -> bool:
+        with self._downloading(path) as temporary:
+            if not self._bucket.download(key, temporary, self._listed(key).size(key)):
+                return False
+            temporary.replace(path)
+        return True
+
+    @contextlib.contextmanager
+    def _downloading(self, path: Path) -> Iterator[Path]:
+        """Give a path to write to, out of the way of those who tidy up, and remove what is left."""
+        downloads = self.folder / DOWNLOADS
+        temporary = downloads / uuid.uuid4().hex
+        with writing(path):
+            if not downloads.exists():
+                make_folder(downloads)
+            if not path.parent.exists():
+                make_folder(path.parent)
+            try:
+                yield temporary
+            finally:
+                remove(temporary)
+
+    def _remove_copy(self, path: Path) -> None:
+        """Remove what is here, in one step for whoever reads it."""
+        if not path.exists():
+            return
+        with self._downloading(path) as aside, contextlib.suppress(FileNotFoundError):
+            path.rename(aside)
+
+
+@contextlib.contextmanager
+def naming() -> Iterator[None]:
+    """Let the block's errors name the bucket, not the folder of its copies.
+
+    Those of the disk name the folder, which is where it is full.
+    """
+    try:
+        yield
+    except (ArtifactError, BusyError, ConfigError) as error:
+        text = str(error)
+        for folder, uri in _URIS.items():
+            text = text.replace(folder, uri)
+        error.args = (text, *error.args[1:])
+        raise
+
+
+def place_of(place: Place | Mirror) -> tuple[Path, Here]:
+    """Return the folder that a path or URI stands for, and what is to be known of its bucket.
+
+    Raises:
+        ConfigError: the URI is none of an object store, or obstore is not installed.
+    """
+    if isinstance(place, Mirror):
+        return place.folder, place
+    found = as_place(str(place), what="the place") if is_uri(place) else place
+    if not is_uri(found):
+        return Path(found), HERE
+    mirror = Mirror(str(found))
+    make_cache(mirror.folder)
+    return mirror.folder, mirror
+
+
+def settled(place: Place) -> Place:
+    """Return a place in the form that names it whatever the working directory."""
+    if isinstance(place, str) and is_uri(place):
+        return plain_uri(place)
+    return Path(place).resolve()
