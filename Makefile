@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test slow browser units services lint types imports tables clean
+.PHONY: demo test slow browser units services soak lint types imports tables clean
 
 .venv/runtime: $(SETTINGS)
 	$(PYTHON) -m venv .venv
@@ -31,7 +31,7 @@ test: .venv/tools
 	$(BIN)/python -m pytest
 
 slow: .venv/tools
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not service"
 
 # Debian's package; elsewhere name a browser in WHITEN_INDEX_CHROMIUM.
 CHROMIUM := $(or $(WHITEN_INDEX_CHROMIUM),/usr/bin/chromium)
@@ -62,7 +62,11 @@ units: .venv/tools $(SYSTEMD) $(PROMTOOL)
 
 # Real engines, each started by its tests; the suites of langchain-tests want asyncio's mode auto.
 services: .venv/service
-	$(BIN)/python -m pytest -m service -o asyncio_mode=auto
+	$(BIN)/python -m pytest -m "service and not slow" -o asyncio_mode=auto
+
+# A worker and then a machine of a cluster killed in mid-build, ten times in a row: some minutes.
+soak: .venv/service
+	$(BIN)/python -m pytest -m "service and slow"
 
 lint: .venv/tools
 	$(BIN)/ruff check .

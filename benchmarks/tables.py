@@ -1,4 +1,4 @@
-"""The README's tables, made from the raw results; ``--check`` fails where the two differ.
+"""The documents' tables, made from the raw results; ``--check`` fails where the two differ.
 
 Run ``python -m benchmarks.tables`` after a benchmark.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    cluster_tables,
     evaluation_tables,
     nightly_tables,
     sinks_tables,
@@ -21,6 +22,8 @@ from benchmarks import (
 from benchmarks.results_file import RESULTS, read
 
 README = Path(__file__).parents[1] / "README.md"
+SCALING = README.parent / "docs" / "scaling.md"
+_MARK = r"<!-- table (\w+) -->"
 
 
 def store_dtype() -> str:
@@ -152,6 +155,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "night": nightly_tables.night,
     "nights": nightly_tables.nights,
     "readers": nightly_tables.readers,
+    "cluster_equal": cluster_tables.equal,
+    "cluster_overhead": cluster_tables.overhead,
     "sinks": sinks_tables.sinks,
     "growth": sweep_tables.growth,
     "exact_search": sweep_tables.exact_search,
@@ -166,22 +171,54 @@ TABLES: dict[str, Callable[[], str]] = {
 def filled(text: str) -> str:
     """Return a README's text with every marked table made anew."""
     for name, table in TABLES.items():
-        pattern = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
-        made = table().replace("\\", "\\\\")
-        text, found = re.subn(pattern, rf"\g<1>{made}\n\g<2>", text, flags=re.DOTALL)
+        text, found = _with(text, name, table())
         if found != 1:
             raise SystemExit(f"README.md has {found} places for table {name}; it needs one")
     return text
 
 
+def filled_where_marked(text: str, tables: Mapping[str, Callable[[], str]]) -> str:
+    """Return a document's text with the tables that it has marks for made anew.
+
+    Raises:
+        SystemExit: a mark names no table, or a table's results are not there.
+    """
+    for name in re.findall(_MARK, text):
+        if name not in tables:
+            raise SystemExit(f"there is no table {name}; known are {', '.join(tables)}")
+        try:
+            made = tables[name]()
+        except FileNotFoundError as error:
+            raise SystemExit(
+                f"table {name} needs {error.filename}, which is not there: run its benchmark, or "
+                "take the mark out of the document"
+            ) from error
+        text, found = _with(text, name, made)
+        if found != 1:
+            raise SystemExit(f"a document has {found} places for table {name}; it needs one")
+    return text
+
+
+def _with(text: str, name: str, made: str) -> tuple[str, int]:
+    escaped = made.replace("\\", "\\\\")
+    pattern = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
+    return re.subn(pattern, rf"\g<1>{escaped}\n\g<2>", text, flags=re.DOTALL)
+
+
 def main(arguments: list[str]) -> int:
     """Fill the tables, or with ``--check`` only compare; return the exit status."""
-    text = README.read_text(encoding="utf-8")
-    made = filled(text)
-    if "--check" in arguments:
-        return 0 if made == text else 1
-    README.write_text(made, encoding="utf-8")
-    return 0
+    documents: list[tuple[Path, Callable[[str], str]]] = [
+        (README, filled),
+        (SCALING, lambda text: filled_where_marked(text, cluster_tables.TABLES)),
+    ]
+    same = True
+    for path, fill in documents:
+        text = path.read_text(encoding="utf-8")
+        made = fill(text)
+        same = same and made == text
+        if "--check" not in arguments:
+            path.write_text(made, encoding="utf-8")
+    return 0 if same or "--check" not in arguments else 1
 
 
 if __name__ == "__main__":

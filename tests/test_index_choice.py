@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.assemble import IndexPlan, _below_target
+from whiten_index.assemble import IndexPlan
+from whiten_index.assemble.examination import below_target
 from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError
@@ -271,16 +272,16 @@ def test_a_plan_tells_the_same(tmp_path: Path, corpus: Path) -> None:
 def test_rows_held_out_are_not_trained_on(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whiten_index import assemble
+    from whiten_index.assemble import examination
 
     drawn: list[Any] = []
-    real = assemble._drawn
+    real = examination.draw_rows
 
     def spy(*arguments: Any) -> Any:
         drawn.append(real(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr(assemble, "_drawn", spy)
+    monkeypatch.setattr(examination, "draw_rows", spy)
     tuned = build(corpus, tmp_path / "out", factory="IVF16,SQ8").manifest["factory"]["tuned"]
     ((sample, held_out),) = drawn
     assert not {*sample.tolist()} & {*held_out.tolist()}
@@ -324,7 +325,7 @@ def test_a_codec_below_the_target_is_noted(tmp_path: Path, corpus: Path) -> None
 def test_what_is_scored_again_already_is_not_told_to_be(budget: int | None, advised: bool) -> None:
     choice = choose_factory("auto", rows=ROWS, dim=DIM, k=K, budget=budget)
     point = OperatingPoint(recall=0.5, target=0.95, queries=9)
-    told = _below_target(IndexPlan(choice, seed=0), point)
+    told = below_target(IndexPlan(choice, seed=0), point)
     assert "50.0% of the exact neighbours" in told
     assert ("scoring candidates again" in told) == advised
 

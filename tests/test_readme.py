@@ -40,6 +40,6 @@ def test_every_option_shown_exists() -> None:
         for command in (cli, reproduce_papers.main)
         for parameter in parameters(command)
         for spelling in (*parameter.opts, *parameter.secondary_opts)
-    } | {"--index-url", "--passages"}
+    } | {"--index-url", "--passages", "--head"}
     shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README.read_text(encoding="utf-8")))
     assert shown <= known

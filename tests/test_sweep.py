@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from whiten_index import BuildConfig
 from whiten_index.cli import cli
 from whiten_index.errors import (
     ArtifactError,
@@ -28,7 +29,7 @@ from whiten_index.index.trials import SharedLists, filled, searcher
 from whiten_index.lock import only_writer
 from whiten_index.moments import Moments
 from whiten_index.progress import Silent
-from whiten_index.sweep import plan_sweep, run_sweep, sweep_config
+from whiten_index.sweep import SweepConfig, plan_sweep, run_sweep, sweep_config
 from whiten_index.sweep.grid import grid
 from whiten_index.sweep.results import Results
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
@@ -117,6 +118,12 @@ def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths()
     assert {(p.codec, p.index, p.rerank) for p in again} == {("pq", "flat", 100)}
 
 
+def test_a_sweep_on_a_cluster_is_refused(tmp_path):
+    build = BuildConfig(store=str(tmp_path / "store"), runner="ray")
+    with pytest.raises(ConfigError, match="encode --runner ray, and sweep that store"):
+        SweepConfig(build=build, out=str(tmp_path / "out"))
+
+
 def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(
@@ -135,7 +142,7 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
     job.write_text(job.read_text() + "wings = 2\n")
     done = CliRunner().invoke(cli, ["sweep", "--config", str(job), "--plan"])
     assert done.exit_code == 2
-    assert "sets 'wings', which is unknown; known are baselines, " in done.output
+    assert "sets 'wings', which is unknown; known are address, baselines, " in done.output
     job.write_text("corpus = 'c'\nout = 'o'\ntransforms = 3\n")
     done = CliRunner().invoke(cli, ["sweep", "--config", str(job), "--plan"])
     assert done.exit_code == 2

@@ -22,11 +22,13 @@ from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, OutputError
 from whiten_index.fit import choose_index, fit_whitening, possible_widths, read_labels
 from whiten_index.lock import only_writer
-from whiten_index.objects import Place, naming, place_of
+from whiten_index.objects import Here, Place, Tag, naming, place_of
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.publish import Settled, settle, write_version
+from whiten_index.runners import Calls, InThisProcess
 from whiten_index.store import EmbeddingStore
 from whiten_index.whitening import Whitening
+from whiten_index.workers import hired
 
 __all__ = ["BuildConfig", "BuildReport", "build_index", "encode_corpus"]
 
@@ -65,6 +67,7 @@ class BuildReport:
             "factory": self.manifest["factory"],
             "bytes": self.manifest["bytes"],
             "made_by": self.manifest["made_by"],
+            "runner": self.encoded.runner,
             "seconds": self.encoded.stages.seconds,
             "stage_rows": self.encoded.stages.rows,
         }
@@ -84,6 +87,8 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         ArtifactError: the store is damaged and there is no corpus to mend it from.
         BusyError: another process is writing the same folder.
         OutputError: the disk is full or cannot be written.
+        ClusterError: the cluster cannot be reached, or has no worker left.
+        SetAsideError: some shards failed on every machine; the others are in the store.
     """
     if config.out is None:
         raise ConfigError("say where the index goes: --out DIR")
@@ -96,24 +101,38 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     with naming(), only_writer(out, what="index"):
         before = mirror.latest(out / faiss_index.CURRENT)
         faiss_index.tidy(out)
-        encoded = embeddings(config, labels, stages)
-        register(encoded.store, config.out_place, stages)
-        settled = _settle(config, encoded, labels, stages)
-        # What is left to do needs no model in memory.
-        encoded = replace(encoded, work=None)
-        version = faiss_index.find_version(out, settled.identity, mirror)
-        up_to_date = version is not None and version == _current(out)
-        if version is None:
-            version = faiss_index.next_version(out, settled.identity, mirror)
+        with hired(config, stages) as (config, calls):
+            encoded = embeddings(config, labels, stages, calls)
+            register(encoded.store, config.out_place, stages)
+            settled = _settle(config, encoded, labels, stages)
+            return _published(config, encoded, settled, out, mirror, before)
 
-            def publish(_: Path, name: str, fill: faiss_index.Fill) -> dict[str, Any]:
-                return faiss_index.publish(out, name, fill, mirror)
 
-            write_version(config, encoded, settled, version, stages, publish)
-        if not up_to_date:
-            faiss_index.set_current(out, version, mirror=mirror, tag=before)
-        _, fields = faiss_index.read_fields(out, verify="manifest")
-        return BuildReport(config.out_place, version, up_to_date, fields, encoded)
+def _published(
+    config: BuildConfig,
+    encoded: EncodeReport,
+    settled: Settled,
+    out: Path,
+    mirror: Here,
+    before: Tag | None,
+) -> BuildReport:
+    """Publish what is settled in a folder, and in its bucket where ``CURRENT`` has that tag yet."""
+    stages = encoded.stages
+    # What is left to do needs no model in memory.
+    encoded = replace(encoded, work=None)
+    version = faiss_index.find_version(out, settled.identity, mirror)
+    up_to_date = version is not None and version == _current(out)
+    if version is None:
+        version = faiss_index.next_version(out, settled.identity, mirror)
+
+        def publish(_: Path, name: str, fill: faiss_index.Fill) -> dict[str, Any]:
+            return faiss_index.publish(out, name, fill, mirror)
+
+        write_version(config, encoded, settled, version, stages, publish)
+    if not up_to_date:
+        faiss_index.set_current(out, version, mirror=mirror, tag=before)
+    _, fields = faiss_index.read_fields(out, verify="manifest")
+    return BuildReport(config.out_place, version, up_to_date, fields, encoded)
 
 
 def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
@@ -135,15 +154,17 @@ def _current(out: Path) -> str | None:
     return str(fields["version"])
 
 
-def embeddings(config: BuildConfig, labels: Labels | None, stages: Stages) -> EncodeReport:
+def embeddings(
+    config: BuildConfig, labels: Labels | None, stages: Stages, calls: Calls | None = None
+) -> EncodeReport:
     """Return the store filled with the corpus, or as it is where no corpus is named."""
     if labels is not None:
         check_labels(config, labels)
     if not config.corpus:
-        return _from_store_alone(config, stages)
+        return replace(_from_store_alone(config, stages), calls=calls or InThisProcess())
     corpus = open_corpus(config, stages)
     check_early(config, corpus)
-    return encode_shards(config, corpus, stages)
+    return encode_shards(config, corpus, stages, calls=calls)
 
 
 def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:

@@ -27,6 +27,8 @@ AUTO = "auto"
 _OF_A_KIND = ("groups", "group_size", "shuffle", "shrinkage", "remove_top")
 _COUNTING_ESTIMATORS = (Estimator.LEDOIT_WOLF, Estimator.OAS)
 _OF_AUTO = ("queries", "qrels", "qrels_split", "pairs")
+RUNNERS = ("local", "ray")
+_OF_RUNNER = ("runner", "address", "workers")
 _LISTS = ("corpus", "text_columns", "keep", "layers")
 _OPTIONS = {"text_column": "text_columns", "filter": "row_filter"}
 
@@ -71,6 +73,9 @@ class BuildConfig:
             shard at a time; an encoder's own memory does not count.
         index_device: where the index is made: ``auto``, ``cpu`` or ``gpu``.
         seed: of every sample drawn, and of random directions and groups.
+        runner: ``local``, or ``ray`` for workers on a cluster.
+        address: of the cluster's head, None for the one that Ray finds, or one started here.
+        workers: on the cluster, None for one a GPU, or one a machine without GPUs.
     """
 
     corpus: tuple[str, ...] = ()
@@ -124,6 +129,9 @@ class BuildConfig:
     memory_budget: str | int | None = None
     index_device: str = "auto"
     seed: int = 0
+    runner: str = "local"
+    address: str | None = None
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         for name, expected in get_type_hints(BuildConfig).items():
@@ -145,6 +153,7 @@ class BuildConfig:
             raise ConfigError("name a corpus to read, or with --store a folder of embeddings")
         self._require_consistent_whitening()
         self._require_sound_index()
+        self._require_known_runner()
         _member(OnBadRow, self.on_bad_row, "--on-bad-row")
         require_dtype(self.store_dtype, own=False)
         self.passage_config()
@@ -274,13 +283,24 @@ class BuildConfig:
                 "leaves nothing to choose; use --whiten auto, or leave the option out"
             )
 
+    def _require_known_runner(self) -> None:
+        if self.runner not in RUNNERS:
+            raise ConfigError(f"--runner {self.runner!r} is unknown; use {', '.join(RUNNERS)}")
+        given = [f"--{name}" for name in ("address", "workers") if getattr(self, name) is not None]
+        if self.runner != "ray" and given:
+            raise ConfigError(
+                f"{' and '.join(given)} belongs to a cluster; add --runner ray, or leave it out"
+            )
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"--workers takes 1 or more; {self.workers} was given")
+
     def dtype_kept(self) -> StoreDtype:
         """Return how embeddings are kept."""
         return require_dtype(self.store_dtype, own=self.embedding_column is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
+        """Return the fields as JSON values, but for who did the work: it made no difference."""
+        return {name: value for name, value in asdict(self).items() if name not in _OF_RUNNER}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ import numpy as np
 
 from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
-from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, plan_windows
+from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard, plan_windows
 from whiten_index.encoding import (
     EncoderConfig,
     EncoderSpec,
@@ -21,14 +23,33 @@ from whiten_index.encoding import (
     resolve_encoder,
     window_factor,
 )
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.lock import only_writer
 from whiten_index.manifest import fingerprint
 from whiten_index.objects import naming
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.runners import LocalRunner, ProcessRunner, Runner
-from whiten_index.shard import EncodedFacts, RowFinder, ShardResult, ShardWork, WindowResult
+from whiten_index.runners import (
+    Calls,
+    CrewCalls,
+    InThisProcess,
+    LocalRunner,
+    ProcessRunner,
+    RayRunner,
+    Runner,
+    SetAside,
+    Slot,
+    refusal,
+)
+from whiten_index.shard import (
+    EncodedFacts,
+    RowFinder,
+    ShardResult,
+    ShardWork,
+    Window,
+    WindowResult,
+)
 from whiten_index.store import CorpusFile, CorpusPart, CorpusRecord, EmbeddingStore
+from whiten_index.workers import hired
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
@@ -44,21 +65,36 @@ KeptFile = tuple[CorpusFile, tuple[CorpusPart, ...]]
 class EncoderSource:
     """Loads an encoder on first need; pickled, it is one that has loaded nothing yet."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        """Take what the encoder is resolved with."""
-        self._config = config
+    def __init__(self, config: EncoderConfig, *, expected: str | None = None) -> None:
+        """Take what the encoder is resolved with, and the fingerprint that it must have."""
+        self._config, self._expected = config, expected
         self._encoder: Encoder | None = None
 
     def __call__(self) -> Encoder:
-        """Return the encoder, the same one every time."""
+        """Return the encoder, the same one every time.
+
+        Raises:
+            EncoderError: it is not the one expected, as on a machine with another model.
+        """
         if self._encoder is None:
             from whiten_index.encoding import Encoder
 
-            self._encoder = Encoder(*resolve_encoder(self._config), self._config)
+            spec, folder = resolve_encoder(self._config)
+            if self._expected not in (None, spec.fingerprint):
+                raise EncoderError(
+                    f"the model {spec.model} on {platform.node()} differs from that of the machine "
+                    "the build was started on; put the same one on all machines"
+                )
+            self._encoder = Encoder(spec, folder, self._config)
         return self._encoder
 
+    def on(self, *, device: str, threads: int) -> EncoderSource:
+        """Return the same encoder for a device; ``threads`` give way to those asked for."""
+        config = replace(self._config, device=device, threads=self._config.threads or threads)
+        return EncoderSource(config, expected=self._expected)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return EncoderSource, (self._config,)
+        return functools.partial(EncoderSource, expected=self._expected), (self._config,)
 
 
 @dataclass
@@ -111,6 +147,7 @@ class EncodeReport:
         stages: seconds and rows by stage.
         compiled: what came of trying torch.compile, empty where it was not tried.
         work: what read and encoded the corpus, None where a store alone was opened.
+        calls: who does the work.
     """
 
     store: EmbeddingStore
@@ -119,6 +156,7 @@ class EncodeReport:
     stages: Stages
     compiled: str = ""
     work: ShardWork | None = field(default=None, repr=False)
+    calls: Calls = field(default_factory=InThisProcess, repr=False)
 
     @property
     def agreement(self) -> dict[str, Any] | None:
@@ -135,9 +173,19 @@ class EncodeReport:
             "compiled": self.compiled,
             "rows": self.record.rows,
             "bytes": {"raw": raw_bytes(self.store, self.record)},
+            "runner": self.runner,
             "seconds": self.stages.seconds,
             "stage_rows": self.stages.rows,
         }
+
+    @property
+    def runner(self) -> dict[str, Any] | None:
+        """Return what happened on the cluster beside the plain course, None without one."""
+        return self.calls.to_json() if isinstance(self.calls, CrewCalls) else None
+
+    def elsewhere(self) -> EncodeReport:
+        """Return the report as another machine can take it."""
+        return replace(self, stages=Stages(Silent()), calls=InThisProcess())
 
 
 def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> EncodeReport:
@@ -152,11 +200,13 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
         EncoderError: the model cannot be found or loaded.
         BusyError: another process is filling the same store.
         OutputError: the store cannot be written.
+        ClusterError: the cluster cannot be reached, or has no worker left.
+        SetAsideError: some shards failed on every machine; the others are in the store.
     """
     stages = Stages(progress or Silent())
-    corpus = open_corpus(config, stages)
-    with naming():
-        return encode_shards(config, corpus, stages)
+    with naming(), hired(config, stages) as (config, calls):
+        corpus = open_corpus(config, stages)
+        return encode_shards(config, corpus, stages, calls=calls)
 
 
 def open_corpus(config: BuildConfig, stages: Stages, *, dim: int | None = None) -> ParquetCorpus:
@@ -183,6 +233,7 @@ def encode_shards(
     before: CorpusRecord | None = None,
     known: Sequence[CorpusRecord] = (),
     remember: bool = True,
+    calls: Calls | None = None,
 ) -> EncodeReport:
     """Encode the rows that the store does not have, and remember the corpus in it.
 
@@ -193,6 +244,7 @@ def encode_shards(
         before: the corpus as it was indexed last; files that are as they were then are not read.
         known: records whose rows are in the store, beside those that the store itself remembers.
         remember: keep the record in the store, which else is the caller's to do.
+        calls: who does the work, this process where it is left out.
     """
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
@@ -201,7 +253,7 @@ def encode_shards(
         named = (shard for record in known for shard in record.shards)
         shards = dict.fromkeys((*named, *work.store.corpus_shards()))
         work = replace(work, rows=RowFinder(work.store, tuple(shards)))
-        report = _encode(config, work, kept_parts(work, before), stages)
+        report = _encode(config, work, kept_parts(work, before), stages, calls or InThisProcess())
         if remember:
             index = None if config.out is None else config.out_place
             work.store.save_corpus(report.record, index=index)
@@ -227,22 +279,26 @@ def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFi
 
 
 def _encode(
-    config: BuildConfig, work: ShardWork, kept: Mapping[int, KeptFile], stages: Stages
+    config: BuildConfig,
+    work: ShardWork,
+    kept: Mapping[int, KeptFile],
+    stages: Stages,
+    calls: Calls,
 ) -> EncodeReport:
     counts, corpus = Counts(kept_files=len(kept)), work.corpus
-    devices = ("cpu",) if corpus.dim is not None else chosen_devices(config.encoder_config().device)
-    runner = _runner(config, work, devices)
+    devices = _devices(config, corpus, calls)
+    runner = _runner(config, work, devices, calls)
     rows = corpus.config.shard_rows * window_factor(devices[0])
-    compiled, results = "", list[ShardResult]()
+    compiled, results = "", dict[Shard, ShardResult]()
     shards = [shard for shard in corpus.shards if shard.file not in kept]
-    windows = plan_windows(shards, rows=rows, size=SHARD_BYTES * window_factor(devices[0]))
+    windows = list(plan_windows(shards, rows=rows, size=SHARD_BYTES * window_factor(devices[0])))
     with stages.stage("encode", corpus.rows) as watcher:
         for file, parts in kept.values():
             _count_kept(counts, file, parts, passages=work.splitter is not None)
             watcher.advance(sum(part.read for part in parts))
-        for window in runner.map(windows, watcher.advance):
-            for result in window.shards:
-                results.append(result)
+        for planned, window in _results(corpus, runner, windows, watcher.advance):
+            for shard, result in zip(planned, window.shards, strict=True):
+                results[shard] = result
                 _count(counts, result, wanted=work.dtype.value)
                 counts.passages += result.part.rows if work.splitter is not None else 0
             if window.encoded is not None:
@@ -252,17 +308,63 @@ def _encode(
     corpus.require_unchanged()
     # Other processes and machines may have kept shards.
     work.store.mirror.look_again()
-    record = _record(corpus, kept, results, counts)
+    record = _record(corpus, kept, [results[shard] for shard in shards], counts)
     if not record.rows:
         raise CorpusError(
             f"none of the {counts.read} rows read can be used "
             f"({', '.join(f'{n} {reason}' for reason, n in counts.skipped.items())}); "
             "check the columns named and the row filter"
         )
-    report = EncodeReport(work.store, record, counts, stages, compiled, work)
+    report = EncodeReport(work.store, record, counts, stages, compiled, work, calls)
     if work.store.encoder.get("dtype") == "int8" and (counts.encoded or not report.agreement):
         _measure_agreement(config, work, report)
     return report
+
+
+def _devices(config: BuildConfig, corpus: ParquetCorpus, calls: Calls) -> Sequence[str]:
+    """Return what encodes: on a cluster one kind for all, else each device of this machine."""
+    if corpus.dim is not None:
+        return ("cpu",)
+    if isinstance(calls, CrewCalls):
+        return ("cuda",) if calls.crew.gpu else ("cpu",)
+    return chosen_devices(config.encoder_config().device)
+
+
+def _results(
+    corpus: ParquetCorpus,
+    runner: Runner,
+    windows: Sequence[Window],
+    advance: Callable[[int], None],
+) -> Iterator[tuple[Window, WindowResult]]:
+    """Yield each window and what came of it; one that was set aside is tried again by its shards.
+
+    Raises:
+        SetAsideError: at the end, where shards failed every time.
+    """
+    aside = list[tuple[Window, SetAside]]()
+    for window, result in zip(windows, runner.map(windows, advance), strict=True):
+        if isinstance(result, SetAside):
+            aside.append((window, result))
+        else:
+            yield window, result
+    singles = [(shard,) for window, _ in aside if len(window) > 1 for shard in window]
+    failed = [each for each in aside if len(each[0]) == 1]
+    for single, result in zip(singles, runner.map(singles, advance), strict=True):
+        if isinstance(result, SetAside):
+            failed.append((single, result))
+        else:
+            yield single, result
+    if failed:
+        raise refusal([(_name(corpus, window[0]), each) for window, each in failed], what="shard")
+
+
+def _name(corpus: ParquetCorpus, shard: Shard) -> str:
+    """Return how an error calls a shard."""
+    first, last = shard.spans[0], shard.spans[-1]
+    return (
+        f"{corpus.files[shard.file].path}, row group {first.row_group} row {first.start} to row "
+        f"group {last.row_group} row {last.stop - 1}"
+    )
 
 
 def _record(
@@ -325,8 +427,10 @@ def _sample_texts(work: ShardWork, *, seed: int) -> list[str]:
     return texts
 
 
-def _runner(config: BuildConfig, work: ShardWork, devices: Sequence[str]) -> Runner:
-    """Return who does the work: this process on one device, a process each on several."""
+def _runner(config: BuildConfig, work: ShardWork, devices: Sequence[str], calls: Calls) -> Runner:
+    """Return who does the work: a crew, this process on one device, a process each on several."""
+    if isinstance(calls, CrewCalls):
+        return RayRunner(calls.crew, functools.partial(_work_for, work), events=calls.events)
     if len(devices) == 1:
         given = work.corpus.dim is not None
         little = config.budget is not None and config.budget < _ROOM_TO_OVERLAP
@@ -340,6 +444,15 @@ def _runner(config: BuildConfig, work: ShardWork, devices: Sequence[str]) -> Run
             for each in [replace(asked, threads=max(threads, 1))]
         ]
     )
+
+
+def _work_for(work: ShardWork, slot: Slot) -> ShardWork:
+    """Return the work of a worker on a cluster: the plan stays with who started the build."""
+    corpus = replace(work.corpus, shards=(), footers=())
+    source = work.encoder
+    if isinstance(source, EncoderSource):
+        source = source.on(device="cuda" if slot.gpus else "cpu", threads=slot.cpus)
+    return replace(work, corpus=corpus, encoder=source)
 
 
 def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True) -> ShardWork:
@@ -362,7 +475,7 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
     passages = config.passage_config()
     splitter = None if passages is None else PassageSplitter.load(spec, folder, passages)
     store = make(config.store_place, spec.to_json(), spec.fingerprint)
-    source = EncoderSource(_at_commit(encoder_config, spec.revision))
+    source = EncoderSource(_at_commit(encoder_config, spec.revision), expected=spec.fingerprint)
     return ShardWork(corpus, store, source, config.dtype_kept(), splitter=splitter)
 
 

@@ -81,3 +81,23 @@ class SinkError(WhitenIndexError):
     """A database that cannot be reached, or that refuses what it was asked."""
 
     exit_code = 10
+
+
+class ClusterError(WhitenIndexError):
+    """A cluster that cannot be reached, or that has no worker left."""
+
+    exit_code = 11
+
+
+class SetAsideError(WhitenIndexError):
+    """Items that failed every time, while all the others were done.
+
+    Attributes:
+        items: name and reason of each.
+    """
+
+    exit_code = 12
+
+    def __init__(self, message: str, *, items: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.items = tuple(items)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
-from whiten_index.assemble import blocks
+from whiten_index.at_work import at_work
 from whiten_index.batch import ID
 from whiten_index.choosing import Labels, Wishes, choose_setting
 from whiten_index.config import BuildConfig
@@ -18,8 +18,8 @@ from whiten_index.encode import EncodeReport
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.moments import Moments
 from whiten_index.progress import Progress, Stages
-from whiten_index.store import total_moments
-from whiten_index.whitening import Estimator, Whitening, WhiteningConfig, parse_shrinkage, unit_rows
+from whiten_index.sums import sum_of_rows, sum_of_shards
+from whiten_index.whitening import Estimator, Whitening, WhiteningConfig, parse_shrinkage
 from whiten_index.whitening.choice import Choice, widths
 
 # Rounding to 11 significant bits, averaged over the mantissa.
@@ -66,7 +66,8 @@ def fit_whitening(
     moments, weights = fit_moments(config, encoded, stages)
     if config.chooses:
         wishes = _wishes(config, labels, rows=encoded.record.rows, dim=moments.dim)
-        choice = choose_setting(encoded, moments, wishes, stages, weights=weights)
+        given = encoded.elsewhere(), moments, wishes, weights
+        choice = at_work(encoded.calls, stages, _chosen, *given)
         setting = choice.setting
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
@@ -74,6 +75,16 @@ def fit_whitening(
         stages.watcher.note("note: one direction is kept, so that every score will be 1 or -1")
     _note_rounding(encoded, whitening, stages)
     return Fitted(moments, whitening, choice)
+
+
+def _chosen(
+    stages: Stages,
+    encoded: EncodeReport,
+    moments: Moments,
+    wishes: Wishes,
+    weights: NDArray[np.float64] | None,
+) -> Choice:
+    return choose_setting(encoded, moments, wishes, stages, weights=weights)
 
 
 def fit_moments(
@@ -172,22 +183,15 @@ def _moments(
     watcher: Progress,
 ) -> Moments:
     """Return the sum of the shards' moments, or those of another look at the store."""
-    store, record = encoded.store, encoded.record
-    shards = [part.shard for part in record.parts if part.rows]
+    store, record, calls = encoded.store, encoded.record, encoded.calls
     if weights is None and not wanted.normalize_input:
-        moments = total_moments(store, shards, store.encoder["dim"])
+        moments = sum_of_shards(store, record, calls, watcher.advance)
         needs_quartic = parse_shrinkage(wanted.shrinkage)[0] is Estimator.LEDOIT_WOLF
         if moments.quartic is not None or not needs_quartic:
-            watcher.advance(record.rows)
             return moments
-    moments, start = Moments.empty(store.encoder["dim"]), 0
-    for block in blocks(store, record):
-        rows = unit_rows(block.astype(np.float64)) if wanted.normalize_input else block
-        weight = None if weights is None else weights[start : start + len(rows)]
-        moments = moments.update(rows, weights=weight)
-        start += len(rows)
-        watcher.advance(len(rows))
-    return moments
+    return sum_of_rows(
+        store, record, calls, watcher.advance, weights=weights, normalize=wanted.normalize_input
+    )
 
 
 def _weights(config: BuildConfig, encoded: EncodeReport) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from whiten_index import index as faiss_index
 from whiten_index.assemble import Assembled, Carry, IndexPlan, assemble_index
+from whiten_index.at_work import at_work
 from whiten_index.config import BuildConfig
 from whiten_index.diagnose import geometry
 from whiten_index.encode import EncodeReport, raw_bytes
@@ -24,6 +25,8 @@ from whiten_index.manifest import fingerprint
 from whiten_index.objects import settled as settled_place
 from whiten_index.progress import Stages
 from whiten_index.release import VERSION
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.whitening import Whitening
 
 
 @dataclass(frozen=True)
@@ -149,10 +152,19 @@ def write_version(
 
         def fill(folder: Path) -> dict[str, Any]:
             made = assemble_index(
-                store, record, fitted.whitening, settled.plan, stages, folder, carry=settled.carry
+                store,
+                record,
+                fitted.whitening,
+                settled.plan,
+                stages,
+                folder,
+                carry=settled.carry,
+                # Workers join an index on a disk that all share, not in a copy of a bucket.
+                calls=None if isinstance(config.out_place, str) else encoded.calls,
             )
             with stages.stage("diagnose", record.rows) as watcher:
-                shape = geometry(store, record, fitted.whitening, seed=config.seed)
+                given = store, record, fitted.whitening, config.seed
+                shape = at_work(encoded.calls, stages, _geometry, *given)
                 watcher.advance(record.rows)
             _save_transform(settled, folder)
             faiss_index.write_documents(folder / faiss_index.DOCUMENTS, _documents(encoded))
@@ -170,6 +182,12 @@ def write_version(
             return {**fields, "seconds": dict(stages.seconds), "stage_rows": dict(stages.rows)}
 
         return publish(Path(str(config.out)), version, fill)
+
+
+def _geometry(
+    _: Stages, store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, seed: int
+) -> dict[str, Any] | None:
+    return geometry(store, record, whitening, seed=seed)
 
 
 def _save_transform(settled: Settled, folder: Path) -> None:

@@ -177,8 +177,8 @@ class ShardWork:
     _under_way: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def telling(self, advance: Callable[[int], None]) -> ShardWork:
-        """Return the same work that tells ``advance`` how many rows are done."""
-        return replace(self, advance=advance)
+        """Return the same work, begun afresh, that tells ``advance`` how many rows are done."""
+        return replace(self, advance=advance, _under_way=set())
 
     def read(self, window: Window) -> _Read:
         """Read the shards and look up which the store has.

@@ -3,7 +3,8 @@
 Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or queries · 4 encoder ·
 5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk, bucket ·
 8 the embeddings do not allow the whitening · 9 a gate kept a new version from being published ·
-10 a database cannot be reached, or refuses · 130 interrupted.
+10 a database cannot be reached, or refuses · 11 a cluster cannot be reached, or has no worker ·
+12 shards were set aside, all others are done · 130 interrupted.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from whiten_index.cli import (
     report_command,
     search_command,
     sweep_commands,
+    terminal,
     update_command,
     upkeep_commands,
     version_commands,
 )
 from whiten_index.collector import spare_what_was_imported
-from whiten_index.errors import ConfigError, WhitenIndexError
+from whiten_index.errors import ConfigError, SetAsideError, WhitenIndexError
 from whiten_index.given import cut
 from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
 
@@ -49,6 +51,8 @@ class _Commands(click.Group):
                 finish_undisturbed()
         except WhitenIndexError as error:
             click.echo(f"Error: {error}", err=True)
+            if isinstance(error, SetAsideError) and "--json" in sys.argv:
+                terminal.print_json({"error": str(error), "set_aside": error.items})
             context.exit(error.exit_code)
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
@@ -72,7 +76,7 @@ class _Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit status: 0 done, 2 options, 3 corpus or queries, 4 encoder, 5 damaged or missing "
     "artifact, 6 folder in use, 7 disk or bucket, 8 whitening impossible, 9 kept back by a gate, "
-    "10 database, 130 interrupted.",
+    "10 database, 11 cluster, 12 shards set aside, 130 interrupted.",
 )
 @click.version_option(whiten_index.__version__, prog_name="whiten-index")
 def cli() -> None:

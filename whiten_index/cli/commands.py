@@ -14,6 +14,7 @@ from whiten_index.cli.options import (
     corpus_options,
     encoder_options,
     json_option,
+    runner_options,
     stored_options,
     verify_option,
     whitening_options,
@@ -32,7 +33,7 @@ plan_option = click.option(
 @config_option()
 @click.option("--out", help="Folder of the index, or its place in a bucket: s3://BUCKET/PREFIX.")
 @click.option("--store", help="Folder or URI of raw embeddings, kept for all. [default: OUT/store]")
-@with_options(corpus_options, encoder_options, stored_options, whitening_options)
+@with_options(corpus_options, encoder_options, stored_options, whitening_options, runner_options)
 @plan_option
 @json_option
 def build(plan: bool, as_json: bool, **options: Any) -> None:
@@ -69,7 +70,7 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
 @corpus_argument
 @config_option()
 @click.option("--store", help="Folder or URI of the embeddings; several corpora may share it.")
-@with_options(corpus_options, encoder_options, stored_options)
+@with_options(corpus_options, encoder_options, stored_options, runner_options)
 @plan_option
 @json_option
 def encode(plan: bool, as_json: bool, **options: Any) -> None:

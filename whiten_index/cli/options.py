@@ -185,6 +185,25 @@ stored_options = [
         help="How embeddings are kept. [default: float16; own for an embedding column]",
     ),
 ]
+runner_options = [
+    click.option(
+        "--runner",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="Who does the work: this process, or workers on a Ray cluster.",
+    ),
+    click.option(
+        "--address",
+        help="Head of the cluster, host:port; auto for that of this machine, local to start one "
+        "here. [default: RAY_ADDRESS, else one that runs here, else one started here]",
+    ),
+    click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        help="Workers on the cluster. [default: one a GPU, or one a machine without GPUs]",
+    ),
+]
 shape_options = [
     click.option(
         "--exponent",

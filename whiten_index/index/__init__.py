@@ -37,7 +37,7 @@ from whiten_index.index.on_disk import IVF_DATA, kind_on_disk
 from whiten_index.index.pages import give_back
 from whiten_index.index.rotation import gains_by_rotation, rotation_for
 from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
-from whiten_index.index.spilled import SpilledLists, gather
+from whiten_index.index.spilled import PARTS, SpilledLists, gather
 from whiten_index.index.streamed import StreamedCodes
 from whiten_index.index.training import (
     least_training_rows,
@@ -106,6 +106,7 @@ __all__ = [
     "KIND",
     "LEAST_WORK",
     "MOMENTS",
+    "PARTS",
     "RECORD",
     "TARGET_RECALL",
     "VERSIONS",

@@ -19,7 +19,7 @@ from whiten_index.index.renumbered import Entries, OldLists
 Bytes = NDArray[np.uint8]
 
 # One file for all parts: a file each would be more than a process may hold open.
-_PARTS = "parts"
+PARTS = "parts"
 _ALIGN = _ID = 8
 # A row that waits has its list beside its code; sorting adds its place, and room to sort in.
 _SORTED = 4 + 8 + 8
@@ -91,7 +91,10 @@ class SpilledLists:
 
         Codes of rows that another index has in lists are given to ``join``.
         """
-        coded = self.inner.sa_encode(vectors)
+        self.add_codes(self.inner.sa_encode(vectors))
+
+    def add_codes(self, coded: Bytes) -> None:
+        """Add rows as ``sa_encode`` codes them (m, bytes), the number of the list first."""
         while len(coded):
             room = len(self._codes) - self._held
             some, coded = coded[:room], coded[room:]
@@ -127,14 +130,14 @@ class SpilledLists:
     def __exit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
-        (self.folder / _PARTS).unlink(missing_ok=True)
+        (self.folder / PARTS).unlink(missing_ok=True)
 
     def _spill(self) -> None:
         lists = self._lists[: self._held]
         order = np.argsort(lists, kind="stable")
         counts = np.bincount(lists, minlength=self._nlist)
         starts = np.concatenate([[0], np.cumsum(counts)])
-        with (self.folder / _PARTS).open("ab") as file:
+        with (self.folder / PARTS).open("ab") as file:
             self._parts.append(_Part(file.tell(), self._held))
             file.write(starts.astype("<i8").tobytes())
             for first in range(0, len(order), _WRITTEN_ROWS):
@@ -164,7 +167,7 @@ class SpilledLists:
         """Return the arrays of every part, of which only what is touched is read."""
         if not self._parts:
             return []
-        spilled = np.asarray(np.memmap(self.folder / _PARTS, np.uint8, "r"))
+        spilled = np.asarray(np.memmap(self.folder / PARTS, np.uint8, "r"))
         return [part.arrays(spilled, nlist=self._nlist, size=self._size) for part in self._parts]
 
     def _join(

@@ -1,6 +1,26 @@
 """Map given work over items; a runner knows no work, only who does it."""
 
+from whiten_index.runners.calls import Calls, InThisProcess
+from whiten_index.runners.cluster import Crew, Size, Slot, cluster
 from whiten_index.runners.local import LocalRunner, Runner, Work
 from whiten_index.runners.processes import ProcessRunner
+from whiten_index.runners.ray_runner import CrewCalls, RayRunner, refusal
+from whiten_index.runners.schedule import Events, SetAside
 
-__all__ = ["LocalRunner", "ProcessRunner", "Runner", "Work"]
+__all__ = [
+    "Calls",
+    "Crew",
+    "CrewCalls",
+    "Events",
+    "InThisProcess",
+    "LocalRunner",
+    "ProcessRunner",
+    "RayRunner",
+    "Runner",
+    "SetAside",
+    "Size",
+    "Slot",
+    "Work",
+    "cluster",
+    "refusal",
+]

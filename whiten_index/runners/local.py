@@ -20,7 +20,10 @@ class Work(Protocol[Item, Done]):
     """
 
     def telling(self, advance: Callable[[int], None]) -> Self:
-        """Return the same work that tells ``advance`` how many rows are done."""
+        """Return the same work that tells ``advance`` how many rows are done.
+
+        It knows nothing of items that came to no end in a run before.
+        """
 
     def read(self, item: Item) -> Any:
         """Fetch what the item names."""

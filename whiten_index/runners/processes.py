@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import queue
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -21,6 +19,7 @@ from typing import Any
 
 from whiten_index.errors import EncoderError
 from whiten_index.runners.local import AnyItem, LocalRunner, Work
+from whiten_index.runners.serving import portable
 
 _HEARD_BY_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 _SECONDS_TO_LOOK_AFTER_WORKERS = 1.0
@@ -210,16 +209,7 @@ def _serve(work: Work[Any, Any], todo: Any, told: Any, stop: Any, share: int) ->
     except KeyboardInterrupt:
         pass
     except BaseException as error:
-        told.put(("error", _portable(error)))
-
-
-def _portable(error: BaseException) -> BaseException:
-    """Return an error that another process can take, as it is where possible."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError("".join(traceback.format_exception(error)))
-    return error
+        told.put(("error", portable(error)))
 
 
 class _Numbered:

@@ -106,6 +106,11 @@ class SweepConfig:
             raise ConfigError("say where results and report go: --out DIR")
         for place in (self.out, self.build.store or ""):
             require_folder(place, what="a sweep")
+        if self.build.runner != "local":
+            raise ConfigError(
+                "a sweep works on one machine: fill a store with encode --runner ray, and sweep "
+                "that store"
+            )
         if (self.queries is None) != (self.qrels is None):
             missing = "--queries" if self.queries is None else "--qrels"
             raise ConfigError(

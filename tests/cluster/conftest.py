@@ -1,0 +1,38 @@
+"""Clusters of several raylets on this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import pytest
+
+# Of all processes of the clusters; without it, Ray may write one into the home folder.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+@pytest.fixture(scope="session")
+def three_nodes(tmp_path_factory):
+    """A cluster of three machines with a core each, shared by tests that kill none of them."""
+    from benchmarks.local_cluster import Cluster
+
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), nodes=3)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def make_cluster(tmp_path):
+    """Makes clusters of a test's own, whose machines it may kill."""
+    from benchmarks.local_cluster import Cluster
+
+    made = []
+
+    def make(**options):
+        made.append(Cluster(tmp_path / f"cluster{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.stop()
