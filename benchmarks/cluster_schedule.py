@@ -115,7 +115,7 @@ class Simulation:
         self.pace, self.mishaps, self.shards = pace, mishaps, shards
         self._rng = random.Random(seed)
         self._poison = set(self._rng.sample(range(shards), min(mishaps.poison, shards)))
-        self.schedule = Schedule(range(shards), Limits())
+        self.schedule = Schedule(range(shards), Limits().shared(shards, workers))
         self.outcome = Outcome(schedule=self.schedule)
         self._events: list[tuple[float, int, str, Any]] = []
         self._order = itertools.count()

@@ -243,7 +243,7 @@ def equal() -> str:
         file = "the same to the byte"
         if not row["same_index"]:
             same_list, cosine = row["rows_in_the_same_list"], row["least_vector_cosine"]
-            file = f"{same_list:.2%} of rows in the same list, vectors' cosine ≥ {cosine:.6f}"
+            file = f"{same_list:.2%} of rows in the same list, vectors' cosine ≥ {cosine:.7f}"
         lines.append(
             f"| {names[row['kind']]} | {row['rows']:,} | {row['factory']} | {same} "
             f"| {row['moments_apart']:.1e} | {row['least_cosine']:.8f} | {file} |"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -13,6 +14,10 @@ from pathlib import Path
 # Of each machine one; for 127.0.0.1 Ray takes the address that other machines see.
 HEAD = "127.0.0.2"
 RAY = str(Path(sys.executable).with_name("ray"))
+# Of all processes of the clusters, this one among them; Ray reads it once. Without it, Ray may
+# write one into the home folder.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 _SECONDS_TO_START = 60.0
 
 

@@ -289,3 +289,12 @@ def test_where_nothing_is_ever_done_the_rest_is_not_tried():
             if task is not None:
                 schedule.failed(name, task[0], ValueError("no model"), float(steps))
     assert len(schedule.set_aside) >= 4
+
+
+@pytest.mark.parametrize(("items", "workers", "rounds"), [(1_000, 512, 2), (40, 16, 3), (9, 3, 3)])
+def test_few_items_are_shared_evenly(items, workers, rounds):
+    limits = Limits().shared(items, workers)
+    _, pool = run(range(items), {f"w{n}": 1.0 for n in range(workers)}, do, limits=limits)
+    assert pool.now == rounds
+    assert limits.held <= Limits().held
+    assert Limits().shared(10**6, workers) == Limits()

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-
 import pytest
-
-# Of all processes of the clusters; without it, Ray may write one into the home folder.
-os.environ["RAY_AUTH_MODE"] = "token"
-os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 @pytest.fixture(scope="session")

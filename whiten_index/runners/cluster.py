@@ -249,6 +249,11 @@ class Crew:
             if post.member is member:
                 post.deaths = 0
 
+    @property
+    def places(self) -> int:
+        """How many workers there are, or are to be."""
+        return sum(not post.gone for post in self._posts)
+
     def starting(self) -> list[Any]:
         """Return what ``ray.wait`` tells new workers by."""
         return [post.hello for post in self._posts if post.hello is not None]

@@ -70,8 +70,10 @@ class RayRunner:
         Raises:
             ClusterError: no worker is left, and none can be had.
         """
-        schedule = Schedule(items, self._limits, events=self.events)
-        most = len(items) if isinstance(items, Sized) else math.inf
+        limits, most = self._limits, math.inf
+        if isinstance(items, Sized):
+            limits, most = limits.shared(len(items), self._crew.places), len(items)
+        schedule = Schedule(items, limits, events=self.events)
         run = _Run(self._crew, schedule, self._work_for, most, self._crew.next_phase())
         try:
             yield from _in_order(run.outcomes(advance), schedule.set_aside)

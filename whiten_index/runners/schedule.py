@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _LEAST_DONE, _TIMES_KEPT = 3, 512
@@ -37,6 +37,10 @@ class Limits:
     late: float = 3.0
     least_late: float = 20.0
     hopeless: int = 16
+
+    def shared(self, items: int, workers: int) -> Limits:
+        """Return the limits for so few items that workers would hold what others could do."""
+        return replace(self, held=max(min(self.held, -(-items // max(workers, 1))), 1))
 
 
 @dataclass

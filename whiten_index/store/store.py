@@ -244,6 +244,9 @@ class EmbeddingStore:
             self.mirror.keep(path)
             return name
         with manifest.writing(path):
+            if not path.parent.exists():
+                # On another machine than that which made the store in its bucket.
+                manifest.make_folder(path.parent)
             manifest.replace_file(path, compressed(data))
         self.mirror.push(path)
         return name

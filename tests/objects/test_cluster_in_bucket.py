@@ -1,0 +1,61 @@
+"""A build on a cluster whose machines share nothing but a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.objects.helpers import ROWS, SHARDS, build, hits, keys, put_corpus
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def cluster(s3: Any, machine: Any, tmp_path: Path) -> Iterator[Any]:
+    """Two machines that have a cache each."""
+    from benchmarks.local_cluster import Cluster
+
+    made = Cluster(tmp_path / "cluster", nodes=0)
+    for name in ("one", "two"):
+        machine(name)
+        made.add()
+    machine("driver")
+    yield made
+    made.stop()
+
+
+def test_corpus_and_store_in_a_bucket(
+    cluster: Any, s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    corpus = put_corpus(s3, bucket, "corpus.parquet")
+    there = build(
+        corpus, store=f"s3://{bucket}/store", out=str(tmp_path / "out"), factory="IVF4,Flat",
+        runner="ray", address=cluster.address,
+    )  # fmt: skip
+    assert there.encoded.counts.encoded == SHARDS * ROWS
+    assert there.to_json()["runner"]["failures"] == 0
+    # What a machine made it has a copy of.
+    caches = [tmp_path / "caches" / name for name in ("one", "two")]
+    assert any(list(cache.rglob("embeddings.safetensors")) for cache in caches)
+    here = build(
+        corpus, store=str(tmp_path / "store"), out=str(tmp_path / "here"), factory="IVF4,Flat"
+    )
+    assert hits(tmp_path / "out") == hits(tmp_path / "here")
+    assert here.encoded.record.shards == there.encoded.record.shards
+    machine("another")
+    again = build(corpus, store=f"s3://{bucket}/store", out=str(tmp_path / "again"))
+    assert again.encoded.counts.reused == SHARDS * ROWS
+
+
+def test_an_index_in_a_bucket_too(cluster: Any, s3: Any, bucket: str, machine: Any) -> None:
+    corpus = put_corpus(s3, bucket, "corpus.parquet")
+    report = build(
+        corpus, out=f"s3://{bucket}/index", factory="Flat", runner="ray", address=cluster.address
+    )
+    assert report.encoded.counts.encoded == SHARDS * ROWS
+    assert "index/CURRENT" in keys(s3, bucket)
+    machine("reader")
+    assert hits(f"s3://{bucket}/index")
