@@ -13,13 +13,14 @@ from whiten_index.batch import EmbeddingBatch, TextBatch
 from whiten_index.build import check_early, check_labels
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import Shard
-from whiten_index.encode import open_corpus, shard_work
+from whiten_index.encode import open_corpus
 from whiten_index.encoding import chosen_devices
 from whiten_index.errors import ConfigError
 from whiten_index.fit import choose_index, possible_widths, read_labels
 from whiten_index.index import FactoryChoice
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.shard import RowFinder, ShardWork
+from whiten_index.shard_workers import shard_work
 from whiten_index.store import StoreDtype
 from whiten_index.whitening.choice import widths
 

@@ -169,7 +169,7 @@ def workers_of(node):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if command.startswith("ray::_Actor"):
+        if command.startswith("ray::Actor"):
             found.append(pid)
     return found
 
@@ -303,9 +303,7 @@ def test_the_command_line_tells_shards_that_were_set_aside(three_nodes, tmp_path
 
 
 def test_the_cluster_is_lost(make_cluster, column, tmp_path, monkeypatch):
-    from whiten_index.runners import cluster
-
-    monkeypatch.setattr(sys.modules[cluster.__module__], "_SECONDS_WITHOUT_ANY", 5.0)
+    monkeypatch.setattr("whiten_index.runners.crew._SECONDS_WITHOUT_ANY", 5.0)
     made = make_cluster(nodes=1)
     out = tmp_path / "out"
     killer = Killer(out / "store", [(3, made.nodes["node0"].kill)])

@@ -1,7 +1,8 @@
 """Map given work over items; a runner knows no work, only who does it."""
 
 from whiten_index.runners.calls import Calls, InThisProcess
-from whiten_index.runners.cluster import Crew, Size, Slot, cluster
+from whiten_index.runners.cluster import cluster
+from whiten_index.runners.crew import Crew, Size, Slot
 from whiten_index.runners.local import LocalRunner, Runner, Work
 from whiten_index.runners.processes import ProcessRunner
 from whiten_index.runners.ray_runner import CrewCalls, RayRunner, refusal

@@ -18,7 +18,7 @@ from whiten_index.errors import (
     WhitenIndexError,
 )
 from whiten_index.runners.calls import Call
-from whiten_index.runners.cluster import Crew, Member, Slot
+from whiten_index.runners.crew import Crew, Member, Slot
 from whiten_index.runners.local import Work
 from whiten_index.runners.schedule import Events, Limits, Schedule, SetAside
 from whiten_index.runners.serving import How, Outcome

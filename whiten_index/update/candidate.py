@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
 from whiten_index.changes import Changes
-from whiten_index.encode import EncodeReport, EncoderSource
+from whiten_index.encode import EncodeReport
 from whiten_index.gates import Base as GateBase
 from whiten_index.gates import CanaryFile, Gate, require_passed, run_gates
 from whiten_index.progress import Stages
 from whiten_index.publish import write_version
+from whiten_index.shard_workers import EncoderSource
 from whiten_index.update.base import Base
 from whiten_index.update.config import UpdateConfig
 from whiten_index.update.decide import Decided

@@ -21,11 +21,12 @@ from whiten_index.changes import (
     stored_rows,
 )
 from whiten_index.corpus import Shard
-from whiten_index.encode import kept_parts, open_corpus, shard_work
+from whiten_index.encode import kept_parts, open_corpus
 from whiten_index.encoding import chosen_devices
 from whiten_index.plan import calibrate
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.shard import RowFinder, ShardWork
+from whiten_index.shard_workers import shard_work
 from whiten_index.space import free_bytes
 from whiten_index.store import CorpusPart, CorpusRecord
 from whiten_index.update.base import Base
