@@ -25,6 +25,7 @@ from whiten_index.workers import _require_shared, _shared
         ({"runner": "dask"}, "--runner 'dask' is unknown; use local, ray"),
         ({"address": "auto"}, "--address belongs to a cluster; add --runner ray"),
         ({"address": "auto", "workers": 2}, "--address and --workers belongs to a cluster"),
+        ({"runner": "ray", "address": ""}, "--address is empty; name the head"),
         ({"runner": "ray", "workers": 0}, "--workers takes 1 or more; 0 was given"),
     ],
 )

@@ -28,7 +28,7 @@ from whiten_index.publish import Settled, settle, write_version
 from whiten_index.runners import Calls, InThisProcess
 from whiten_index.store import EmbeddingStore
 from whiten_index.whitening import Whitening
-from whiten_index.workers import hired
+from whiten_index.workers import hired, on_every_machine
 
 __all__ = ["BuildConfig", "BuildReport", "build_index", "encode_corpus"]
 
@@ -92,6 +92,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     """
     if config.out is None:
         raise ConfigError("say where the index goes: --out DIR")
+    config = on_every_machine(config)
     out, mirror = place_of(config.out_place)
     stages = Stages(progress or Silent())
     faiss_index.load_faiss()

@@ -291,6 +291,10 @@ class BuildConfig:
             raise ConfigError(
                 f"{' and '.join(given)} belongs to a cluster; add --runner ray, or leave it out"
             )
+        if self.address == "":
+            raise ConfigError(
+                "--address is empty; name the head of the cluster, host:port, or leave it out"
+            )
         if self.workers is not None and self.workers < 1:
             raise ConfigError(f"--workers takes 1 or more; {self.workers} was given")
 

@@ -38,14 +38,13 @@ def hired(config: BuildConfig, stages: Stages) -> Iterator[tuple[BuildConfig, Ca
     if config.runner != "ray":
         yield config, InThisProcess()
         return
-    out = None if config.out is None else _everywhere(config.out_place)
-    store = None if config.store is None else _everywhere(config.store_place)
-    model = config.model
-    if model is not None and Path(model).is_dir():
-        model = str(Path(model).absolute())
-    config = replace(config, out=out, store=store, model=model)
+    config = on_every_machine(config)
     # A bucket is the same for all.
-    folders = [Path(place) for place in (out, store) if place is not None and not is_uri(place)]
+    folders = [
+        Path(place)
+        for place in (config.out, config.store)
+        if place is not None and not is_uri(place)
+    ]
     size = Size(workers=config.workers, gpu=_wants_gpu(config))
     sources = tuple(
         Path(source).absolute()
@@ -58,6 +57,24 @@ def hired(config: BuildConfig, stages: Stages) -> Iterator[tuple[BuildConfig, Ca
     ):
         crew.start(check)
         yield config, CrewCalls(crew)
+
+
+def on_every_machine(config: BuildConfig) -> BuildConfig:
+    """Return a configuration whose places mean the same on all machines, as relative ones do not.
+
+    What this process does itself is not changed.
+    """
+    if config.runner != "ray":
+        return config
+    model = config.model
+    if model is not None and Path(model).is_dir():
+        model = str(Path(model).absolute())
+    return replace(
+        config,
+        out=None if config.out is None else _everywhere(config.out_place),
+        store=None if config.store is None else _everywhere(config.store_place),
+        model=model,
+    )
 
 
 def _everywhere(place: Path | str) -> str:

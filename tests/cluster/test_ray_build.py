@@ -311,3 +311,24 @@ def test_the_cluster_is_lost(make_cluster, column, tmp_path, monkeypatch):
     with pytest.raises(ClusterError, match=r"no worker could be started .* What was finished"):
         build(column, out, made.address)
     assert len(shards_of(out / "store")) >= 3
+
+
+def test_places_relative_to_where_the_build_was_started(three_nodes, column, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    there = build(column, "out", three_nodes.address, factory="IVF16,SQ8", k=12, store="kept")
+    here = build(column, tmp_path / "here", factory="IVF16,SQ8", k=12)
+    assert version_of(there).is_relative_to(tmp_path / "out")
+    require_same(here, there)
+    assert shards_of(tmp_path / "kept") == shards_of(tmp_path / "here" / "store")
+
+
+def test_a_ray_address_where_nobody_listens(column, tmp_path, monkeypatch):
+    from benchmarks.local_cluster import free_port
+
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.2:{free_port()}")
+    began = time.monotonic()
+    with pytest.raises(ClusterError, match=r"no Ray cluster can be reached at 127\.0"):
+        build_index(
+            BuildConfig(corpus=(str(column),), out=str(tmp_path / "out"), runner="ray", **COLUMN)
+        )
+    assert time.monotonic() - began < 60

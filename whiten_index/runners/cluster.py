@@ -7,15 +7,13 @@ import os
 import platform
 import secrets
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from whiten_index.errors import ClusterError, ConfigError
-from whiten_index.runners.crew import Crew, Size, first_line
+from whiten_index.runners.crew import Crew, Size, first_line, knock
 
-_SECONDS_TO_KNOCK = 10.0
 # Who can reach its ports can run code: a cluster for one build has a token of its own, and is known
 # by an address of loopback; for 127.0.0.1 Ray would take the address that other machines see.
 _ON_THIS_MACHINE: dict[str, Any] = {"include_dashboard": False}
@@ -68,6 +66,8 @@ def cluster(address: str | None, size: Size, note: Callable[[str], None]) -> Ite
     mine = not ray.is_initialized()
     if mine:
         _connect(ray, address)
+    elif address is not None:
+        note(f"note: Ray is connected already, so that --address {address} is not looked at")
     try:
         crew = Crew(ray, size, note)
         try:
@@ -76,29 +76,40 @@ def cluster(address: str | None, size: Size, note: Callable[[str], None]) -> Ite
             crew.end()
     finally:
         if mine:
-            ray.shutdown()
+            with _own_handlers():
+                ray.shutdown()
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    # Ray puts its own in place of what stops a build in good order.
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():
-        handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    where = f"at {address}" if address else "on this machine"
+    named = address or os.environ.get("RAY_ADDRESS")
+    where = f"at {named}" if named else "on this machine"
     try:
-        _require_heard(address)
-        try:
-            # Without a word, one that runs already.
-            _init(ray, address or "auto")
-        except ConnectionError:
-            if address is not None or os.environ.get("RAY_ADDRESS"):
-                raise
-            _init(ray, "local")
+        # Ray itself would try for minutes.
+        knock(named or "")
+        with _own_handlers():
+            try:
+                # Without a word, one that runs already.
+                _init(ray, address or "auto")
+            except ConnectionError:
+                if named:
+                    raise
+                _init(ray, "local")
     except Exception as error:
         raise ClusterError(
             f"no Ray cluster can be reached {where} ({first_line(error)}); check --address, or "
-            "start one with: ray start --head"
+            "RAY_ADDRESS, and that RAY_AUTH_TOKEN is the cluster's; or start one with: ray start "
+            "--head"
         ) from error
+
+
+@contextlib.contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Put what stops a build in good order back in place of what Ray puts there, or takes away."""
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
     finally:
         for each, handler in handlers.items():
             signal.signal(each, handler)
@@ -110,14 +121,3 @@ def _init(ray: Any, address: str) -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray.init(address=address, logging_level="ERROR", log_to_driver=False, **mine)
-
-
-def _require_heard(address: str | None) -> None:
-    """Knock at a head's port: Ray itself would try for minutes.
-
-    Raises:
-        OSError: nobody listens there.
-    """
-    host, colon, port = (address or "").rpartition(":")
-    if colon and "/" not in host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_KNOCK).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from whiten_index.runners.actor import Actor
 
 _SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_WITHOUT_ANY = 300.0
+_SECONDS_TO_KNOCK = 10.0
 _STARTS, _DEATHS = 3, 8
 
 
@@ -327,6 +329,18 @@ def _too_small(size: Size, resources: dict[str, float]) -> str:
     there = f"{int(resources.get('CPU', 0))} cores and {int(resources.get('GPU', 0))} GPUs"
     asked = "a worker" if size.workers is None else f"{size.workers} workers"
     return f"the cluster has {there}, too few for {asked}"
+
+
+def knock(address: str) -> None:
+    """Connect to a head's port, and leave.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon and "/" not in host and port.isdecimal():
+        place = host.strip("[]"), int(port)
+        socket.create_connection(place, timeout=_SECONDS_TO_KNOCK).close()
 
 
 def first_line(error: BaseException) -> str:

@@ -305,6 +305,11 @@ class CrewCalls:
                 yield result
             elif isinstance(result.why, WhitenIndexError):
                 raise result.why
+            elif isinstance(result.why, OSError):
+                raise OutputError(
+                    f"a worker cannot write or read ({result.why}); mend that and run the same "
+                    "command again (the shards already finished are kept)"
+                ) from result.why
             else:
                 raise _broken_step(function, result) from result.why
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-_LEAST_DONE, _TIMES_KEPT = 3, 512
+_FEW, _TIMES_KEPT = 16, 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +303,7 @@ class Schedule:
 
     def _late(self, worker: str, now: float) -> int | None:
         """Return the item that is late the longest, has one worker, and is not a suspect."""
-        if self._usual is None or len(self._durations) < _LEAST_DONE:
+        if self._usual is None:
             return None
         if self._late_at != now:
             # Whoever is asked for all workers at one time asks once.
@@ -331,7 +331,7 @@ class Schedule:
     def _remember(self, seconds: float) -> None:
         self._durations.append(seconds)
         done = len(self._durations)
-        if done <= _LEAST_DONE or done % 16 == 0 or self._usual is None:
+        if done <= _FEW or done % 16 == 0 or self._usual is None:
             self._usual = statistics.median(self._durations)
 
     def _holds_alone(self, state: _Worker) -> bool:
