@@ -36,7 +36,7 @@ from whiten_index.index import inner_of, load_faiss
 from whiten_index.moments import Moments
 from whiten_index.store import EmbeddingStore
 
-TEXT_ROWS, MINUTE_ROWS, SHARDS = 20_000, 18_000, 4
+TEXT_ROWS, MINUTE_ROWS, SHARDS = 20_000, 25_000, 4
 EMPTY = (10_000, 100_000)
 _WIKINEWS = "sentences/wikinews_en.parquet"
 _DIM = 8

@@ -23,7 +23,7 @@ from tests.choosing_helpers import (
 )
 from whiten_index.build import BuildReport
 from whiten_index.errors import OutputError
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.notes import Notes
 
 
 @pytest.fixture(autouse=True)
@@ -212,8 +212,8 @@ def test_a_store_that_cannot_be_written_still_serves(
     def refuse(*_: Any) -> None:
         raise OutputError("the file system is read-only")
 
-    monkeypatch.setattr(EmbeddingStore, "save_choice", refuse)
-    monkeypatch.setattr(EmbeddingStore, "save_sample", refuse)
+    monkeypatch.setattr(Notes, "save_choice", refuse)
+    monkeypatch.setattr(Notes, "save_sample", refuse)
     assert_same_choice(choice(place.build("out")), choice(chosen[1]))
 
 

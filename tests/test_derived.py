@@ -24,8 +24,9 @@ from tests.moments_helpers import distance, two_pass
 from whiten_index import BuildConfig, encode_corpus, manifest
 from whiten_index.corpus import CorpusConfig, ParquetCorpus, plan_windows
 from whiten_index.moments import Moments
+from whiten_index.reuse import RowFinder
 from whiten_index.runners import LocalRunner
-from whiten_index.shard import RowFinder, ShardResult, ShardWork
+from whiten_index.shard import ShardResult, ShardWork
 from whiten_index.store import CorpusRecord, EmbeddingStore, StoreDtype
 from whiten_index.upkeep import compact_store, gc_store, verify_store
 

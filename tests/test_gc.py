@@ -403,14 +403,14 @@ def test_an_index_linked_to_where_it_is_now_is_asked_once_and_not_forgotten(tmp_
     index.symlink_to(tmp_path / "real")
     with pytest.raises(ConfigError, match=f"index {index} is there"):
         gc_store(world.place, keep_days=0, forget=[index])
-    world.store.register(index)
-    assert len(world.store.indexes()) == 2
+    world.store.users.register(index)
+    assert len(world.store.users.indexes()) == 2
     for dry_run in (True, False):
         report = gc_store(world.place, keep_days=0, dry_run=dry_run)
         assert (report.indexes, report.shards) == ((str(tmp_path / "real"),), 0)
     report = gc_store(world.place, keep_days=0, forget=[index])
     assert (report.indexes, report.shards) == ((str(tmp_path / "real"),), 0)
-    assert list(world.store.indexes().values()) == [tmp_path / "real"]
+    assert list(world.store.users.indexes().values()) == [tmp_path / "real"]
     with pytest.raises(ConfigError, match=f"knows of no index {index} to forget"):
         gc_store(world.place, forget=[index])
     with pytest.raises(ConfigError, match="real is there"):
@@ -425,12 +425,12 @@ def test_an_index_that_was_moved_is_named_at_its_new_place(tmp_path, monkeypatch
         gc_store(world.place, keep_days=0)
     options = {"keep_days": 0, "indexes": [tmp_path / "j"], "forget": [index]}
     told = gc_store(world.place, dry_run=True, **options)
-    assert (told.shards, len(world.store.indexes())) == (0, 1)
+    assert (told.shards, len(world.store.users.indexes())) == (0, 1)
     monkeypatch.chdir(tmp_path)
     status, out, _ = run("gc", world.place, "--index", "j", "--forget", "i", "--json")
     found = json.loads(out)
     assert (status, found["registered"], found["forgotten"]) == (0, [str(tmp_path / "j")], ["i"])
-    assert list(world.store.indexes().values()) == [tmp_path / "j"]
+    assert list(world.store.users.indexes().values()) == [tmp_path / "j"]
     report = gc_store(world.place, keep_days=0)
     assert (report.shards, report.claims, report.indexes) == (0, 3, (str(tmp_path / "j"),))
 
@@ -447,8 +447,8 @@ def test_an_index_of_another_store_is_not_registered(tmp_path):
         gc_store(other.place, indexes=[index])
     with pytest.raises(ConfigError, match="is no index"):
         gc_store(other.place, indexes=[tmp_path / "none"])
-    assert other.store.indexes() == {}
-    assert world.store.indexes()
+    assert other.store.users.indexes() == {}
+    assert world.store.users.indexes()
 
 
 def test_a_version_behind_a_link_stops_it_and_a_link_to_nothing_does_not(tmp_path):

@@ -33,9 +33,9 @@ def world(tmp_path):
     world.corpora["news"].append(world.numbers(25))
     news = world.encode().record
     store = world.store
-    store.save_agreement(news.source, {"cosine": 1.0})
-    store.save_choice({"a": 1}, {"k": 6})
-    store.save_sample({"a": 1}, {"x": np.ones((2, 3), dtype=np.float32)})
+    store.notes.save_agreement(news.source, {"cosine": 1.0})
+    store.notes.save_choice({"a": 1}, {"k": 6})
+    store.notes.save_sample({"a": 1}, {"x": np.ones((2, 3), dtype=np.float32)})
     add_version(world, world.root / "index", other, 1)
     assert (len(shard_folders(world)), len(pack_folders(world))) == (3, 1)
     assert verify_store(world.place).damages == ()
@@ -157,10 +157,10 @@ def test_damaged_notes(world, kind):
 
 
 def test_a_damaged_registration_is_written_anew(world):
-    (path,) = world.store.indexes()
+    (path,) = world.store.users.indexes()
     overwrite(path, 30, 31)
     assert [each.path for each in verify_store(world.place).damages] == [str(path)]
-    world.store.register(world.root / "index")
+    world.store.users.register(world.root / "index")
     assert verify_store(world.place).sound
 
 

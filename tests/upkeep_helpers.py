@@ -169,7 +169,7 @@ def add_version(
             "corpus": {"fingerprint": record.fingerprint, "source": dict(record.source)},
         }
 
-    world.store.register(index)
+    world.store.users.register(index)
     versions.publish(index, version, fill)
     versions.set_current(index, version)
     return index / versions.VERSIONS / version

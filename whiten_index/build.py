@@ -139,7 +139,7 @@ def _published(
 def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
     """Tell a store that an index is built from it; where it cannot be written, say so."""
     try:
-        store.register(out)
+        store.users.register(out)
     except OutputError as error:
         stages.watcher.note(
             f"note: the store cannot remember that {out} is built from it ({error}); do not gc it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from whiten_index.errors import CorpusError
 from whiten_index.lock import only_writer
 from whiten_index.objects import naming
 from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.reuse import RowFinder
 from whiten_index.runners import (
     Calls,
     CrewCalls,
@@ -26,7 +27,6 @@ from whiten_index.runners import (
 )
 from whiten_index.shard import (
     EncodedFacts,
-    RowFinder,
     ShardResult,
     ShardWork,
     WindowResult,
@@ -41,10 +41,6 @@ from whiten_index.shard_workers import (
 )
 from whiten_index.store import CorpusFile, CorpusPart, CorpusRecord, EmbeddingStore
 from whiten_index.workers import hired
-
-if TYPE_CHECKING:
-    pass
-
 
 _AGREEMENT_ROWS, _AGREEMENT_SHARDS = 512, 8
 
@@ -115,7 +111,7 @@ class EncodeReport:
     @property
     def agreement(self) -> dict[str, Any] | None:
         """How well an int8 encoder agrees with its float32 self on this corpus, else None."""
-        return self.store.agreement(self.record.source)
+        return self.store.notes.agreement(self.record.source)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -318,7 +314,7 @@ def _measure_agreement(config: BuildConfig, work: ShardWork, report: EncodeRepor
     with report.stages.stage("check int8", len(sample)) as watcher:
         found = agreement(ours().encode(sample), exact().encode(sample))
         watcher.advance(len(sample))
-    work.store.save_agreement(report.record.source, found.to_json())
+    work.store.notes.save_agreement(report.record.source, found.to_json())
 
 
 def _sample_texts(work: ShardWork, *, seed: int) -> list[str]:

@@ -93,7 +93,7 @@ class SetAsideError(WhitenIndexError):
     """Items that failed every time, while all the others were done.
 
     Attributes:
-        items: name and reason of each.
+        items: places, each with its name, its reason, and how many items it is.
     """
 
     exit_code = 12

@@ -19,7 +19,8 @@ from whiten_index.errors import ConfigError
 from whiten_index.fit import choose_index, possible_widths, read_labels
 from whiten_index.index import FactoryChoice
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.shard import RowFinder, ShardWork
+from whiten_index.reuse import RowFinder
+from whiten_index.shard import ShardWork
 from whiten_index.shard_workers import shard_work
 from whiten_index.store import StoreDtype
 from whiten_index.whitening.choice import widths

@@ -5,22 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.batch import PASSAGE, EmbeddingBatch, TextBatch
 from whiten_index.corpus import ParquetCorpus, Shard
-from whiten_index.moments import Moments
 from whiten_index.passages import split_batch
+from whiten_index.reuse import RowFinder
 from whiten_index.store import (
     CorpusPart,
-    EmbeddingRows,
     EmbeddingStore,
     Found,
-    KnownRows,
-    Picks,
     StoredShard,
     StoreDtype,
     as_kept,
@@ -31,10 +28,6 @@ if TYPE_CHECKING:
     from whiten_index.encoding import Encoded, Encoder, PassageSplitter, PreparedWindow, RanWindow
 
 Window = tuple[Shard, ...]
-# A shard of which less is known is kept whole.
-BY_REFERENCE = 0.5
-# Three of the sixteen digits of float64.
-_DIGITS_TO_LOSE = 1e3
 
 
 @dataclass(frozen=True)
@@ -109,27 +102,6 @@ class _Looked:
         if self.there:
             return np.zeros(len(self.batch), dtype=np.bool_)
         return np.ones(len(self.batch), dtype=np.bool_) if self.found is None else ~self.found.known
-
-
-@dataclass(frozen=True, eq=False)
-class _Referring:
-    """A shard some of whose rows others hold.
-
-    Attributes:
-        nearest: the shard that most of them come from.
-        before: its moments.
-        picks: where the n rows lie.
-        own: (m, d) as kept, those held by none other.
-        gathered: all of them.
-        whole: (n, d) to be kept whole, None where it is derived.
-    """
-
-    nearest: str
-    before: Moments
-    picks: Picks
-    own: NDArray[np.floating]
-    gathered: EmbeddingRows
-    whole: NDArray[np.floating] | None
 
 
 @dataclass(frozen=True)
@@ -266,12 +238,17 @@ class ShardWork:
         else:
             whole = new = np.zeros((np.count_nonzero(unknown), size[1]), dtype=np.float32)
         if not unknown.all():
-            refers = self._refer(batch, found, new)
+            refers = self._finder.refer(self.dtype, batch, found, new)
             if refers.whole is None:
                 own, sources = refers.own, len(refers.picks.sources)
                 return folder_bytes(*size, own.itemsize, own=len(own), sources=sources)
             whole = refers.whole
         return folder_bytes(*size, as_kept(whole, self.dtype).itemsize)
+
+    @property
+    def _finder(self) -> RowFinder:
+        assert self.rows is not None, "nothing is found without it"
+        return self.rows
 
     def _done(self, rows: int) -> None:
         if self.advance is not None:
@@ -325,7 +302,7 @@ class ShardWork:
         truncated = np.zeros(len(shard.batch), dtype=np.bool_)
         truncated[~found.known] = cut
         truncated[found.known] = self._cut_before(shard, found)
-        refers = self._refer(shard.batch, found, new)
+        refers = self._finder.refer(self.dtype, shard.batch, found, new)
         if refers.whole is not None:
             return self.store.write(
                 shard.fingerprint,
@@ -340,43 +317,9 @@ class ShardWork:
             refers.picks,
             refers.own,
             truncated=truncated,
-            moments=self._moments(refers),
+            moments=self._finder.moments(refers),
             dtype=str(refers.gathered.dtype),
         )
-
-    def _refer(
-        self, batch: TextBatch | EmbeddingBatch, found: Found, new: NDArray[np.floating]
-    ) -> _Referring:
-        """Settle how a shard is kept some of whose rows others hold, ``new`` (m, d) being not."""
-        assert self.rows is not None
-        known = self.rows.known(self.dtype, batch)
-        picks = self.store.shards.picks_of(known, found)
-        numbers, times = np.unique(found.shard[found.known], return_counts=True)
-        nearest = known.shards[numbers[np.argmax(times)]]
-        before = self.store.moments(nearest)
-        variances = np.diag(before.scatter) / max(before.count, 1)
-        own = as_kept(new, self.dtype, variances=variances if before.count > 1 else None)
-        gathered = self.store.shards.picked(picks, own)
-        whole = self._whole(batch, gathered, known=float(found.known.mean()))
-        return _Referring(nearest, before, picks, own, gathered, whole)
-
-    def _whole(
-        self, batch: TextBatch | EmbeddingBatch, gathered: EmbeddingRows, *, known: float
-    ) -> NDArray[np.floating] | None:
-        """Return the embeddings (n, d) of a shard to be kept whole, None where it is derived.
-
-        Given ones are kept whole too where the rows picked are rounded otherwise than a new store
-        would: as float16 or not is settled shard by shard.
-        """
-        rows = np.arange(len(gathered))
-        if isinstance(batch, TextBatch):
-            return gathered[rows] if known < BY_REFERENCE else None
-        given = batch.embeddings
-        if known < BY_REFERENCE:
-            return given
-        rounds = self.dtype is StoreDtype.FLOAT16 and given.dtype != np.float16
-        same = not rounds or _equal(as_kept(given, self.dtype), gathered[rows])
-        return None if same else given
 
     def _new_embeddings(
         self, shard: _Looked, encoded: Encoded | None, rows: slice
@@ -395,25 +338,9 @@ class ShardWork:
         assert encoded is not None
         return encoded.embeddings[rows], encoded.truncated[rows]
 
-    def _moments(self, refers: _Referring) -> Moments:
-        """Return the moments of picked rows, from those of the shard that most come from."""
-        nearest, before, gathered = refers.nearest, refers.before, refers.gathered
-        change = self.store.shards.change(nearest, refers.picks)
-        if len(change.left) + len(change.joined) >= len(gathered):
-            return Moments.of(gathered[np.arange(len(gathered))])
-        moments = before
-        if len(change.left):
-            moments -= Moments.of(self.store.mapped_embeddings(nearest)[change.left])
-        if _little_is_left(before, moments):
-            return Moments.of(gathered[np.arange(len(gathered))])
-        if len(change.joined):
-            moments += Moments.of(gathered[change.joined])
-        return moments
-
     def _cut_before(self, shard: _Looked, found: Found) -> NDArray[np.bool_]:
         """Return which of the rows that are known (m,) were cut to the encoder's limit."""
-        assert self.rows is not None
-        known = self.rows.known(self.dtype, shard.batch)
+        known = self._finder.known(self.dtype, shard.batch)
         rows = np.flatnonzero(found.known)
         cut = np.zeros(len(found.shard), dtype=np.bool_)
         for number in np.unique(found.shard[rows]):
@@ -425,42 +352,6 @@ class ShardWork:
                 texts = [shard.batch.texts[row] for row in inside]
                 cut[inside] = self.encoder().prepare(texts).tokens.truncated
         return cut[rows]
-
-
-class RowFinder:
-    """Knows the rows of shards of a store, read on first need; pickled, it has read nothing yet."""
-
-    def __init__(self, store: EmbeddingStore, shards: tuple[str, ...]) -> None:
-        """Take the shards that may be picked from."""
-        self._store, self._shards = store, shards
-        self._known: dict[frozenset[str], KnownRows] = {}
-
-    def known(self, dtype: StoreDtype, batch: TextBatch | EmbeddingBatch) -> KnownRows:
-        """Return the rows that are kept as precisely as these are to be."""
-        if dtype is StoreDtype.FLOAT16:
-            dtypes = frozenset(("float16", "float32"))
-        elif dtype is StoreDtype.OWN and isinstance(batch, EmbeddingBatch):
-            dtypes = frozenset((str(batch.embeddings.dtype),))
-        else:
-            dtypes = frozenset(("float32",))
-        if dtypes not in self._known:
-            self._known[dtypes] = self._store.shards.known_rows(self._shards, dtypes=dtypes)
-        return self._known[dtypes]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RowFinder, (self._store, self._shards)
-
-
-def _equal(some: NDArray[np.floating], others: NDArray[np.floating]) -> bool:
-    return some.dtype == others.dtype and np.array_equal(some, others)
-
-
-def _little_is_left(before: Moments, left: Moments) -> bool:
-    """Tell whether so much was taken away that rounding shows in what is left, as of outliers."""
-    sums = [(float(np.trace(before.scatter)), float(np.trace(left.scatter)))]
-    if before.quartic is not None and left.quartic is not None:
-        sums.append((before.quartic, left.quartic))
-    return any(whole > _DIGITS_TO_LOSE * part for whole, part in sums)
 
 
 def _rows(batch: TextBatch | EmbeddingBatch) -> int:

@@ -29,6 +29,7 @@ from whiten_index.runners import (
     Runner,
     SetAside,
     Slot,
+    reason,
     refusal,
 )
 from whiten_index.shard import ShardWork, Window, WindowResult
@@ -110,12 +111,28 @@ def window_results(
         else:
             yield single, result
     if failed:
-        raise refusal([(_name(corpus, window[0]), each) for window, each in failed], what="shard")
+        raise refusal(_together(corpus, failed), what="shard")
 
 
-def _name(corpus: ParquetCorpus, shard: Shard) -> str:
-    """Return how an error calls a shard."""
-    first, last = shard.spans[0], shard.spans[-1]
+def _together(
+    corpus: ParquetCorpus, failed: Sequence[tuple[Window, SetAside]]
+) -> list[tuple[str, int, SetAside]]:
+    """Return names and counts of shards, neighbours that failed for one reason as one."""
+    places = {shard: place for place, shard in enumerate(corpus.shards)}
+    groups = list[tuple[list[Shard], SetAside]]()
+    for (shard,), aside in sorted(failed, key=lambda each: places[each[0][0]]):
+        before, same = groups[-1] if groups else ([], aside)
+        follows = bool(before) and places[before[-1]] + 1 == places[shard]
+        if follows and before[-1].file == shard.file and reason(same) == reason(aside):
+            before.append(shard)
+        else:
+            groups.append(([shard], aside))
+    return [(_name(corpus, shards), len(shards), aside) for shards, aside in groups]
+
+
+def _name(corpus: ParquetCorpus, shards: Sequence[Shard]) -> str:
+    """Return how an error calls neighbouring shards."""
+    shard, first, last = shards[0], shards[0].spans[0], shards[-1].spans[-1]
     return (
         f"{corpus.files[shard.file].path}, row group {first.row_group} row {first.start} to row "
         f"group {last.row_group} row {last.stop - 1}"

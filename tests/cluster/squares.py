@@ -19,7 +19,8 @@ class Square:
     Attributes:
         diary: a file.
         trouble: number -> what happens there: ``raise``, ``die``, ``once`` (its first worker dies),
-            ``slow`` (two minutes, the first time), ``full`` (the disk is).
+            ``slow`` (two minutes, the first time), ``hang`` (likewise its whole process, for ever),
+            ``full`` (the disk is).
         seconds: that each takes.
     """
 
@@ -55,6 +56,8 @@ class Square:
             # What was done just before is to be told of first.
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
+        if trouble == "hang" and self.begun(item) == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(120 if trouble == "slow" and self.begun(item) == 1 else self.seconds)
         self.advance(item)
         return item**2, os.getpid()

@@ -192,3 +192,54 @@ def test_an_address_where_no_cluster_is_told(tmp_path):
 def test_a_cluster_of_this_machine_alone(tmp_path):
     results, _ = run("local", Square(tmp_path / "diary"), 5, size=Size(workers=1, gpu=False))
     assert squares(results) == [0, 1, 4, 9, 16]
+
+
+def test_a_worker_that_hangs_is_ended_and_what_it_had_is_done_again(
+    three_nodes, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("whiten_index.runners.crew._SECONDS_WITHOUT_SIGN", 5.0)
+    monkeypatch.setattr("whiten_index.runners.crew._SECONDS_BETWEEN_LOOKS", 0.5)
+    work, notes = Square(tmp_path / "diary", trouble=((0, "hang"),)), []
+    # One item, as most steps of an index are: no idle worker would take it over.
+    results, events = run(three_nodes.address, work, 1, notes=notes)
+    assert squares(results) == [0]
+    assert entries(work.diary, "begin") == [0, 0]
+    assert events.deaths == 1
+    assert any("gave no sign of life for 5 seconds, and is ended" in note for note in notes)
+
+
+def test_far_more_workers_than_there_is_room_for(three_nodes, tmp_path):
+    work, notes = Square(tmp_path / "diary", seconds=0.02), []
+    results, _ = run(
+        three_nodes.address, work, 30, size=Size(workers=1_000, gpu=False), notes=notes, ready=3
+    )
+    assert squares(results) == [n**2 for n in range(30)]
+    assert len({pid for _, pid in results}) == 3
+    assert "too few for 1000 workers" in notes[0]
+
+
+def test_two_builds_of_one_process_do_not_disturb_each_other(three_nodes, tmp_path):
+    begun, found = threading.Event(), []
+
+    def second():
+        work = Square(tmp_path / "second", seconds=0.05)
+        size = Size(workers=1, gpu=False)
+        results, _ = run(
+            three_nodes.address, work, 100, size=size, told=lambda rows: rows and begun.set()
+        )
+        found.extend(squares(results))
+
+    thread = threading.Thread(target=second)
+
+    def told(_):
+        if thread.ident is None:
+            thread.start()
+            # The first ends while the second works.
+            assert begun.wait(60)
+
+    work = Square(tmp_path / "first", seconds=0.02)
+    results, _ = run(three_nodes.address, work, 20, size=Size(workers=2, gpu=False), told=told)
+    assert squares(results) == [n**2 for n in range(20)]
+    assert thread.is_alive()
+    thread.join(120)
+    assert found == [n**2 for n in range(100)]

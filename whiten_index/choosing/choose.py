@@ -113,14 +113,14 @@ def choose_setting(
     }
     # A damaged note is made again.
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        if (kept := encoded.store.choice(key)) is not None:
+        if (kept := encoded.store.notes.choice(key)) is not None:
             return Choice.from_json(kept)
     fit = _pca(moments, wishes)
     choice = _Chooser(encoded, moments, fit, wishes, stages, weights).choose()
     if choice.rule is not Rule.SPECTRUM:
         # A store that cannot be written still serves: the next build chooses the same again.
         with contextlib.suppress(OutputError):
-            encoded.store.save_choice(key, choice.to_json())
+            encoded.store.notes.save_choice(key, choice.to_json())
     return choice
 
 

@@ -105,7 +105,7 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
     sample = Sample(rows, drawn.around(rows), *embeddings)
     # A store that cannot be written still serves: the next build draws the same sample again.
     with contextlib.suppress(OutputError):
-        store.save_sample(key, vars(sample))
+        store.notes.save_sample(key, vars(sample))
     return sample
 
 
@@ -212,7 +212,7 @@ def _key(encoded: EncodeReport, size: int, seed: int) -> dict[str, Any]:
 
 def _kept(store: EmbeddingStore, key: Mapping[str, Any]) -> Sample | None:
     shapes = {"rows": "m", "candidates": "n", **dict.fromkeys(_KINDS, "md")}
-    tensors = store.sample(key, shapes)
+    tensors = store.notes.sample(key, shapes)
     return None if tensors is None else Sample(**tensors)
 
 

@@ -34,6 +34,9 @@ class Actor:
             return platform.node(), portable(error)
         return platform.node(), None
 
+    def sign(self) -> None:
+        """Give a sign of life."""
+
     def open(self, phase: int, work: Any) -> None:
         """Take the work of a phase; what the former held is let go."""
         with self._changing:

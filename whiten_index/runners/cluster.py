@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from whiten_index.errors import ClusterError, ConfigError
-from whiten_index.runners.crew import Crew, Size, first_line, knock
+from whiten_index.runners.crew import Crew, first_line
+from whiten_index.runners.knock import knock
+from whiten_index.runners.slots import Size
 
 # Who can reach its ports can run code: a cluster for one build has a token of its own, and is known
 # by an address of loopback; for 127.0.0.1 Ray would take the address that other machines see.
@@ -29,6 +31,8 @@ def load_ray() -> Any:
     """
     # Its own word on how it is used is not for those who only wanted an index.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # What it warns of, such as a token that is not the cluster's, comes as an error too.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     # Nobody is to be cut off from GPUs that Ray was not asked for.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -63,35 +67,66 @@ def cluster(address: str | None, size: Size, note: Callable[[str], None]) -> Ite
         ClusterError: there is no cluster at that address.
     """
     ray = load_ray()
-    mine = not ray.is_initialized()
-    if mine:
-        _connect(ray, address)
-    elif address is not None:
-        note(f"note: Ray is connected already, so that --address {address} is not looked at")
-    try:
+    with _CONNECTION.held(ray, _named(address), note):
         crew = Crew(ray, size, note)
         try:
             yield crew
         finally:
             crew.end()
-    finally:
-        if mine:
-            with _own_handlers():
-                ray.shutdown()
 
 
-def _connect(ray: Any, address: str | None) -> None:
-    named = address or os.environ.get("RAY_ADDRESS")
-    where = f"at {named}" if named else "on this machine"
+def _named(address: str | None) -> str:
+    """Return the address that counts, empty for that of a cluster of this machine, if any."""
+    if address in (None, "auto"):
+        # Ray does so too.
+        return os.environ.get("RAY_ADDRESS") or address or ""
+    return address
+
+
+class _Connection:
+    """The connection of this process, which its builds share; the last of them ends it."""
+
+    def __init__(self) -> None:
+        self._lock, self._builds, self._address = threading.Lock(), 0, ""
+
+    @contextlib.contextmanager
+    def held(self, ray: Any, address: str, note: Callable[[str], None]) -> Iterator[None]:
+        """Be connected for the block; a connection that the program itself made is left alone."""
+        mine = False
+        try:
+            with self._lock:
+                there = ray.is_initialized()
+                mine = self._builds > 0 or not there
+                self._builds += mine
+                if not there:
+                    _connect(ray, address)
+                    self._address = address
+            if there and address not in ("", self._address):
+                note(f"note: Ray is connected already, so that {address} is not looked at")
+            yield
+        finally:
+            with self._lock:
+                self._builds -= mine
+                if mine and not self._builds:
+                    self._address = ""
+                    with _own_handlers():
+                        ray.shutdown()
+
+
+_CONNECTION = _Connection()
+
+
+def _connect(ray: Any, address: str) -> None:
+    where = f"at {address}" if address else "on this machine"
     try:
         # Ray itself would try for minutes.
-        knock(named or "")
+        knock(address)
         with _own_handlers():
             try:
                 # Without a word, one that runs already.
                 _init(ray, address or "auto")
             except ConnectionError:
-                if named:
+                if address:
                     raise
                 _init(ray, "local")
     except Exception as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,39 +12,15 @@ from typing import Any
 from whiten_index.errors import ClusterError, ConfigError, WhitenIndexError
 from whiten_index.release import VERSION
 from whiten_index.runners.actor import Actor
+from whiten_index.runners.slots import Machine, Size, Slot, spread, too_small
 
 _SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_WITHOUT_ANY = 300.0
-_SECONDS_TO_KNOCK = 10.0
+_SECONDS_WITHOUT_SIGN = 300.0
 _STARTS, _DEATHS = 3, 8
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What a worker is given.
-
-    Attributes:
-        cpus: cores, which are also its threads.
-        gpus: 0 or 1.
-        node: the machine that it is meant for, empty for any.
-    """
-
-    cpus: int
-    gpus: int
-    node: str = ""
-
-
-@dataclass(frozen=True)
-class Size:
-    """How many workers, and what each has.
-
-    Attributes:
-        workers: None for one a GPU, or one a machine where no GPU is used.
-        gpu: whether each is to have a GPU; None for where the cluster has any.
-    """
-
-    workers: int | None = None
-    gpu: bool | None = None
+# Workers that are started side by side, as all read the model from one disk; one that was not
+# ready by then waits for room, or hangs, and holds up no other.
+_STARTING, _SECONDS_TO_START = 64, 60.0
 
 
 @dataclass(eq=False)
@@ -57,12 +32,16 @@ class Member:
         slot: what it was given.
         actor: Ray's handle.
         node: the machine it is on, empty until it said.
+        sign: of life that it was asked for, None where none is awaited.
+        asked: when it was asked, in seconds of the monotonic clock.
     """
 
     name: str
     slot: Slot
     actor: Any
     node: str = ""
+    sign: Any = None
+    asked: float = 0.0
 
 
 @dataclass
@@ -74,6 +53,7 @@ class _Post:
     deaths: int = 0
     member: Member | None = None
     hello: Any = None
+    hired: float = 0.0
     gone: bool = False
 
 
@@ -104,12 +84,13 @@ class Crew:
         self._why: BaseException | None = None
         self._none_since: float | None = None
         self._noted: set[str] = set()
+        self._late_noted = False
         self.gpu = self._takes_gpus()
         self._actor_class = self.ray.remote(Actor)
         self._recruit()
         if not self._posts:
             raise ConfigError(
-                f"{_too_small(self.size, self.ray.cluster_resources())}; start more machines, or "
+                f"{too_small(self.size, self._machines())}; start more machines, or "
                 "say with --workers how many it will have"
             )
 
@@ -120,8 +101,7 @@ class Crew:
             check: called by each on its machine before it is given work; what it raises is told.
         """
         self.check = check
-        for post in self._posts:
-            self._hire(post)
+        self._fill(time.monotonic())
 
     def next_phase(self) -> int:
         """Return a number for a pass over items, greater than those before."""
@@ -143,34 +123,42 @@ class Crew:
         """Return what ``ray.wait`` tells new workers by."""
         return [post.hello for post in self._posts if post.hello is not None]
 
-    def tend(self) -> list[Member]:
-        """See who is ready, replace who died, take in new machines; return who is new.
+    def tend(self) -> list[tuple[Member, BaseException]]:
+        """See who is ready, replace who died, take in new machines.
+
+        Returns:
+            Workers that are found to be dead, and of what: they are to be lost.
 
         Raises:
             ClusterError: there is no worker, and none can be had.
             WhitenIndexError: what the check of every worker said.
         """
-        now = time.monotonic()
+        now, dead = time.monotonic(), list[tuple[Member, BaseException]]()
         if now - self._looked > _SECONDS_BETWEEN_LOOKS:
             self._looked = now
             self._recruit()
-        new = [member for post in self._posts if (member := self._greet(post)) is not None]
-        for post in self._posts:
-            if post.member is None and not post.gone:
-                self._hire(post)
+            dead = self._look_for_life(now)
+            self._note_late(now)
+        for post in tuple(self._posts):
+            self._greet(post)
+        self._fill(now)
         self._require_any(now)
-        return new
+        return dead
 
     def lose(self, member: Member, why: BaseException | None = None) -> None:
-        """Take a worker that died out of the crew; another is started for it."""
+        """Take a worker out of the crew and end it; another is started for it.
+
+        Args:
+            member: of the crew.
+            why: what it died of; None for one that is only busy with what nobody needs any more.
+        """
         self.deaths += why is not None
         if why is not None and member.name in self.members:
             self.note(f"note: {member.name} on {member.node} died; what it had is done by others")
         self.members.pop(member.name, None)
         self._why = why or self._why
-        with contextlib.suppress(Exception):
-            # Perhaps only its answer was lost.
-            self.ray.kill(member.actor)
+        # Perhaps only its answer was lost.
+        self._kill(member)
         for post in self._posts:
             if post.member is member:
                 post.member = post.hello = None
@@ -183,16 +171,11 @@ class Crew:
             said = f" ({first_line(why)})" if why else ""
             self.note(f"note: no worker stays alive at one of the places of the cluster{said}")
 
-    def dismiss(self, member: Member) -> None:
-        """End a worker that is still busy with what nobody needs any more."""
-        self.lose(member)
-
     def end(self) -> None:
         """End all workers."""
         held = [post.member for post in self._posts if post.member is not None]
         for member in (*held, *self._parked):
-            with contextlib.suppress(Exception):
-                self.ray.kill(member.actor)
+            self._kill(member)
         self._posts.clear()
         self.members.clear()
 
@@ -205,6 +188,9 @@ class Crew:
             )
         return bool(there) if self.size.gpu is None else self.size.gpu
 
+    def _machines(self) -> list[Machine]:
+        return [Machine.of(node) for node in self.ray.nodes() if node["Alive"]]
+
     def _recruit(self) -> None:
         """Open a post for every machine, or GPU, that came since; or as many as were asked for."""
         if self.size.workers is not None:
@@ -212,35 +198,76 @@ class Crew:
                 self._posts = [_Post(slot) for slot in self._asked(self.size.workers)]
             return
         with contextlib.suppress(Exception):
-            alive = {node["NodeID"]: node for node in self.ray.nodes() if node["Alive"]}
+            alive = {machine.name: machine for machine in self._machines()}
             for post in self._posts:
                 post.gone = post.gone or post.slot.node not in alive
             self._posts = [each for each in self._posts if each.member or not each.gone]
             for name in alive.keys() - self._nodes:
                 self._nodes.add(name)
-                self._posts += [_Post(slot) for slot in _slots_of(alive[name], gpu=self.gpu)]
+                self._posts += [_Post(slot) for slot in alive[name].slots(gpu=self.gpu)]
 
     def _asked(self, workers: int) -> list[Slot]:
-        resources = self.ray.cluster_resources()
-        cpus, gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
-        if workers > (gpus if self.gpu else cpus):
+        machines = self._machines()
+        if workers > sum(each.gpus if self.gpu else each.cpus for each in machines):
             # One that grows by itself sees what is waited for.
-            self.note(f"note: {_too_small(self.size, resources)} unless the cluster grows")
-        return [Slot(max(self._share(cpus, workers), 1), int(self.gpu))] * workers
+            self.note(f"note: {too_small(self.size, machines)} unless the cluster grows")
+        return spread(workers, machines, gpu=self.gpu)
 
-    def _share(self, cpus: int, workers: int) -> int:
-        """Return cores a worker such that all find room, machine by machine."""
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        sizes = [(int(each.get("CPU", 0)), int(each.get("GPU", 0))) for each in nodes]
-        for share in range(cpus // workers, 1, -1):
-            room = (min(cpu // share, gpu if self.gpu else cpu) for cpu, gpu in sizes)
-            if sum(room) >= workers:
-                return share
-        return 1
+    def _look_for_life(self, now: float) -> list[tuple[Member, BaseException]]:
+        """Ask each worker for a sign of life, end those whose process gives none, return the dead.
 
-    def _hire(self, post: _Post) -> None:
-        if post.member is not None or post.gone:
-            return
+        One that waits for a disk gives signs all the same.
+        """
+        asked = [member for member in self.members.values() if member.sign is not None]
+        signs = [member.sign for member in asked]
+        heard = set(self.ray.wait(signs, num_returns=len(signs), timeout=0)[0]) if signs else set()
+        dead = list[tuple[Member, BaseException]]()
+        for member in self.members.values():
+            if member.sign is None:
+                member.sign, member.asked = member.actor.sign.remote(), now
+            elif member.sign in heard:
+                try:
+                    self.ray.get(member.sign)
+                except self.ray.exceptions.RayError as error:
+                    dead.append((member, error))
+                member.sign = None
+            elif now - member.asked > _SECONDS_WITHOUT_SIGN:
+                member.asked = now
+                self.note(
+                    f"note: {member.name} on {member.node} gave no sign of life for "
+                    f"{_SECONDS_WITHOUT_SIGN:.0f} seconds, and is ended"
+                )
+                self._kill(member)
+        return dead
+
+    def _note_late(self, now: float) -> None:
+        """Say once that workers do not become ready, as where the cluster is busy."""
+        late = [
+            post for post in self._posts
+            if post.hello is not None and now - post.hired > _SECONDS_WITHOUT_SIGN
+        ]  # fmt: skip
+        if late and self.members and not self._late_noted:
+            self._late_noted = True
+            self.note(
+                f"note: {len(late)} of {self.places} workers are not ready after "
+                f"{_SECONDS_WITHOUT_SIGN:.0f} seconds, the others work; look at ray status"
+            )
+
+    def _kill(self, member: Member) -> None:
+        with contextlib.suppress(Exception):
+            self.ray.kill(member.actor)
+
+    def _fill(self, now: float) -> None:
+        """Start workers where there is none, so many at a time."""
+        starting = sum(
+            post.hello is not None and now - post.hired < _SECONDS_TO_START for post in self._posts
+        )
+        for post in self._posts:
+            if starting < _STARTING and post.member is None and not post.gone:
+                self._hire(post, now)
+                starting += 1
+
+    def _hire(self, post: _Post, now: float) -> None:
         self._count += 1
         slot, name = post.slot, f"worker-{self._count}"
         where: Any = "SPREAD"
@@ -257,27 +284,26 @@ class Crew:
             scheduling_strategy=where,
         ).remote(VERSION, platform.python_version(), slot.cpus)
         post.member = Member(name, slot, actor)
-        post.hello = actor.hello.remote(self.check)
+        post.hello, post.hired = actor.hello.remote(self.check), now
 
-    def _greet(self, post: _Post) -> Member | None:
-        """Return the worker of a post if it just became ready; a failed start is counted."""
+    def _greet(self, post: _Post) -> None:
+        """Take in the worker of a post if it became ready; a failed start is counted."""
         if post.hello is None or post.member is None:
-            return None
+            return
         ready, _ = self.ray.wait([post.hello], timeout=0)
         if not ready:
-            return None
+            return
         member, hello, post.hello = post.member, post.hello, None
         try:
             node, refusal = self.ray.get(hello)
         except Exception as error:
             self._failed_start(post, member, error)
-            return None
+            return
         if refusal is not None:
             self._refused(post, member, node, refusal)
-            return None
+            return
         post.failures, member.node = 0, node
         self.members[member.name] = member
-        return member
 
     def _failed_start(self, post: _Post, member: Member, error: BaseException) -> None:
         self.lose(member, error)
@@ -315,32 +341,6 @@ class Crew:
             "whether whiten-index is installed on its machines. What was finished is kept: run "
             "the same command again"
         )
-
-
-def _slots_of(node: dict[str, Any], *, gpu: bool) -> list[Slot]:
-    resources = node["Resources"]
-    cpus, gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
-    if gpu:
-        return [Slot(max(cpus // max(gpus, 1), 1), 1, node["NodeID"])] * min(gpus, cpus)
-    return [Slot(cpus, 0, node["NodeID"])] if cpus else []
-
-
-def _too_small(size: Size, resources: dict[str, float]) -> str:
-    there = f"{int(resources.get('CPU', 0))} cores and {int(resources.get('GPU', 0))} GPUs"
-    asked = "a worker" if size.workers is None else f"{size.workers} workers"
-    return f"the cluster has {there}, too few for {asked}"
-
-
-def knock(address: str) -> None:
-    """Connect to a head's port, and leave.
-
-    Raises:
-        OSError: nobody listens there.
-    """
-    host, colon, port = address.rpartition(":")
-    if colon and "/" not in host and port.isdecimal():
-        place = host.strip("[]"), int(port)
-        socket.create_connection(place, timeout=_SECONDS_TO_KNOCK).close()
 
 
 def first_line(error: BaseException) -> str:

@@ -18,10 +18,11 @@ from whiten_index.errors import (
     WhitenIndexError,
 )
 from whiten_index.runners.calls import Call
-from whiten_index.runners.crew import Crew, Member, Slot
+from whiten_index.runners.crew import Crew, Member
 from whiten_index.runners.local import Work
 from whiten_index.runners.schedule import Events, Limits, Schedule, SetAside
 from whiten_index.runners.serving import How, Outcome
+from whiten_index.runners.slots import Slot
 
 # Errors that a worker would meet with the next item as well.
 _OF_A_WORKER = (ConfigError, OutputError)
@@ -81,26 +82,27 @@ class RayRunner:
             run.end()
 
 
-def refusal(aside: Sequence[tuple[str, SetAside]], *, what: str) -> SetAsideError:
-    """Return the error for items that were set aside, each with how it is called.
+def refusal(aside: Sequence[tuple[str, int, SetAside]], *, what: str) -> SetAsideError:
+    """Return the error for items that were set aside, neighbours of one reason told as one.
 
     Args:
-        aside: names and items.
+        aside: how the items are called, how many they are, and one of them.
         what: an item is.
     """
-    items = [{"name": name, "why": _why(each)} for name, each in aside]
+    items = [{"name": name, f"{what}s": many, "why": reason(each)} for name, many, each in aside]
     shown = "; ".join(f"{each['name']}: {each['why']}" for each in items[:_NAMED])
-    more = f"; and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
-    many = len(items) > 1
-    counted = f"{len(items)} {what}{'s' if many else ''} failed every time and "
+    more = f"; and {len(items) - _NAMED} more places" if len(items) > _NAMED else ""
+    total = sum(many for _, many, _ in aside)
+    counted = f"{total} {what}{'s' if total > 1 else ''} failed every time and "
     return SetAsideError(
-        f"{counted}{'were' if many else 'was'} set aside ({shown}{more}); all the others are done "
-        "and kept: mend what is named, and run the same command again",
+        f"{counted}{'were' if total > 1 else 'was'} set aside ({shown}{more}); all the others are "
+        "done and kept: mend what is named, and run the same command again",
         items=items,
     )
 
 
-def _why(aside: SetAside) -> str:
+def reason(aside: SetAside) -> str:
+    """Return why an item was set aside."""
     if aside.why is None:
         return "its workers died, perhaps for want of memory"
     return str(aside.why) or type(aside.why).__name__
@@ -142,7 +144,8 @@ class _Run:
         if self.schedule.finished:
             return
         while not self.schedule.finished:
-            self.crew.tend()
+            for member, why in self.crew.tend():
+                self._lose(member, why)
             if advance is not None:
                 # So that whoever wants to stop is heard also while nothing is done.
                 advance(0)
@@ -165,7 +168,7 @@ class _Run:
             if member is None:
                 continue
             if name in busy:
-                self.crew.dismiss(member)
+                self.crew.lose(member)
             else:
                 # What the work loaded would stay in memory beside the next.
                 member.actor.close.remote(self.phase)
@@ -271,7 +274,7 @@ def _broken_step(function: Callable[..., Any], aside: SetAside) -> ClusterError:
         name = next((each for each in name.args if callable(each)), name.func)
     return ClusterError(
         f"step {getattr(name, '__name__', 'of the build').strip('_')} failed every time "
-        f"({_why(aside)}); what was encoded is kept: run the same command again"
+        f"({reason(aside)}); what was encoded is kept: run the same command again"
     )
 
 

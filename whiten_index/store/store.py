@@ -34,21 +34,20 @@ from numpy.typing import NDArray
 
 from whiten_index import manifest
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.given import is_uri
 from whiten_index.moments import Moments
-from whiten_index.objects import Mirror, Place, place_of, settled
+from whiten_index.objects import Mirror, Place, place_of
+from whiten_index.store.documents import DocumentFiles
 from whiten_index.store.dtypes import StoreDtype
-from whiten_index.store.files import compressed, content, digest, rows_as_bytes
 from whiten_index.store.gathered import EmbeddingRows
+from whiten_index.store.notes import Notes
 from whiten_index.store.packs import Packs
 from whiten_index.store.places import REMEDY, StoredShard
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.shards import Shards
-from whiten_index.tensors import read_tensors, write_tensors
+from whiten_index.store.users import Users, owner_of
 
 FORMAT_VERSION = 1
-KIND, _SAMPLE, USER_KIND = "store", "sample", "store_user"
-_ROWS_SUFFIX = ".arrow.zst"
+KIND = "store"
 
 
 class EmbeddingStore:
@@ -61,6 +60,9 @@ class EmbeddingStore:
         encoder: the encoder as JSON values.
         folder: this encoder's own folder.
         shards: in it.
+        document_files: their ids and kept columns.
+        notes: agreements, choices and samples.
+        users: the indexes built from here.
     """
 
     def __init__(self, root: Place | Mirror, encoder: Mapping[str, Any], fingerprint: str) -> None:
@@ -70,6 +72,9 @@ class EmbeddingStore:
         self.folder = self.root / fingerprint
         packs = Packs(self.folder / "packs", self.mirror)
         self.shards = Shards(self.folder / "shards", packs, self.mirror)
+        self.document_files = DocumentFiles(self.folder / "rows", self.mirror)
+        self.notes = Notes(self.folder, self.mirror)
+        self.users = Users(self.folder / "indexes", self.mirror)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle where it is: other processes and machines open it with what they have."""
@@ -97,7 +102,7 @@ class EmbeddingStore:
         store = cls(root, encoder, fingerprint)
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "encoder": store.encoder}
         with manifest.writing(store.folder):
-            for folder in (store.shards.folder, store._rows, store._corpora):
+            for folder in (store.shards.folder, store.document_files.folder, store._corpora):
                 manifest.make_folder(folder)
             if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
@@ -232,41 +237,8 @@ class EmbeddingStore:
         return tuple(found)
 
     def write_documents(self, documents: pa.Table) -> str:
-        """Keep the ids and metadata of a shard; return the digest that names them.
-
-        Equal rows get equal names, however the table is chunked or sliced.
-        """
-        data = rows_as_bytes(documents)
-        # The name is of the rows: the bytes of the compressed file change with zstd's release.
-        name = digest(data)
-        path = self._rows / f"{name}{_ROWS_SUFFIX}"
-        if self._rows_of(path) == data:
-            self.mirror.keep(path)
-            return name
-        with manifest.writing(path):
-            if not path.parent.exists():
-                # On another machine than that which made the store in its bucket.
-                manifest.make_folder(path.parent)
-            manifest.replace_file(path, compressed(data))
-        self.mirror.push(path)
-        return name
-
-    def _rows_of(self, path: Path) -> bytes | None:
-        """Return what a file of rows holds, None where it is missing or damaged."""
-        self.mirror.fetch(path)
-        data = content(path)
-        if data is not None and f"{digest(data)}{_ROWS_SUFFIX}" == path.name:
-            return data
-        return self._rows_of(path) if self.mirror.fetch_again(path) else None
-
-    def name_of_documents(self, documents: pa.Table) -> str:
-        """Return the digest that would name the ids and metadata of a shard."""
-        return digest(rows_as_bytes(documents))
-
-    def documents_bytes(self, name: str, documents: pa.Table) -> int:
-        """Return the bytes that ids and metadata of that name would take, 0 if they are there."""
-        there = self.mirror.has(self._rows / f"{name}{_ROWS_SUFFIX}")
-        return 0 if there else len(compressed(rows_as_bytes(documents)))
+        """Keep the ids and metadata of a shard; return the digest that names them."""
+        return self.document_files.write(documents)
 
     def documents(self, part: CorpusPart) -> pa.Table:
         """Return the ids and kept columns of a part, n rows.
@@ -274,21 +246,13 @@ class EmbeddingStore:
         Raises:
             ArtifactError: they are missing or damaged.
         """
-        path = self._rows / f"{part.documents}{_ROWS_SUFFIX}"
-        data = self._rows_of(path)
-        if data is None and self.mirror.look_again():
-            data = self._rows_of(path)
-        if data is None:
-            unreadable = content(path) is None
-            how = "missing or unreadable" if unreadable else "damaged: it does not match its name"
-            raise ArtifactError(f"{path} is {how}; {REMEDY}")
-        return pa.ipc.open_stream(data).read_all()
+        return self.document_files.read(part.documents)
 
     def has(self, part: CorpusPart) -> bool:
         """Tell whether a part's shard, checked against its checksums, and its rows are there."""
         if not part.rows:
             return True
-        sound = self._rows_of(self._rows / f"{part.documents}{_ROWS_SUFFIX}") is not None
+        sound = self.document_files.is_sound(part.documents)
         return sound and self.find(part.shard) is not None
 
     def fetch_corpus(self, source: Mapping[str, Any] | None = None) -> None:
@@ -302,7 +266,7 @@ class EmbeddingStore:
             with suppress(ArtifactError):
                 parts = self._record(name).parts if only in (None, name) else ()
                 shards = (self.shards.folder / part.shard for part in parts if part.rows)
-                rows = (self._rows / f"{p.documents}{_ROWS_SUFFIX}" for p in parts if p.rows)
+                rows = (self.document_files.path(p.documents) for p in parts if p.rows)
                 self.mirror.fetch_all(chain(shards, rows))
 
     def save_corpus(self, record: CorpusRecord, *, index: Place | None = None) -> None:
@@ -316,7 +280,7 @@ class EmbeddingStore:
         Raises:
             OutputError: the disk is full or cannot be written.
         """
-        path, owner = self._corpus_path(record.source), _owner(index)
+        path, owner = self._corpus_path(record.source), owner_of(index)
         before = self._owner_of(path)
         both = owner if before in (None, owner) else ""
         replace(record, index=both).save(path)
@@ -329,7 +293,7 @@ class EmbeddingStore:
             OutputError: the disk cannot be written.
         """
         path = self._corpus_path(source)
-        if self._owner_of(path) == _owner(index):
+        if self._owner_of(path) == owner_of(index):
             with manifest.writing(path):
                 self.mirror.remove(path)
 
@@ -342,48 +306,6 @@ class EmbeddingStore:
             return CorpusRecord.load(path).index if path.exists() else None
         except ArtifactError:
             return None
-
-    def register(self, index: Place) -> None:
-        """Remember that an index is built from here, so that nothing it needs is dropped.
-
-        Raises:
-            OutputError: the disk is full or cannot be written.
-        """
-        place = _owner(index)
-        path = self._indexes / f"{manifest.fingerprint({'index': place})}.json"
-        fields = {"kind": USER_KIND, "format_version": FORMAT_VERSION, "index": place}
-        self.mirror.fetch(path)
-        with manifest.writing(path):
-            if not path.exists() or path.read_bytes() != manifest.sealed_json(fields):
-                manifest.make_folder(path.parent)
-                manifest.write_manifest(path, fields)
-                self.mirror.push(path)
-        self.mirror.keep(path)
-
-    def indexes(self) -> dict[Path, Path]:
-        """Return the places of the indexes that were built from here, by the file that tells.
-
-        Raises:
-            ArtifactError: such a file is damaged.
-        """
-        return {path: Path(place) for path, place in self._users().items()}
-
-    def indexes_in_buckets(self) -> dict[Path, str]:
-        """Return the URIs of those of them that are in a bucket, by the file that tells.
-
-        Raises:
-            ArtifactError: such a file is damaged.
-        """
-        return {path: place for path, place in self._users().items() if is_uri(place)}
-
-    def _users(self) -> dict[Path, str]:
-        found = {}
-        for path in sorted(self._indexes.glob("[!.]*.json")):
-            fields = manifest.read_manifest(
-                self._indexes, kind=USER_KIND, version=FORMAT_VERSION, name=path.name
-            )
-            found[path] = str(fields["index"])
-        return found
 
     def corpus(self, source: Mapping[str, Any] | None = None) -> CorpusRecord:
         """Return what is known of a corpus; which one may be left out where there is only one.
@@ -407,88 +329,6 @@ class EmbeddingStore:
                 "and its columns, as when it was encoded"
             )
         return records[0]
-
-    def save_agreement(self, source: Mapping[str, Any], value: Mapping[str, Any]) -> None:
-        """Remember how well an encoder agrees with its float32 self on a corpus's texts."""
-        self._save_note("agreements", source, value)
-
-    def agreement(self, source: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what ``save_agreement`` was given last for a corpus, None where it never was."""
-        return self._note("agreements", source)
-
-    def save_choice(self, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
-        """Remember which transform was chosen, by what the choice depends on."""
-        digest = manifest.fingerprint(dict(value))
-        self._save_note("choices", key, {"choice": value, "digest": digest})
-
-    def choice(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the choice remembered for ``key``, None where there is none or it is damaged."""
-        note = self._note("choices", key) or {}
-        choice = note.get("choice")
-        sound = isinstance(choice, dict) and manifest.fingerprint(choice) == note.get("digest")
-        return choice if sound else None
-
-    def save_sample(self, key: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Keep the arrays of a sample, whole or not at all."""
-        path = self._sample_path(key)
-        with manifest.writing(path):
-            manifest.make_folder(path.parent)
-            with manifest.replacing(path) as temporary:
-                facts = {"digest": _digest_of(tensors)}
-                write_tensors(temporary, tensors, kind=_SAMPLE, version=FORMAT_VERSION, facts=facts)
-        self.mirror.push(path)
-
-    def sample(
-        self, key: Mapping[str, Any], shapes: Mapping[str, str]
-    ) -> dict[str, NDArray[Any]] | None:
-        """Return the sample kept for ``key``, None where there is none or it is damaged.
-
-        Args:
-            key: what the sample depends on.
-            shapes: name -> a letter for each axis, as ``read_tensors`` takes them.
-        """
-        path = self._sample_path(key)
-        self.mirror.fetch(path)
-        try:
-            found, facts = read_tensors(path, kind=_SAMPLE, version=FORMAT_VERSION, shapes=shapes)
-        except ArtifactError:
-            return None
-        return found if facts.get("digest") == _digest_of(found) else None
-
-    def is_sound_note(self, path: Path) -> bool:
-        """Tell whether a file of a sample, a choice or an agreement is whole."""
-        try:
-            if path.parent.name == "samples":
-                found, facts = read_tensors(path, kind=_SAMPLE, version=FORMAT_VERSION, shapes={})
-                return facts.get("digest") == _digest_of(found)
-            note = manifest.read_json(path, what="a note of a store")
-        except ArtifactError:
-            return False
-        if path.parent.name != "choices":
-            return True
-        choice = note.get("choice")
-        return isinstance(choice, dict) and manifest.fingerprint(choice) == note.get("digest")
-
-    def _sample_path(self, key: Mapping[str, Any]) -> Path:
-        return self.folder / "samples" / f"{manifest.fingerprint(dict(key))}.safetensors"
-
-    def _save_note(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
-        path = self._note_path(kind, key)
-        with manifest.writing(path):
-            manifest.make_folder(path.parent)
-            manifest.write_json(path, value)
-        self.mirror.push(path)
-
-    def _note(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        path = self._note_path(kind, key)
-        self.mirror.latest(path)
-        try:
-            return manifest.read_json(path, what=f"one of the {kind}")
-        except ArtifactError:
-            return None
-
-    def _note_path(self, kind: str, key: Mapping[str, Any]) -> Path:
-        return self.folder / kind / f"{manifest.fingerprint(dict(key))}.json"
 
     def require(self, fingerprint: str, *, verify: bool = True) -> StoredShard:
         """Return a finished shard, with ``verify`` checked against its checksums.
@@ -526,30 +366,14 @@ class EmbeddingStore:
         return CorpusRecord.load(self._corpora / name)
 
     @property
-    def _rows(self) -> Path:
-        return self.folder / "rows"
-
-    @property
     def _corpora(self) -> Path:
         return self.folder / "corpora"
-
-    @property
-    def _indexes(self) -> Path:
-        return self.folder / "indexes"
 
 
 def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Moments:
     """Return the sum of the moments of shards."""
     parts = store.shards.parts_of_moments(shards)
     return Moments.total(chain([Moments.empty(dim)], parts))
-
-
-def _owner(index: Place | None) -> str:
-    return "" if index is None else str(settled(index))
-
-
-def _digest_of(tensors: Mapping[str, NDArray[Any]]) -> str:
-    return digest(b"".join(tensors[name].tobytes() for name in sorted(tensors)))
 
 
 def _encoder_name(folder: Path) -> str:

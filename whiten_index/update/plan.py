@@ -25,7 +25,8 @@ from whiten_index.encode import kept_parts, open_corpus
 from whiten_index.encoding import chosen_devices
 from whiten_index.plan import calibrate
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.shard import RowFinder, ShardWork
+from whiten_index.reuse import RowFinder
+from whiten_index.shard import ShardWork
 from whiten_index.shard_workers import shard_work
 from whiten_index.space import free_bytes
 from whiten_index.store import CorpusPart, CorpusRecord
@@ -217,10 +218,10 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
         return
     digests = batch.digests()
     fingerprint = work.store.shard_fingerprint(digests, work.dtype)
-    documents = work.store.name_of_documents(batch.documents)
+    documents = work.store.document_files.name_of(batch.documents)
     if documents not in looked.met:
         looked.met.add(documents)
-        looked.stored += work.store.documents_bytes(documents, batch.documents)
+        looked.stored += work.store.document_files.bytes_of(documents, batch.documents)
     part = CorpusPart(fingerprint, documents, len(batch), batch.read, 0)
     looked.parts.append(part)
     looked.read.append((part, shard))

@@ -61,7 +61,9 @@ def indexes_of(
     Raises:
         ArtifactError: a file that names one is damaged.
     """
-    known = [pair for store in stores for pair in store.indexes().items() if pair[0] not in but]
+    known = [
+        pair for store in stores for pair in store.users.indexes().items() if pair[0] not in but
+    ]
     # One that was moved and linked to its old place is registered by both.
     found = {real_place(index): None for _, index in known}
     # Those of earlier releases did not tell; most have their store in them.
@@ -110,7 +112,7 @@ def files_naming(
     Raises:
         ConfigError: one is not among those they remember, or it is there.
     """
-    known = [pair for store in stores for pair in store.indexes().items()]
+    known = [pair for store in stores for pair in store.users.indexes().items()]
     found = list[Path]()
     for index in forget:
         files = [file for file, place in known if place in _spellings(index)]

@@ -139,7 +139,7 @@ def gc_store(
 
 def _require_folders(store: EmbeddingStore) -> None:
     """Refuse a store that an index in a bucket was built from, whose needs are not read."""
-    for path, uri in store.indexes_in_buckets().items():
+    for path, uri in store.users.in_buckets().items():
         raise ConfigError(
             f"{uri} was built from {store.root}, and gc does not read what an index in a bucket "
             f"needs; keep the store as it is, or, if that index is gone for good, remove {path}"
@@ -190,7 +190,7 @@ def _hold_all(
         held.append(locks.enter_context(only_writer(store.folder, what="store")))
     for index, users in named.items():
         for store in users:
-            store.register(index)
+            store.users.register(index)
     for file in forget:
         with manifest.writing(file):
             file.unlink(missing_ok=True)

@@ -23,7 +23,6 @@ from whiten_index.store import (
     rows_bytes,
 )
 
-ROWS_SUFFIX = ".arrow.zst"
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 # What file systems give a file in, most of them.
 _BLOCK = 4096
@@ -83,14 +82,13 @@ class Inventory:
         shards = store.shards
         folders = {name: _shard_folder(shards, name) for name in shard_names(shards.folder)}
         packs = {name: shards.packs.fields(name, verify=False) for name in shards.packs.names()}
-        files = sorted((store.folder / "rows").glob(f"[!.]*{ROWS_SUFFIX}"))
         return cls(
             store=store,
             folders={name: folder for name, folder in folders.items() if folder is not None},
             packs={name: tuple(fields["members"]) for name, fields in packs.items() if fields},
             damaged_folders=frozenset(name for name, folder in folders.items() if folder is None),
             damaged_packs=frozenset(name for name, fields in packs.items() if not fields),
-            documents={path.name.removesuffix(ROWS_SUFFIX): path for path in files},
+            documents=store.document_files.by_name(),
         )
 
     @property

@@ -32,7 +32,7 @@ from whiten_index.upkeep.claims import (
     version_claim,
     version_folders,
 )
-from whiten_index.upkeep.inventory import ROWS_SUFFIX, encoder_folders, shard_names, size_of
+from whiten_index.upkeep.inventory import encoder_folders, shard_names, size_of
 from whiten_index.upkeep.report import Damage, VerifyReport, reason, remedy_for
 
 # Rows of what no corpus names.
@@ -177,14 +177,11 @@ class _Check:
                     yield claim
 
     def _registered(self) -> Iterator[Path]:
-        folder = self.folder / "indexes"
-        for path in sorted(folder.glob("[!.]*.json")):
+        users = self.store.users
+        for path in users.files():
             looks = self._looks_at("registered indexes", path)
             try:
-                fields = manifest.read_manifest(
-                    folder, kind=store.USER_KIND, version=store.FORMAT_VERSION, name=path.name
-                )
-                yield Path(fields["index"])
+                yield Path(users.index_of(path))
             except (ArtifactError, OutputError) as error:
                 remedy = (
                     "update or build again each index that is built from this store, and it is "
@@ -254,8 +251,7 @@ class _Check:
             for part in claim.record.parts
             if part.rows
         }
-        for path in sorted((self.folder / "rows").glob(f"[!.]*{ROWS_SUFFIX}")):
-            digest = path.name.removesuffix(ROWS_SUFFIX)
+        for digest, path in self.store.document_files.by_name().items():
             part = sizes.get(digest, CorpusPart("", digest, _ANY, 0, 0))
             self._check_documents(path, part)
 
@@ -289,14 +285,14 @@ class _Check:
                 self._add(path, error, *self._mending((shard,)))
         parts = (part for claim in self._claims for part in claim.record.parts if part.rows)
         for part in {part.documents: part for part in parts}.values():
-            path = self.folder / "rows" / f"{part.documents}{ROWS_SUFFIX}"
+            path = self.store.document_files.path(part.documents)
             if not path.exists():
                 self._check_documents(path, part)
 
     def _check_notes(self) -> None:
         for kind in ("agreements", "choices", "samples"):
             for path in sorted((self.folder / kind).glob("[!.]*")):
-                if not self._looks_at(kind, path) or self.store.is_sound_note(path):
+                if not self._looks_at(kind, path) or self.store.notes.is_sound(path):
                     continue
                 error = ArtifactError(f"{path} is damaged: it does not match its digest")
                 remedy = f"remove {path}: it is made anew when it is next needed"

@@ -1,0 +1,111 @@
+"""What a store remembers beside its rows: agreements, choices and samples, by what they hang on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from whiten_index import manifest
+from whiten_index.errors import ArtifactError
+from whiten_index.objects import Here
+from whiten_index.store.files import digest
+from whiten_index.tensors import read_tensors, write_tensors
+
+_SAMPLE, _VERSION = "sample", 1
+
+
+class Notes:
+    """Notes in the folder of an encoder; one that is damaged counts as never made."""
+
+    def __init__(self, folder: Path, mirror: Here) -> None:
+        """Take the encoder's folder, and the bucket that counts, if there is one."""
+        self.folder, self.mirror = folder, mirror
+
+    def save_agreement(self, source: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+        """Remember how well an encoder agrees with its float32 self on a corpus's texts."""
+        self._save_note("agreements", source, value)
+
+    def agreement(self, source: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what ``save_agreement`` was given last for a corpus, None where it never was."""
+        return self._note("agreements", source)
+
+    def save_choice(self, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+        """Remember which transform was chosen, by what the choice depends on."""
+        named = {"choice": value, "digest": manifest.fingerprint(dict(value))}
+        self._save_note("choices", key, named)
+
+    def choice(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the choice remembered for ``key``, None where there is none or it is damaged."""
+        note = self._note("choices", key) or {}
+        choice = note.get("choice")
+        sound = isinstance(choice, dict) and manifest.fingerprint(choice) == note.get("digest")
+        return choice if sound else None
+
+    def save_sample(self, key: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Keep the arrays of a sample, whole or not at all."""
+        path = self._sample_path(key)
+        with manifest.writing(path):
+            manifest.make_folder(path.parent)
+            with manifest.replacing(path) as temporary:
+                facts = {"digest": _digest_of(tensors)}
+                write_tensors(temporary, tensors, kind=_SAMPLE, version=_VERSION, facts=facts)
+        self.mirror.push(path)
+
+    def sample(
+        self, key: Mapping[str, Any], shapes: Mapping[str, str]
+    ) -> dict[str, NDArray[Any]] | None:
+        """Return the sample kept for ``key``, None where there is none or it is damaged.
+
+        Args:
+            key: what the sample depends on.
+            shapes: name -> a letter for each axis, as ``read_tensors`` takes them.
+        """
+        path = self._sample_path(key)
+        self.mirror.fetch(path)
+        try:
+            found, facts = read_tensors(path, kind=_SAMPLE, version=_VERSION, shapes=shapes)
+        except ArtifactError:
+            return None
+        return found if facts.get("digest") == _digest_of(found) else None
+
+    def is_sound(self, path: Path) -> bool:
+        """Tell whether a file of a sample, a choice or an agreement is whole."""
+        try:
+            if path.parent.name == "samples":
+                found, facts = read_tensors(path, kind=_SAMPLE, version=_VERSION, shapes={})
+                return facts.get("digest") == _digest_of(found)
+            note = manifest.read_json(path, what="a note of a store")
+        except ArtifactError:
+            return False
+        if path.parent.name != "choices":
+            return True
+        choice = note.get("choice")
+        return isinstance(choice, dict) and manifest.fingerprint(choice) == note.get("digest")
+
+    def _sample_path(self, key: Mapping[str, Any]) -> Path:
+        return self.folder / "samples" / f"{manifest.fingerprint(dict(key))}.safetensors"
+
+    def _save_note(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+        path = self._note_path(kind, key)
+        with manifest.writing(path):
+            manifest.make_folder(path.parent)
+            manifest.write_json(path, value)
+        self.mirror.push(path)
+
+    def _note(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        path = self._note_path(kind, key)
+        self.mirror.latest(path)
+        try:
+            return manifest.read_json(path, what=f"one of the {kind}")
+        except ArtifactError:
+            return None
+
+    def _note_path(self, kind: str, key: Mapping[str, Any]) -> Path:
+        return self.folder / kind / f"{manifest.fingerprint(dict(key))}.json"
+
+
+def _digest_of(tensors: Mapping[str, NDArray[Any]]) -> str:
+    return digest(b"".join(tensors[name].tobytes() for name in sorted(tensors)))

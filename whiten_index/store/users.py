@@ -1,0 +1,73 @@
+"""The indexes that are built from a store: what they need is not to be dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from whiten_index import manifest
+from whiten_index.given import is_uri
+from whiten_index.objects import Here, Place, settled
+
+_KIND, _VERSION = "store_user", 1
+
+
+class Users:
+    """The indexes of a store, a file each."""
+
+    def __init__(self, folder: Path, mirror: Here) -> None:
+        """Take the folder of their files, and the bucket that counts, if there is one."""
+        self.folder, self.mirror = folder, mirror
+
+    def register(self, index: Place) -> None:
+        """Remember that an index is built from here, so that nothing it needs is dropped.
+
+        Raises:
+            OutputError: the disk is full or cannot be written.
+        """
+        place = owner_of(index)
+        path = self.folder / f"{manifest.fingerprint({'index': place})}.json"
+        fields = {"kind": _KIND, "format_version": _VERSION, "index": place}
+        self.mirror.fetch(path)
+        with manifest.writing(path):
+            if not path.exists() or path.read_bytes() != manifest.sealed_json(fields):
+                manifest.make_folder(path.parent)
+                manifest.write_manifest(path, fields)
+                self.mirror.push(path)
+        self.mirror.keep(path)
+
+    def indexes(self) -> dict[Path, Path]:
+        """Return the places of the indexes that were built from here, by the file that tells.
+
+        Raises:
+            ArtifactError: such a file is damaged.
+        """
+        return {path: Path(place) for path, place in self._by_file().items()}
+
+    def in_buckets(self) -> dict[Path, str]:
+        """Return the URIs of those of them that are in a bucket, by the file that tells.
+
+        Raises:
+            ArtifactError: such a file is damaged.
+        """
+        return {path: place for path, place in self._by_file().items() if is_uri(place)}
+
+    def files(self) -> list[Path]:
+        """Return the files, one an index."""
+        return sorted(self.folder.glob("[!.]*.json"))
+
+    def index_of(self, path: Path) -> str:
+        """Return the folder or URI of the index that a file is of.
+
+        Raises:
+            ArtifactError: it is damaged.
+        """
+        fields = manifest.read_manifest(self.folder, kind=_KIND, version=_VERSION, name=path.name)
+        return str(fields["index"])
+
+    def _by_file(self) -> dict[Path, str]:
+        return {path: self.index_of(path) for path in self.files()}
+
+
+def owner_of(index: Place | None) -> str:
+    """Return how an index is called in what is kept, empty for none."""
+    return "" if index is None else str(settled(index))
