@@ -39,6 +39,28 @@ def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) 
             )
 
 
+def require_free(
+    path: Path | str, *, files: Callable[[Path], Collection[str] | None], what: str
+) -> Path:
+    """Refuse a path at which ``replace_folder`` would have to lose something else; return it whole.
+
+    Args:
+        path: where a folder is to go.
+        files: see ``replace_folder``.
+        what: likewise.
+
+    Raises:
+        ConfigError: something else stands there, or lies among its files.
+        OutputError: what is there cannot be read.
+    """
+    final = require_path(path).resolve()
+    if final.exists() and not final.is_dir():
+        raise ConfigError(f"{final} is no folder, and {what} is one; name another path")
+    if final.exists() and any(_listed(final)):
+        _require_ours(final, files(final), what)
+    return final
+
+
 def replace_folder(
     path: Path | str,
     make: Callable[[Path], object],
@@ -65,13 +87,8 @@ def replace_folder(
         OutputError: the disk is full or cannot be written.
         WhitenIndexError: ``files`` does not let the folder be replaced.
     """
-    final = require_path(path).resolve()
+    final = require_free(path, files=files, what=what)
     there = final.exists()
-    if there and not final.is_dir():
-        raise ConfigError(f"{final} is no folder, and {what} is one; name another path")
-    old = there and any(_listed(final))
-    if old:
-        _require_ours(final, files(final), what)
     aside, before = (
         final.with_name(f".whiten-index-{uuid.uuid4().hex[:12]}.{name}") for name in ("new", "old")
     )

@@ -30,6 +30,7 @@ from whiten_index.cli import (
     search_command,
     sweep_commands,
     terminal,
+    train_command,
     update_command,
     upkeep_commands,
     version_commands,
@@ -100,6 +101,7 @@ for command in (
     sweep_commands.sweep,
     report_command.report,
     eval_commands.evaluate,
+    train_command.train,
 ):
     cli.add_command(command)
 

@@ -43,7 +43,7 @@ class Transformer:
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> None:
         self.device = device
-        self.tokenizer, model = _load(spec, folder, device)
+        self.tokenizer, model = load_transformer(spec, folder, device)
         self._model = model
         self.pad = int(self.tokenizer.pad_token_id or 0)
         config = model.config
@@ -148,7 +148,14 @@ class LayeredTransformer(Transformer):
         return torch.cat([pool(state, each) for each in self._poolings for state in states], dim=1)
 
 
-def _load(spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> tuple[Any, Any]:
+def load_transformer(
+    spec: EncoderSpec, folder: ModelFolder, device: torch.device
+) -> tuple[Any, Any]:
+    """Return a model's tokenizer, and the model without a head, for evaluation.
+
+    Raises:
+        EncoderError: they cannot be loaded, or weights are missing.
+    """
     tokenizer = load_tokenizer(spec, folder)
     transformers.utils.logging.disable_progress_bar()
     try:

@@ -156,7 +156,7 @@ class WhiteningConfig:
         if dim % asked:
             raise ConfigError(
                 f"{option} {asked} does not divide the {dim} dims of the embeddings; "
-                f"use {option} {_near_divisors(dim, asked)}"
+                f"use {option} {near_divisors(dim, asked)}"
             )
         return dim // asked if option == _GROUPS else asked
 
@@ -260,7 +260,7 @@ class WhiteningConfig:
                 raise ConfigError(f"{option} {value:g} is outside {legal}")
 
 
-def _near_divisors(dim: int, asked: int) -> str:
+def near_divisors(dim: int, asked: int) -> str:
     """Return the divisors next below and next above ``asked``, as a choice."""
     divisors = [n for n in range(1, dim + 1) if dim % n == 0]
     below, above = [n for n in divisors if n < asked], [n for n in divisors if n > asked]

@@ -1,0 +1,154 @@
+"""What shuffled group whitening adds to a training step, and which way to the root is cheapest.
+
+Run ``python -m benchmarks.training_step steps|maps [MODEL]``, on a GPU if there is one; the first
+needs the evaluation data.
+
+- ``steps``: a step of WhitenedCSE and one of SimCSE with as many views, on the same batches by
+  turns: batch 64, 3 positives, 10⁵ sentences to draw from, bf16 on a GPU.
+- ``maps``: whitening alone, forwards and backwards, by each map and number of groups.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.results_file import data_folder, write
+from whiten_index.corpus import CorpusConfig, ParquetCorpus
+from whiten_index.errors import WhiteningError
+from whiten_index.train import model_of
+from whiten_index.training.build import contrastive_model
+from whiten_index.training.config import GroupMap, TrainingConfig
+from whiten_index.training.group_whitening import ShuffledGroupWhitening
+from whiten_index.training.sentences import Sentences
+
+SENTENCES, BATCH, POSITIVES = 100_000, 64, 3
+_WARM, _STEPS = 5, 40
+_DIM, _GROUPS = 768, (384, 128, 32, 16)
+
+
+def device_name() -> str:
+    """Return what computes."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def steps(model: str | None) -> Iterator[dict[str, Any]]:
+    """Time whole steps, whitened and not, by turns on the same batches."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    corpus = str(data_folder() / "sentences/wikipedia_en.parquet")
+    base: dict[str, Any] = {
+        "corpus": (corpus,), "out": "unused", "model": model, "batch_size": BATCH,
+        "positives": POSITIVES, "limit": SENTENCES,
+    }  # fmt: skip
+    configs = {
+        "simcse": TrainingConfig(whiten=False, **base),
+        **{
+            f"whitened-{kind.value}": TrainingConfig(group_map=kind, **base)
+            for kind in (GroupMap.ZCA, GroupMap.NEWTON)
+        },
+    }
+    spec, folder = model_of(configs["simcse"])
+    sentences = Sentences.of(
+        ParquetCorpus.open(
+            CorpusConfig(sources=(corpus,), text_columns=("text",), limit=SENTENCES)
+        ),
+        batch_size=BATCH,
+    )
+    ready = {}
+    for name, config in configs.items():
+        made, collator = contrastive_model(config, spec, folder)
+        made.to(device)
+        ready[name] = made, torch.optim.AdamW(made.parameters(), lr=config.learning_rate)
+    generator = torch.Generator().manual_seed(0)
+    seconds: dict[str, list[float]] = {name: [] for name in ready}
+    for number in range(_WARM + _STEPS):
+        rows = torch.randint(len(sentences), (BATCH,), generator=generator).tolist()
+        batch = {
+            name: tensor.to(device)
+            for name, tensor in collator([sentences[row] for row in rows]).items()
+        }
+        for name, (made, optimizer) in ready.items():
+            took = _timed(device, lambda m=made, o=optimizer, b=batch: _step(m, o, b))  # type: ignore[misc]
+            if number >= _WARM:
+                seconds[name].append(took)
+    plain = seconds["simcse"]
+    for name, times in seconds.items():
+        yield {
+            "what": "steps",
+            "device": device_name(),
+            "torch": torch.__version__,
+            "model": spec.model,
+            "dim": folder.hidden_size,
+            "name": name,
+            "views": POSITIVES + 1,
+            "batch": BATCH,
+            "step_ms": 1e3 * statistics.median(times),
+            "ratio": statistics.median(a / b for a, b in zip(times, plain, strict=True)),
+        }
+
+
+def _step(model: Any, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> None:
+    kind = batch["input_ids"].device.type
+    with torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda"):
+        loss = model(**batch)["loss"]
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def maps() -> Iterator[dict[str, Any]]:
+    """Time whitening alone, of as many views as a step has."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    mixing = torch.randn(_DIM, _DIM, device=device) / _DIM**0.5
+    features = torch.randn(POSITIVES + 1, BATCH, _DIM, device=device) @ mixing
+    for groups in _GROUPS:
+        for kind in GroupMap:
+            module = ShuffledGroupWhitening(_DIM, groups=groups, group_map=kind).to(device)
+
+            def both(module: ShuffledGroupWhitening = module) -> None:
+                given = features.clone().requires_grad_()
+                module(given).square().sum().backward()
+
+            try:
+                times = [_timed(device, both) for _ in range(_WARM + _STEPS)][_WARM:]
+            except WhiteningError as error:
+                yield {"what": "maps", "groups": groups, "map": kind.value, "error": str(error)}
+                continue
+            white = module(features.double())
+            yield {
+                "what": "maps",
+                "device": device_name(),
+                "groups": groups,
+                "map": kind.value,
+                "ms": 1e3 * statistics.median(times),
+                "variance_off": float((white.var(1) - 1).abs().max()),
+            }
+
+
+def _timed(device: torch.device, call: Callable[[], None]) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Run one of them."""
+    what, *rest = sys.argv[1:] or [""]
+    if what not in ("steps", "maps"):
+        raise SystemExit("say steps or maps")
+    rows = maps() if what == "maps" else steps(rest[0] if rest else None)
+    print(write(f"training_{what}_{'gpu' if torch.cuda.is_available() else 'cpu'}", rows))
+
+
+if __name__ == "__main__":
+    main()

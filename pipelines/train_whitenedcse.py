@@ -1,0 +1,268 @@
+"""Trainings side by side: the ablations of WhitenedCSE, or any grid, over seeds.
+
+Run it as ``python -m pipelines.train_whitenedcse SWEEP.toml CORPUS… --out OUT``. SWEEP has
+``seeds``, ``[base]`` with options of ``whiten-index train``, and ``[[runs]]``, each with a
+``table``, a ``name``, options over those of the base, and perhaps a ``grid`` of options with
+several values, which the name may quote in braces. ``pipelines/whitenedcse.toml`` has the paper's
+Tables 3 to 6.
+
+``OUT/results.jsonl`` has a line a training: its options, STS-B dev, curves, and the STS sets of
+``--sts`` as WhitenedCSE scores them (all pairs of a set together). ``OUT/results.md`` shows means
+and deviations over the seeds. What is there is not trained again. Models are removed once they
+are scored, but with ``--keep-models``. Every line on standard output is one JSON object with
+``time`` and ``event``; the last is ``finished``, ``interrupted`` or ``failed``.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import shutil
+import statistics
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whiten_index.encoding import EncoderConfig
+from whiten_index.errors import ConfigError
+from whiten_index.evaluate.config import EvalConfig
+from whiten_index.evaluate.sts import evaluate_sts
+from whiten_index.labels import read_sts
+from whiten_index.lock import only_writer
+from whiten_index.log_lines import Ending, LogLines, log, run_job
+from whiten_index.manifest import fingerprint, replace_file, writing
+from whiten_index.stopping import stop_on_signals
+from whiten_index.train import CURVES, train
+from whiten_index.training.config import TrainingConfig
+
+RESULTS, TABLES = "results.jsonl", "results.md"
+_OWN = ("table", "name", "grid")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of a sweep.
+
+    Attributes:
+        table: that it is a row of.
+        name: of the row.
+        options: of the training.
+    """
+
+    table: str
+    name: str
+    options: Mapping[str, Any]
+
+
+def read_sweep(path: Path, *, base: Mapping[str, Any], seeds: Sequence[int] = ()) -> list[Run]:
+    """Return the trainings that a file asks for, each with each seed.
+
+    Args:
+        path: of the file.
+        base: options over those of its own base.
+        seeds: in place of its own.
+
+    Raises:
+        ConfigError: the file cannot be read, or asks for what is unknown.
+    """
+    try:
+        sweep = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} is no sweep that can be read ({error}); mend it") from error
+    if unknown := sorted(sweep.keys() - {"seeds", "base", "runs"}):
+        raise ConfigError(f"{path}: {', '.join(unknown)}: a sweep has seeds, base and runs")
+    runs = list[Run]()
+    for row in sweep.get("runs", []):
+        own = {key: value for key, value in row.items() if key not in _OWN}
+        for values in _grid(row.get("grid", {})):
+            name = str(row.get("name", "")).format(**values)
+            for seed in seeds or sweep.get("seeds", [0]):
+                options = {**sweep.get("base", {}), **own, **values, **base, "seed": seed}
+                runs.append(Run(str(row.get("table", "")), name, options))
+    if not runs:
+        raise ConfigError(f"{path} has no runs; give each a table [[runs]] with a name")
+    return runs
+
+
+def _grid(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A sweep with its data.
+
+    Attributes:
+        runs: its trainings.
+        corpus: sentences.
+        out: folder of results.
+        dev: STS-B, for checkpoints.
+        sts: files of STS sets that each model is scored on, None for none.
+        keep_models: keep their folders.
+    """
+
+    runs: Sequence[Run]
+    corpus: tuple[str, ...]
+    out: Path
+    dev: str | None
+    sts: str | None
+    keep_models: bool
+
+    def key(self, run: Run) -> str:
+        """Return what tells a training from others; equal rows of two tables are trained once."""
+        return fingerprint(
+            {
+                "options": dict(run.options),
+                "corpus": list(self.corpus),
+                "dev": self.dev,
+                "sts": self.sts,
+            }
+        )
+
+    def do(self) -> Ending:
+        """Train and score what is not there yet."""
+        with only_writer(self.out, what="folder of trainings"):
+            done = _read(self.out / RESULTS)
+            for number, run in enumerate(self.runs):
+                if self.key(run) not in done:
+                    log("training", table=run.table, name=run.name, seed=run.options["seed"],
+                        number=number + 1, of=len(self.runs))  # fmt: skip
+                    done[self.key(run)] = self._result(run)
+                    _write(self.out / RESULTS, done)
+            rows = [
+                {**done[self.key(run)], "table": run.table, "name": run.name} for run in self.runs
+            ]
+            text = "\n".join(tables(rows)) + "\n"
+            with writing(self.out / TABLES):
+                replace_file(self.out / TABLES, text.encode())
+        return Ending("finished", {"out": str(self.out), "trainings": len(done)})
+
+    def _result(self, run: Run) -> dict[str, Any]:
+        folder = self.out / "models" / self.key(run)
+        config = TrainingConfig.from_options(
+            {**run.options, "corpus": self.corpus, "out": str(folder)}
+        )
+        report = train(config, pairs=self.dev, progress=LogLines())
+        with (folder / CURVES).open(encoding="utf-8") as file:
+            curves = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+        result = {
+            "key": self.key(run), "options": dict(run.options), **report.facts,
+            "curves": curves, "sts": self._scores(folder), "seconds": report.stages.seconds,
+        }  # fmt: skip
+        if not self.keep_models:
+            shutil.rmtree(folder)
+        return result
+
+    def _scores(self, folder: Path) -> dict[str, float] | None:
+        if self.sts is None:
+            return None
+        config = EvalConfig(encoder=EncoderConfig(model=str(folder)))
+        found = evaluate_sts(config, read_sts([self.sts]), progress=LogLines())
+        return {name: each["spearman"]["all"] for name, each in found["datasets"].items()}
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a table for each table: means and deviations over the seeds."""
+    for table in dict.fromkeys(row["table"] for row in rows):
+        yield f"## {table}\n"
+        yield "| | seeds | loss, first and last | STS-B dev | before | mean of the STS sets |"
+        yield "|---|---:|---:|---:|---:|---:|"
+        own = [row for row in rows if row["table"] == table]
+        for name in dict.fromkeys(row["name"] for row in own):
+            same = [row for row in own if row["name"] == name]
+            losses = [[each["loss"] for each in row["curves"] if "loss" in each] for row in same]
+            first, last = (statistics.mean(each[end] for each in losses) for end in (0, -1))
+            means = [statistics.mean(row["sts"].values()) for row in same if row["sts"]]
+            yield (
+                f"| {name} | {len(same)} | {first:.3f} → {last:.3f} "
+                f"| {_spread([row['stsb_dev'] for row in same])} "
+                f"| {_spread([row['stsb_dev_before'] for row in same])} | {_spread(means)} |"
+            )
+        yield ""
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    deviation = f" ± {statistics.stdev(known):.2f}" if len(known) > 1 else ""
+    return f"{statistics.mean(known):.2f}{deviation}"
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    """Return results by key."""
+    if not path.exists():
+        return {}
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {row["key"]: row for row in rows}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no file of results; move it away") from error
+
+
+def _write(path: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
+    lines = [json.dumps(row, sort_keys=True) for row in results.values()]
+    with writing(path):
+        replace_file(path, ("\n".join(lines) + "\n").encode())
+
+
+def _setting(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
+    """Return options given as ``name=value``, values as TOML has them, or else as text."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r} is no name=value")
+        try:
+            found[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name] = value
+    return found
+
+
+@click.command()
+@click.argument("sweep", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("corpus", nargs=-1, required=True)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of results.")
+@click.option("--dev", help="File with STS-B, whose dev split says which checkpoint is best.")
+@click.option("--sts", help="File or folder of STS sets that each model is scored on.")
+@click.option("--only", multiple=True, help="Only this table of the sweep; may be repeated.")
+@click.option("--seed", "seeds", type=int, multiple=True, help="In place of the sweep's own.")
+@click.option(
+    "--set", "base", multiple=True, callback=_setting, help="Option over all: name=value."
+)
+@click.option("--keep-models", is_flag=True, help="Keep the folders of the models.")
+def main(
+    sweep: Path,
+    corpus: tuple[str, ...],
+    out: Path,
+    dev: str | None,
+    sts: str | None,
+    only: tuple[str, ...],
+    seeds: tuple[int, ...],
+    base: Mapping[str, Any],
+    keep_models: bool,
+) -> None:
+    """Train what SWEEP (TOML) describes on the sentences of CORPUS."""
+    stop_on_signals()
+
+    def work() -> Ending:
+        runs = read_sweep(sweep, base=base, seeds=seeds)
+        if only:
+            runs = [run for run in runs if run.table in only]
+        if not runs:
+            raise ConfigError(f"{sweep} has no table called {' or '.join(only)}")
+        return Job(runs, corpus, out, dev, sts, keep_models).do()
+
+    sys.exit(run_job(work, kept="trainings and checkpoints"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""InfoNCE with several positives against loops over its definition."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from whiten_index.training.config import PositiveSum
+from whiten_index.training.losses import info_nce
+
+
+def similarity(a: Tensor, b: Tensor, temperature: float) -> float:
+    return float(a @ b / (a.norm() * b.norm()) / temperature)
+
+
+def looped(anchors: Tensor, positives: Tensor, temperature: float, summed: PositiveSum) -> float:
+    """Return the loss by the sums of equations 7 and 8, a number at a time."""
+    total = 0.0
+    for i, anchor in enumerate(anchors):
+        fractions, tops, bottoms = [], 0.0, 0.0
+        for positive in positives:
+            top = math.exp(similarity(anchor, positive[i], temperature))
+            bottom = sum(math.exp(similarity(anchor, other, temperature)) for other in positive)
+            fractions.append(top / bottom)
+            tops, bottoms = tops + top, bottoms + bottom
+        if summed is PositiveSum.OUTSIDE:
+            total -= sum(math.log(each) for each in fractions) / len(positives)
+        else:
+            total -= math.log(tops / bottoms)
+    return total / len(anchors)
+
+
+@pytest.mark.parametrize("summed", list(PositiveSum))
+@pytest.mark.parametrize("many", [1, 2, 5])
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+def test_the_loss_is_what_its_equation_says(
+    summed: PositiveSum, many: int, temperature: float
+) -> None:
+    torch.manual_seed(0)
+    anchors = torch.randn(7, 5, dtype=torch.float64)
+    positives = torch.randn(many, 7, 5, dtype=torch.float64)
+    found = info_nce(anchors, positives, temperature=temperature, summed=summed)
+    assert float(found) == pytest.approx(looped(anchors, positives, temperature, summed), rel=1e-10)
+
+
+@pytest.mark.parametrize("summed", list(PositiveSum))
+def test_one_positive_is_simcse(summed: PositiveSum) -> None:
+    torch.manual_seed(1)
+    anchors, positives = torch.randn(2, 16, 8)
+    cosines = nn.functional.cosine_similarity(anchors[:, None], positives[None], dim=-1)
+    expected = nn.functional.cross_entropy(cosines / 0.05, torch.arange(16))
+    torch.testing.assert_close(info_nce(anchors, positives[None], summed=summed), expected)
+
+
+@pytest.mark.parametrize("summed", list(PositiveSum))
+def test_its_gradient_is_that_of_finite_differences(summed: PositiveSum) -> None:
+    torch.manual_seed(2)
+    anchors = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    positives = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+
+    def loss(some: Tensor, others: Tensor) -> Tensor:
+        return info_nce(some, others, temperature=0.5, summed=summed)
+
+    assert torch.autograd.gradcheck(loss, (anchors, positives))
+
+
+def test_equal_positives_count_once_outside() -> None:
+    torch.manual_seed(3)
+    anchors, positive = torch.randn(2, 6, 4)
+    once = info_nce(anchors, positive[None])
+    torch.testing.assert_close(info_nce(anchors, positive.expand(3, 6, 4)), once)
+
+
+def test_autocast_does_not_round_similarities() -> None:
+    torch.manual_seed(4)
+    anchors, positives = torch.randn(8, 16), torch.randn(2, 8, 16)
+    exact = info_nce(anchors, positives)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(info_nce(anchors, positives), exact, rtol=0, atol=0)

@@ -1,0 +1,289 @@
+"""Shuffled group whitening against its definition: numpy's ZCA, covariances, finite differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.training.config import GroupMap
+from whiten_index.training.group_whitening import ShuffledGroupWhitening
+from whiten_index.training.inverse_root import inverse_root, inverse_root_iterated
+
+DIM = 24
+
+
+def features(rows: int = 64, dim: int = DIM, *, seed: int = 0, condition: float = 1e3) -> Any:
+    """Return correlated rows (n, d) with a mean, whose covariance has about that condition."""
+    rng = np.random.default_rng(seed)
+    turn, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
+    spread = np.geomspace(1, condition**-0.5, dim)
+    rows_ = rng.standard_normal((rows, dim)) * spread @ turn.T + rng.standard_normal(dim)
+    return torch.from_numpy(rows_)
+
+
+def zca(group: NDArray[np.float64], epsilon: float) -> NDArray[np.float64]:
+    """Return centred rows whitened by numpy alone."""
+    centred = group - group.mean(0)
+    values, vectors = np.linalg.eigh(np.cov(group, rowvar=False).reshape(2 * [group.shape[1]]))
+    return centred @ (vectors / np.sqrt(values + epsilon)) @ vectors.T
+
+
+def whitening(**options: Any) -> ShuffledGroupWhitening:
+    options = {"groups": 6, "epsilon": 0.0, **options}
+    return ShuffledGroupWhitening(DIM, **options)
+
+
+@pytest.mark.parametrize("group_map", list(GroupMap))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("groups", [1, 4, 12])
+def test_each_group_of_a_call_has_covariance_one(
+    group_map: GroupMap, dtype: torch.dtype, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = whitening(groups=groups, group_map=group_map)
+    orders = []
+    draw = module._orders
+    monkeypatch.setattr(module, "_orders", lambda views: orders.append(draw(views)) or orders[-1])
+    out = module(features(condition=1e4).to(dtype)).double().numpy()
+    assert out.shape == (64, DIM)
+    for group in orders[0][0].numpy().reshape(groups, -1):
+        covariance = np.cov(out[:, group], rowvar=False).reshape(len(group), len(group))
+        np.testing.assert_allclose(covariance, np.eye(len(group)), atol=1e-4)
+    np.testing.assert_allclose(out.mean(0), 0, atol=1e-4)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-2])
+def test_it_is_numpys_zca_of_each_group_with_channels_back_in_their_places(epsilon: float) -> None:
+    rows = features()
+    torch.manual_seed(3)
+    out = whitening(epsilon=epsilon)(rows).numpy()
+    torch.manual_seed(3)
+    order = torch.rand(1, DIM).argsort(1)[0].numpy()
+    for group in order.reshape(6, -1):
+        np.testing.assert_allclose(out[:, group], zca(rows.numpy()[:, group], epsilon), atol=1e-8)
+
+
+def test_epsilon_leaves_covariance_over_itself_plus_epsilon() -> None:
+    rows, epsilon = features(), 0.05
+    out = whitening(shuffle=False, epsilon=epsilon)(rows).numpy()
+    for group in np.arange(DIM).reshape(6, -1):
+        covariance = np.cov(rows.numpy()[:, group], rowvar=False)
+        expected = covariance @ np.linalg.inv(covariance + epsilon * np.eye(4))
+        np.testing.assert_allclose(np.cov(out[:, group], rowvar=False), expected, atol=1e-10)
+
+
+def test_groups_of_one_channel_are_standard_scores_whatever_the_permutation() -> None:
+    rows = features()
+    out = whitening(groups=DIM)(rows)
+    torch.testing.assert_close(out, (rows - rows.mean(0)) / rows.std(0))
+
+
+def test_calls_and_views_draw_permutations_of_their_own_and_a_seed_draws_them_again() -> None:
+    rows, module = features(), whitening()
+    torch.manual_seed(0)
+    one, two = module(rows), module(rows)
+    assert not torch.allclose(one, two)
+    torch.manual_seed(0)
+    views = module(torch.stack([rows, rows]))
+    assert not torch.allclose(views[0], views[1])
+    torch.testing.assert_close(views, module_again(rows))
+    still = whitening(shuffle=False)
+    torch.testing.assert_close(still(rows), still(rows))
+
+
+def module_again(rows: Any) -> Any:
+    torch.manual_seed(0)
+    return whitening()(torch.stack([rows, rows]))
+
+
+def test_views_are_whitened_each_over_its_own_batch() -> None:
+    views = torch.stack([features(seed=1), 5 * features(seed=2) + 7])
+    together = whitening(shuffle=False)(views)
+    for view, white in zip(views, together, strict=True):
+        torch.testing.assert_close(white, whitening(shuffle=False)(view))
+
+
+@pytest.mark.parametrize("group_map", [GroupMap.ZCA, GroupMap.NEWTON, GroupMap.CHOLESKY])
+@pytest.mark.parametrize("shape", [(8, 6), (2, 8, 6)])
+def test_gradients_are_those_of_finite_differences(
+    group_map: GroupMap, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    module = ShuffledGroupWhitening(6, groups=2, epsilon=1e-3, shuffle=False, group_map=group_map)
+    rows = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(module, (rows,))
+
+
+@pytest.mark.parametrize("values", [[1, 1, 1, 1], [2, 2, 0.5, 0.5], [1, 1 + 1e-13, 3, 3 + 1e-9]])
+def test_the_gradient_of_the_root_stands_repeated_eigenvalues(values: list[float]) -> None:
+    turn, _ = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))
+    matrix = turn @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ turn.mT
+    matrix = (0.5 * (matrix + matrix.mT)).requires_grad_()
+
+    def root(any_matrix: Any) -> Any:
+        # Finite differences leave symmetry, and the root is of symmetric ones.
+        return inverse_root(0.5 * (any_matrix + any_matrix.mT))
+
+    assert torch.autograd.gradcheck(root, (matrix,))
+    (gradient,) = torch.autograd.grad(root(matrix).sum(), matrix)
+    assert gradient.isfinite().all()
+
+
+def test_gradients_through_a_batch_with_equal_eigenvalues() -> None:
+    # Columns of a Hadamard matrix: every group's covariance is a multiple of I.
+    hadamard = torch.ones(1, 1, dtype=torch.float64)
+    for _ in range(4):
+        hadamard = torch.cat(
+            [torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)]
+        )
+    rows = hadamard[:, 1:7].clone().requires_grad_()
+    module = ShuffledGroupWhitening(6, groups=2, epsilon=0.0, shuffle=False)
+    assert torch.autograd.gradcheck(module, (rows,))
+
+
+def test_torchs_own_gradient_fails_where_ours_does_not() -> None:
+    matrix = torch.eye(3, dtype=torch.float64, requires_grad=True)
+    values, vectors = torch.linalg.eigh(matrix)
+    naive = (vectors * values.rsqrt()) @ vectors.mT
+    (broken,) = torch.autograd.grad(naive.sum(), matrix)
+    assert not broken.isfinite().all()
+    (sound,) = torch.autograd.grad(inverse_root(matrix).sum(), matrix)
+    torch.testing.assert_close(sound, torch.full((3, 3), -0.5, dtype=torch.float64))
+
+
+def test_a_direction_without_variance_gets_no_weight_and_no_gradient_of_its_own() -> None:
+    values = torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64)
+    matrix = torch.diag(values).requires_grad_()
+    root = inverse_root(matrix)
+    torch.testing.assert_close(root, torch.diag(torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64)))
+    (gradient,) = torch.autograd.grad(root.sum(), matrix)
+    assert gradient.isfinite().all()
+    assert gradient[2, 2] == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.floats(0, 4))
+def test_both_roots_agree_with_numpy(seed: int, size: int, log_condition: float) -> None:
+    rng = np.random.default_rng(seed)
+    turn, _ = np.linalg.qr(rng.standard_normal((3, size, size)))
+    values = 10 ** rng.uniform(-log_condition, 0, (3, 1, size)) * 10 ** rng.uniform(-3, 3)
+    matrices = (turn * values) @ turn.swapaxes(1, 2)
+    expected = (turn / np.sqrt(values)) @ turn.swapaxes(1, 2)
+    scale = np.abs(expected).max()
+    for root in (inverse_root, inverse_root_iterated):
+        found = root(torch.from_numpy(matrices)).numpy()
+        np.testing.assert_allclose(found, expected, atol=1e-7 * scale)
+
+
+def test_evaluation_is_the_affine_map_of_the_running_moments() -> None:
+    module = whitening(momentum=0.25)
+    batches = [features(seed=seed) for seed in range(5)]
+    mean = covariance = None
+    for batch in batches:
+        module(batch)
+        now = batch.numpy().mean(0), np.cov(batch.numpy(), rowvar=False)
+        if mean is None:
+            mean, covariance = now
+        else:
+            mean, covariance = (
+                0.75 * old + 0.25 * new for old, new in zip((mean, covariance), now, strict=True)
+            )
+    np.testing.assert_allclose(module.mean, mean, atol=1e-6)
+    np.testing.assert_allclose(module.covariance, covariance, atol=1e-6)
+    module.eval()
+    rows = features(seed=9).float()
+    out = module(rows)
+    # Equal rows give equal features whatever they are evaluated with, and nothing is drawn.
+    torch.testing.assert_close(out[:1], module(rows[:1]))
+    weight, bias = module.folded()
+    torch.testing.assert_close(out, (rows.double() @ weight.mT + bias).float())
+    for group in np.arange(DIM).reshape(6, -1):
+        values, vectors = np.linalg.eigh(module.covariance.numpy()[np.ix_(group, group)])
+        block = (vectors / np.sqrt(values)) @ vectors.T
+        np.testing.assert_allclose(weight[np.ix_(group, group)], block, atol=1e-4)
+    assert weight.count_nonzero() <= DIM * 4
+
+
+def test_moments_of_several_views_count_alike() -> None:
+    views = torch.stack([features(seed=1), features(seed=2)])
+    module = whitening()
+    module(views)
+    covariances = [np.cov(view.numpy(), rowvar=False) for view in views]
+    np.testing.assert_allclose(module.covariance, np.mean(covariances, 0), atol=1e-6)
+
+
+def test_running_moments_are_kept_with_the_weights() -> None:
+    module, other = whitening(), whitening()
+    module(features())
+    other.load_state_dict(module.state_dict())
+    rows = features(seed=4)
+    torch.testing.assert_close(other.eval()(rows), module.eval()(rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_does_not_reach_it(dtype: torch.dtype) -> None:
+    rows = features().float()
+    with torch.autocast("cpu", dtype=dtype):
+        out = whitening(shuffle=False)(rows.to(dtype))
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, whitening(shuffle=False)(rows.to(dtype).float()))
+
+
+def test_both_readings_of_the_parameter() -> None:
+    assert ShuffledGroupWhitening(768, groups=128).group_size == 6
+    assert ShuffledGroupWhitening(768, group_size=384).groups == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either the number of groups or the channels"),
+        ({"groups": 2, "group_size": 12}, "either the number of groups or the channels"),
+        ({"groups": 5}, "5 groups do not divide 24 channels; give 4 or 6"),
+        ({"group_size": 48}, "48 channels a group do not divide 24 channels"),
+        ({"groups": 0}, "0 groups cannot be; give 1 or more"),
+        ({"groups": -4}, "-4 groups cannot be; give 1 or more"),
+        ({"groups": 6, "momentum": 1.5}, "momentum is 1.5"),
+        ({"groups": 6, "shrinkage": -0.1}, "shrinkage is -0.1"),
+        ({"groups": 6, "epsilon": -1e-5}, "epsilon is -1e-05"),
+        ({"groups": 6, "epsilon": float("nan")}, "epsilon is nan"),
+    ],
+)
+def test_parameters_that_cannot_be_are_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ShuffledGroupWhitening(DIM, **options)
+
+
+def test_a_batch_that_cannot_tell_a_groups_covariance_is_told() -> None:
+    with pytest.raises(WhiteningError, match="a batch of 4 cannot whiten groups of 4 channels"):
+        whitening()(features(4))
+    assert whitening()(features(5)).isfinite().all()
+    with pytest.raises(WhiteningError, match="a batch of 1 cannot"):
+        whitening(shrinkage=0.5)(features(1))
+    with pytest.raises(WhiteningError, match="12 channels, and the whitening 24"):
+        whitening()(features(dim=12))
+
+
+def test_shrinkage_takes_a_batch_as_small_as_two() -> None:
+    rows = features(3)
+    out = whitening(shrinkage=0.25, shuffle=False)(rows).numpy()
+    for group in np.arange(DIM).reshape(6, -1):
+        covariance = np.cov(rows.numpy()[:, group], rowvar=False)
+        shrunk = 0.75 * covariance + 0.25 * np.trace(covariance) / 4 * np.eye(4)
+        values, vectors = np.linalg.eigh(shrunk)
+        centred = rows.numpy()[:, group] - rows.numpy()[:, group].mean(0)
+        expected = centred @ (vectors / np.sqrt(values)) @ vectors.T
+        np.testing.assert_allclose(out[:, group], expected, atol=1e-8)
+
+
+def test_cholesky_says_what_it_cannot_do() -> None:
+    rows = features()
+    rows[:, 3] = rows[:, 2]
+    with pytest.raises(WhiteningError, match="no Cholesky factor"):
+        whitening(shuffle=False, group_map=GroupMap.CHOLESKY)(rows)

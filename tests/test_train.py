@@ -1,0 +1,379 @@
+"""A training from sentences to a folder: gone on with, compared, refused, used as any model."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from whiten_index.errors import ConfigError, CorpusError, WhiteningError
+from whiten_index.train import TrainReport, train
+from whiten_index.training.config import PositiveSum, Precision, TrainingConfig
+
+WORDS = ("cat", "dog", "bird", "fish", "king", "queen", "man", "woman", "river", "house")
+VERBS = ("sat", "ran", "flew", "swam", "walks", "sings", "reads", "writes")
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    draw = rng.choice
+    return [
+        f"the {draw(WORDS)} {draw(VERBS)} on the {draw(('red', 'blue', 'small', 'old'))} "
+        f"{draw(WORDS)} and the {draw(WORDS)} {draw(VERBS)}"
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path_factory.mktemp("sentences") / "s.parquet"
+    pq.write_table(pa.table({"text": sentences(200)}), path, row_group_size=50)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """STS-B in small: pairs are the closer the more words they share."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = np.random.default_rng(5)
+    first, second = sentences(60, seed=1), sentences(60, seed=2)
+    second = [a if rng.random() < 0.3 else b for a, b in zip(first, second, strict=True)]
+    shared = [len(set(a.split()) & set(b.split())) for a, b in zip(first, second, strict=True)]
+    path = tmp_path_factory.mktemp("pairs") / "sts.parquet"
+    pq.write_table(
+        pa.table(
+            {
+                "dataset": ["STS-B"] * 60,
+                "subset": ["all"] * 60,
+                "split": ["dev"] * 40 + ["test"] * 20,
+                "sentence1": first,
+                "sentence2": second,
+                "score": [min(each, 8) * 5 / 8 for each in shared],
+            }
+        ),
+        path,
+    )
+    return path
+
+
+@pytest.fixture
+def config(corpus: Path, tiny_model: Path, tmp_path: Path) -> Any:
+    def make(**options: Any) -> TrainingConfig:
+        options = {
+            "corpus": (str(corpus),), "out": str(tmp_path / "model"), "model": str(tiny_model),
+            "groups": 8, "batch_size": 16, "max_steps": 6, "eval_steps": 2, "device": "cpu",
+            "learning_rate": 1e-3, **options,
+        }  # fmt: skip
+        return TrainingConfig(**options)
+
+    return make
+
+
+def weights(report: TrainReport) -> dict[str, torch.Tensor]:
+    return load_file(report.out / "model.safetensors")
+
+
+def require_same(one: TrainReport, other: TrainReport) -> None:
+    mine, its = weights(one), weights(other)
+    assert mine.keys() == its.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, its[name]), name
+
+
+class Stops:
+    """Progress of a job that is stopped from outside after so many steps."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+        self.notes: list[str] = []
+
+    def start(self, name: str, total: int) -> None:
+        self.training = name == "train"
+
+    def advance(self, rows: int) -> None:
+        if self.training and rows:
+            self.left -= rows
+            if self.left <= 0:
+                raise KeyboardInterrupt
+
+    def finish(self, name: str, seconds: float) -> None:
+        pass
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
+    report = train(config(max_steps=40, eval_steps=10), pairs=pairs)
+    with (report.out / "curves.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [0, 10, 20, 30, 40]
+    losses = [float(row["loss"]) for row in rows[1:]]
+    assert losses[-1] < 0.9 * losses[0]
+    for row in rows:
+        assert -100 <= float(row["stsb_dev"]) <= 100
+        assert float(row["alignment"]) >= 0
+        assert float(row["uniformity"]) <= 0
+    scores = {int(row["step"]): float(row["stsb_dev"]) for row in rows}
+    best = report.facts["best_step"]
+    assert scores[best] == max(scores[step] for step in (10, 20, 30, 40))
+    assert report.facts["stsb_dev"] == pytest.approx(scores[best])
+    assert report.facts["stsb_dev_before"] == pytest.approx(scores[0])
+
+
+def test_the_best_checkpoint_is_what_is_written(
+    config: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import whiten_index.train as module
+
+    seen = list[Any]()
+
+    def falling(*_: Any) -> Any:
+        def score(model: Any) -> dict[str, float]:
+            seen.append({k: v.clone() for k, v in model.encoder.state_dict().items()})
+            return {"stsb_dev": 50.0 - abs(len(seen) - 3), "alignment": 0.0, "uniformity": 0.0}
+
+        return score
+
+    monkeypatch.setattr(module, "_scorer", falling)
+    report = train(config(max_steps=10), pairs=pairs)
+    assert report.facts["best_step"] == 4
+    found = weights(report)
+    for name, tensor in seen[2].items():
+        if name in found:
+            assert torch.equal(found[name], tensor), name
+    assert not all(torch.equal(found[name], seen[-1][name]) for name in found)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 5])
+def test_an_interrupted_training_that_is_gone_on_with_is_the_uninterrupted_one(
+    config: Any, pairs: Path, tmp_path: Path, stop: int
+) -> None:
+    whole = train(config(out=str(tmp_path / "whole")), pairs=pairs)
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), pairs=pairs, progress=Stops(stop))
+    assert not (tmp_path / "model").exists()
+    report = train(config(), pairs=pairs)
+    assert report.facts["resumed_at"] == stop
+    require_same(whole, report)
+    assert report.facts["stsb_dev"] == whole.facts["stsb_dev"]
+    assert not (tmp_path / "model.training").exists()
+
+
+def test_a_training_that_is_done_is_not_done_again(config: Any, pairs: Path) -> None:
+    first = train(config(), pairs=pairs)
+    before = (first.out / "model.safetensors").stat().st_mtime_ns
+    again = train(config(), pairs=pairs)
+    assert again.again
+    assert again.facts == first.facts
+    assert (first.out / "model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(ConfigError, match="a model trained with another learning_rate, seed"):
+        train(config(seed=1, learning_rate=1e-4), pairs=pairs)
+
+
+def test_checkpoints_of_another_model_are_not_gone_on_with(
+    config: Any, pairs: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    import shutil
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), pairs=pairs, progress=Stops(2))
+    other = shutil.copytree(tiny_model, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    from safetensors.torch import save_file
+
+    save_file({name: each + 0.01 for name, each in tensors.items()}, other / "model.safetensors")
+    with pytest.raises(ConfigError, match="checkpoints of a training with another model; name"):
+        train(config(model=str(other)), pairs=pairs)
+    with pytest.raises(ConfigError, match="with another max_steps"):
+        train(config(max_steps=7), pairs=pairs)
+    assert train(config(), pairs=pairs).facts["resumed_at"] == 2
+
+
+def test_seeds_draw_what_they_drew_and_others_draw_otherwise(config: Any, tmp_path: Path) -> None:
+    one, same, other = (
+        train(config(out=str(tmp_path / f"m{number}"), seed=seed))
+        for number, seed in enumerate((0, 0, 1))
+    )
+    require_same(one, same)
+    name = "encoder.layer.0.output.dense.weight"
+    assert not torch.equal(weights(one)[name], weights(other)[name])
+    assert one.facts["best_step"] == 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"whiten": False, "groups": None, "positives": 1},
+        {"whiten": False, "groups": None, "positives": 3},
+        {"positives": 1},
+        {"passes": 2},
+        {"passes": 1},
+        {"positive_sum": PositiveSum.INSIDE},
+        {"groups": None, "group_size": 4},
+        {"shuffle": False},
+        {"groups": 1, "shrinkage": 0.3},
+        {"precision": Precision.BF16},
+        {"pooling": "mean"},
+        {"max_steps": None, "epochs": 0.5, "eval_steps": 5},
+    ],
+    ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
+)
+def test_variants_train(config: Any, pairs: Path, options: dict[str, Any]) -> None:
+    report = train(config(**options), pairs=pairs)
+    assert report.facts["steps"] == 6
+    assert all(each.isfinite().all() for each in weights(report).values())
+
+
+@pytest.mark.parametrize("keep_head", [False, True])
+def test_the_folder_is_read_by_sentence_transformers_and_here_alike(
+    config: Any, pairs: Path, keep_head: bool
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    from whiten_index.encoding import Encoder
+
+    report = train(config(keep_head=keep_head), pairs=pairs)
+    texts = sentences(20, seed=7)
+    theirs = SentenceTransformer(str(report.out), device="cpu").encode(texts)
+    ours = Encoder.load(str(report.out), device="cpu").encode(texts)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert ours.std() > 0
+
+
+def test_the_head_that_is_kept_is_what_was_scored(
+    config: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import whiten_index.train as module
+    from whiten_index.encoding import Encoder
+    from whiten_index.training import embed as embedding
+
+    texts, seen = sentences(20, seed=7), list[Any]()
+    real = module._scorer
+
+    def scorer(asked: Any, collator: Any, dev: Any) -> Any:
+        inner = real(asked, collator, dev)
+
+        def score(model: Any) -> dict[str, float]:
+            seen.append(embedding.embed(model, texts, collator, with_head=True))
+            return {**inner(model), "stsb_dev": float(len(seen))}
+
+        return score
+
+    monkeypatch.setattr(module, "_scorer", scorer)
+    report = train(config(keep_head=True), pairs=pairs)
+    found = Encoder.load(str(report.out), device="cpu").encode(texts)
+    np.testing.assert_allclose(found, seen[-1], atol=2e-5)
+
+
+def test_the_trained_folder_goes_through_build_eval_and_search(
+    config: Any, pairs: Path, corpus: Path, tmp_path: Path
+) -> None:
+    from click.testing import CliRunner
+
+    from whiten_index.cli import cli
+
+    folder = train(config(), pairs=pairs).out
+
+    def run(*arguments: str) -> Any:
+        done = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    built = run(
+        "build", str(corpus), "--text-column", "text", "--model", str(folder), "--k", "8",
+        "--out", str(tmp_path / "index"), "--device", "cpu",
+    )  # fmt: skip
+    assert built["counts"]["encoded"] == 200
+    scored = run("eval", "sts", str(pairs), "--model", str(folder), "--device", "cpu")
+    assert scored["datasets"]
+    hits = run("search", str(tmp_path / "index"), sentences(1)[0], "--top-k", "3")
+    assert hits
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"batch_size": 1}, ConfigError, "batch_size is 1; give 2 or more: sentences are told"),
+        ({"positives": 0}, ConfigError, "positives is 0; give 1 or more"),
+        ({"groups": 5}, ConfigError, "5 groups do not divide 32 channels; give 4 or 8"),
+        ({"groups": 2, "group_size": 16}, ConfigError, "either the number of groups or"),
+        ({"whiten": False}, ConfigError, "groups are of a head that whitens"),
+        ({"groups": 1}, WhiteningError, "a batch of 16 cannot whiten groups of 32 channels"),
+        ({"batch_size": 512}, CorpusError, "200 sentences, fewer than a batch of 512"),
+        ({"passes": 5}, ConfigError, "passes is 5; a sentence has 4 views, so give 1 to 4"),
+        ({"passes": 1, "shuffle": False}, ConfigError, "all views of a sentence are the same"),
+        ({"temperature": 0.0}, ConfigError, "temperature is 0.0; give a number above 0"),
+        ({"learning_rate": float("nan")}, ConfigError, "learning_rate is nan"),
+        ({"warmup": 1.5}, ConfigError, "warmup is 1.5; give a number from 0 to 1"),
+        ({"epsilon": -1.0}, ConfigError, "epsilon is -1.0; give 0 or more"),
+        ({"pooling": "max"}, ConfigError, "pooling is max; give one of cls, mean"),
+        ({"max_length": 2}, ConfigError, "max_length is 2"),
+        ({"corpus": ()}, ConfigError, "no sentences are named"),
+        ({"device": "tpu"}, ConfigError, "device is tpu; give one of auto, cpu, cuda"),
+        ({"precision": Precision.FP16}, ConfigError, "fp16 is for GPUs"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_trained_is_told(
+    config: Any, tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        train(config(**options))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"holds something else than a trained model"):
+        train(config())
+    assert (tmp_path / "model" / "thesis.txt").read_text() == "years of work"
+
+
+def test_without_accelerate_it_says_what_to_install(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "accelerate" else real(name, *a),
+    )
+    with pytest.raises(ConfigError, match=r"pip install 'whiten-index\[train\]'"):
+        train(config())
+
+
+def test_the_command_trains_and_goes_on(
+    corpus: Path, pairs: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    from click.testing import CliRunner
+
+    from whiten_index.cli import cli
+
+    command = [
+        "train", str(corpus), "--out", str(tmp_path / "model"), "--model", str(tiny_model),
+        "--dev", str(pairs), "--groups", "8", "--batch-size", "16", "--max-steps", "4",
+        "--eval-steps", "2", "--device", "cpu",
+    ]  # fmt: skip
+    told = CliRunner().invoke(cli, command)
+    assert told.exit_code == 0, told.output
+    assert "4 steps over 200 sentences; checkpoint" in told.stdout
+    again = CliRunner().invoke(cli, [*command, "--json"])
+    assert json.loads(again.stdout)["already_there"]
+    refused = CliRunner().invoke(cli, [*command, "--group-size", "4"])
+    assert refused.exit_code == 2
+    assert "either the number of groups or the channels of a group" in refused.stderr

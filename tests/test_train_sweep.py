@@ -1,0 +1,142 @@
+"""The job that trains the ablations: what its file says, what it keeps, what it shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from pipelines.train_whitenedcse import main, read_sweep
+from whiten_index.errors import ConfigError
+from whiten_index.training.config import TrainingConfig
+
+ROOT = Path(__file__).parents[1]
+SWEEP = """
+seeds = [0, 1]
+[base]
+batch_size = 8
+max_steps = 2
+eval_steps = 2
+groups = 8
+device = "cpu"
+[[runs]]
+table = "A"
+name = "m={positives}"
+grid = { positives = [1, 2] }
+[[runs]]
+table = "B"
+name = "whitened"
+positives = 1
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model: Path) -> Any:
+    texts = [f"the {a} {b} on the mat" for a in ("cat", "dog", "king") for b in ("sat", "ran")] * 4
+    pq.write_table(pa.table({"text": texts}), tmp_path / "s.parquet")
+    scores = [float(n % 6) for n in range(20)]
+    pq.write_table(
+        pa.table(
+            {
+                "dataset": ["STS-B"] * 20, "split": ["dev", "test"] * 10,
+                "sentence1": (texts * 2)[:20], "sentence2": (texts * 2)[3:23], "score": scores,
+            }
+        ),
+        tmp_path / "sts.parquet",
+    )  # fmt: skip
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+
+    def run(*more: str) -> Result:
+        pairs = str(tmp_path / "sts.parquet")
+        return CliRunner().invoke(
+            main,
+            [
+                str(tmp_path / "sweep.toml"), str(tmp_path / "s.parquet"), "--out",
+                str(tmp_path / "out"), "--dev", pairs, "--sts", pairs,
+                "--set", f"model={tiny_model}", *more,
+            ],
+        )  # fmt: skip
+
+    return run
+
+
+def events(done: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_sweep_trains_scores_and_shows_each_setting_once(run: Any, tmp_path: Path) -> None:
+    done = run()
+    assert done.exit_code == 0, done.output
+    told = [each for each in events(done) if each["event"] == "training"]
+    # The row of table B is one of table A: it is trained once.
+    assert [(each["table"], each["name"], each["seed"]) for each in told] == [
+        ("A", "m=1", 0), ("A", "m=1", 1), ("A", "m=2", 0), ("A", "m=2", 1)
+    ]  # fmt: skip
+    results = [json.loads(line) for line in (tmp_path / "out/results.jsonl").open()]
+    assert len(results) == 4
+    for result in results:
+        assert result["steps"] == 2
+        assert set(result["sts"]) == {"STS-B"}
+        assert [row["step"] for row in result["curves"]] == [0, 2]
+    shown = (tmp_path / "out/results.md").read_text()
+    assert "## A" in shown
+    assert "## B" in shown
+    assert "| whitened | 2 |" in shown
+    assert shown.count(" ± ") >= 6
+    # The weights of a whole sweep would fill a disk.
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+def test_what_is_there_is_not_trained_again(run: Any, tmp_path: Path) -> None:
+    first = run("--only", "B", "--keep-models")
+    assert first.exit_code == 0, first.output
+    assert len(list((tmp_path / "out/models").glob("*/model.safetensors"))) == 2
+    again = run()
+    told = [each["name"] for each in events(again) if each["event"] == "training"]
+    assert told == ["m=2", "m=2"]
+    assert not [each for each in events(run()) if each["event"] == "training"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seeds = [", "is no sweep that can be read"),
+        ("seed = 1", "seed: a sweep has seeds, base and runs"),
+        ("seeds = [0]", "has no runs"),
+        (SWEEP.replace("groups = 8", "grups = 8"), "grups: no such option of a training"),
+        (SWEEP.replace("[base]", '[base]\ngroup_map = "qr"'), "group_map is qr; give one of zca"),
+    ],
+)
+def test_a_file_that_cannot_be_is_told(run: Any, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "sweep.toml").write_text(text)
+    done = run()
+    assert done.exit_code == 2
+    assert message in events(done)[-1]["message"]
+
+
+def test_a_table_that_is_not_there_is_told(run: Any) -> None:
+    done = run("--only", "C")
+    assert done.exit_code == 2
+    assert "has no table called C" in events(done)[-1]["message"]
+
+
+def test_the_papers_sweep_is_its_tables_and_can_be_trained() -> None:
+    runs = read_sweep(ROOT / "pipelines/whitenedcse.toml", base={})
+    names = {(run.table, run.name) for run in runs}
+    assert len(runs) == 3 * len(names)
+    assert len([name for table, name in names if table == "Table 4"]) == 16
+    for run in runs:
+        config = TrainingConfig.from_options({**run.options, "corpus": "s", "out": "o"})
+        if config.whiten:
+            assert 768 % next(iter(config.chosen_groups().values())) == 0
+            assert config.shrinkage or config.batch_size > 768 // (config.groups or 128)
+
+
+def test_a_sweep_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no sweep that can be read"):
+        read_sweep(tmp_path / "none.toml", base={})

@@ -1,0 +1,116 @@
+"""Folders of sentence-transformers, written without it: what ``modules`` reads, the other way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from whiten_index.encoding.model_files import weight_files
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.manifest import fsync_path
+
+_HOME = "sentence_transformers.models."
+MARK = "whiten_index.json"
+_COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "LICENSE*", "NOTICE*")
+# What belongs to the modules of the model as it was, or describes it.
+_LEFT = (
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", MARK,
+    "data_config.json",
+)  # fmt: skip
+POOLING_FLAGS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "last": "pooling_mode_lasttoken",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A module after the first: its class, configuration, and weights or a folder to copy."""
+
+    kind: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    source: Path | None = None
+
+
+def pooling_module(spec: EncoderSpec, width: int) -> Module:
+    """Return the pooling of an encoder whose hidden states have that width."""
+    flags = {flag: mode == spec.pooling for mode, flag in POOLING_FLAGS.items()}
+    config = {"word_embedding_dimension": width, **flags, "include_prompt": spec.pools_prompt}
+    return Module("Pooling", config)
+
+
+def write_transformer(
+    path: Path, spec: EncoderSpec, model: ModelFolder, *, weights: bool = True
+) -> None:
+    """Copy a model's own files, with its weights or without."""
+    for pattern in _COPIED:
+        for file in sorted(model.path.glob(pattern)):
+            if file.name not in _LEFT and file.is_file():
+                shutil.copyfile(file, path / file.name)
+    for file in weight_files(model.path) if weights else ():
+        shutil.copyfile(file, path / file.name)
+    config = dict(model.config)
+    # Else the weights are loaded in the type in which they are kept.
+    config |= dict.fromkeys(("dtype", "torch_dtype"), "float32")
+    if spec.layers != (model.layers,):
+        config["output_hidden_states"] = True
+    write_json(path / "config.json", config)
+    settings = {"max_seq_length": spec.max_length, "do_lower_case": spec.lower_case}
+    write_json(path / "sentence_bert_config.json", settings)
+
+
+def write_modules(path: Path, modules: Sequence[Module]) -> None:
+    """Write ``modules.json``, and a folder for each module but the Transformer, which is first."""
+    listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_HOME}Transformer"}]
+    for number, module in enumerate(modules, start=1):
+        name = f"{number}_{module.kind}"
+        inside = path / name
+        inside.mkdir()
+        if module.source is not None:
+            shutil.copytree(module.source, inside, dirs_exist_ok=True)
+        else:
+            write_json(inside / "config.json", dict(module.config))
+        if module.weights:
+            arrays = {key: np.ascontiguousarray(value) for key, value in module.weights.items()}
+            data = save(arrays, metadata={"format": "pt"})
+            (inside / "model.safetensors").write_bytes(data)
+        entry = {"idx": number, "name": str(number), "path": name, "type": _HOME + module.kind}
+        listed.append(entry)
+    (path / "modules.json").write_text(json.dumps(listed, indent=2) + "\n")
+
+
+def write_settings(path: Path, spec: EncoderSpec) -> None:
+    """Write prompts and similarity."""
+    prompts = {"query": spec.query_prompt, "document": spec.document_prompt}
+    settings = {
+        "prompts": prompts,
+        # What is encoded as neither is a document, as it is here.
+        "default_prompt_name": "document" if spec.document_prompt else None,
+        "similarity_fn_name": "cosine",
+    }
+    write_json(path / "config_sentence_transformers.json", settings)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON as such folders have it."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def flush(path: Path) -> None:
+    """Have a folder and all in it on the disk."""
+    for each in (*path.rglob("*"), path):
+        fsync_path(each)

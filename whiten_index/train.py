@@ -1,0 +1,288 @@
+"""Sentences to a trained encoder: WhitenedCSE, or SimCSE, written as any build takes it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whiten_index import manifest
+from whiten_index.corpus import CorpusConfig, ParquetCorpus
+from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
+from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.labels import StsSet, read_sts, require_ranked
+from whiten_index.lock import only_writer
+from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.replaced import replace_folder, require_free
+from whiten_index.training.config import POOLINGS, TrainingConfig
+
+if TYPE_CHECKING:
+    from whiten_index.training.model import ContrastiveModel
+    from whiten_index.training.sentences import Sentences
+    from whiten_index.training.trainer import Score
+
+KIND, FORMAT_VERSION = "trained model", 1
+RUN, CURVES, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
+_WHAT = "a trained model"
+_STSB = "STS-B"
+# Pairs whose texts should be close (Gao et al. 2021).
+_POSITIVE_ABOVE = 4.0
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a training did.
+
+    Attributes:
+        out: folder of the model.
+        facts: what it came to, as JSON values.
+        stages: seconds and steps.
+        again: whether it was there already, trained in the same way.
+    """
+
+    out: Path
+    facts: Mapping[str, Any]
+    stages: Stages
+    again: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {
+            "out": str(self.out),
+            "already_there": self.again,
+            **self.facts,
+            "seconds": self.stages.seconds,
+        }
+
+
+def train(
+    config: TrainingConfig, *, pairs: Path | str | None = None, progress: Progress | None = None
+) -> TrainReport:
+    """Train an encoder, and write it as a folder of sentence-transformers.
+
+    What is interrupted is gone on with by the same call, from its last checkpoint.
+
+    Args:
+        config: of the training.
+        pairs: file or folder with STS-B, on whose dev split checkpoints are compared and the best
+            is kept; None keeps the last.
+        progress: who is told of the stages.
+
+    Raises:
+        ConfigError: the model, groups and batch do not go together, or the folder holds another
+            training.
+        CorpusError: the sentences or pairs cannot be used, or are fewer than a batch.
+        EncoderError: the model cannot be found or loaded, or has a head of its own.
+        WhiteningError: a batch cannot whiten its groups.
+        OutputError: the disk is full or cannot be written.
+    """
+    stages = Stages(progress or Silent())
+    _require_installed(config)
+    spec, folder = model_of(config)
+    dev = None if pairs is None else _dev(pairs)
+    corpus = ParquetCorpus.open(
+        CorpusConfig(sources=config.corpus, text_columns=config.text_columns, limit=config.limit)
+    )
+    with stages.stage("read", corpus.rows) as watcher:
+        from whiten_index.training.sentences import Sentences
+
+        sentences = Sentences.of(corpus, batch_size=config.batch_size)
+        watcher.advance(corpus.rows)
+    identity = {
+        "model": spec.fingerprint,
+        "sentences": _digest(sentences.texts),
+        "pairs": None if dev is None else _digest_of(dev),
+        **config.identity(),
+    }
+    out = manifest.require_path(config.out).absolute()
+    if (facts := _finished(out, identity)) is not None:
+        return TrainReport(out, facts, stages, again=True)
+    work = out.with_name(f"{out.name}.training")
+    with only_writer(work, what="training"):
+        _require_same(work, identity)
+        facts = _trained(config, spec, folder, sentences, dev, out, work, identity, stages)
+    shutil.rmtree(work, ignore_errors=True)
+    return TrainReport(out, facts, stages)
+
+
+def _require_installed(config: TrainingConfig) -> None:
+    needed = {"accelerate": "pip install 'whiten-index[train]'"}
+    if config.tensorboard:
+        needed["tensorboard"] = "pip install tensorboard, or leave out --tensorboard"
+    for package, remedy in needed.items():
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"training needs {package}, which is not installed; run: {remedy}")
+
+
+def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
+    """Return the model that is trained, with the pooling that counts."""
+    asked = EncoderConfig(
+        model=config.model,
+        revision=config.revision,
+        pooling=config.pooling,
+        max_length=config.max_length,
+        trust_remote_code=config.trust_remote_code,
+    )
+    spec, folder = resolve_encoder(asked)
+    if spec.pooling not in POOLINGS or spec.layers != (folder.layers,):
+        raise ConfigError(
+            f"{spec.model} pools by {spec.pooling} over layers {spec.layers}; training pools the "
+            f"last layer by {' or '.join(POOLINGS)}: give --pooling"
+        )
+    if any(step.kind != "Normalize" for step in folder.head):
+        raise ConfigError(
+            f"{spec.model} has steps of its own behind its pooling, which training would leave "
+            "out; train the transformer alone: take out its modules.json"
+        )
+    if folder.config.get("is_encoder_decoder"):
+        raise ConfigError(f"{spec.model} is an encoder-decoder; train an encoder such as BERT")
+    return spec, folder
+
+
+def _dev(pairs: Path | str) -> StsSet:
+    """Return the dev split of STS-B."""
+    (dev,) = (each for each in read_sts([pairs], splits={_STSB: "dev"}) if each.name == _STSB)
+    require_ranked([dev])
+    return dev
+
+
+def _trained(
+    config: TrainingConfig,
+    spec: EncoderSpec,
+    folder: ModelFolder,
+    sentences: Sentences,
+    dev: StsSet | None,
+    out: Path,
+    work: Path,
+    identity: Mapping[str, Any],
+    stages: Stages,
+) -> dict[str, Any]:
+    from whiten_index.training.build import contrastive_model
+    from whiten_index.training.trainer import BEST, run, write_curves
+
+    with stages.stage("load encoder", 1):
+        model, collator = contrastive_model(config, spec, folder)
+    score = None if dev is None else _scorer(config, collator, dev)
+    ended = run(
+        config, model, sentences, collator,
+        score=score, folder=work / _CHECKPOINTS, stages=stages,
+    )  # fmt: skip
+    facts = {
+        "encoder": spec.model,
+        "sentences": len(sentences),
+        "steps": ended.steps,
+        "best_step": ended.best_step,
+        BEST: ended.best,
+        "stsb_dev_before": next((row[BEST] for row in ended.curves if BEST in row), None),
+        "resumed_at": ended.resumed,
+    }
+
+    def make(path: Path) -> None:
+        from whiten_index.training.folder import write_model
+
+        write_model(path, model, spec, folder, keep_head=config.keep_head)
+        write_curves(path / CURVES, ended.curves)
+        manifest.write_json(path / RUN, {"identity": dict(identity), **facts})
+        contents = sorted(
+            each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()
+        )
+        fields = {"kind": KIND, "format_version": FORMAT_VERSION, "contents": contents}
+        manifest.write_manifest(path / manifest.MANIFEST, fields)
+
+    replace_folder(out, make, files=_files, what=_WHAT)
+    return facts
+
+
+def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
+    """Return what scores a model: STS-B dev, alignment of its close pairs, uniformity."""
+    from whiten_index.evaluation import alignment, correlate, pair_cosines, uniformity
+    from whiten_index.training.embed import embed
+
+    chosen = [row for row, scored in enumerate(dev.scored) if scored]
+    first, second = ([texts[row] for row in chosen] for texts in (dev.first, dev.second))
+    gold = dev.scores[chosen]
+    texts = list(dict.fromkeys([*first, *second]))
+    place = {text: number for number, text in enumerate(texts)}
+    rows, others = ([place[text] for text in side] for side in (first, second))
+    close = gold > _POSITIVE_ABOVE
+
+    def score(model: ContrastiveModel) -> dict[str, float]:
+        found = embed(model, texts, collator, with_head=config.keep_head)
+        a, b = found[rows], found[others]
+        spearman = correlate(
+            gold, pair_cosines(a, b), ["dev"] * len(gold), averaged=False, name=_STSB
+        )
+        scores = {"stsb_dev": 100 * spearman.all, "uniformity": uniformity(found)}
+        return scores | ({"alignment": alignment(a[close], b[close])} if close.any() else {})
+
+    return score
+
+
+def _finished(out: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a training came to that is there already, None where there is none.
+
+    Raises:
+        ConfigError: a model is there that was trained in another way, or something else is.
+    """
+    if _files(out) is None:
+        # Before hours of training, not after.
+        require_free(out, files=_files, what=_WHAT)
+        return None
+    found = manifest.read_json(out / RUN, what="a record of training")
+    then = found.pop("identity")
+    _require_equal(then, identity, where=out, what="a model trained")
+    return found
+
+
+def _require_same(work: Path, identity: Mapping[str, Any]) -> None:
+    """Refuse to go on from the checkpoints of another training; note which this one is."""
+    path = work / RUN
+    if path.exists():
+        then = manifest.read_json(path, what="a record of training")
+        _require_equal(then, identity, where=work, what="checkpoints of a training")
+    else:
+        with manifest.writing(path):
+            manifest.write_json(path, dict(identity))
+
+
+def _require_equal(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, where: Path, what: str
+) -> None:
+    now = json.loads(json.dumps(now))
+    differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    if differ:
+        raise ConfigError(
+            f"{where} holds {what} with another {', '.join(differ)}; name another --out, or remove "
+            "it to train anew"
+        )
+
+
+def _files(folder: Path) -> set[str] | None:
+    """Return the files of a folder with a trained model, None of another one."""
+    try:
+        fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+    except FormatError:
+        raise
+    except ArtifactError:
+        return None
+    return {manifest.MANIFEST, *(fields.get("contents") or ())}
+
+
+def _digest(texts: Any) -> str:
+    """Return a digest of sentences in Arrow, whatever their chunks."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts.to_pylist() if len(texts) < 2**16 else (t.as_py() for t in texts):
+        digest.update(text.encode() + b"\x00")
+    return digest.hexdigest()
+
+
+def _digest_of(dev: StsSet) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for first, second, score in zip(dev.first, dev.second, dev.scores, strict=True):
+        digest.update(f"{first}\x00{second}\x00{score}\x00".encode())
+    return digest.hexdigest()

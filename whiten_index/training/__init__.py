@@ -1,0 +1,1 @@
+"""Contrastive training with shuffled group whitening (WhitenedCSE), and SimCSE as its baseline."""
