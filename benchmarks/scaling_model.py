@@ -160,9 +160,7 @@ def stages(plan: Plan, cluster: Cluster, rates: Rates) -> list[Stage]:
         if driver > encode.seconds:
             encode = replace(encode, seconds=driver, bound="driver")
     coding = rates.code_row.value + rates.code_row_list.value * plan.lists
-    join = disk_seconds(1, index, index)
-    if rates.join_bytes is not None:
-        join = max(join, index / rates.join_bytes.value)
+    joining = 0.0 if rates.join_bytes is None else index / rates.join_bytes.value
     return [
         Stage("start", cluster.start_seconds, many),
         Stage("check ids", rows * rates.check_row.value, 1),
@@ -172,8 +170,8 @@ def stages(plan: Plan, cluster: Cluster, rates: Rates) -> list[Stage]:
         Stage("train", plan.sample * plan.lists / rates.train_pairs.value, 1),
         _stage("exact neighbours", rows * rates.exact_row.value / many, many, embeddings),
         _stage("code", rows * coding / many, many, embeddings, index),
-        Stage("join", join, 1, index, index, "disk"),
-        Stage("publish", index / min(rates.publish_bytes.value, CLIENT.value), 1, index),
+        _stage("join", joining, 1, index, index),
+        _stage("publish", index / rates.publish_bytes.value, 1, index),
     ]
 
 

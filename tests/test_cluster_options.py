@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from whiten_index import BuildConfig
 from whiten_index.cli import cli
-from whiten_index.errors import ConfigError, OutputError
+from whiten_index.errors import ConfigError, CorpusError, OutputError
 from whiten_index.workers import _require_shared, _shared
 
 
@@ -96,3 +96,17 @@ def test_a_folder_that_is_another_one_there_is_told(tmp_path: Path) -> None:
             check()
     with pytest.raises(OutputError):
         _require_shared((tmp_path / "nowhere" / "probe",), "token")
+
+
+def test_a_corpus_at_a_uri_that_a_worker_cannot_reach_is_told(tmp_path: Path) -> None:
+    (tmp_path / "c.parquet").write_bytes(b"")
+    with _shared(
+        [], remote=(f"file://{tmp_path}/c.parquet", f"file://{tmp_path}/*.parquet")
+    ) as check:
+        check()
+    said = r"gone.parquet of the corpus is not there.*ray start has"
+    with (
+        _shared([], remote=(f"file://{tmp_path}/gone.parquet",)) as check,
+        pytest.raises(CorpusError, match=said),
+    ):
+        check()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from whiten_index import manifest
 from whiten_index.config import BuildConfig
+from whiten_index.corpus import require_reachable
 from whiten_index.errors import CorpusError, OutputError
 from whiten_index.given import is_uri
 from whiten_index.progress import Stages
@@ -51,8 +52,9 @@ def hired(config: BuildConfig, stages: Stages) -> Iterator[tuple[BuildConfig, Ca
         for source in config.corpus
         if not is_uri(source) and Path(source).exists()
     )
+    remote = tuple(source for source in config.corpus if is_uri(source))
     with (
-        _shared(folders, sources) as check,
+        _shared(folders, sources, remote) as check,
         cluster(config.address, size, stages.watcher.note) as crew,
     ):
         crew.start(check)
@@ -90,7 +92,9 @@ def _wants_gpu(config: BuildConfig) -> bool | None:
 
 
 @contextlib.contextmanager
-def _shared(folders: list[Path], sources: tuple[Path, ...] = ()) -> Iterator[Callable[[], None]]:
+def _shared(
+    folders: list[Path], sources: tuple[Path, ...] = (), remote: tuple[str, ...] = ()
+) -> Iterator[Callable[[], None]]:
     """Yield what a worker checks: that it sees corpus and folders, and may write in these."""
     token = uuid.uuid4().hex
     for folder in folders:
@@ -103,7 +107,7 @@ def _shared(folders: list[Path], sources: tuple[Path, ...] = ()) -> Iterator[Cal
                 manifest.make_folder(probe.parent)
                 probe.write_text(token)
                 made.append(probe)
-        yield functools.partial(_require_shared, tuple(probes), token, sources)
+        yield functools.partial(_require_shared, tuple(probes), token, sources, remote)
     finally:
         for probe in made:
             with contextlib.suppress(OSError):
@@ -118,7 +122,20 @@ def _tidy(folder: Path) -> None:
                 left.unlink()
 
 
-def _require_shared(probes: tuple[Path, ...], token: str, sources: tuple[Path, ...] = ()) -> None:
+def _require_shared(
+    probes: tuple[Path, ...],
+    token: str,
+    sources: tuple[Path, ...] = (),
+    remote: tuple[str, ...] = (),
+) -> None:
+    for uri in remote:
+        try:
+            require_reachable(uri)
+        except CorpusError as error:
+            raise CorpusError(
+                f"{error}; on a cluster its address and keys must be in the environment that ray "
+                "start has on each machine"
+            ) from error
     for source in sources:
         if not source.exists():
             raise CorpusError(

@@ -332,3 +332,24 @@ def test_a_ray_address_where_nobody_listens(column, tmp_path, monkeypatch):
             BuildConfig(corpus=(str(column),), out=str(tmp_path / "out"), runner="ray", **COLUMN)
         )
     assert time.monotonic() - began < 60
+
+
+def test_a_cluster_that_is_started_here_has_a_token_of_its_own(column, tmp_path):
+    """In a process as a user's, whose environment says nothing of Ray."""
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("RAY_")
+    } | {"HOME": str(home)}
+    command = [
+        "encode", str(column), "--store", str(tmp_path / "store"), "--embedding-column", "e",
+        "--id-column", "id", "--runner", "ray", "--address", "local", "--json",
+    ]  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-c", "from whiten_index.cli import main; main()", *command],
+        capture_output=True, text=True, check=False, env=environment, timeout=150,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["counts"]["encoded"] > 0
+    # One that is left there counts for every other cluster.
+    assert not list(home.rglob("auth_token"))

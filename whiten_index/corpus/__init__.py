@@ -14,7 +14,7 @@ from whiten_index.corpus.plan import (
     plan_windows,
 )
 from whiten_index.corpus.rows import OnBadRow
-from whiten_index.corpus.sources import find_files
+from whiten_index.corpus.sources import find_files, require_reachable
 
 __all__ = [
     "ID",
@@ -31,4 +31,5 @@ __all__ = [
     "find_files",
     "plan_shards",
     "plan_windows",
+    "require_reachable",
 ]

@@ -87,6 +87,24 @@ def resolve(source: str) -> tuple[Any, str]:
     return filesystem, path
 
 
+def require_reachable(source: str) -> None:
+    """Ask for a URI, or for the folder that a pattern begins with, once.
+
+    Raises:
+        CorpusError: it cannot be reached, its keys are refused, or nothing is there.
+    """
+    pattern_at = _glob_position(source)
+    base = source if pattern_at is None else source[:pattern_at]
+    filesystem, path = resolve(base)
+    shown = cut(source, most=200)
+    try:
+        found = _kind(filesystem, path)
+    except (OSError, pa.ArrowException) as error:
+        raise CorpusError(f"{shown} of the corpus cannot be reached ({_line(error)})") from error
+    if found == pafs.FileType.NotFound:
+        raise CorpusError(f"{shown} of the corpus is not there, or its keys are refused")
+
+
 def canonical(source: str | Path) -> str:
     """Return ``source`` in the form that names it whatever the working directory."""
     text = os.fspath(source)

@@ -31,8 +31,9 @@ def load_ray() -> Any:
     """
     # Its own word on how it is used is not for those who only wanted an index.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # What it warns of, such as a token that is not the cluster's, comes as an error too.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        # Else it is not looked at; the mode is read while the module is imported.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     # Nobody is to be cut off from GPUs that Ray was not asked for.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -132,8 +133,8 @@ def _connect(ray: Any, address: str) -> None:
     except Exception as error:
         raise ClusterError(
             f"no Ray cluster can be reached {where} ({first_line(error)}); check --address, or "
-            "RAY_ADDRESS, and that RAY_AUTH_TOKEN is the cluster's; or start one with: ray start "
-            "--head"
+            "RAY_ADDRESS, such as HEAD:6379; and, where it has a token, that RAY_AUTH_MODE=token "
+            "and RAY_AUTH_TOKEN are set as it has them; or start one with: ray start --head"
         ) from error
 
 
@@ -153,6 +154,16 @@ def _own_handlers() -> Iterator[None]:
 def _init(ray: Any, address: str) -> None:
     mine = _ON_THIS_MACHINE if address == "local" else {}
     if mine:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        # Ray wants one for a cluster that it starts, and would leave its own in the user's home,
+        # where it counts for every other cluster too.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        _forget_tokens()
     ray.init(address=address, logging_level="ERROR", log_to_driver=False, **mine)
+
+
+def _forget_tokens() -> None:
+    """Have Ray look for a token again; looking for a cluster it may have found none."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from ray._raylet import AuthenticationTokenLoader
+
+        AuthenticationTokenLoader.instance().reset_cache()
