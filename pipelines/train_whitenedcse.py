@@ -8,9 +8,10 @@ Tables 3 to 6.
 
 ``OUT/results.jsonl`` has a line a training: its options, STS-B dev, curves, and the STS sets of
 ``--sts`` as WhitenedCSE scores them (all pairs of a set together). ``OUT/results.md`` shows means
-and deviations over the seeds. What is there is not trained again. Models are removed once they
-are scored, but with ``--keep-models``. Every line on standard output is one JSON object with
-``time`` and ``event``; the last is ``finished``, ``interrupted`` or ``failed``.
+and deviations over the seeds, and curves, which the extra ``plot`` draws. What is there is not
+trained again. Models are removed once they are scored, but with ``--keep-models``. Every line on
+standard output is one JSON object with ``time`` and ``event``; the last is ``finished``,
+``interrupted`` or ``failed``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import csv
 import itertools
 import json
 import shutil
-import statistics
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +29,7 @@ from typing import Any
 
 import click
 
+from pipelines.training_tables import pictures, tables
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import EvalConfig
@@ -36,12 +37,13 @@ from whiten_index.evaluate.sts import evaluate_sts
 from whiten_index.labels import read_sts
 from whiten_index.lock import only_writer
 from whiten_index.log_lines import Ending, LogLines, log, run_job
-from whiten_index.manifest import fingerprint, replace_file, writing
+from whiten_index.manifest import fingerprint, make_folder, replace_file, writing
+from whiten_index.report import check_report
 from whiten_index.stopping import stop_on_signals
 from whiten_index.train import CURVES, train
 from whiten_index.training.config import TrainingConfig
 
-RESULTS, TABLES = "results.jsonl", "results.md"
+RESULTS, TABLES, FIGURES = "results.jsonl", "results.md", "figures"
 _OWN = ("table", "name", "grid")
 
 
@@ -115,45 +117,59 @@ class Job:
     sts: str | None
     keep_models: bool
 
+    def config(self, run: Run, folder: Path) -> TrainingConfig:
+        """Return what a training is asked to do.
+
+        Raises:
+            ConfigError: its options cannot be.
+        """
+        return TrainingConfig.from_options(
+            {**run.options, "corpus": self.corpus, "out": str(folder)}
+        )
+
     def key(self, run: Run) -> str:
         """Return what tells a training from others; equal rows of two tables are trained once."""
+        config = self.config(run, self.out)
+        names = (*self.corpus, self.dev, self.sts)
         return fingerprint(
             {
-                "options": dict(run.options),
-                "corpus": list(self.corpus),
-                "dev": self.dev,
-                "sts": self.sts,
+                "training": config.identity(),
+                "model": [config.model, config.revision, config.keep_head],
+                "sentences": [list(config.text_columns), config.limit],
+                "files": [None if name is None else _facts_of(name) for name in names],
             }
         )
 
     def do(self) -> Ending:
         """Train and score what is not there yet."""
+        # Before hours of training, not after.
+        check_report()
         with only_writer(self.out, what="folder of trainings"):
             done = _read(self.out / RESULTS)
-            for number, run in enumerate(self.runs):
-                if self.key(run) not in done:
+            # All of them, before the first is trained.
+            keys = [self.key(run) for run in self.runs]
+            for number, (run, key) in enumerate(zip(self.runs, keys, strict=True)):
+                if key not in done:
                     log("training", table=run.table, name=run.name, seed=run.options["seed"],
                         number=number + 1, of=len(self.runs))  # fmt: skip
-                    done[self.key(run)] = self._result(run)
+                    done[key] = self._result(run, key)
                     _write(self.out / RESULTS, done)
             rows = [
-                {**done[self.key(run)], "table": run.table, "name": run.name} for run in self.runs
+                {**done[key], "table": run.table, "name": run.name}
+                for run, key in zip(self.runs, keys, strict=True)
             ]
-            text = "\n".join(tables(rows)) + "\n"
+            text = "\n".join([*tables(rows), *_drawn(rows, self.out / FIGURES)]) + "\n"
             with writing(self.out / TABLES):
                 replace_file(self.out / TABLES, text.encode())
         return Ending("finished", {"out": str(self.out), "trainings": len(done)})
 
-    def _result(self, run: Run) -> dict[str, Any]:
-        folder = self.out / "models" / self.key(run)
-        config = TrainingConfig.from_options(
-            {**run.options, "corpus": self.corpus, "out": str(folder)}
-        )
-        report = train(config, pairs=self.dev, progress=LogLines())
+    def _result(self, run: Run, key: str) -> dict[str, Any]:
+        folder = self.out / "models" / key
+        report = train(self.config(run, folder), pairs=self.dev, progress=LogLines())
         with (folder / CURVES).open(encoding="utf-8") as file:
             curves = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
         result = {
-            "key": self.key(run), "options": dict(run.options), **report.facts,
+            "key": key, "options": dict(run.options), **report.facts,
             "curves": curves, "sts": self._scores(folder), "seconds": report.stages.seconds,
         }  # fmt: skip
         if not self.keep_models:
@@ -168,32 +184,22 @@ class Job:
         return {name: each["spearman"]["all"] for name, each in found["datasets"].items()}
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a table for each table: means and deviations over the seeds."""
-    for table in dict.fromkeys(row["table"] for row in rows):
-        yield f"## {table}\n"
-        yield "| | seeds | loss, first and last | STS-B dev | before | mean of the STS sets |"
-        yield "|---|---:|---:|---:|---:|---:|"
-        own = [row for row in rows if row["table"] == table]
-        for name in dict.fromkeys(row["name"] for row in own):
-            same = [row for row in own if row["name"] == name]
-            losses = [[each["loss"] for each in row["curves"] if "loss" in each] for row in same]
-            first, last = (statistics.mean(each[end] for each in losses) for end in (0, -1))
-            means = [statistics.mean(row["sts"].values()) for row in same if row["sts"]]
-            yield (
-                f"| {name} | {len(same)} | {first:.3f} → {last:.3f} "
-                f"| {_spread([row['stsb_dev'] for row in same])} "
-                f"| {_spread([row['stsb_dev_before'] for row in same])} | {_spread(means)} |"
-            )
-        yield ""
+def _drawn(rows: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[str]:
+    """Draw the curves; yield the lines that show them."""
+    make_folder(folder)
+    for picture in pictures(rows):
+        picture.render(folder / f"{picture.slug}.png")
+        yield f"![{picture.alt}]({FIGURES}/{picture.slug}.png)\n"
+        yield f"{picture.caption}\n"
 
 
-def _spread(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    deviation = f" ± {statistics.stdev(known):.2f}" if len(known) > 1 else ""
-    return f"{statistics.mean(known):.2f}{deviation}"
+def _facts_of(name: str) -> list[Any]:
+    """Return what tells that a file is another one now: of folders and URIs the name alone."""
+    path = Path(name)
+    if not path.is_file():
+        return [name]
+    found = path.stat()
+    return [name, found.st_size, found.st_mtime_ns]
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

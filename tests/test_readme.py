@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from benchmarks import tables
-from pipelines import reproduce_papers
+from pipelines import reproduce_papers, train_whitenedcse
 from whiten_index.cli import cli
 
 README = Path(__file__).parents[1] / "README.md"
@@ -37,7 +37,7 @@ def parameters(command: click.Command) -> Iterator[click.Parameter]:
 def test_every_option_shown_exists() -> None:
     known = {
         spelling
-        for command in (cli, reproduce_papers.main)
+        for command in (cli, reproduce_papers.main, train_whitenedcse.main)
         for parameter in parameters(command)
         for spelling in (*parameter.opts, *parameter.secondary_opts)
     } | {"--index-url", "--passages", "--head"}

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from whiten_index.errors import ConfigError, CorpusError, WhiteningError
+from whiten_index.errors import ConfigError, CorpusError, EncoderError, WhiteningError
 from whiten_index.train import TrainReport, train
-from whiten_index.training.config import PositiveSum, Precision, TrainingConfig
+from whiten_index.training.config import GroupMap, PositiveSum, Precision, TrainingConfig
 
 WORDS = ("cat", "dog", "bird", "fish", "king", "queen", "man", "woman", "river", "house")
 VERBS = ("sat", "ran", "flew", "swam", "walks", "sings", "reads", "writes")
@@ -156,7 +156,7 @@ def test_the_best_checkpoint_is_what_is_written(
     assert not all(torch.equal(found[name], seen[-1][name]) for name in found)
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 5])
+@pytest.mark.parametrize("stop", [1, 3, 4, 5, 6])
 def test_an_interrupted_training_that_is_gone_on_with_is_the_uninterrupted_one(
     config: Any, pairs: Path, tmp_path: Path, stop: int
 ) -> None:
@@ -169,6 +169,21 @@ def test_an_interrupted_training_that_is_gone_on_with_is_the_uninterrupted_one(
     require_same(whole, report)
     assert report.facts["stsb_dev"] == whole.facts["stsb_dev"]
     assert not (tmp_path / "model.training").exists()
+
+
+def test_a_checkpoint_that_was_being_written_is_passed_over(
+    config: Any, pairs: Path, tmp_path: Path
+) -> None:
+    whole = train(config(out=str(tmp_path / "whole")), pairs=pairs)
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), pairs=pairs, progress=Stops(5))
+    checkpoints = tmp_path / "model.training" / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir())[-1] == "checkpoint-5"
+    (checkpoints / "checkpoint-5" / "whole").unlink()
+    (checkpoints / "checkpoint-5" / "model.safetensors").write_bytes(b"half")
+    report = train(config(), pairs=pairs)
+    assert report.facts["resumed_at"] == 4
+    require_same(whole, report)
 
 
 def test_a_training_that_is_done_is_not_done_again(config: Any, pairs: Path) -> None:
@@ -316,6 +331,17 @@ def test_the_trained_folder_goes_through_build_eval_and_search(
         ({"passes": 1, "shuffle": False}, ConfigError, "all views of a sentence are the same"),
         ({"temperature": 0.0}, ConfigError, "temperature is 0.0; give a number above 0"),
         ({"learning_rate": float("nan")}, ConfigError, "learning_rate is nan"),
+        ({"seed": -1}, ConfigError, "seed is -1; give 0 or more"),
+        ({"positives": "3"}, ConfigError, "positives is '3'; give a whole number"),
+        ({"batch_size": 2.5}, ConfigError, "batch_size is 2.5; give a whole number"),
+        ({"learning_rate": "fast"}, ConfigError, "learning_rate is 'fast'; give a number"),
+        ({"passes": 1, "groups": 32}, ConfigError, "groups of one channel or of all"),
+        ({"learning_rate": 1e30}, WhiteningError, "are not finite; take a smaller learning rate"),
+        (
+            {"learning_rate": 1e30, "whiten": False, "groups": None},
+            EncoderError,
+            "the training diverged: its numbers are not finite",
+        ),
         ({"warmup": 1.5}, ConfigError, "warmup is 1.5; give a number from 0 to 1"),
         ({"epsilon": -1.0}, ConfigError, "epsilon is -1.0; give 0 or more"),
         ({"pooling": "max"}, ConfigError, "pooling is max; give one of cls, mean"),
@@ -332,6 +358,71 @@ def test_what_cannot_be_trained_is_told(
     with pytest.raises(error, match=message):
         train(config(**options))
     assert not (tmp_path / "model").exists()
+
+
+def test_a_head_that_is_kept_is_another_training(config: Any, pairs: Path) -> None:
+    train(config(), pairs=pairs)
+    with pytest.raises(ConfigError, match="a model trained with another keep_head"):
+        train(config(keep_head=True), pairs=pairs)
+
+
+def test_what_a_training_left_that_died_at_its_very_end_is_removed(
+    config: Any, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import whiten_index.train as module
+
+    real = module.replace_folder
+
+    def die(*arguments: Any, **options: Any) -> None:
+        real(*arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "replace_folder", die)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(), pairs=pairs)
+    assert (tmp_path / "model.training" / "checkpoints").exists()
+    assert train(config(), pairs=pairs).again
+    assert not (tmp_path / "model.training").exists()
+
+
+def test_a_users_own_folder_beside_is_left_alone(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.training").mkdir()
+    (tmp_path / "model.training" / "thesis.txt").write_text("years of work")
+    train(config())
+    assert (tmp_path / "model.training" / "thesis.txt").read_text() == "years of work"
+
+
+def test_longer_texts_than_those_trained_on_are_not_cut(config: Any, pairs: Path) -> None:
+    from whiten_index.encoding import EncoderConfig, resolve_encoder
+
+    report = train(config(max_length=8), pairs=pairs)
+    spec, _ = resolve_encoder(EncoderConfig(model=str(report.out)))
+    assert spec.max_length == 32
+
+
+def test_a_gradient_of_pca_is_that_of_its_zca_turned() -> None:
+    from whiten_index.training.group_whitening import group_map
+
+    torch.manual_seed(0)
+    rows = torch.randn(20, 4, dtype=torch.float64, requires_grad=True)
+
+    def turned(kind: GroupMap) -> torch.Tensor:
+        centred = rows - rows.mean(0)
+        covariance = centred.mT @ centred / 19
+        out = centred @ group_map(kind, covariance).mT
+        if kind is GroupMap.ZCA:
+            with torch.no_grad():
+                vectors = torch.linalg.eigh(covariance)[1].flip(-1)
+            out = out @ vectors
+        return out
+
+    weights = torch.randn(20, 4, dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad((turned(kind) * weights).sum(), rows)[0]
+        for kind in (GroupMap.PCA, GroupMap.ZCA)
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_folder_of_something_else_is_left_alone(config: Any, tmp_path: Path) -> None:

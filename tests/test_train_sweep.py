@@ -39,7 +39,7 @@ positives = 1
 def run(tmp_path: Path, tiny_model: Path) -> Any:
     texts = [f"the {a} {b} on the mat" for a in ("cat", "dog", "king") for b in ("sat", "ran")] * 4
     pq.write_table(pa.table({"text": texts}), tmp_path / "s.parquet")
-    scores = [float(n % 6) for n in range(20)]
+    scores = [float(n // 2 % 6) for n in range(20)]
     pq.write_table(
         pa.table(
             {
@@ -88,6 +88,11 @@ def test_a_sweep_trains_scores_and_shows_each_setting_once(run: Any, tmp_path: P
     assert "## B" in shown
     assert "| whitened | 2 |" in shown
     assert shown.count(" ± ") >= 6
+    pictures = sorted(path.name for path in (tmp_path / "out/figures").iterdir())
+    assert pictures == [
+        f"{table}-{what}.png" for table in "ab" for what in ("alignment", "stsb-dev", "uniformity")
+    ]
+    assert all(f"(figures/{name})" in shown for name in pictures)
     # The weights of a whole sweep would fill a disk.
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
@@ -109,6 +114,7 @@ def test_what_is_there_is_not_trained_again(run: Any, tmp_path: Path) -> None:
         ("seed = 1", "seed: a sweep has seeds, base and runs"),
         ("seeds = [0]", "has no runs"),
         (SWEEP.replace("groups = 8", "grups = 8"), "grups: no such option of a training"),
+        (SWEEP.replace('name = "whitened"', 'name = "w"\nbatch_size = 1'), "batch_size is 1"),
         (SWEEP.replace("[base]", '[base]\ngroup_map = "qr"'), "group_map is qr; give one of zca"),
     ],
 )
@@ -117,6 +123,8 @@ def test_a_file_that_cannot_be_is_told(run: Any, tmp_path: Path, text: str, mess
     done = run()
     assert done.exit_code == 2
     assert message in events(done)[-1]["message"]
+    # Also what is wrong with the last row is told before the first is trained.
+    assert len(events(done)) == 1
 
 
 def test_a_table_that_is_not_there_is_told(run: Any) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,6 @@ KIND, FORMAT_VERSION = "trained model", 1
 RUN, CURVES, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
 _WHAT = "a trained model"
 _STSB = "STS-B"
-# Pairs whose texts should be close (Gao et al. 2021).
-_POSITIVE_ABOVE = 4.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def train(
         OutputError: the disk is full or cannot be written.
     """
     stages = Stages(progress or Silent())
-    _require_installed(config)
+    _require_installed()
     spec, folder = model_of(config)
     dev = None if pairs is None else _dev(pairs)
     corpus = ParquetCorpus.open(
@@ -95,28 +94,35 @@ def train(
         watcher.advance(corpus.rows)
     identity = {
         "model": spec.fingerprint,
+        "keep_head": config.keep_head,
         "sentences": _digest(sentences.texts),
         "pairs": None if dev is None else _digest_of(dev),
         **config.identity(),
     }
     out = manifest.require_path(config.out).absolute()
-    if (facts := _finished(out, identity)) is not None:
-        return TrainReport(out, facts, stages, again=True)
     work = out.with_name(f"{out.name}.training")
     with only_writer(work, what="training"):
-        _require_same(work, identity)
-        facts = _trained(config, spec, folder, sentences, dev, out, work, identity, stages)
-    shutil.rmtree(work, ignore_errors=True)
-    return TrainReport(out, facts, stages)
+        done = _finished(out, identity)
+        facts = done
+        if facts is None:
+            _require_same(work, identity)
+            facts = _trained(config, spec, folder, sentences, dev, out, work, identity, stages)
+        # What a training left that was cut off at its very end, too.
+        with manifest.writing(work):
+            shutil.rmtree(work / _CHECKPOINTS, ignore_errors=True)
+            (work / RUN).unlink(missing_ok=True)
+    _remove_if_ours(work)
+    return TrainReport(out, facts, stages, again=done is not None)
 
 
-def _require_installed(config: TrainingConfig) -> None:
-    needed = {"accelerate": "pip install 'whiten-index[train]'"}
-    if config.tensorboard:
-        needed["tensorboard"] = "pip install tensorboard, or leave out --tensorboard"
-    for package, remedy in needed.items():
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(f"training needs {package}, which is not installed; run: {remedy}")
+def _require_installed() -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        raise ConfigError(
+            "training needs accelerate, which is not installed; run: pip install "
+            "'whiten-index[train]'"
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("training is one process on one device; start it without torchrun")
 
 
 def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
@@ -125,7 +131,9 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
         model=config.model,
         revision=config.revision,
         pooling=config.pooling,
-        max_length=config.max_length,
+        # Sentences are trained without any, and so is what is written.
+        document_prompt="",
+        query_prompt="",
         trust_remote_code=config.trust_remote_code,
     )
     spec, folder = resolve_encoder(asked)
@@ -167,7 +175,9 @@ def _trained(
 
     with stages.stage("load encoder", 1):
         model, collator = contrastive_model(config, spec, folder)
-    score = None if dev is None else _scorer(config, collator, dev)
+    # As the model that is written will be used.
+    whole = replace(collator, max_length=spec.max_length)
+    score = None if dev is None else _scorer(config, whole, dev)
     ended = run(
         config, model, sentences, collator,
         score=score, folder=work / _CHECKPOINTS, stages=stages,
@@ -200,7 +210,13 @@ def _trained(
 
 def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
     """Return what scores a model: STS-B dev, alignment of its close pairs, uniformity."""
-    from whiten_index.evaluation import alignment, correlate, pair_cosines, uniformity
+    from whiten_index.evaluation import (
+        POSITIVE_ABOVE,
+        alignment,
+        correlate,
+        pair_cosines,
+        uniformity,
+    )
     from whiten_index.training.embed import embed
 
     chosen = [row for row, scored in enumerate(dev.scored) if scored]
@@ -209,7 +225,7 @@ def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
     texts = list(dict.fromkeys([*first, *second]))
     place = {text: number for number, text in enumerate(texts)}
     rows, others = ([place[text] for text in side] for side in (first, second))
-    close = gold > _POSITIVE_ABOVE
+    close = gold > POSITIVE_ABOVE
 
     def score(model: ContrastiveModel) -> dict[str, float]:
         found = embed(model, texts, collator, with_head=config.keep_head)
@@ -242,12 +258,20 @@ def _finished(out: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
 def _require_same(work: Path, identity: Mapping[str, Any]) -> None:
     """Refuse to go on from the checkpoints of another training; note which this one is."""
     path = work / RUN
+    if not path.exists() and (work / _CHECKPOINTS).exists():
+        raise ConfigError(f"{work} has checkpoints of nobody knows what; move it away")
     if path.exists():
         then = manifest.read_json(path, what="a record of training")
         _require_equal(then, identity, where=work, what="checkpoints of a training")
     else:
         with manifest.writing(path):
             manifest.write_json(path, dict(identity))
+
+
+def _remove_if_ours(work: Path) -> None:
+    """Remove a folder of checkpoints in which nothing is left but files of its lock."""
+    if all(path.name.startswith(".") for path in work.iterdir()):
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _require_equal(
@@ -276,8 +300,9 @@ def _files(folder: Path) -> set[str] | None:
 def _digest(texts: Any) -> str:
     """Return a digest of sentences in Arrow, whatever their chunks."""
     digest = hashlib.blake2b(digest_size=16)
-    for text in texts.to_pylist() if len(texts) < 2**16 else (t.as_py() for t in texts):
-        digest.update(text.encode() + b"\x00")
+    for text in texts:
+        data = text.as_py().encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
 
 

@@ -76,6 +76,7 @@ train_options = [
     click.option("--learning-rate", type=float, default=3e-5, show_default=True),
     click.option("--warmup", type=float, default=0.0, show_default=True, help="Share of steps."),
     click.option("--weight-decay", type=float, default=0.0, show_default=True),
+    click.option("--max-grad-norm", type=float, default=1.0, show_default=True),
     click.option(
         "--precision",
         type=click.Choice(["float32", "bf16", "fp16"]),
@@ -92,7 +93,6 @@ train_options = [
     click.option("--seed", type=int, default=0, show_default=True),
     click.option("--keep-head", is_flag=True, help="Write the head too, not the encoder alone."),
     click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
-    click.option("--tensorboard", is_flag=True, help="Write its event files while training."),
 ]
 
 

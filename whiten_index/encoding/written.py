@@ -24,7 +24,7 @@ _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "LICENSE*", "NOTICE*
 # What belongs to the modules of the model as it was, or describes it.
 _LEFT = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", MARK,
-    "data_config.json",
+    "data_config.json", "adapter_config.json",
 )  # fmt: skip
 POOLING_FLAGS = {
     "cls": "pooling_mode_cls_token",
@@ -59,7 +59,8 @@ def write_transformer(
     """Copy a model's own files, with its weights or without."""
     for pattern in _COPIED:
         for file in sorted(model.path.glob(pattern)):
-            if file.name not in _LEFT and file.is_file():
+            index = file.name.endswith(".index.json") and not weights
+            if file.name not in _LEFT and not index and file.is_file():
                 shutil.copyfile(file, path / file.name)
     for file in weight_files(model.path) if weights else ():
         shutil.copyfile(file, path / file.name)

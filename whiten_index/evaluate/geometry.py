@@ -17,14 +17,12 @@ from whiten_index.evaluate.config import SCORED, EvalConfig
 from whiten_index.evaluate.spaces import Space, Spaces, raw_space
 from whiten_index.evaluate.sts import report_of
 from whiten_index.evaluate.texts import TextEmbedder, open_embedder
-from whiten_index.evaluation import Geometry, alignment
+from whiten_index.evaluation import POSITIVE_ABOVE, Geometry, alignment
 from whiten_index.labels import StsSet, chosen_sets, read_pairs, read_sts
 from whiten_index.labels.sts import ALL_SPLITS, key_of
 from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable
 from whiten_index.progress import Progress, Silent, Stages
 
-# Above it Gao et al. (2021), SimCSE, take the pairs of STS-B as positive.
-POSITIVE_ABOVE = 4.0
 # Geometry is of all pairs of texts, so its time grows with their square.
 MOST_TEXTS = 10_000
 _LEAST_TEXTS = 3

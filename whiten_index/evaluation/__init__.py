@@ -3,6 +3,7 @@
 from whiten_index.evaluation.common_component import common_component, without_component
 from whiten_index.evaluation.entailment import EntailmentScore, score_entailment
 from whiten_index.evaluation.geometry import (
+    POSITIVE_ABOVE,
     Geometry,
     alignment,
     effective_rank,
@@ -30,6 +31,7 @@ from whiten_index.evaluation.transfer import TransferScore, pair_features, score
 __all__ = [
     "AGGREGATIONS",
     "MEASURES",
+    "POSITIVE_ABOVE",
     "Correlation",
     "EntailmentScore",
     "Geometry",

@@ -18,6 +18,8 @@ from whiten_index.moments import Moments
 from whiten_index.whitening import unit_rows
 from whiten_index.whitening.covariance import empirical_covariance
 
+# Above it Gao et al. (2021), SimCSE, take the pairs of STS-B as positive.
+POSITIVE_ABOVE = 4.0
 _LEAST_ROWS = 3
 _NEIGHBOURS = 10
 # Larger blocks leave the cache and are slower.

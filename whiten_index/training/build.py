@@ -10,7 +10,7 @@ import transformers
 from whiten_index.encoding import EncoderSpec, ModelFolder
 from whiten_index.encoding.pooling import Pooling
 from whiten_index.encoding.transformer import load_transformer
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.training.config import Precision, TrainingConfig
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
 from whiten_index.training.losses import info_nce
@@ -30,6 +30,8 @@ def contrastive_model(
         EncoderError: the encoder cannot be loaded.
     """
     _require_device(config)
+    # Before loading too: a checkpoint may lack a pooler, which is drawn then.
+    transformers.set_seed(config.seed)
     whitening = None
     if config.whiten:
         whitening = ShuffledGroupWhitening(
@@ -42,7 +44,10 @@ def contrastive_model(
             momentum=config.momentum,
         )
         whitening.require_enough(config.batch_size)
+        _require_views_differ(config, whitening)
     tokenizer, encoder = load_transformer(spec, folder, torch.device("cpu"))
+    if tokenizer.pad_token_id is None:
+        raise EncoderError(f"the tokenizer of {spec.model} has no padding, which batches need")
     transformers.set_seed(config.seed)
     model = ContrastiveModel(
         encoder.train(),
@@ -52,12 +57,25 @@ def contrastive_model(
         views=config.views,
         passes=config.passes,
     )
-    return model, Collator(tokenizer, spec.max_length, lower_case=spec.lower_case)
+    return model, Collator(
+        tokenizer, min(config.max_length, spec.max_length), lower_case=spec.lower_case
+    )
 
 
 def _require_device(config: TrainingConfig) -> None:
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
         raise ConfigError("torch sees no GPU; give device cpu or auto, or mend the driver")
+    if config.precision is Precision.BF16 and there and not torch.cuda.is_bf16_supported():
+        raise ConfigError("this GPU has no bf16; give precision fp16 or float32")
     if config.precision is Precision.FP16 and (config.device == "cpu" or not there):
         raise ConfigError("fp16 is for GPUs; give precision bf16 or float32")
+
+
+def _require_views_differ(config: TrainingConfig, whitening: ShuffledGroupWhitening) -> None:
+    """Refuse one pass where permutations change nothing."""
+    if config.passes == 1 and 1 in (whitening.groups, whitening.group_size):
+        raise ConfigError(
+            "with one pass, and groups of one channel or of all, all views of a sentence are the "
+            "same; give 2 passes or more, or other groups"
+        )

@@ -15,7 +15,7 @@ POOLINGS, DEVICES = ("cls", "mean"), ("auto", "cpu", "cuda")
 GROUPS = 128
 # What is no part of what is trained, or is told by fingerprints.
 _NO_PART = ("corpus", "out", "text_columns", "model", "revision", "trust_remote_code", "device",
-            "keep_head", "tensorboard")  # fmt: skip
+            "limit")  # fmt: skip
 
 
 class GroupMap(Enum):
@@ -64,7 +64,7 @@ class TrainingConfig:
         text_columns: of the sentences, joined by a space.
         limit: use only the first so many sentences.
         model, revision, trust_remote_code: what is trained, see ``EncoderConfig``.
-        pooling: cls or mean.
+        pooling: cls or mean; None for the model's own.
         max_length: tokens of a sentence.
         whiten: whether the head whitens; without, and with one positive, this is SimCSE.
         groups: how many groups of channels (the published code's reading); 128 by default.
@@ -76,18 +76,18 @@ class TrainingConfig:
         passes: through the encoder for a sentence's m + 1 views; as many as views by default.
         positive_sum: outside (eq. 7) or inside (eq. 8) the logarithm.
         temperature: of the similarities.
-        batch_size: sentences, on each device.
+        batch_size: sentences.
         epochs: over the sentences.
         max_steps: stop after so many, None for whole epochs.
         learning_rate: at the end of the warm-up, from where it falls to 0 linearly.
         warmup: share of the steps in which it rises.
         weight_decay: of AdamW.
-        precision: float32, bf16 or fp16, of the encoder's products; the rest is in float32.
+        max_grad_norm: gradients are cut to this length.
+        precision: float32, bf16 or fp16, of the encoder's products; head and loss are in float32.
         eval_steps: steps between evaluations and checkpoints.
         seed: of everything drawn.
         keep_head: write the head too, whitening by its running moments; else the encoder alone.
         device: auto, cpu or cuda.
-        tensorboard: write its event files beside the curves.
     """
 
     corpus: tuple[str, ...]
@@ -117,12 +117,12 @@ class TrainingConfig:
     learning_rate: float = 3e-5
     warmup: float = 0.0
     weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
     precision: Precision = Precision.FLOAT32
     eval_steps: int = 125
     seed: int = 0
     keep_head: bool = False
     device: str = "auto"
-    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -145,8 +145,12 @@ class TrainingConfig:
             ("max_steps", 1, ""),
             ("groups", 1, ""),
             ("group_size", 1, ""),
+            ("passes", 1, ""),
+            ("seed", 0, ""),
         ):
             value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                raise ConfigError(f"{name} is {value!r}; give a whole number")
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}; give {least} or more{why}")
         for name, low, high in (
@@ -154,18 +158,25 @@ class TrainingConfig:
             ("warmup", 0.0, 1.0), ("weight_decay", 0.0, None),
         ):  # fmt: skip
             value = getattr(self, name)
+            self._require_number(name)
             if not low <= value <= (math.inf if high is None else high) or value == math.inf:
                 wish = "0 or more" if high is None else "a number from 0 to 1"
                 raise ConfigError(f"{name} is {value}; give {wish}")
-        for name in ("temperature", "epochs", "learning_rate"):
+        for name in ("temperature", "epochs", "learning_rate", "max_grad_norm"):
             value = getattr(self, name)
+            self._require_number(name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}; give a number above 0")
+
+    def _require_number(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} is {value!r}; give a number")
 
     def _require_together(self) -> None:
         if self.device not in DEVICES:
             raise ConfigError(f"device is {self.device}; give one of {', '.join(DEVICES)}")
-        if self.pooling not in POOLINGS:
+        if self.pooling is not None and self.pooling not in POOLINGS:
             raise ConfigError(f"pooling is {self.pooling}; give one of {', '.join(POOLINGS)}")
         if self.groups is not None and self.group_size is not None:
             raise ConfigError("give either the number of groups or the channels of a group")
@@ -219,6 +230,10 @@ class TrainingConfig:
     def identity(self) -> dict[str, Any]:
         """Return what the trained weights depend on, as JSON values, but the model and corpus."""
         values = {key: value for key, value in vars(self).items() if key not in _NO_PART}
+        # What is said in two ways is the same.
+        values |= {"passes": self.passes or self.views, "groups": None, "group_size": None}
+        values |= self.chosen_groups() if self.whiten else {}
+        values |= {"epochs": None} if self.max_steps else {}
         return {
             key: value.value if isinstance(value, Enum) else value for key, value in values.items()
         }

@@ -20,8 +20,17 @@ def group_map(kind: GroupMap, covariances: Tensor) -> Tensor:
     """Return W (..., c, c) of covariances (..., c, c); rows x become xWᵀ.
 
     Raises:
-        WhiteningError: a covariance has no Cholesky factor.
+        WhiteningError: a covariance has no Cholesky factor, or is not finite.
     """
+    try:
+        return _mapped(kind, covariances)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise WhiteningError(
+            "the features of a batch are not finite; take a smaller learning rate"
+        ) from error
+
+
+def _mapped(kind: GroupMap, covariances: Tensor) -> Tensor:
     if kind is GroupMap.ZCA:
         return inverse_root(covariances)
     if kind is GroupMap.NEWTON:
@@ -160,7 +169,7 @@ class ShuffledGroupWhitening(nn.Module):
         # (views, G, n, c)
         blocks = grouped.view(count, rows, self.groups, -1).transpose(1, 2)
         # In float32 the error would grow with the condition number of a group's covariance.
-        wide = blocks.to(_wide(blocks))
+        wide = blocks.double()
         white = blocks @ self._map(wide.mT @ wide / (rows - 1)).mT.to(blocks.dtype)
         return white.transpose(1, 2).reshape(grouped.shape)
 
@@ -187,8 +196,7 @@ class ShuffledGroupWhitening(nn.Module):
         shape = views.shape[0], self.dim
         if not self.shuffle:
             return torch.arange(self.dim, device=views.device).expand(shape)
-        # Drawn by the CPU's generator: a seed gives the same on every device.
-        return torch.rand(shape).argsort(1).to(views.device)
+        return torch.rand(shape, device=views.device).argsort(1)
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, centred: Tensor) -> None:
@@ -216,11 +224,6 @@ class ShuffledGroupWhitening(nn.Module):
                 f"covariance it cannot tell; take batches of {self.group_size + 1} or more, "
                 "more groups, or a shrinkage above 0"
             )
-
-
-def _wide(features: Tensor) -> torch.dtype:
-    """Return the type that covariances are taken in: float64 where the device has it."""
-    return torch.float32 if features.device.type == "mps" else torch.float64
 
 
 def _groups(dim: int, groups: int | None, size: int | None) -> int:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Iterations that take a condition number of 1e6 to float32's precision.
-ITERATIONS = 20
+# Each multiplies the least eigenvalue by 2.25 until the rest is quadratic: these take a condition
+# number times the channels of 1e9 to the precision of float64's products.
+ITERATIONS = 32
 
 
 def inverse_root(matrices: Tensor) -> Tensor:
@@ -41,7 +42,7 @@ def inverse_root_iterated(matrices: Tensor, *, iterations: int = ITERATIONS) -> 
 
     Args:
         matrices: (..., c, c), positive definite: a direction without variance never converges.
-        iterations: quadratic once begun; each halves the log of the condition number before.
+        iterations: see ``ITERATIONS``.
     """
     trace = matrices.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     trace = trace.clamp_min(torch.finfo(matrices.dtype).tiny)

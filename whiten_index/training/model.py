@@ -32,8 +32,9 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return what the loss compares, of features (views, n, d)."""
-        white = features if self.whitening is None else self.whitening(features)
-        out: Tensor = torch.tanh(self.dense(white))
+        with torch.autocast(features.device.type, enabled=False):
+            white = features.float() if self.whitening is None else self.whitening(features)
+            out: Tensor = torch.tanh(self.dense(white))
         return out
 
     def folded(self) -> tuple[Tensor, Tensor]:
@@ -87,7 +88,9 @@ class ContrastiveModel(nn.Module):
             input_ids.repeat(self.passes, 1), attention_mask.repeat(self.passes, 1)
         )
         passes = flat.view(self.passes, -1, flat.shape[-1])
-        views = passes[torch.arange(self.views) % self.passes]
+        views = passes
+        if self.passes != self.views:
+            views = torch.stack([passes[view % self.passes] for view in range(self.views)])
         compared = self.head(views)
         return {"loss": self._loss(compared[0], compared[1:])}
 

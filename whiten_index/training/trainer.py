@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+
 from whiten_index.collector import collector_held_back
+from whiten_index.errors import EncoderError, OutputError
 from whiten_index.manifest import replace_file, writing
 from whiten_index.progress import Stages
+from whiten_index.training import checkpoints
 from whiten_index.training.config import Precision, TrainingConfig
 from whiten_index.training.model import ContrastiveModel
 from whiten_index.training.sentences import Collator, Sentences
@@ -24,13 +30,14 @@ with collector_held_back():
         Trainer,
         TrainerCallback,
         TrainerControl,
+        TrainerState,
         TrainingArguments,
     )
-    from transformers.trainer_utils import get_last_checkpoint
+    from transformers.trainer import TRAINER_STATE_NAME
 
 BEST = "stsb_dev"
 _COLUMNS = ("step", "epoch", "loss", "learning_rate", BEST, "alignment", "uniformity")
-_LOG_STEPS, _CHECKPOINTS_KEPT = 25, 2
+_LOG_STEPS = 25
 
 Score = Callable[[ContrastiveModel], Mapping[str, float]]
 
@@ -77,6 +84,7 @@ def run(
 
     Raises:
         OutputError: checkpoints cannot be written.
+        EncoderError: the training diverges, or a GPU's memory is full.
     """
     per_epoch = len(sentences) // config.batch_size
     total = config.max_steps or max(round(per_epoch * config.epochs), 1)
@@ -91,24 +99,60 @@ def run(
         data_collator=collator,
         score=score,
     )
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    resumed = 0 if last is None else int(last.rsplit("-", 1)[1])
-    with stages.stage("train", total) as watcher, writing(folder):
+    last = checkpoints.last_whole(folder)
+    resumed = 0 if last is None else checkpoints.step_of(last)
+    with stages.stage("train", total) as watcher:
         telling = _Telling(watcher.advance, total=total, score=score)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(telling)
         watcher.advance(resumed)
-        trainer.train(resume_from_checkpoint=last)
+        if last is not None and resumed >= total:
+            # It was cut off between its last step and its end.
+            trainer.state = TrainerState.load_from_json(str(last / TRAINER_STATE_NAME))
+            checkpoints.load(model, last)
+        else:
+            _train(trainer, last)
     if telling.stopped is not None:
         raise telling.stopped
     state = trainer.state
-    best = state.best_model_checkpoint
+    best = _best(state, folder)
+    if best is not None:
+        checkpoints.load(model, best)
+    _require_finite(model)
     return Trained(
         steps=state.global_step,
-        best_step=state.global_step if best is None else int(str(best).rsplit("-", 1)[1]),
+        best_step=state.global_step if best is None else checkpoints.step_of(best),
         best=state.best_metric,
         curves=curves(state.log_history),
         resumed=resumed,
+    )
+
+
+def _train(trainer: Trainer, last: Path | None) -> None:
+    try:
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    except torch.OutOfMemoryError as error:
+        raise EncoderError(
+            "the GPU's memory is full; take smaller batches, shorter sentences, fewer positives or "
+            "fewer passes through the encoder"
+        ) from error
+
+
+def _best(state: Any, folder: Path) -> Path | None:
+    """Return the best checkpoint, which may have been moved with all others."""
+    found = state.best_model_checkpoint
+    return None if found is None else folder / Path(found).name
+
+
+def _require_finite(model: ContrastiveModel) -> None:
+    if not all(tensor.isfinite().all() for tensor in model.state_dict().values()):
+        raise _diverged()
+
+
+def _diverged() -> EncoderError:
+    return EncoderError(
+        "the training diverged: its numbers are not finite any more; take a smaller learning rate, "
+        "and name another --out or remove the checkpoints"
     )
 
 
@@ -142,6 +186,16 @@ class _Trainer(Trainer):  # type: ignore[misc]
         self._score = score
         self.control: TrainerControl
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            # A full disk is what each writer calls it.
+            raise OutputError(
+                f"a checkpoint cannot be written to {self.args.output_dir} "
+                f"({str(error).splitlines()[0]}); make room and run the same command again"
+            ) from error
+
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Return the scores, and log them."""
         assert self._score is not None
@@ -168,6 +222,19 @@ class _Telling(TrainerCallback):  # type: ignore[misc]
             scores = {f"eval_{name}": value for name, value in self._score(told["model"]).items()}
             state.log_history.append({"epoch": 0.0, "step": 0, **scores})
 
+    def on_save(self, args: Any, state: Any, _: Any, **__: Any) -> None:
+        """Mark a checkpoint as whole, and drop those that are not needed any more."""
+        folder = Path(args.output_dir)
+        with writing(folder):
+            made = folder / f"checkpoint-{state.global_step}"
+            checkpoints.keep(folder, made, _best(state, folder))
+
+    def on_log(self, _: Any, __: Any, ___: Any, **told: Any) -> None:
+        """Stop where numbers are not finite any more."""
+        loss = (told.get("logs") or {}).get("loss")
+        if loss is not None and not math.isfinite(loss):
+            raise _diverged()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Evaluate and save at the last step too, whatever the rhythm."""
         try:
@@ -175,7 +242,6 @@ class _Telling(TrainerCallback):  # type: ignore[misc]
         except KeyboardInterrupt as error:
             self.stopped = error
             control.should_save = control.should_training_stop = True
-            return
         if state.global_step == self._total:
             control.should_evaluate = args.eval_strategy != "no"
             control.should_save = control.should_log = True
@@ -184,7 +250,8 @@ class _Telling(TrainerCallback):  # type: ignore[misc]
 def _arguments(
     config: TrainingConfig, folder: Path, *, total: int, every: int, score: Score | None
 ) -> TrainingArguments:
-    return TrainingArguments(
+    there = torch.cuda.is_available()
+    arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=config.batch_size,
         max_steps=total,
@@ -193,21 +260,26 @@ def _arguments(
         weight_decay=config.weight_decay,
         bf16=config.precision is Precision.BF16,
         fp16=config.precision is Precision.FP16,
-        use_cpu=config.device == "cpu",
+        use_cpu=config.device == "cpu" or not there,
         seed=config.seed,
         dataloader_drop_last=True,
         remove_unused_columns=False,
         disable_tqdm=True,
-        report_to=["tensorboard"] if config.tensorboard else [],
+        report_to=[],
+        # A sum that is NaN is to be seen.
+        logging_nan_inf_filter=False,
+        max_grad_norm=config.max_grad_norm,
         logging_steps=min(_LOG_STEPS, every),
         save_steps=every,
-        save_total_limit=_CHECKPOINTS_KEPT,
         eval_strategy="no" if score is None else "steps",
         eval_steps=every,
-        load_best_model_at_end=score is not None,
         metric_for_best_model=None if score is None else BEST,
         greater_is_better=None if score is None else True,
     )
+    # Whitening is over a batch, and seeds are for one device: more of them are not used.
+    _ = arguments.device
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
 
 
 def _quiet() -> None:

@@ -1,0 +1,76 @@
+"""Trainings as tables and curves: means over seeds."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from whiten_index.report.lines import Lines, lines_picture
+from whiten_index.report.pictures import Picture
+
+Rows = Sequence[Mapping[str, Any]]
+_DRAWN = {
+    "stsb_dev": ("STS-B dev", "The higher the better."),
+    "alignment": ("alignment of close pairs", "The lower the closer they are."),
+    "uniformity": ("uniformity", "The lower the more evenly embeddings are spread."),
+}
+
+
+def tables(rows: Rows) -> Iterator[str]:
+    """Yield the lines of a table for each table: means and deviations over the seeds."""
+    for table in dict.fromkeys(row["table"] for row in rows):
+        yield f"## {table}\n"
+        yield "| | seeds | loss, first and last | STS-B dev | before | mean of the STS sets |"
+        yield "|---|---:|---:|---:|---:|---:|"
+        own = [row for row in rows if row["table"] == table]
+        for name in dict.fromkeys(row["name"] for row in own):
+            same = [row for row in own if row["name"] == name]
+            losses = [[each["loss"] for each in row["curves"] if "loss" in each] for row in same]
+            first, last = (statistics.mean(each[end] for each in losses) for end in (0, -1))
+            means = [statistics.mean(row["sts"].values()) for row in same if row["sts"]]
+            yield (
+                f"| {name} | {len(same)} | {first:.3f} → {last:.3f} "
+                f"| {_spread([row['stsb_dev'] for row in same])} "
+                f"| {_spread([row['stsb_dev_before'] for row in same])} | {_spread(means)} |"
+            )
+        yield ""
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    deviation = f" ± {statistics.stdev(known):.2f}" if len(known) > 1 else ""
+    return f"{statistics.mean(known):.2f}{deviation}"
+
+
+def pictures(rows: Rows) -> Iterator[Picture]:
+    """Yield, for each table, each figure of evaluation by step."""
+    for table in dict.fromkeys(row["table"] for row in rows):
+        own = [row for row in rows if row["table"] == table]
+        for figure, (label, reading) in _DRAWN.items():
+            steps = sorted(
+                {each["step"] for row in own for each in row["curves"] if figure in each}
+            )
+            if not steps:
+                continue
+            series = {
+                name: [_mean_at(own, name, figure, step) for step in steps]
+                for name in dict.fromkeys(row["name"] for row in own)
+            }
+            shown = Lines(tuple(steps), series, "steps", label)
+            slug = re.sub(r"[^a-z0-9]+", "-", f"{table} {figure}".lower()).strip("-")
+            yield lines_picture(slug, f"{table}: {label}", f"{reading} Means over seeds.", shown)
+
+
+def _mean_at(rows: Rows, name: str, figure: str, step: float) -> float | None:
+    found = [
+        each[figure]
+        for row in rows
+        if row["name"] == name
+        for each in row["curves"]
+        if each["step"] == step and figure in each
+    ]
+    return statistics.mean(found) if found else None
