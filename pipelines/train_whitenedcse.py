@@ -141,9 +141,17 @@ class Job:
         )
 
     def do(self) -> Ending:
-        """Train and score what is not there yet."""
+        """Train and score what is not there yet, and write tables and curves."""
         # Before hours of training, not after.
         check_report()
+        rows = [{**result, "table": run.table, "name": run.name} for run, result in self.results()]
+        text = "\n".join([*tables(rows), *_drawn(rows, self.out / FIGURES)]) + "\n"
+        with writing(self.out / TABLES):
+            replace_file(self.out / TABLES, text.encode())
+        return Ending("finished", {"out": str(self.out), "trainings": len(rows)})
+
+    def results(self) -> list[tuple[Run, dict[str, Any]]]:
+        """Train and score what is not there yet; return each row with what it came to."""
         with only_writer(self.out, what="folder of trainings"):
             done = _read(self.out / RESULTS)
             # All of them, before the first is trained.
@@ -154,14 +162,7 @@ class Job:
                         number=number + 1, of=len(self.runs))  # fmt: skip
                     done[key] = self._result(run, key)
                     _write(self.out / RESULTS, done)
-            rows = [
-                {**done[key], "table": run.table, "name": run.name}
-                for run, key in zip(self.runs, keys, strict=True)
-            ]
-            text = "\n".join([*tables(rows), *_drawn(rows, self.out / FIGURES)]) + "\n"
-            with writing(self.out / TABLES):
-                replace_file(self.out / TABLES, text.encode())
-        return Ending("finished", {"out": str(self.out), "trainings": len(done)})
+            return [(run, done[key]) for run, key in zip(self.runs, keys, strict=True)]
 
     def _result(self, run: Run, key: str) -> dict[str, Any]:
         folder = self.out / "models" / key

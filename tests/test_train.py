@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def config(corpus: Path, tiny_model: Path, tmp_path: Path) -> Any:
     def make(**options: Any) -> TrainingConfig:
         options = {
             "corpus": (str(corpus),), "out": str(tmp_path / "model"), "model": str(tiny_model),
-            "groups": 8, "batch_size": 16, "max_steps": 6, "eval_steps": 2, "device": "cpu",
-            "learning_rate": 1e-3, **options,
+            "groups": 8, "batch_size": 16, "max_steps": 6, "eval_steps": 2, "save_steps": 2,
+            "device": "cpu", "learning_rate": 1e-3, **options,
         }  # fmt: skip
         return TrainingConfig(**options)
 
@@ -115,12 +116,13 @@ class Stops:
 
 
 def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
-    report = train(config(max_steps=40, eval_steps=10), pairs=pairs)
+    report = train(config(max_steps=40, eval_steps=10, save_steps=20), pairs=pairs)
     with (report.out / "curves.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [int(row["step"]) for row in rows] == [0, 10, 20, 30, 40]
+    assert [int(row["step"]) for row in rows] == [0, 1, 10, 20, 30, 40]
     losses = [float(row["loss"]) for row in rows[1:]]
     assert losses[-1] < 0.9 * losses[0]
+    rows = [row for row in rows if row["step"] != "1"]
     for row in rows:
         assert -100 <= float(row["stsb_dev"]) <= 100
         assert float(row["alignment"]) >= 0
@@ -176,14 +178,59 @@ def test_a_checkpoint_that_was_being_written_is_passed_over(
 ) -> None:
     whole = train(config(out=str(tmp_path / "whole")), pairs=pairs)
     with pytest.raises(KeyboardInterrupt):
-        train(config(), pairs=pairs, progress=Stops(5))
+        train(config(), pairs=pairs, progress=Stops(4))
     checkpoints = tmp_path / "model.training" / "checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir())[-1] == "checkpoint-5"
-    (checkpoints / "checkpoint-5" / "whole").unlink()
-    (checkpoints / "checkpoint-5" / "model.safetensors").write_bytes(b"half")
+    # It died while it wrote the next one, with weights of a later step for the best.
+    half = shutil.copytree(checkpoints / "checkpoint-4", checkpoints / "checkpoint-5")
+    (half / "whole").unlink()
+    (half / "model.safetensors").write_bytes(b"half")
+    (checkpoints / "best-6.safetensors").write_bytes(b"half")
     report = train(config(), pairs=pairs)
     assert report.facts["resumed_at"] == 4
     require_same(whole, report)
+
+
+def test_only_the_last_checkpoint_and_the_best_weights_are_kept(
+    config: Any, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import whiten_index.train as module
+
+    values = iter([0.0, 5.0, 9.0, 7.0, 8.0])
+    monkeypatch.setattr(
+        module, "_scorer", lambda *_: lambda _: {"stsb_dev": next(values), "uniformity": 0.0}
+    )
+    with pytest.raises(KeyboardInterrupt):
+        train(config(max_steps=20, eval_steps=3, save_steps=5), pairs=pairs, progress=Stops(13))
+    kept = tmp_path / "model.training" / "checkpoints"
+    assert {path.name for path in kept.iterdir()} == {"checkpoint-13", "best-6.safetensors"}
+
+
+def test_losses_between_checkpoints_are_told_whenever_it_is_stopped(
+    config: Any, pairs: Path, tmp_path: Path
+) -> None:
+    def losses(**options: Any) -> dict[int, float]:
+        report = train(config(max_steps=12, eval_steps=12, save_steps=12, **options), pairs=pairs)
+        with (report.out / "curves.csv").open() as file:
+            return {
+                int(row["step"]): float(row["loss"]) for row in csv.DictReader(file) if row["loss"]
+            }
+
+    whole = losses(out=str(tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        train(config(max_steps=12, eval_steps=12, save_steps=12), pairs=pairs, progress=Stops(5))
+    parts = losses()
+    assert list(whole) == [1, 12]
+    assert list(parts) == [1, 5, 12]
+    # Each is the mean since the row before.
+    assert 4 * parts[5] + 7 * parts[12] == pytest.approx(11 * whole[12], rel=1e-5)
+
+
+def test_what_is_refused_leaves_nothing_behind(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError):
+        train(config())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_training_that_is_done_is_not_done_again(config: Any, pairs: Path) -> None:
@@ -200,8 +247,6 @@ def test_a_training_that_is_done_is_not_done_again(config: Any, pairs: Path) -> 
 def test_checkpoints_of_another_model_are_not_gone_on_with(
     config: Any, pairs: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
-    import shutil
-
     with pytest.raises(KeyboardInterrupt):
         train(config(), pairs=pairs, progress=Stops(2))
     other = shutil.copytree(tiny_model, tmp_path / "other")
@@ -358,6 +403,20 @@ def test_what_cannot_be_trained_is_told(
     with pytest.raises(error, match=message):
         train(config(**options))
     assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "model.training").exists()
+
+
+def test_an_encoder_without_dropout_has_no_views_to_tell_apart_unless_channels_are_shuffled(
+    config: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    plain = shutil.copytree(tiny_model, tmp_path / "plain")
+    settings = json.loads((plain / "config.json").read_text())
+    settings |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (plain / "config.json").write_text(json.dumps(settings))
+    for options in ({"whiten": False, "groups": None}, {"shuffle": False}, {"groups": 32}):
+        with pytest.raises(EncoderError, match="has no dropout, so that all views of a sentence"):
+            train(config(model=str(plain), **options))
+    assert train(config(model=str(plain))).facts["steps"] == 6
 
 
 def test_a_head_that_is_kept_is_another_training(config: Any, pairs: Path) -> None:

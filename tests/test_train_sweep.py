@@ -82,7 +82,7 @@ def test_a_sweep_trains_scores_and_shows_each_setting_once(run: Any, tmp_path: P
     for result in results:
         assert result["steps"] == 2
         assert set(result["sts"]) == {"STS-B"}
-        assert [row["step"] for row in result["curves"]] == [0, 2]
+        assert [row["step"] for row in result["curves"]] == [0, 1, 2]
     shown = (tmp_path / "out/results.md").read_text()
     assert "## A" in shown
     assert "## B" in shown

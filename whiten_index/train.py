@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,27 +93,20 @@ def train(
 
         sentences = Sentences.of(corpus, batch_size=config.batch_size)
         watcher.advance(corpus.rows)
-    identity = {
-        "model": spec.fingerprint,
-        "keep_head": config.keep_head,
-        "sentences": _digest(sentences.texts),
-        "pairs": None if dev is None else _digest_of(dev),
-        **config.identity(),
-    }
-    out = manifest.require_path(config.out).absolute()
-    work = out.with_name(f"{out.name}.training")
-    with only_writer(work, what="training"):
-        done = _finished(out, identity)
-        facts = done
-        if facts is None:
-            _require_same(work, identity)
-            facts = _trained(config, spec, folder, sentences, dev, out, work, identity, stages)
-        # What a training left that was cut off at its very end, too.
-        with manifest.writing(work):
-            shutil.rmtree(work / _CHECKPOINTS, ignore_errors=True)
-            (work / RUN).unlink(missing_ok=True)
-    _remove_if_ours(work)
-    return TrainReport(out, facts, stages, again=done is not None)
+    training = _Training(config, spec, folder, sentences, dev)
+    # Before anything is written.
+    done = training.finished()
+    with only_writer(training.work, what="training"):
+        # Another process may have ended it since.
+        done = done or training.finished()
+        try:
+            facts = done or training.do(stages)
+        except BaseException:
+            if not training.begun:
+                training.clear()
+            raise
+        training.clear()
+    return TrainReport(training.out, facts, stages, again=done is not None)
 
 
 def _require_installed() -> None:
@@ -159,53 +153,142 @@ def _dev(pairs: Path | str) -> StsSet:
     return dev
 
 
-def _trained(
-    config: TrainingConfig,
-    spec: EncoderSpec,
-    folder: ModelFolder,
-    sentences: Sentences,
-    dev: StsSet | None,
-    out: Path,
-    work: Path,
-    identity: Mapping[str, Any],
-    stages: Stages,
-) -> dict[str, Any]:
-    from whiten_index.training.build import contrastive_model
-    from whiten_index.training.trainer import BEST, run, write_curves
+@dataclass(frozen=True)
+class _Training:
+    """A training with what it is of: where it stands, and what it is known by.
 
-    with stages.stage("load encoder", 1):
-        model, collator = contrastive_model(config, spec, folder)
-    # As the model that is written will be used.
-    whole = replace(collator, max_length=spec.max_length)
-    score = None if dev is None else _scorer(config, whole, dev)
-    ended = run(
-        config, model, sentences, collator,
-        score=score, folder=work / _CHECKPOINTS, stages=stages,
-    )  # fmt: skip
-    facts = {
-        "encoder": spec.model,
-        "sentences": len(sentences),
-        "steps": ended.steps,
-        "best_step": ended.best_step,
-        BEST: ended.best,
-        "stsb_dev_before": next((row[BEST] for row in ended.curves if BEST in row), None),
-        "resumed_at": ended.resumed,
-    }
+    Attributes:
+        config: of the training.
+        spec: of the encoder as it was.
+        folder: likewise.
+        sentences: to train on.
+        dev: pairs that checkpoints are compared on, None for none.
+    """
 
-    def make(path: Path) -> None:
-        from whiten_index.training.folder import write_model
+    config: TrainingConfig
+    spec: EncoderSpec
+    folder: ModelFolder
+    sentences: Sentences
+    dev: StsSet | None
 
-        write_model(path, model, spec, folder, keep_head=config.keep_head)
-        write_curves(path / CURVES, ended.curves)
-        manifest.write_json(path / RUN, {"identity": dict(identity), **facts})
-        contents = sorted(
-            each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()
-        )
-        fields = {"kind": KIND, "format_version": FORMAT_VERSION, "contents": contents}
-        manifest.write_manifest(path / manifest.MANIFEST, fields)
+    @property
+    def out(self) -> Path:
+        """Folder of the model."""
+        return manifest.require_path(self.config.out).absolute()
 
-    replace_folder(out, make, files=_files, what=_WHAT)
-    return facts
+    @property
+    def work(self) -> Path:
+        """Folder of what it is gone on from."""
+        return self.out.with_name(f"{self.out.name}.training")
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are checkpoints to go on from."""
+        return any((self.work / _CHECKPOINTS).glob("checkpoint-*"))
+
+    @functools.cached_property
+    def identity(self) -> Mapping[str, Any]:
+        """What the weights depend on, as JSON values."""
+        values = {
+            "model": self.spec.fingerprint,
+            "keep_head": self.config.keep_head,
+            "sentences": _digest(self.sentences.texts),
+            "pairs": None if self.dev is None else _digest_of(self.dev),
+            **self.config.identity(),
+        }
+        found: Mapping[str, Any] = json.loads(json.dumps(values))
+        return found
+
+    def finished(self) -> dict[str, Any] | None:
+        """Return what it came to if it is there already, None where nothing is.
+
+        Raises:
+            ConfigError: a model is there that was trained in another way, or something else is.
+        """
+        if _files(self.out) is None:
+            # Before hours of training, not after.
+            require_free(self.out, files=_files, what=_WHAT)
+            return None
+        found = manifest.read_json(self.out / RUN, what="a record of training")
+        self._require_mine(found.pop("identity"), where=self.out, what="a model trained")
+        return found
+
+    def do(self, stages: Stages) -> dict[str, Any]:
+        """Train, from the last checkpoint if there is one, and write the model; return facts."""
+        self._require_checkpoints()
+        from whiten_index.training.build import contrastive_model
+        from whiten_index.training.trainer import BEST, run
+
+        with stages.stage("load encoder", 1):
+            model, collator = contrastive_model(self.config, self.spec, self.folder)
+        # As the model that is written will be used.
+        whole = replace(collator, max_length=self.spec.max_length)
+        score = None if self.dev is None else _scorer(self.config, whole, self.dev)
+        ended = run(
+            self.config, model, self.sentences, collator,
+            score=score, folder=self.work / _CHECKPOINTS, stages=stages,
+        )  # fmt: skip
+        facts = {
+            "encoder": self.spec.model,
+            "sentences": len(self.sentences),
+            "steps": ended.steps,
+            "best_step": ended.best_step,
+            BEST: ended.best,
+            "stsb_dev_before": next((row[BEST] for row in ended.curves if BEST in row), None),
+            "resumed_at": ended.resumed,
+        }
+        self._write(model, ended.curves, facts)
+        return facts
+
+    def clear(self) -> None:
+        """Remove what it was gone on from, and the folder if nothing of a user's is in it."""
+        with manifest.writing(self.work):
+            shutil.rmtree(self.work / _CHECKPOINTS, ignore_errors=True)
+            (self.work / RUN).unlink(missing_ok=True)
+            if all(path.name.startswith(".") for path in self.work.iterdir()):
+                shutil.rmtree(self.work, ignore_errors=True)
+
+    def _write(
+        self,
+        model: ContrastiveModel,
+        curves: Sequence[Mapping[str, float]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        def make(path: Path) -> None:
+            from whiten_index.training.folder import write_model
+            from whiten_index.training.trainer import write_curves
+
+            write_model(path, model, self.spec, self.folder, keep_head=self.config.keep_head)
+            write_curves(path / CURVES, curves)
+            manifest.write_json(path / RUN, {"identity": dict(self.identity), **facts})
+            contents = sorted(
+                each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()
+            )
+            fields = {"kind": KIND, "format_version": FORMAT_VERSION, "contents": contents}
+            manifest.write_manifest(path / manifest.MANIFEST, fields)
+
+        replace_folder(self.out, make, files=_files, what=_WHAT)
+
+    def _require_checkpoints(self) -> None:
+        """Refuse to go on from the checkpoints of another training; note which this one is."""
+        path = self.work / RUN
+        if self.begun and not path.exists():
+            raise ConfigError(f"{self.work} has checkpoints of nobody knows what; move it away")
+        if self.begun:
+            then = manifest.read_json(path, what="a record of training")
+            self._require_mine(then, where=self.work, what="checkpoints of a training")
+        else:
+            with manifest.writing(path):
+                manifest.write_json(path, dict(self.identity))
+
+    def _require_mine(self, then: Mapping[str, Any], *, where: Path, what: str) -> None:
+        now = self.identity
+        differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+        if differ:
+            raise ConfigError(
+                f"{where} holds {what} with another {', '.join(differ)}; name another --out, or "
+                "remove it to train anew"
+            )
 
 
 def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
@@ -237,53 +320,6 @@ def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
         return scores | ({"alignment": alignment(a[close], b[close])} if close.any() else {})
 
     return score
-
-
-def _finished(out: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a training came to that is there already, None where there is none.
-
-    Raises:
-        ConfigError: a model is there that was trained in another way, or something else is.
-    """
-    if _files(out) is None:
-        # Before hours of training, not after.
-        require_free(out, files=_files, what=_WHAT)
-        return None
-    found = manifest.read_json(out / RUN, what="a record of training")
-    then = found.pop("identity")
-    _require_equal(then, identity, where=out, what="a model trained")
-    return found
-
-
-def _require_same(work: Path, identity: Mapping[str, Any]) -> None:
-    """Refuse to go on from the checkpoints of another training; note which this one is."""
-    path = work / RUN
-    if not path.exists() and (work / _CHECKPOINTS).exists():
-        raise ConfigError(f"{work} has checkpoints of nobody knows what; move it away")
-    if path.exists():
-        then = manifest.read_json(path, what="a record of training")
-        _require_equal(then, identity, where=work, what="checkpoints of a training")
-    else:
-        with manifest.writing(path):
-            manifest.write_json(path, dict(identity))
-
-
-def _remove_if_ours(work: Path) -> None:
-    """Remove a folder of checkpoints in which nothing is left but files of its lock."""
-    if all(path.name.startswith(".") for path in work.iterdir()):
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _require_equal(
-    then: Mapping[str, Any], now: Mapping[str, Any], *, where: Path, what: str
-) -> None:
-    now = json.loads(json.dumps(now))
-    differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
-    if differ:
-        raise ConfigError(
-            f"{where} holds {what} with another {', '.join(differ)}; name another --out, or remove "
-            "it to train anew"
-        )
 
 
 def _files(folder: Path) -> set[str] | None:

@@ -81,6 +81,13 @@ device_option = click.option(
     show_default=True,
     help="auto (every GPU), cpu, cuda:1, mps, or several: cuda:0,cuda:1.",
 )
+model_option = click.option(
+    "--model", help="Hub name or local folder. [default: all-MiniLM-L6-v2, if installed]"
+)
+revision_option = click.option("--revision", help="Commit or branch on the hub.")
+trust_option = click.option(
+    "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
+)
 verify_option = click.option(
     "--verify",
     type=click.Choice(["full", "manifest"]),
@@ -126,10 +133,8 @@ corpus_options = [
     ),
 ]
 encoder_options = [
-    click.option(
-        "--model", help="Hub name or local folder. [default: all-MiniLM-L6-v2, if installed]"
-    ),
-    click.option("--revision", help="Commit or branch on the hub."),
+    model_option,
+    revision_option,
     click.option(
         "--pooling",
         type=click.Choice(_POOLINGS),
@@ -163,9 +168,7 @@ encoder_options = [
     click.option(
         "--query-prompt-name", help="Name of the model's prompt for queries, not its text."
     ),
-    click.option(
-        "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
-    ),
+    trust_option,
 ]
 stored_options = [
     click.option(

@@ -8,7 +8,13 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import json_option, with_options
+from whiten_index.cli.options import (
+    json_option,
+    model_option,
+    revision_option,
+    trust_option,
+    with_options,
+)
 
 # As in training.config, which is not imported: --help answers at once.
 train_options = [
@@ -21,11 +27,9 @@ train_options = [
         help="Of the sentences; several are joined by a space.",
     ),
     click.option("--limit", type=int, help="Use only the first N sentences."),
-    click.option(
-        "--model", help="Hub name or local folder. [default: all-MiniLM-L6-v2, if installed]"
-    ),
-    click.option("--revision", help="Commit or branch on the hub."),
-    click.option("--trust-remote-code", is_flag=True, help="Run Python code of the model's."),
+    model_option,
+    revision_option,
+    trust_option,
     click.option("--pooling", type=click.Choice(["cls", "mean"]), default="cls", show_default=True),
     click.option("--max-length", type=int, default=32, show_default=True, help="Tokens."),
     click.option(
@@ -88,7 +92,14 @@ train_options = [
         type=int,
         default=125,
         show_default=True,
-        help="Steps between evaluations and checkpoints.",
+        help="Steps between evaluations.",
+    ),
+    click.option(
+        "--save-steps",
+        type=int,
+        default=500,
+        show_default=True,
+        help="Steps between checkpoints, from which a training is gone on with.",
     ),
     click.option("--seed", type=int, default=0, show_default=True),
     click.option("--keep-head", is_flag=True, help="Write the head too, not the encoder alone."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import transformers
@@ -24,10 +25,10 @@ def contrastive_model(
     """Return the model, its head drawn by the seed, and what makes its batches.
 
     Raises:
-        ConfigError: the groups do not divide the encoder's width, or the device is not there or
-            has no such precision.
+        ConfigError: the groups do not divide the encoder's width, the device is not there or has
+            no such precision, or nothing would tell the views of a sentence apart.
         WhiteningError: a batch cannot whiten its groups.
-        EncoderError: the encoder cannot be loaded.
+        EncoderError: the encoder cannot be loaded, or has no dropout where views need it.
     """
     _require_device(config)
     # Before loading too: a checkpoint may lack a pooler, which is drawn then.
@@ -44,10 +45,20 @@ def contrastive_model(
             momentum=config.momentum,
         )
         whitening.require_enough(config.batch_size)
-        _require_views_differ(config, whitening)
+    shuffled = whitening is not None and whitening.shuffles
+    if config.passes == 1 and not shuffled:
+        raise ConfigError(
+            "with one pass, and groups of one channel or of all, all views of a sentence are the "
+            "same; give 2 passes or more, or other groups"
+        )
     tokenizer, encoder = load_transformer(spec, folder, torch.device("cpu"))
     if tokenizer.pad_token_id is None:
         raise EncoderError(f"the tokenizer of {spec.model} has no padding, which batches need")
+    if not shuffled and not _drops(encoder):
+        raise EncoderError(
+            f"{spec.model} has no dropout, so that all views of a sentence are the same; set one "
+            "in its config.json, or whiten with shuffled groups"
+        )
     transformers.set_seed(config.seed)
     model = ContrastiveModel(
         encoder.train(),
@@ -72,10 +83,12 @@ def _require_device(config: TrainingConfig) -> None:
         raise ConfigError("fp16 is for GPUs; give precision bf16 or float32")
 
 
-def _require_views_differ(config: TrainingConfig, whitening: ShuffledGroupWhitening) -> None:
-    """Refuse one pass where permutations change nothing."""
-    if config.passes == 1 and 1 in (whitening.groups, whitening.group_size):
-        raise ConfigError(
-            "with one pass, and groups of one channel or of all, all views of a sentence are the "
-            "same; give 2 passes or more, or other groups"
+def _drops(encoder: Any) -> bool:
+    """Tell whether two passes differ: what an encoder says of its dropout has many names."""
+    encoder.train()
+    tokens = torch.ones((2, 8), dtype=torch.long)
+    with torch.no_grad():
+        one, other = (
+            encoder(input_ids=tokens, attention_mask=tokens).last_hidden_state for _ in range(2)
         )
+    return not torch.equal(one, other)

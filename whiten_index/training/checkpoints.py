@@ -1,55 +1,110 @@
-"""Checkpoints of a training: the last whole one and the best are kept, whatever it dies at."""
+"""What a training leaves on the way: its best weights, and checkpoints that it is gone on from."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
-from whiten_index.manifest import fsync_path, replace_file
+from whiten_index.errors import OutputError
+from whiten_index.manifest import fsync_path, make_folder, replace_file
 from whiten_index.training.model import ContrastiveModel
 
 _WEIGHTS, _WHOLE = "model.safetensors", "whole"
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the step that a checkpoint was made at."""
-    return int(checkpoint.name.rsplit("-", 1)[1])
+@contextmanager
+def written(folder: Path) -> Iterator[None]:
+    """Tell of a full disk as such, whatever each writer calls it.
+
+    Raises:
+        OutputError: the block could not write.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise OutputError(
+            f"a checkpoint cannot be written to {folder} ({str(error).splitlines()[0]}); make room "
+            "and run the same command again"
+        ) from error
 
 
-def all_of(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, whole or not, the last one last."""
-    return sorted(folder.glob("checkpoint-*"), key=step_of) if folder.is_dir() else []
+def step_of(path: Path) -> int:
+    """Return the step that a checkpoint, or a file of weights, was made at."""
+    return int(path.stem.rsplit("-", 1)[1])
 
 
 def last_whole(folder: Path) -> Path | None:
-    """Return the last checkpoint that is whole, None where there is none; others are removed.
+    """Return the last checkpoint that is whole, None where there is none.
 
-    The Trainer writes them in place: one that it died at looks like any other.
+    Others are removed, which look like any other: the Trainer writes them in place. So are best
+    weights of later steps, which will be made anew.
     """
     whole = None
-    for path in all_of(folder):
+    for path in _checkpoints(folder):
         if (path / _WHOLE).exists():
             whole = path
         else:
             shutil.rmtree(path)
+    for path in _bests(folder):
+        if whole is None or step_of(path) > step_of(whole):
+            path.unlink()
     return whole
 
 
-def keep(folder: Path, checkpoint: Path, best: Path | None) -> None:
-    """Mark a checkpoint that was written as whole; then remove all but it and the best."""
+def keep(folder: Path, checkpoint: Path, best: int | None) -> None:
+    """Mark a checkpoint that was written as whole; then remove what it makes needless.
+
+    Args:
+        folder: of all of them.
+        checkpoint: of the last step.
+        best: step of the best weights so far, None where there are none.
+    """
     for file in checkpoint.iterdir():
         fsync_path(file)
     replace_file(checkpoint / _WHOLE, b"")
-    kept = {checkpoint.name, best.name if best else None}
-    for path in all_of(folder):
-        if path.name not in kept:
+    for path in _checkpoints(folder):
+        if path != checkpoint:
             # What is left of it, if this dies now, is not whole.
             (path / _WHOLE).unlink(missing_ok=True)
             shutil.rmtree(path)
+    for path in _bests(folder):
+        if step_of(path) != best:
+            path.unlink()
 
 
-def load(model: ContrastiveModel, checkpoint: Path) -> None:
+def save_best(folder: Path, step: int, model: ContrastiveModel) -> None:
+    """Keep a model's weights as the best so far."""
+    make_folder(folder)
+    path = _best(folder, step)
+    temporary = path.with_name(f".tmp-{path.name}")
+    save_file({name: each.contiguous() for name, each in model.state_dict().items()}, temporary)
+    fsync_path(temporary)
+    temporary.replace(path)
+
+
+def load_best(folder: Path, step: int, model: ContrastiveModel) -> None:
+    """Give a model the best weights."""
+    model.load_state_dict(load_file(_best(folder, step)))
+
+
+def load(checkpoint: Path, model: ContrastiveModel) -> None:
     """Give a model the weights of a checkpoint."""
     model.load_state_dict(load_file(checkpoint / _WEIGHTS))
+
+
+def _best(folder: Path, step: int) -> Path:
+    return folder / f"best-{step}.safetensors"
+
+
+def _bests(folder: Path) -> list[Path]:
+    return sorted(folder.glob("best-*.safetensors"))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, whole or not, the last one last."""
+    return sorted(folder.glob("checkpoint-*"), key=step_of)

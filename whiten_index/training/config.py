@@ -15,7 +15,7 @@ POOLINGS, DEVICES = ("cls", "mean"), ("auto", "cpu", "cuda")
 GROUPS = 128
 # What is no part of what is trained, or is told by fingerprints.
 _NO_PART = ("corpus", "out", "text_columns", "model", "revision", "trust_remote_code", "device",
-            "limit")  # fmt: skip
+            "limit", "save_steps")  # fmt: skip
 
 
 class GroupMap(Enum):
@@ -84,7 +84,9 @@ class TrainingConfig:
         weight_decay: of AdamW.
         max_grad_norm: gradients are cut to this length.
         precision: float32, bf16 or fp16, of the encoder's products; head and loss are in float32.
-        eval_steps: steps between evaluations and checkpoints.
+        eval_steps: steps between evaluations, of which the best one's weights are kept.
+        save_steps: steps between checkpoints, which are three times as large: the last one is gone
+            on from.
         seed: of everything drawn.
         keep_head: write the head too, whitening by its running moments; else the encoder alone.
         device: auto, cpu or cuda.
@@ -120,6 +122,7 @@ class TrainingConfig:
     max_grad_norm: float = 1.0
     precision: Precision = Precision.FLOAT32
     eval_steps: int = 125
+    save_steps: int = 500
     seed: int = 0
     keep_head: bool = False
     device: str = "auto"
@@ -141,6 +144,7 @@ class TrainingConfig:
             ("batch_size", 2, ": sentences are told from the others of their batch"),
             ("max_length", 3, ": two of the tokens are the model's own"),
             ("eval_steps", 1, ""),
+            ("save_steps", 1, ""),
             ("limit", 1, ""),
             ("max_steps", 1, ""),
             ("groups", 1, ""),

@@ -116,6 +116,11 @@ class ShuffledGroupWhitening(nn.Module):
         """Channels of a group."""
         return self.dim // self.groups
 
+    @property
+    def shuffles(self) -> bool:
+        """Whether permutations change anything, as with groups of some channels, but not all."""
+        return self.shuffle and 1 not in (self.groups, self.group_size)
+
     def forward(self, features: Tensor) -> Tensor:
         """Whiten features; in training each view by its own batch and its own permutation.
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from whiten_index.collector import collector_held_back
-from whiten_index.errors import EncoderError, OutputError
+from whiten_index.errors import EncoderError
 from whiten_index.manifest import replace_file, writing
 from whiten_index.progress import Stages
 from whiten_index.training import checkpoints
@@ -109,21 +108,21 @@ def run(
         if last is not None and resumed >= total:
             # It was cut off between its last step and its end.
             trainer.state = TrainerState.load_from_json(str(last / TRAINER_STATE_NAME))
-            checkpoints.load(model, last)
+            checkpoints.load(last, model)
         else:
             _train(trainer, last)
     if telling.stopped is not None:
         raise telling.stopped
-    state = trainer.state
-    best = _best(state, folder)
+    rows = curves(trainer.state.log_history)
+    best = best_of(rows)
     if best is not None:
-        checkpoints.load(model, best)
+        checkpoints.load_best(folder, int(best["step"]), model)
     _require_finite(model)
     return Trained(
-        steps=state.global_step,
-        best_step=state.global_step if best is None else checkpoints.step_of(best),
-        best=state.best_metric,
-        curves=curves(state.log_history),
+        steps=trainer.state.global_step,
+        best_step=int(best["step"]) if best else trainer.state.global_step,
+        best=best[BEST] if best else None,
+        curves=rows,
         resumed=resumed,
     )
 
@@ -136,12 +135,6 @@ def _train(trainer: Trainer, last: Path | None) -> None:
             "the GPU's memory is full; take smaller batches, shorter sentences, fewer positives or "
             "fewer passes through the encoder"
         ) from error
-
-
-def _best(state: Any, folder: Path) -> Path | None:
-    """Return the best checkpoint, which may have been moved with all others."""
-    found = state.best_model_checkpoint
-    return None if found is None else folder / Path(found).name
 
 
 def _require_finite(model: ContrastiveModel) -> None:
@@ -169,6 +162,15 @@ def curves(history: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     ]
 
 
+def best_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float] | None:
+    """Return the row of the best evaluation, the first of equals; None where there was none.
+
+    That of step 0 is none: nothing was trained.
+    """
+    scored = [row for row in rows if row["step"] and not math.isnan(row.get(BEST, math.nan))]
+    return max(scored, key=lambda row: row[BEST], default=None)
+
+
 def write_curves(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
     """Write curves as CSV, empty where a step has no such value."""
     text = io.StringIO()
@@ -187,22 +189,21 @@ class _Trainer(Trainer):  # type: ignore[misc]
         self.control: TrainerControl
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        try:
+        with checkpoints.written(Path(self.args.output_dir)):
             super()._save_checkpoint(*args, **kwargs)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            # A full disk is what each writer calls it.
-            raise OutputError(
-                f"a checkpoint cannot be written to {self.args.output_dir} "
-                f"({str(error).splitlines()[0]}); make room and run the same command again"
-            ) from error
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Return the scores, and log them."""
+        """Return the scores, log them, and keep the weights if they are the best."""
         assert self._score is not None
         self.model.eval()
         scores = {f"eval_{key}": float(value) for key, value in self._score(self.model).items()}
         self.model.train()
         self.log(dict(scores))
+        best, step = best_of(curves(self.state.log_history)), self.state.global_step
+        if best is not None and best["step"] == step:
+            folder = Path(self.args.output_dir)
+            with checkpoints.written(folder):
+                checkpoints.save_best(folder, step, self.model)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, scores
         )
@@ -227,7 +228,8 @@ class _Telling(TrainerCallback):  # type: ignore[misc]
         folder = Path(args.output_dir)
         with writing(folder):
             made = folder / f"checkpoint-{state.global_step}"
-            checkpoints.keep(folder, made, _best(state, folder))
+            best = best_of(curves(state.log_history))
+            checkpoints.keep(folder, made, int(best["step"]) if best else None)
 
     def on_log(self, _: Any, __: Any, ___: Any, **told: Any) -> None:
         """Stop where numbers are not finite any more."""
@@ -235,16 +237,16 @@ class _Telling(TrainerCallback):  # type: ignore[misc]
         if loss is not None and not math.isfinite(loss):
             raise _diverged()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Evaluate and save at the last step too, whatever the rhythm."""
+    def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
+        """Stop where that is asked for; tell the loss up to each checkpoint and to the end."""
         try:
             self._advance(1)
         except KeyboardInterrupt as error:
             self.stopped = error
             control.should_save = control.should_training_stop = True
-        if state.global_step == self._total:
-            control.should_evaluate = args.eval_strategy != "no"
-            control.should_save = control.should_log = True
+        # Sums of losses are no part of a checkpoint.
+        if control.should_save or state.global_step == self._total:
+            control.should_log = True
 
 
 def _arguments(
@@ -269,12 +271,11 @@ def _arguments(
         # A sum that is NaN is to be seen.
         logging_nan_inf_filter=False,
         max_grad_norm=config.max_grad_norm,
+        logging_first_step=True,
         logging_steps=min(_LOG_STEPS, every),
-        save_steps=every,
+        save_steps=config.save_steps,
         eval_strategy="no" if score is None else "steps",
         eval_steps=every,
-        metric_for_best_model=None if score is None else BEST,
-        greater_is_better=None if score is None else True,
     )
     # Whitening is over a batch, and seeds are for one device: more of them are not used.
     _ = arguments.device
