@@ -3,6 +3,8 @@
 Run it as ``python -m pipelines.reproduce_papers OUT``. Every published row is computed that names
 a public model which is in the local cache or on the hub; the others are listed with the reason.
 ``--stand-in all-MiniLM-L6-v2`` computes their settings with another model, and says so.
+``--trained DIR`` runs the rows of WhitenedCSE with models that ``pipelines.train_whitenedcse
+--keep-models`` trained under the rows' names.
 ``OUT/papers.json`` has every figure and the command that gives it, ``OUT/papers.html`` and
 ``OUT/papers.md`` show them.
 
@@ -42,6 +44,7 @@ from pipelines.papers.published import Row, chosen_rows, published_path, read_pu
 from pipelines.papers.recipes import Recipe
 from pipelines.papers.settings import recipe_of
 from pipelines.papers.tables import plan_row, tables_of, unrun
+from pipelines.papers.trained import read_trained
 from whiten_index.errors import ConfigError
 from whiten_index.lock import only_writer
 from whiten_index.log_lines import Ending, LogLines, log, run_job
@@ -68,6 +71,7 @@ class Job:
         models: only rows of these, names on the hub or folders.
         only: only these tables, ``SOURCE`` or ``SOURCE:TABLE``.
         files: what the user gives beside.
+        trained: folders of models for the rows of WhitenedCSE.
         plan: only say what would be done.
     """
 
@@ -79,6 +83,7 @@ class Job:
     models: tuple[str, ...]
     only: tuple[str, ...]
     files: Files
+    trained: tuple[Path, ...]
     plan: bool
 
     def rows(self) -> list[Row]:
@@ -105,7 +110,8 @@ class Job:
         """Return what computes the rows."""
         data, given = Data(self.data), {models.short(name): name for name in self.models}
         encoders = Encoders(data, self.work / "states", Stages(LogLines()), self.stand_in, given)
-        return Bench(data, encoders, Kept(self.work / "results"), self.files, self.work)
+        kept, trained = Kept(self.work / "results"), read_trained(self.trained)
+        return Bench(data, encoders, kept, self.files, self.work, trained)
 
 
 def run(job: Job) -> int:
@@ -202,6 +208,13 @@ def _versions() -> dict[str, str]:
 @click.option("--word-vectors", help="GloVe's vectors, for its rows.")
 @click.option("--word-counts", help="Words and their counts, for SIF.")
 @click.option("--quora", help="The Quora set in BEIR's form, for the search of the PyTorch port.")
+@click.option(
+    "--trained",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of pipelines.train_whitenedcse --keep-models, for the rows of WhitenedCSE; "
+    "repeatable.",
+)
 @click.option(
     "--work",
     type=click.Path(file_okay=False, path_type=Path),

@@ -6,12 +6,13 @@ Run it as ``python -m pipelines.train_whitenedcse SWEEP.toml CORPUS… --out OUT
 several values, which the name may quote in braces. ``pipelines/whitenedcse.toml`` has the paper's
 Tables 3 to 6.
 
-``OUT/results.jsonl`` has a line a training: its options, STS-B dev, curves, and the STS sets of
-``--sts`` as WhitenedCSE scores them (all pairs of a set together). ``OUT/results.md`` shows means
-and deviations over the seeds, and curves, which the extra ``plot`` draws. What is there is not
-trained again. Models are removed once they are scored, but with ``--keep-models``. Every line on
-standard output is one JSON object with ``time`` and ``event``; the last is ``finished``,
-``interrupted`` or ``failed``.
+``OUT/results.jsonl`` has a line a training: the rows it is of, its options, STS-B dev, curves, and
+the STS sets of ``--sts`` as WhitenedCSE scores them (all pairs of a set together).
+``OUT/results.md`` shows means and deviations over the seeds, and curves, which the extra ``plot``
+draws. What is there is not trained again. Models are removed once they are scored, but with
+``--keep-models``, which ``pipelines.reproduce_papers --trained OUT`` takes. Every line on standard
+output is one JSON object with ``time`` and ``event``; the last is ``finished``, ``interrupted`` or
+``failed``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from whiten_index.log_lines import Ending, LogLines, log, run_job
 from whiten_index.manifest import fingerprint, make_folder, replace_file, writing
 from whiten_index.report import check_report
 from whiten_index.stopping import stop_on_signals
-from whiten_index.train import CURVES, train
+from whiten_index.train import CURVES, model_of, train
 from whiten_index.training.config import TrainingConfig
 
 RESULTS, TABLES, FIGURES = "results.jsonl", "results.md", "figures"
@@ -153,29 +154,38 @@ class Job:
     def results(self) -> list[tuple[Run, dict[str, Any]]]:
         """Train and score what is not there yet; return each row with what it came to."""
         with only_writer(self.out, what="folder of trainings"):
-            done = _read(self.out / RESULTS)
+            done = {result["key"]: result for result in read_results(self.out)}
             # All of them, before the first is trained.
             keys = [self.key(run) for run in self.runs]
             for number, (run, key) in enumerate(zip(self.runs, keys, strict=True)):
-                if key not in done:
-                    log("training", table=run.table, name=run.name, seed=run.options["seed"],
-                        number=number + 1, of=len(self.runs))  # fmt: skip
-                    done[key] = self._result(run, key)
-                    _write(self.out / RESULTS, done)
+                result, row = done.get(key), {"table": run.table, "name": run.name}
+                if result is None or (self.keep_models and not self._folder(key).is_dir()):
+                    log("training", **row, seed=run.options["seed"], number=number + 1,
+                        of=len(self.runs))  # fmt: skip
+                    result = {**self._result(run, key), "rows": result["rows"] if result else []}
+                if row not in result["rows"]:
+                    result = {**result, "rows": [*result["rows"], row]}
+                done[key] = result
+                _write(self.out / RESULTS, done)
             return [(run, done[key]) for run, key in zip(self.runs, keys, strict=True)]
 
     def _result(self, run: Run, key: str) -> dict[str, Any]:
-        folder = self.out / "models" / key
-        report = train(self.config(run, folder), pairs=self.dev, progress=LogLines())
+        folder = self._folder(key)
+        config = self.config(run, folder)
+        pooling = model_of(config)[0].pooling
+        report = train(config, pairs=self.dev, progress=LogLines())
         with (folder / CURVES).open(encoding="utf-8") as file:
             curves = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
         result = {
-            "key": key, "options": dict(run.options), **report.facts,
+            "key": key, "options": dict(run.options), "pooling": pooling, **report.facts,
             "curves": curves, "sts": self._scores(folder), "seconds": report.stages.seconds,
         }  # fmt: skip
         if not self.keep_models:
             shutil.rmtree(folder)
         return result
+
+    def _folder(self, key: str) -> Path:
+        return self.out / "models" / key
 
     def _scores(self, folder: Path) -> dict[str, float] | None:
         if self.sts is None:
@@ -203,13 +213,18 @@ def _facts_of(name: str) -> list[Any]:
     return [name, found.st_size, found.st_mtime_ns]
 
 
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """Return results by key."""
+def read_results(out: Path) -> list[dict[str, Any]]:
+    """Return the results in a folder, a training each, with the ``rows`` that it is of.
+
+    Raises:
+        ConfigError: its file of results cannot be read.
+    """
+    path = out / RESULTS
     if not path.exists():
-        return {}
+        return []
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return {row["key"]: row for row in rows}
+        results = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [{"rows": [], **result} for result in results if result["key"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no file of results; move it away") from error
 

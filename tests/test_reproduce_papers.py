@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import spearmanr
 
-from pipelines import reproduce_papers
+from pipelines import reproduce_papers, train_whitenedcse
 from pipelines.papers import bench, models, settings
 from pipelines.papers.published import COLUMNS, VARIABLE, published_path, read_published
 from pipelines.papers.recipes import Kind, Measure, Recipe, Refusal
@@ -307,12 +307,88 @@ def test_each_row_that_did_not_run_is_listed_with_its_reason(whole):
         "GPT-3 (125M)": "not public",
         "BERTbase-flow (target)": "normalising flow",
         "BERTbase-whitening-8 (NLI)": "--nli",
-        "BERT-base": "trains nothing",
+        "BERT-base": "give its folder with --trained",
     }.items():
         assert reason in reasons[model]
     unrun = [row for t in whole[0]["tables"] for row in t["rows"] if row["status"] == "not run"]
     assert len(whole[0]["not_run"]) == len(unrun) == 6
     assert all(row["ran_with"] is None for row in unrun)
+
+
+@pytest.fixture(scope="module")
+def trained(place) -> Path:
+    """Two seeds of a training, whose rows are of two tables of the paper."""
+    (place.root / "sweep.toml").write_text(
+        "seeds = [0, 1]\n[base]\nbatch_size = 8\nmax_steps = 2\neval_steps = 1\ngroups = 8\n"
+        f'device = "cpu"\nmodel = "{place.stand_in}"\npooling = "mean"\n'
+        '[[runs]]\ntable = "Table 5"\nname = "positives m=2"\n'
+        '[[runs]]\ntable = "Table 1"\nname = "WhitenedCSE-BERT-base"\n'
+    )
+    texts = pq.read_table(place.data / "senteval" / "mr.parquet", columns=["text"])
+    pq.write_table(texts, place.root / "sentences.parquet")
+    rows = pq.read_table(place.data / "sts" / "sts_raw.parquet").to_pylist()
+    named = [{**row, "dataset": "STS-B"} for row in rows if row["dataset"] == "STSB"]
+    pq.write_table(pa.Table.from_pylist(named), place.root / "dev.parquet")
+    out = place.root / "trained"
+    arguments = [place.root / "sweep.toml", place.root / "sentences.parquet", "--out", out]
+    arguments += ["--dev", place.root / "dev.parquet", "--keep-models"]
+    done = CliRunner().invoke(train_whitenedcse.main, list(map(str, arguments)))
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def test_rows_of_whitened_cse_run_with_what_was_trained_for_them(
+    place, trained, unreported, tmp_path
+):
+    rows = [
+        (CSE, "Table 5", "BERT-base", "positives m=2", "spearman", {"STS12": 77.0}),
+        (CSE, "Table 5", "BERT-base", "positives m=5", "spearman", {"STS12": 77.0}),
+        (CSE, "Table 1", "WhitenedCSE-BERT _{base}", "", "spearman", {"STS12": 74.0}),
+        (CSE, "Table 2", "WhitenedCSE-BERT _{base}", "", "accuracy", {"MR": 80.0}),
+    ]
+    published = write_published(tmp_path / "published.csv", rows)
+    status, lines = place.run("--trained", trained, "--published", published)
+    assert (status, lines[-1]["rows"]) == (0, {"ran": 0, "stand-in": 3, "not run": 1})
+    results = place.results()
+    row = rows_of(results, CSE, "Table 5")[("BERT-base", "positives m=2")]
+    done = [json.loads(line) for line in (trained / "results.jsonl").open()]
+    best = max(done, key=lambda each: each["stsb_dev"])
+    assert Path(row["ran_with"]) == trained / "models" / best["key"]
+    assert f"trained here from {place.stand_in}, and not from bert-base-uncased" in row["why"]
+    (note,) = row["notes"]
+    assert note.endswith(f"seed {best['options']['seed']}, the best of 2 seeds on STS-B dev")
+    ended, out, error = cli(*shlex.split(row["command"])[1:])
+    assert ended == 0, error
+    figure = json.loads(out)["datasets"]["STS12"]["spearman"]["all"]
+    assert row["figures"]["STS12"]["ours"] == pytest.approx(figure, abs=1e-3)
+    other = rows_of(results, CSE, "Table 1")[("WhitenedCSE-BERT _{base}", "")]
+    assert other["figures"]["STS12"]["ours"] == row["figures"]["STS12"]["ours"]
+    task = rows_of(results, CSE, "Table 2")[("WhitenedCSE-BERT _{base}", "")]
+    assert 0 <= task["figures"]["MR"]["ours"] <= 100
+
+
+def test_what_was_trained_from_the_rows_own_encoder_is_no_stand_in(place, trained, unreported):
+    def of_bert(result: Any) -> Any:
+        return {**result, "encoder": "google-bert/bert-base-uncased"}
+
+    copy = shutil.copytree(trained, place.root / "own")
+    lines = [of_bert(json.loads(line)) for line in (copy / "results.jsonl").open()]
+    (copy / "results.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    status, lines = place.run("--trained", copy, "--plan", "--only", f"{CSE}:Table 5")
+    assert status == 0
+    (planned,) = [line for line in lines if line["event"] == "planned"]
+    assert (planned["status"], planned["why"]) == ("ran", None)
+
+
+def test_trainings_without_models_are_refused(place, trained, tmp_path):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    shutil.rmtree(copy / "models")
+    status, lines = place.run("--trained", copy, "--plan")
+    assert status == 2
+    assert "run pipelines.train_whitenedcse with --keep-models" in lines[-1]["message"]
+    status, lines = place.run("--trained", tmp_path, "--plan")
+    assert status == 2
+    assert "has no trainings; name the --out of" in lines[-1]["message"]
 
 
 def test_a_width_that_the_model_does_not_have_is_all_of_it(whole):

@@ -83,6 +83,9 @@ def test_a_sweep_trains_scores_and_shows_each_setting_once(run: Any, tmp_path: P
         assert result["steps"] == 2
         assert set(result["sts"]) == {"STS-B"}
         assert [row["step"] for row in result["curves"]] == [0, 1, 2]
+    assert [[f"{row['table']} {row['name']}" for row in result["rows"]] for result in results] == [
+        ["A m=1", "B whitened"], ["A m=1", "B whitened"], ["A m=2"], ["A m=2"]
+    ]  # fmt: skip
     shown = (tmp_path / "out/results.md").read_text()
     assert "## A" in shown
     assert "## B" in shown
@@ -105,6 +108,12 @@ def test_what_is_there_is_not_trained_again(run: Any, tmp_path: Path) -> None:
     told = [each["name"] for each in events(again) if each["event"] == "training"]
     assert told == ["m=2", "m=2"]
     assert not [each for each in events(run()) if each["event"] == "training"]
+    # But where a model is asked for that was not kept.
+    kept = run("--keep-models")
+    told = [each["name"] for each in events(kept) if each["event"] == "training"]
+    assert told == ["m=2", "m=2"]
+    results = [json.loads(line) for line in (tmp_path / "out/results.jsonl").open()]
+    assert [len(result["rows"]) for result in results] == [2, 2, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from whiten_index.labels import StsSet, read_sts, require_ranked
 from whiten_index.lock import only_writer
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.replaced import replace_folder, require_free
-from whiten_index.training.config import POOLINGS, TrainingConfig
+from whiten_index.training.config import BEST, POOLINGS, TrainingConfig
 
 if TYPE_CHECKING:
     from whiten_index.training.model import ContrastiveModel
@@ -217,7 +217,7 @@ class _Training:
         """Train, from the last checkpoint if there is one, and write the model; return facts."""
         self._require_checkpoints()
         from whiten_index.training.build import contrastive_model
-        from whiten_index.training.trainer import BEST, run
+        from whiten_index.training.trainer import run
 
         with stages.stage("load encoder", 1):
             model, collator = contrastive_model(self.config, self.spec, self.folder)
@@ -316,7 +316,7 @@ def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
         spearman = correlate(
             gold, pair_cosines(a, b), ["dev"] * len(gold), averaged=False, name=_STSB
         )
-        scores = {"stsb_dev": 100 * spearman.all, "uniformity": uniformity(found)}
+        scores = {BEST: 100 * spearman.all, "uniformity": uniformity(found)}
         return scores | ({"alignment": alignment(a[close], b[close])} if close.any() else {})
 
     return score

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,10 @@ from pipelines.papers.commands import Files
 from pipelines.papers.data import Data
 from pipelines.papers.encoders import Encoders, Model
 from pipelines.papers.kept import Kept, file_identity
-from pipelines.papers.recipes import Measure, Setting
+from pipelines.papers.published import Row
+from pipelines.papers.recipes import Measure, Recipe, Refusal, Setting
+from pipelines.papers.settings import recipe_of
+from pipelines.papers.trained import TrainedModel, trained_recipe
 from whiten_index.encoding import resolve_encoder
 from whiten_index.evaluate.config import NLI, EvalConfig
 from whiten_index.evaluate.retrieval import evaluate_retrieval
@@ -39,6 +42,7 @@ class Bench:
         kept: results of this run and those before.
         files: what the user gives beside.
         work: folder of what is kept.
+        trained: models for rows of WhitenedCSE, by the rows' names.
     """
 
     data: Data
@@ -46,6 +50,11 @@ class Bench:
     kept: Kept
     files: Files
     work: Path
+    trained: Mapping[str, TrainedModel] = field(default_factory=dict)
+
+    def recipe(self, row: Row) -> Recipe | Refusal:
+        """Return what computes a row, with a model that was trained for it if there is one."""
+        return trained_recipe(row, self.trained) or recipe_of(row)
 
     def figures(
         self, setting: Setting, model: Model | None, names: Sequence[str]

@@ -63,15 +63,17 @@ class Recipe:
 
     Attributes:
         kind: of its system.
-        hub: the model's name on the hub, None for word vectors.
+        hub: the model's name on the hub or its folder, None for word vectors.
         setting: how its figures are computed.
         notes: what a reader must know beside.
+        instead: why its model is not the row's own, None where it is.
     """
 
     kind: Kind
     hub: str | None
     setting: Setting
     notes: tuple[str, ...] = ()
+    instead: str | None = None
 
 
 @dataclass(frozen=True)

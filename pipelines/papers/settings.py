@@ -194,8 +194,8 @@ def _entailment(row: Row) -> Recipe | Refusal | None:
 # --------------------------------------------------------------------------- WhitenedCSE
 
 _NEEDS_TRAINING = Refusal(
-    "a variant trained by WhitenedCSE, of which no checkpoint is known to be public; this job "
-    "trains nothing"
+    "a variant trained by WhitenedCSE, of which no checkpoint is known to be public; train it with "
+    "pipelines.train_whitenedcse --keep-models, and give its folder with --trained"
 )
 _TRAINED_ELSEWHERE = {
     "isbert": "IS-BERT", "ctbert": "CT-BERT", "consert": "ConSERT", "dclr": "DCLR",

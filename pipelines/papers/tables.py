@@ -13,7 +13,6 @@ from pipelines.papers.commands import Files, command_of
 from pipelines.papers.encoders import Model
 from pipelines.papers.published import AVERAGE, Row
 from pipelines.papers.recipes import AGGREGATION, SEVEN, Kind, Measure, Recipe, Refusal
-from pipelines.papers.settings import recipe_of
 from whiten_index.errors import OutputError, WhitenIndexError
 from whiten_index.evaluate.config import NLI
 from whiten_index.evaluation import AGGREGATIONS
@@ -55,7 +54,7 @@ class Planned:
 
 def plan_row(bench: Bench, row: Row) -> Planned:
     """Return what is to be done for a row, with the models and files that are at hand."""
-    recipe = recipe_of(row)
+    recipe = bench.recipe(row)
     if isinstance(recipe, Refusal):
         return Planned(None, None, recipe.why, NOT_RUN)
     lacking = _lacking(recipe, bench.files)
@@ -67,6 +66,8 @@ def plan_row(bench: Bench, row: Row) -> Planned:
         return Planned(recipe, None, why, NOT_RUN)
     if lacking:
         return Planned(recipe, None, lacking, NOT_RUN)
+    if recipe.instead is not None:
+        model = replace(model, stands_in=True, why=recipe.instead)
     return Planned(recipe, model, model.why, STAND_IN if model.stands_in else RAN)
 
 

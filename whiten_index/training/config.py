@@ -11,6 +11,8 @@ from typing import Any
 from whiten_index.errors import ConfigError
 
 POOLINGS, DEVICES = ("cls", "mean"), ("auto", "cpu", "cuda")
+# What checkpoints are compared by, as results call it: Spearman's correlation × 100.
+BEST = "stsb_dev"
 # Of the published code.
 GROUPS = 128
 # What is no part of what is trained, or is told by fingerprints.

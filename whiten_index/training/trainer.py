@@ -18,7 +18,7 @@ from whiten_index.errors import EncoderError
 from whiten_index.manifest import replace_file, writing
 from whiten_index.progress import Stages
 from whiten_index.training import checkpoints
-from whiten_index.training.config import Precision, TrainingConfig
+from whiten_index.training.config import BEST, Precision, TrainingConfig
 from whiten_index.training.model import ContrastiveModel
 from whiten_index.training.sentences import Collator, Sentences
 
@@ -34,7 +34,6 @@ with collector_held_back():
     )
     from transformers.trainer import TRAINER_STATE_NAME
 
-BEST = "stsb_dev"
 _COLUMNS = ("step", "epoch", "loss", "learning_rate", BEST, "alignment", "uniformity")
 _LOG_STEPS = 25
 
