@@ -5,7 +5,8 @@ needs the evaluation data.
 
 - ``steps``: a step of WhitenedCSE and one of SimCSE with as many views, on the same batches by
   turns: batch 64, 3 positives, 10⁵ sentences to draw from, bf16 on a GPU.
-- ``maps``: whitening alone, forwards and backwards, by each map and number of groups.
+- ``maps``: whitening alone, forwards and backwards, by each map and number of groups, and how far
+  group covariances are from I without epsilon.
 """
 
 from __future__ import annotations
@@ -120,15 +121,26 @@ def maps() -> Iterator[dict[str, Any]]:
             except WhiteningError as error:
                 yield {"what": "maps", "groups": groups, "map": kind.value, "error": str(error)}
                 continue
-            white = module(features.double())
             yield {
                 "what": "maps",
                 "device": device_name(),
                 "groups": groups,
                 "map": kind.value,
                 "ms": 1e3 * statistics.median(times),
-                "variance_off": float((white.var(1) - 1).abs().max()),
+                "covariance_off": _off(features, groups, kind),
             }
+
+
+def _off(features: torch.Tensor, groups: int, kind: GroupMap) -> float:
+    """Return the largest entry of a group's covariance less I, of neighbouring channels."""
+    module = ShuffledGroupWhitening(
+        features.shape[-1], groups=groups, group_map=kind, shuffle=False, epsilon=0.0
+    )
+    white = module.to(features.device)(features).double()
+    views, rows, _ = white.shape
+    blocks = white.view(views, rows, groups, -1).transpose(1, 2)
+    covariances = blocks.mT @ blocks / (rows - 1)
+    return float((covariances - torch.eye(blocks.shape[-1], device=white.device)).abs().max())
 
 
 def _timed(device: torch.device, call: Callable[[], None]) -> float:
