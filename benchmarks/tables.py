@@ -17,6 +17,7 @@ from benchmarks import (
     nightly_tables,
     sinks_tables,
     sweep_tables,
+    training_tables,
     whitening_tables,
 )
 from benchmarks.results_file import RESULTS, read
@@ -165,6 +166,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "encoding": encoding,
     "moments": moments,
+    **training_tables.TABLES,
 }
 
 

@@ -1,9 +1,9 @@
 """What WhitenedCSE and SimCSE come to in the same steps, from random BERTs and from MiniLM.
 
-Run ``python -m benchmarks.training_quality random|minilm WORK``; it needs the evaluation data.
-Each is trained with three seeds on Wikipedia's sentences, on one thread of a CPU. Of the random
-ones, each seed has a BERT of its own (2 layers of 128, MiniLM's vocabulary). What WORK has is not
-trained again.
+Run ``python -m benchmarks.training_quality random|minilm|minilm_cls WORK``; it needs the evaluation
+data. Each is trained with three seeds on Wikipedia's sentences, on one thread of a CPU. Of the
+random ones, each seed has a BERT of its own (2 layers of 128, MiniLM's vocabulary). What WORK has
+is not trained again. ``… plot`` draws ``docs/training.png`` from the results.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.results_file import data_folder, write
+from benchmarks.results_file import data_folder, read, write
+from benchmarks.training_tables import STARTS, means_by_step
 from pipelines.train_whitenedcse import Job, Run
 from whiten_index.encoding import EncoderConfig, resolve_encoder
 
 SEEDS = (0, 1, 2)
+PLOT = Path(__file__).parents[1] / "docs/training.png"
 _SIMCSE: Mapping[str, Any] = {"whiten": False, "positives": 1}
 _VIEWS: Mapping[str, Any] = {"whiten": False}
 _WHITENED: Mapping[str, Any] = {"groups": 8}
@@ -37,9 +39,12 @@ _ROWS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "SimCSE, [CLS]": {**_RANDOM, **_SIMCSE, "pooling": "cls"},
         "WhitenedCSE, [CLS]": {**_RANDOM, **_WHITENED, "pooling": "cls"},
     },
-    "minilm": {
-        name: {**_BASE, **own, "pooling": "mean", "max_steps": 100, "eval_steps": 25}
-        for name, own in (("SimCSE", _SIMCSE), ("WhitenedCSE", _WHITENED))
+    **{
+        start: {
+            name: {**_BASE, **own, "pooling": pooling, "max_steps": 100, "eval_steps": 25}
+            for name, own in (("SimCSE", _SIMCSE), ("WhitenedCSE", _WHITENED))
+        }
+        for start, pooling in (("minilm", "mean"), ("minilm_cls", "cls"))
     },
 }
 
@@ -79,13 +84,39 @@ def rows(start: str, work: Path) -> Iterator[dict[str, Any]]:
     )  # fmt: skip
     for run, result in job.results():
         options = {key: value for key, value in run.options.items() if key != "model"}
-        yield {**result, "start": start, "name": run.name, "options": options}
+        encoder = Path(result["encoder"]).name
+        yield {
+            **result, "start": start, "name": run.name, "options": options, "encoder": encoder,
+        }  # fmt: skip
+
+
+def plot(path: Path = PLOT) -> None:
+    """Draw alignment against uniformity by step, as the paper's Figure 3."""
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(12, 3.8), layout="constrained")
+    panels = figure.subplots(1, len(STARTS))
+    for panel, (start, title) in zip(panels, STARTS.items(), strict=True):
+        found = read(f"training_{start}_cpu")
+        for name in dict.fromkeys(row["name"] for row in found):
+            means = means_by_step([row for row in found if row["name"] == name])
+            x, y = ([each[key] for _, each in means] for key in ("uniformity", "alignment"))
+            panel.plot(x, y, marker="o", ms=4, label=name)
+            panel.annotate(str(means[-1][0]), (x[-1], y[-1]), fontsize=8)
+        panel.plot(x[:1], y[:1], marker="*", ms=12, color="black", ls="", label="before")
+        panel.set(title=title, xlabel="uniformity", ylabel="alignment")
+        panel.grid(visible=True, color="#dddddd")
+        panel.legend(fontsize=8)
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
-    """Train from one of the starts."""
+    """Train from one of the starts, or draw."""
+    if sys.argv[1:] == ["plot"]:
+        plot()
+        return
     if len(sys.argv) != 3 or sys.argv[1] not in _ROWS:
-        raise SystemExit("say random or minilm, and a folder to work in")
+        raise SystemExit("say random, minilm or minilm_cls, and a folder to work in")
     torch.set_num_threads(1)
     start, work = sys.argv[1], Path(sys.argv[2])
     work.mkdir(parents=True, exist_ok=True)

@@ -29,13 +29,16 @@ from whiten_index.training.group_whitening import ShuffledGroupWhitening
 from whiten_index.training.sentences import Sentences
 
 SENTENCES, BATCH, POSITIVES = 100_000, 64, 3
-_WARM, _STEPS = 5, 40
+_WARM, _STEPS = {"cpu": 1, "cuda": 5}, {"cpu": 10, "cuda": 100}
+_CALLS = 40
 _DIM, _GROUPS = 768, (384, 128, 32, 16)
 
 
 def device_name() -> str:
     """Return what computes."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU, {torch.get_num_threads()} threads"
 
 
 def steps(model: str | None) -> Iterator[dict[str, Any]]:
@@ -67,7 +70,8 @@ def steps(model: str | None) -> Iterator[dict[str, Any]]:
         ready[name] = made, torch.optim.AdamW(made.parameters(), lr=config.learning_rate)
     generator = torch.Generator().manual_seed(0)
     seconds: dict[str, list[float]] = {name: [] for name in ready}
-    for number in range(_WARM + _STEPS):
+    warm = _WARM[device.type]
+    for number in range(warm + _STEPS[device.type]):
         rows = torch.randint(len(sentences), (BATCH,), generator=generator).tolist()
         batch = {
             name: tensor.to(device)
@@ -75,7 +79,7 @@ def steps(model: str | None) -> Iterator[dict[str, Any]]:
         }
         for name, (made, optimizer) in ready.items():
             took = _timed(device, lambda m=made, o=optimizer, b=batch: _step(m, o, b))  # type: ignore[misc]
-            if number >= _WARM:
+            if number >= warm:
                 seconds[name].append(took)
     plain = seconds["simcse"]
     for name, times in seconds.items():
@@ -89,6 +93,7 @@ def steps(model: str | None) -> Iterator[dict[str, Any]]:
             "views": POSITIVES + 1,
             "batch": BATCH,
             "step_ms": 1e3 * statistics.median(times),
+            "steps": len(times),
             "ratio": statistics.median(a / b for a, b in zip(times, plain, strict=True)),
         }
 
@@ -111,21 +116,22 @@ def maps() -> Iterator[dict[str, Any]]:
     for groups in _GROUPS:
         for kind in GroupMap:
             module = ShuffledGroupWhitening(_DIM, groups=groups, group_map=kind).to(device)
+            place = {
+                "what": "maps", "device": device_name(), "groups": groups,
+                "group_size": module.group_size, "map": kind.value,
+            }  # fmt: skip
 
             def both(module: ShuffledGroupWhitening = module) -> None:
                 given = features.clone().requires_grad_()
                 module(given).square().sum().backward()
 
             try:
-                times = [_timed(device, both) for _ in range(_WARM + _STEPS)][_WARM:]
+                times = [_timed(device, both) for _ in range(_CALLS + 5)][5:]
             except WhiteningError as error:
-                yield {"what": "maps", "groups": groups, "map": kind.value, "error": str(error)}
+                yield {**place, "error": str(error)}
                 continue
             yield {
-                "what": "maps",
-                "device": device_name(),
-                "groups": groups,
-                "map": kind.value,
+                **place,
                 "ms": 1e3 * statistics.median(times),
                 "covariance_off": _off(features, groups, kind),
             }

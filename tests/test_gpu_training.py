@@ -1,0 +1,79 @@
+"""Training on a CUDA device: run with ``pytest -m gpu``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from whiten_index import Encoder
+from whiten_index.train import train
+from whiten_index.training.config import GroupMap, Precision, TrainingConfig
+from whiten_index.training.group_whitening import ShuffledGroupWhitening
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def config(tiny_model: Path, tiny_words: list[str], tmp_path: Path) -> Any:
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(tiny_words, size=8)) for _ in range(400)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "s.parquet")
+
+    def make(**options: Any) -> TrainingConfig:
+        values = {
+            "corpus": (str(tmp_path / "s.parquet"),), "out": str(tmp_path / "model"),
+            "model": str(tiny_model), "groups": 8, "batch_size": 16, "max_steps": 6,
+            "learning_rate": 1e-3, "device": "cuda", **options,
+        }  # fmt: skip
+        return TrainingConfig(**values)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", list(GroupMap))
+def test_whitening_and_its_gradient_are_those_of_a_cpu(kind: GroupMap) -> None:
+    torch.manual_seed(0)
+    features, weights = torch.randn(2, 3, 64, 32, dtype=torch.float64).unbind(0)
+    found = []
+    for device in ("cpu", "cuda"):
+        module = ShuffledGroupWhitening(32, groups=8, group_map=kind, shuffle=False).to(device)
+        given = features.to(device).requires_grad_()
+        white = module(given)
+        (gradient,) = torch.autograd.grad((white * weights.to(device)).sum(), given)
+        # Eigenvectors have no sign: PCA's may be turned, and its gradient with them.
+        if kind is GroupMap.PCA:
+            white, gradient = white.abs(), torch.zeros(())
+        found.append((white.detach().cpu(), gradient.cpu(), module.covariance.cpu()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("whiten", [True, False])
+def test_a_training_in_any_precision_ends_with_an_encoder_for_any_device(
+    config: Any, precision: Precision, whiten: bool
+) -> None:
+    options: dict[str, Any] = {} if whiten else {"whiten": False, "groups": None}
+    report = train(config(precision=precision, **options))
+    assert report.facts["steps"] == 6
+    on_cpu = Encoder.load(str(report.out), device="cpu").encode(["a cat", "a dog"])
+    assert np.isfinite(on_cpu).all()
+    on_gpu = Encoder.load(str(report.out), device="cuda").encode(["a cat", "a dog"])
+    np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-3)
+
+
+def test_groups_are_whitened_in_float32_inside_autocast() -> None:
+    module = ShuffledGroupWhitening(32, groups=8, epsilon=0.0, shuffle=False).cuda()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        white = module(torch.randn(64, 32, device="cuda") @ torch.randn(32, 32, device="cuda"))
+    assert white.dtype == torch.float32
+    blocks = white.double().view(64, 8, 4).transpose(0, 1)
+    covariances = blocks.mT @ blocks / 63
+    identity = torch.eye(4, dtype=torch.float64, device="cuda").expand_as(covariances)
+    torch.testing.assert_close(covariances, identity, rtol=0, atol=1e-4)
