@@ -41,7 +41,7 @@ from whiten_index.log_lines import Ending, LogLines, log, run_job
 from whiten_index.manifest import fingerprint, make_folder, replace_file, writing
 from whiten_index.report import check_report
 from whiten_index.stopping import stop_on_signals
-from whiten_index.train import CURVES, model_of, train
+from whiten_index.train import CURVES, model_of, require_trainable, train
 from whiten_index.training.config import TrainingConfig
 
 RESULTS, TABLES, FIGURES = "results.jsonl", "results.md", "figures"
@@ -156,6 +156,8 @@ class Job:
         with only_writer(self.out, what="folder of trainings"):
             done = {result["key"]: result for result in read_results(self.out)}
             # All of them, before the first is trained.
+            for config in {self.config(run, self.out) for run in self.runs}:
+                require_trainable(config)
             keys = [self.key(run) for run in self.runs]
             for number, (run, key) in enumerate(zip(self.runs, keys, strict=True)):
                 result, row = done.get(key), {"table": run.table, "name": run.name}

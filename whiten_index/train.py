@@ -146,6 +146,22 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
     return spec, folder
 
 
+def require_trainable(config: TrainingConfig) -> None:
+    """Refuse, before anything is read or encoded, what cannot be trained.
+
+    Raises:
+        ConfigError: see ``train``.
+        EncoderError: the model cannot be found, or has a head of its own.
+        WhiteningError: a batch cannot whiten its groups.
+    """
+    _require_installed()
+    _, folder = model_of(config)
+    from whiten_index.training.build import require_device, whitening_of
+
+    require_device(config)
+    whitening_of(config, folder.hidden_size)
+
+
 def _dev(pairs: Path | str) -> StsSet:
     """Return the dev split of STS-B."""
     (dev,) = (each for each in read_sts([pairs], splits={_STSB: "dev"}) if each.name == _STSB)

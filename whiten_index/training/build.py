@@ -30,31 +30,14 @@ def contrastive_model(
         WhiteningError: a batch cannot whiten its groups.
         EncoderError: the encoder cannot be loaded, or has no dropout where views need it.
     """
-    _require_device(config)
+    require_device(config)
     # Before loading too: a checkpoint may lack a pooler, which is drawn then.
     transformers.set_seed(config.seed)
-    whitening = None
-    if config.whiten:
-        whitening = ShuffledGroupWhitening(
-            folder.hidden_size,
-            **config.chosen_groups(),
-            group_map=config.group_map,
-            shuffle=config.shuffle,
-            epsilon=config.epsilon,
-            shrinkage=config.shrinkage,
-            momentum=config.momentum,
-        )
-        whitening.require_enough(config.batch_size)
-    shuffled = whitening is not None and whitening.shuffles
-    if config.passes == 1 and not shuffled:
-        raise ConfigError(
-            "with one pass, and groups of one channel or of all, all views of a sentence are the "
-            "same; give 2 passes or more, or other groups"
-        )
+    whitening = whitening_of(config, folder.hidden_size)
     tokenizer, encoder = load_transformer(spec, folder, torch.device("cpu"))
     if tokenizer.pad_token_id is None:
         raise EncoderError(f"the tokenizer of {spec.model} has no padding, which batches need")
-    if not shuffled and not _drops(encoder):
+    if not (whitening and whitening.shuffles) and not _drops(encoder):
         raise EncoderError(
             f"{spec.model} has no dropout, so that all views of a sentence are the same; set one "
             "in its config.json, or whiten with shuffled groups"
@@ -73,7 +56,39 @@ def contrastive_model(
     )
 
 
-def _require_device(config: TrainingConfig) -> None:
+def whitening_of(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening | None:
+    """Return what whitens features of d = ``dim`` channels, None where nothing does.
+
+    Raises:
+        ConfigError: the groups do not divide the channels, or one pass gives equal views.
+        WhiteningError: a batch cannot whiten the groups.
+    """
+    if not config.whiten:
+        return None
+    whitening = ShuffledGroupWhitening(
+        dim,
+        **config.chosen_groups(),
+        group_map=config.group_map,
+        shuffle=config.shuffle,
+        epsilon=config.epsilon,
+        shrinkage=config.shrinkage,
+        momentum=config.momentum,
+    )
+    whitening.require_enough(config.batch_size)
+    if config.passes == 1 and not whitening.shuffles:
+        raise ConfigError(
+            "with one pass, and groups of one channel or of all, all views of a sentence are the "
+            "same; give 2 passes or more, or other groups"
+        )
+    return whitening
+
+
+def require_device(config: TrainingConfig) -> None:
+    """Refuse a device that is not there, or a precision that it does not have.
+
+    Raises:
+        ConfigError: it is so.
+    """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
         raise ConfigError("torch sees no GPU; give device cpu or auto, or mend the driver")
