@@ -41,10 +41,10 @@ _ROWS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     **{
         start: {
-            name: {**_BASE, **own, "pooling": pooling, "max_steps": 100, "eval_steps": 25}
+            name: {**_BASE, **own, "pooling": pooling, "max_steps": most, "eval_steps": most // 4}
             for name, own in (("SimCSE", _SIMCSE), ("WhitenedCSE", _WHITENED))
         }
-        for start, pooling in (("minilm", "mean"), ("minilm_cls", "cls"))
+        for start, pooling, most in (("minilm", "mean", 100), ("minilm_cls", "cls", 60))
     },
 }
 
@@ -57,9 +57,11 @@ def random_bert(path: Path, *, seed: int) -> None:
         vocab_size=30_522, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=512,
     )  # fmt: skip
-    transformers.BertModel(config, add_pooling_layer=False).save_pretrained(path)
+    partial = path.with_name(f"{path.name}.part")
+    transformers.BertModel(config, add_pooling_layer=False).save_pretrained(partial)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-        shutil.copy(folder.path / name, path / name)
+        shutil.copy(folder.path / name, partial / name)
+    partial.rename(path)
 
 
 def runs(start: str, work: Path) -> Iterator[Run]:
@@ -82,7 +84,10 @@ def rows(start: str, work: Path) -> Iterator[dict[str, Any]]:
         list(runs(start, work)), (str(data / "sentences/wikipedia_en.parquet"),), work / start,
         str(data / "sts/sts_senteval.parquet"), None, keep_models=False,
     )  # fmt: skip
-    for run, result in job.results():
+    found, failed = job.results()
+    if failed:
+        raise SystemExit("\n".join(failed))
+    for run, result in found:
         options = {key: value for key, value in run.options.items() if key != "model"}
         encoder = Path(result["encoder"]).name
         yield {

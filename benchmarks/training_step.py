@@ -77,7 +77,9 @@ def steps(model: str | None) -> Iterator[dict[str, Any]]:
             name: tensor.to(device)
             for name, tensor in collator([sentences[row] for row in rows]).items()
         }
-        for name, (made, optimizer) in ready.items():
+        # By turns, so that no one is always first with a new batch.
+        turn = number % len(ready)
+        for name, (made, optimizer) in [*ready.items()][turn:] + [*ready.items()][:turn]:
             took = _timed(device, lambda m=made, o=optimizer, b=batch: _step(m, o, b))  # type: ignore[misc]
             if number >= warm:
                 seconds[name].append(took)

@@ -16,8 +16,8 @@ _CURVES = ("stsb_dev", "alignment", "uniformity")
 def quality() -> str:
     """Return the table of losses and STS-B dev, over seeds."""
     lines = [
-        "| from | training | loss, first step → last 25 | STS-B dev before | best checkpoint "
-        "| change | seconds a step |",
+        "| from | training | steps | loss, first step → end | STS-B dev before | best checkpoint "
+        "| change |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for start, title in STARTS.items():
@@ -26,10 +26,9 @@ def quality() -> str:
             first, last = (statistics.mean(each[end] for each in losses) for end in (0, -1))
             before, best = ([row[key] for row in rows] for key in ("stsb_dev_before", "stsb_dev"))
             change = [after - start for start, after in zip(before, best, strict=True)]
-            seconds = statistics.median(row["seconds"]["train"] / row["steps"] for row in rows)
             lines.append(
-                f"| {title} | {name} | {first:.2g} → {last:.2g} | {_spread(before)} "
-                f"| {_spread(best)} | {_spread(change, '+.2f')} | {seconds:.2f} |"
+                f"| {title} | {name} | {rows[0]['steps']} | {first:.2g} → {last:.2g} "
+                f"| {_spread(before)} | {_spread(best)} | {_spread(change, '+.2f')} |"
             )
     return "\n".join(lines)
 

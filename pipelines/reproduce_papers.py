@@ -44,7 +44,7 @@ from pipelines.papers.published import Row, chosen_rows, published_path, read_pu
 from pipelines.papers.recipes import Recipe
 from pipelines.papers.settings import recipe_of
 from pipelines.papers.tables import plan_row, tables_of, unrun
-from pipelines.papers.trained import read_trained
+from pipelines.papers.trained import read_trained, row_name
 from whiten_index.errors import ConfigError
 from whiten_index.lock import only_writer
 from whiten_index.log_lines import Ending, LogLines, log, run_job
@@ -111,6 +111,10 @@ class Job:
         data, given = Data(self.data), {models.short(name): name for name in self.models}
         encoders = Encoders(data, self.work / "states", Stages(LogLines()), self.stand_in, given)
         kept, trained = Kept(self.work / "results"), read_trained(self.trained)
+        if trained:
+            names = {name for row in self.rows() if (name := row_name(row)) is not None}
+            taken, unused = sorted(trained.keys() & names), sorted(trained.keys() - names)
+            log("trained", taken=taken, unused=unused)
         return Bench(data, encoders, kept, self.files, self.work, trained)
 
 

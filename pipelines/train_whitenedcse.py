@@ -3,14 +3,17 @@
 Run it as ``python -m pipelines.train_whitenedcse SWEEP.toml CORPUS… --out OUT``. SWEEP has
 ``seeds``, ``[base]`` with options of ``whiten-index train``, and ``[[runs]]``, each with a
 ``table``, a ``name``, options over those of the base, and perhaps a ``grid`` of options with
-several values, which the name may quote in braces. ``pipelines/whitenedcse.toml`` has the paper's
+several values, which the name may quote in braces. Options are written with underscores
+(``max_steps``). ``pipelines/whitenedcse.toml`` has the paper's
 Tables 3 to 6.
 
 ``OUT/results.jsonl`` has a line a training: the rows it is of, its options, STS-B dev, curves, and
 the STS sets of ``--sts`` as WhitenedCSE scores them (all pairs of a set together).
 ``OUT/results.md`` shows means and deviations over the seeds, and curves, which the extra ``plot``
-draws. What is there is not trained again. Models are removed once they are scored, but with
-``--keep-models``, which ``pipelines.reproduce_papers --trained OUT`` takes. Every line on standard
+draws, of the rows that were asked for last. What is there is not trained again. Models are removed
+once they are scored, but with ``--keep-models``, which trains again what was not kept.
+``pipelines.reproduce_papers --trained OUT`` takes them for the rows of the paper that are called
+as they are. Every line on standard
 output is one JSON object with ``time`` and ``event``; the last is ``finished``, ``interrupted`` or
 ``failed``.
 """
@@ -31,13 +34,13 @@ from typing import Any
 import click
 
 from pipelines.training_tables import pictures, tables
-from whiten_index.encoding import EncoderConfig
-from whiten_index.errors import ConfigError
+from whiten_index.encoding import EncoderConfig, EncoderSpec
+from whiten_index.errors import ConfigError, EncoderError, WhiteningError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.sts import evaluate_sts
 from whiten_index.labels import read_sts
 from whiten_index.lock import only_writer
-from whiten_index.log_lines import Ending, LogLines, log, run_job
+from whiten_index.log_lines import Ending, LogLines, failure, log, run_job
 from whiten_index.manifest import fingerprint, make_folder, replace_file, writing
 from whiten_index.report import check_report
 from whiten_index.stopping import stop_on_signals
@@ -45,7 +48,12 @@ from whiten_index.train import CURVES, model_of, require_trainable, train
 from whiten_index.training.config import TrainingConfig
 
 RESULTS, TABLES, FIGURES = "results.jsonl", "results.md", "figures"
-_OWN = ("table", "name", "grid")
+_OWN, _GROUPS = ("table", "name", "grid"), ("groups", "group_size")
+_FIELDS: Mapping[str, Any] = {
+    "key": str, "rows": list, "options": dict, "pooling": str, "encoder": str, "steps": int,
+    "sentences": int, "stsb_dev": float | None, "stsb_dev_before": float | None,
+    "curves": list, "sts": dict | None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ def read_sweep(path: Path, *, base: Mapping[str, Any], seeds: Sequence[int] = ()
 
     Args:
         path: of the file.
-        base: options over those of its own base.
+        base: options over those of its own base; what a row sets itself, it keeps.
         seeds: in place of its own.
 
     Raises:
@@ -81,21 +89,70 @@ def read_sweep(path: Path, *, base: Mapping[str, Any], seeds: Sequence[int] = ()
     if unknown := sorted(sweep.keys() - {"seeds", "base", "runs"}):
         raise ConfigError(f"{path}: {', '.join(unknown)}: a sweep has seeds, base and runs")
     runs = list[Run]()
-    for row in sweep.get("runs", []):
+    (shared,) = _tables(path, [sweep.get("base", {})], "[base]")
+    for row in _tables(path, sweep.get("runs", []), "[[runs]]"):
         own = {key: value for key, value in row.items() if key not in _OWN}
-        for values in _grid(row.get("grid", {})):
-            name = str(row.get("name", "")).format(**values)
-            for seed in seeds or sweep.get("seeds", [0]):
-                options = {**sweep.get("base", {}), **own, **values, **base, "seed": seed}
-                runs.append(Run(str(row.get("table", "")), name, options))
+        (grid,) = _tables(path, [row.get("grid", {})], "a grid")
+        runs += _seeded(path, row, own, grid, {**shared, **base}, seeds or sweep.get("seeds", [0]))
     if not runs:
         raise ConfigError(f"{path} has no runs; give each a table [[runs]] with a name")
+    _require_distinct(path, runs)
     return runs
 
 
-def _grid(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def _seeded(
+    path: Path,
+    row: Mapping[str, Any],
+    own: Mapping[str, Any],
+    grid: Mapping[str, Any],
+    shared: Mapping[str, Any],
+    seeds: Any,
+) -> Iterator[Run]:
+    """Yield the settings of a row with each seed."""
+    table, name = row.get("table"), row.get("name")
+    if not (isinstance(table, str) and table and isinstance(name, str) and name):
+        raise ConfigError(f"{path}: each of [[runs]] has a table and a name; give both as text")
+    if odd := [key for key, values in grid.items() if not (isinstance(values, list) and values)]:
+        raise ConfigError(f"{path}: a grid gives lists of values, and {odd[0]} none; mend it")
+    if not isinstance(seeds, list | tuple):
+        raise ConfigError(f"{path}: seeds is {seeds!r}; give a list of whole numbers")
+    if "seed" in {*shared, *own, *grid}:
+        raise ConfigError(f"{path}: seeds are of the whole sweep; give them as seeds = […]")
+    if not own.get("whiten", True):
+        # Of the rows that whiten.
+        shared = {key: value for key, value in shared.items() if key not in _GROUPS}
     for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+        chosen = dict(zip(grid, values, strict=True))
+        try:
+            called = name.format(**chosen)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"{path}: the name {name!r} quotes what its grid does not have ({error}); the grid "
+                f"has {', '.join(grid) or 'nothing'}"
+            ) from error
+        for seed in seeds:
+            yield Run(table, called, {**shared, **own, **chosen, "seed": seed})
+
+
+def _tables(path: Path, given: Any, what: str) -> list[dict[str, Any]]:
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise ConfigError(f"{path}: {what} is no table of TOML; mend it")
+    return given
+
+
+def _require_distinct(path: Path, runs: Sequence[Run]) -> None:
+    """Refuse rows whose means would be of several settings."""
+    settings: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        settings.setdefault((run.table, run.name), []).append(run.options)
+    for (table, name), options in settings.items():
+        seeds = [each["seed"] for each in options]
+        unseeded = [{**each, "seed": None} for each in options]
+        if len(seeds) != len(set(seeds)) or any(each != unseeded[0] for each in unseeded):
+            raise ConfigError(
+                f"{path}: several runs of {table} are called {name}; give each a name of its own, "
+                "and each seed once"
+            )
 
 
 @dataclass(frozen=True)
@@ -124,52 +181,96 @@ class Job:
         Raises:
             ConfigError: its options cannot be.
         """
-        return TrainingConfig.from_options(
-            {**run.options, "corpus": self.corpus, "out": str(folder)}
-        )
-
-    def key(self, run: Run) -> str:
-        """Return what tells a training from others; equal rows of two tables are trained once."""
-        config = self.config(run, self.out)
-        names = (*self.corpus, self.dev, self.sts)
-        return fingerprint(
-            {
-                "training": config.identity(),
-                "model": [config.model, config.revision, config.keep_head],
-                "sentences": [list(config.text_columns), config.limit],
-                "files": [None if name is None else _facts_of(name) for name in names],
-            }
-        )
+        try:
+            return TrainingConfig.from_options(
+                {**run.options, "corpus": self.corpus, "out": str(folder)}
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{run.table}, {run.name}: {error}") from error
 
     def do(self) -> Ending:
-        """Train and score what is not there yet, and write tables and curves."""
+        """Train and score what is not there yet, and write tables and curves.
+
+        Raises:
+            ConfigError: a training cannot be what is asked for; told before the first one.
+            EncoderError: some failed; the others are done.
+        """
         # Before hours of training, not after.
         check_report()
-        rows = [{**result, "table": run.table, "name": run.name} for run, result in self.results()]
-        text = "\n".join([*tables(rows), *_drawn(rows, self.out / FIGURES)]) + "\n"
-        with writing(self.out / TABLES):
-            replace_file(self.out / TABLES, text.encode())
+        if self.sts is not None:
+            read_sts([self.sts])
+        found, failed = self.results()
+        rows = [{**result, "table": run.table, "name": run.name} for run, result in found]
+        if rows:
+            text = "\n".join([*tables(rows), *_drawn(rows, self.out / FIGURES)]) + "\n"
+            with writing(self.out / TABLES):
+                replace_file(self.out / TABLES, text.encode())
+        if failed:
+            raise EncoderError(
+                f"{len(failed)} of {len(self.runs)} trainings failed, and the others are done; the "
+                f"first: {failed[0]}"
+            )
         return Ending("finished", {"out": str(self.out), "trainings": len(rows)})
 
-    def results(self) -> list[tuple[Run, dict[str, Any]]]:
-        """Train and score what is not there yet; return each row with what it came to."""
+    def results(self) -> tuple[list[tuple[Run, dict[str, Any]]], list[str]]:
+        """Train and score what is not there yet; return rows with results, and what failed."""
         with only_writer(self.out, what="folder of trainings"):
             done = {result["key"]: result for result in read_results(self.out)}
-            # All of them, before the first is trained.
-            for config in {self.config(run, self.out) for run in self.runs}:
-                require_trainable(config)
-            keys = [self.key(run) for run in self.runs]
+            failed: dict[str, str] = {}
+            keys = self._keys()
             for number, (run, key) in enumerate(zip(self.runs, keys, strict=True)):
+                if key in failed:
+                    continue
                 result, row = done.get(key), {"table": run.table, "name": run.name}
-                if result is None or (self.keep_models and not self._folder(key).is_dir()):
-                    log("training", **row, seed=run.options["seed"], number=number + 1,
-                        of=len(self.runs))  # fmt: skip
-                    result = {**self._result(run, key), "rows": result["rows"] if result else []}
+                lacking = result is None or (self.keep_models and not self._folder(key).is_dir())
+                if lacking:
+                    place = {**row, "seed": run.options["seed"]}
+                    log("training", **place, number=number + 1, of=len(self.runs))
+                    try:
+                        made = self._result(run, key)
+                    except (EncoderError, WhiteningError, ConfigError) as error:
+                        # As where it diverges; the others may not.
+                        failed[key] = f"{run.table}, {run.name}: {error}"
+                        log("training_failed", **place, **failure(error))
+                        continue
+                    result = {**made, "rows": result["rows"] if result else []}
+                assert result is not None
                 if row not in result["rows"]:
                     result = {**result, "rows": [*result["rows"], row]}
                 done[key] = result
                 _write(self.out / RESULTS, done)
-            return [(run, done[key]) for run, key in zip(self.runs, keys, strict=True)]
+                if lacking and not self.keep_models:
+                    # Once its result is kept, not before.
+                    shutil.rmtree(self._folder(key), ignore_errors=True)
+            rows = zip(self.runs, keys, strict=True)
+            return [(run, done[key]) for run, key in rows if key in done], list(failed.values())
+
+    def _keys(self) -> list[str]:
+        """Return what tells each training from others; equal rows are trained once.
+
+        All of them are looked at before the first is trained.
+        """
+        specs: dict[TrainingConfig, EncoderSpec] = {}
+        configs = [self.config(run, self.out) for run in self.runs]
+        for run, config in zip(self.runs, configs, strict=True):
+            if config not in specs:
+                try:
+                    specs[config] = require_trainable(config)[0]
+                except (ConfigError, EncoderError, WhiteningError) as error:
+                    raise type(error)(f"{run.table}, {run.name}: {error}") from error
+        files = [_facts_of(name) for name in (*self.corpus, self.dev, self.sts) if name is not None]
+        return [
+            fingerprint(
+                {
+                    "training": config.identity(),
+                    "model": specs[config].fingerprint,
+                    "sentences": [list(config.text_columns), config.limit],
+                    "files": files,
+                    "scored": [self.dev is not None, self.sts is not None],
+                }
+            )
+            for config in configs
+        ]
 
     def _result(self, run: Run, key: str) -> dict[str, Any]:
         folder = self._folder(key)
@@ -178,13 +279,10 @@ class Job:
         report = train(config, pairs=self.dev, progress=LogLines())
         with (folder / CURVES).open(encoding="utf-8") as file:
             curves = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
-        result = {
+        return {
             "key": key, "options": dict(run.options), "pooling": pooling, **report.facts,
             "curves": curves, "sts": self._scores(folder), "seconds": report.stages.seconds,
         }  # fmt: skip
-        if not self.keep_models:
-            shutil.rmtree(folder)
-        return result
 
     def _folder(self, key: str) -> Path:
         return self.out / "models" / key
@@ -225,10 +323,23 @@ def read_results(out: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        results = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return [{"rows": [], **result} for result in results if result["key"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no file of results; move it away") from error
+        lines = path.read_text(encoding="utf-8").splitlines()
+        results = [{"rows": [], **json.loads(line)} for line in lines]
+        for result in results:
+            _require_result(result)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no file of results ({error}); move it away") from error
+    return results
+
+
+def _require_result(result: Mapping[str, Any]) -> None:
+    """Refuse what no training wrote."""
+    for name, kind in _FIELDS.items():
+        if not isinstance(result[name], kind):
+            raise TypeError(f"{name} is {result[name]!r}")
+    named = all(isinstance(row[key], str) for row in result["rows"] for key in ("table", "name"))
+    if not named or not result["key"].isalnum() or "seed" not in result["options"]:
+        raise ValueError("a field is not what a training writes")
 
 
 def _write(path: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -251,16 +362,20 @@ def _setting(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
     return found
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("sweep", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("corpus", nargs=-1, required=True)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of results.")
 @click.option("--dev", help="File with STS-B, whose dev split says which checkpoint is best.")
 @click.option("--sts", help="File or folder of STS sets that each model is scored on.")
-@click.option("--only", multiple=True, help="Only this table of the sweep; may be repeated.")
+@click.option("--only", multiple=True, help="Only this table of SWEEP; may be repeated.")
 @click.option("--seed", "seeds", type=int, multiple=True, help="In place of the sweep's own.")
 @click.option(
-    "--set", "base", multiple=True, callback=_setting, help="Option over all: name=value."
+    "--set",
+    "base",
+    multiple=True,
+    callback=_setting,
+    help="Option over those of [base]: name=value, as limit=1000; may be repeated.",
 )
 @click.option("--keep-models", is_flag=True, help="Keep the folders of the models.")
 def main(
@@ -279,10 +394,10 @@ def main(
 
     def work() -> Ending:
         runs = read_sweep(sweep, base=base, seeds=seeds)
-        if only:
-            runs = [run for run in runs if run.table in only]
-        if not runs:
-            raise ConfigError(f"{sweep} has no table called {' or '.join(only)}")
+        if odd := sorted(set(only) - {run.table for run in runs}):
+            known = ", ".join(dict.fromkeys(run.table for run in runs))
+            raise ConfigError(f"{sweep} has no table called {', '.join(odd)}; it has {known}")
+        runs = [run for run in runs if not only or run.table in only]
         return Job(runs, corpus, out, dev, sts, keep_models).do()
 
     sys.exit(run_job(work, kept="trainings and checkpoints"))

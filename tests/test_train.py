@@ -13,7 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from whiten_index.errors import ConfigError, CorpusError, EncoderError, WhiteningError
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    CorpusError,
+    EncoderError,
+    OutputError,
+    WhiteningError,
+)
 from whiten_index.train import TrainReport, train
 from whiten_index.training.config import GroupMap, PositiveSum, Precision, TrainingConfig
 
@@ -115,6 +122,16 @@ class Stops:
         self.notes.append(message)
 
 
+class Dies(Stops):
+    """Progress of a job that dies."""
+
+    def advance(self, rows: int) -> None:
+        try:
+            super().advance(rows)
+        except KeyboardInterrupt:
+            raise RuntimeError("dies") from None
+
+
 def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
     report = train(config(max_steps=40, eval_steps=10, save_steps=20), pairs=pairs)
     with (report.out / "curves.csv").open() as file:
@@ -158,18 +175,32 @@ def test_the_best_checkpoint_is_what_is_written(
     assert not all(torch.equal(found[name], seen[-1][name]) for name in found)
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 5, 6])
+def evaluated(report: TrainReport) -> list[tuple[str, ...]]:
+    with (report.out / "curves.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["stsb_dev"]]
+    return [
+        tuple(row[name] for name in ("step", "stsb_dev", "alignment", "uniformity")) for row in rows
+    ]
+
+
+# An epoch has 12 steps: at its end the sentences are drawn anew.
+@pytest.mark.parametrize("stop", [1, 3, 4, 11, 12, 13, 24, 26])
 def test_an_interrupted_training_that_is_gone_on_with_is_the_uninterrupted_one(
     config: Any, pairs: Path, tmp_path: Path, stop: int
 ) -> None:
-    whole = train(config(out=str(tmp_path / "whole")), pairs=pairs)
+    # The head too, with its running moments.
+    options = {"max_steps": 26, "eval_steps": 4, "keep_head": True}
+    whole = train(config(out=str(tmp_path / "whole"), **options), pairs=pairs)
     with pytest.raises(KeyboardInterrupt):
-        train(config(), pairs=pairs, progress=Stops(stop))
+        train(config(**options), pairs=pairs, progress=Stops(stop))
     assert not (tmp_path / "model").exists()
-    report = train(config(), pairs=pairs)
+    report = train(config(**options), pairs=pairs)
     assert report.facts["resumed_at"] == stop
     require_same(whole, report)
     assert report.facts["stsb_dev"] == whole.facts["stsb_dev"]
+    assert evaluated(report) == evaluated(whole)
+    heads = [load_file(each.out / "2_Dense/model.safetensors") for each in (whole, report)]
+    assert all(torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
     assert not (tmp_path / "model.training").exists()
 
 
@@ -182,7 +213,7 @@ def test_a_checkpoint_that_was_being_written_is_passed_over(
     checkpoints = tmp_path / "model.training" / "checkpoints"
     # It died while it wrote the next one, with weights of a later step for the best.
     half = shutil.copytree(checkpoints / "checkpoint-4", checkpoints / "checkpoint-5")
-    (half / "whole").unlink()
+    (half / "whole.json").unlink()
     (half / "model.safetensors").write_bytes(b"half")
     (checkpoints / "best-6.safetensors").write_bytes(b"half")
     report = train(config(), pairs=pairs)
@@ -367,20 +398,26 @@ def test_the_trained_folder_goes_through_build_eval_and_search(
     [
         ({"batch_size": 1}, ConfigError, "batch_size is 1; give 2 or more: sentences are told"),
         ({"positives": 0}, ConfigError, "positives is 0; give 1 or more"),
-        ({"groups": 5}, ConfigError, "5 groups do not divide 32 channels; give 4 or 8"),
+        ({"groups": 5}, ConfigError, "5 groups do not divide 32 channels; give one of 1, 2, 4, 8"),
         ({"groups": 2, "group_size": 16}, ConfigError, "either the number of groups or"),
         ({"whiten": False}, ConfigError, "groups are of a head that whitens"),
         ({"groups": 1}, WhiteningError, "a batch of 16 cannot whiten groups of 32 channels"),
         ({"batch_size": 512}, CorpusError, "200 sentences, fewer than a batch of 512"),
         ({"passes": 5}, ConfigError, "passes is 5; a sentence has 4 views, so give 1 to 4"),
-        ({"passes": 1, "shuffle": False}, ConfigError, "all views of a sentence are the same"),
+        ({"passes": 1, "shuffle": False}, ConfigError, "1 passes give 4 views of which some are"),
+        ({"passes": 2, "shuffle": False}, ConfigError, "2 passes give 4 views of which some are"),
         ({"temperature": 0.0}, ConfigError, "temperature is 0.0; give a number above 0"),
         ({"learning_rate": float("nan")}, ConfigError, "learning_rate is nan"),
         ({"seed": -1}, ConfigError, "seed is -1; give 0 or more"),
         ({"positives": "3"}, ConfigError, "positives is '3'; give a whole number"),
+        ({"whiten": "no"}, ConfigError, "whiten is 'no'; give true or false"),
+        ({"group_map": "zca"}, ConfigError, "group_map is 'zca'; give one of zca"),
+        ({"text_columns": (3,)}, ConfigError, "give text, or a list of it"),
+        ({"seed": 2**32}, ConfigError, "give 4294967295 or less"),
+        ({"epochs": 1e308}, ConfigError, "epochs is 1e\\+308; give a number from 0 to 1e\\+06"),
         ({"batch_size": 2.5}, ConfigError, "batch_size is 2.5; give a whole number"),
         ({"learning_rate": "fast"}, ConfigError, "learning_rate is 'fast'; give a number"),
-        ({"passes": 1, "groups": 32}, ConfigError, "groups of one channel or of all"),
+        ({"passes": 1, "groups": 32}, ConfigError, "groups of several, but not all"),
         ({"learning_rate": 1e30}, WhiteningError, "are not finite; take a smaller learning rate"),
         (
             {"learning_rate": 1e30, "whiten": False, "groups": None},
@@ -445,11 +482,141 @@ def test_what_a_training_left_that_died_at_its_very_end_is_removed(
     assert not (tmp_path / "model.training").exists()
 
 
-def test_a_users_own_folder_beside_is_left_alone(config: Any, tmp_path: Path) -> None:
-    (tmp_path / "model.training").mkdir()
-    (tmp_path / "model.training" / "thesis.txt").write_text("years of work")
-    train(config())
-    assert (tmp_path / "model.training" / "thesis.txt").read_text() == "years of work"
+@pytest.mark.parametrize("name", ["thesis.txt", "training.json", ".env", "checkpoints/notes.txt"])
+def test_a_users_own_folder_beside_is_left_alone(config: Any, tmp_path: Path, name: str) -> None:
+    own = tmp_path / "model.training" / name
+    own.parent.mkdir(parents=True)
+    own.write_text('{"years": "of work"}')
+    for options in ({}, {"groups": 5}):
+        with pytest.raises(ConfigError):
+            train(config(**options))
+    assert own.read_text() == '{"years": "of work"}'
+    assert [p.name for p in (tmp_path / "model.training").rglob("*") if p.is_file()] == [own.name]
+
+
+def test_a_model_that_was_trained_is_no_folder_of_checkpoints(config: Any, tmp_path: Path) -> None:
+    first = train(config(out=str(tmp_path / "model.training")))
+    with pytest.raises(ConfigError, match="where checkpoints go, holds something else"):
+        train(config())
+    assert train(config(out=str(tmp_path / "model.training"))).facts == first.facts
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "curves.csv"])
+def test_a_model_that_was_damaged_since_is_told(config: Any, name: str) -> None:
+    out = train(config()).out
+    (out / name).write_bytes(b"x")
+    with pytest.raises(ArtifactError, match="remove it to train anew"):
+        train(config())
+    (out / name).unlink()
+    with pytest.raises(ArtifactError, match="is missing"):
+        train(config())
+
+
+@pytest.mark.parametrize("how", ["truncate", "remove"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoint-5/model.safetensors", "checkpoint-5/optimizer.pt", "checkpoint-5/scheduler.pt",
+        "checkpoint-5/rng_state.pth", "checkpoint-5/trainer_state.json", "best-{}.safetensors",
+    ],
+)  # fmt: skip
+def test_a_damaged_checkpoint_is_told(
+    config: Any, pairs: Path, tmp_path: Path, name: str, how: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), pairs=pairs, progress=Stops(5))
+    folder = tmp_path / "model.training" / "checkpoints"
+    (best,) = folder.glob("best-*.safetensors")
+    path = folder / name.format(best.stem.partition("-")[2])
+    if how == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match="remove the folder of checkpoints to train anew"):
+        train(config(), pairs=pairs)
+
+
+def test_names_of_others_among_checkpoints_are_passed_over(
+    config: Any, pairs: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), pairs=pairs, progress=Stops(3))
+    folder = tmp_path / "model.training" / "checkpoints"
+    (folder / "checkpoint-old").mkdir()
+    (folder / "best-mine.safetensors").write_bytes(b"x")
+    assert train(config(), pairs=pairs).facts["resumed_at"] == 3
+
+
+def test_a_link_and_its_folder_are_one_out(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert train(config(out=str(tmp_path / "link"))).out == tmp_path / "real"
+    assert train(config(out=str(tmp_path / "real"))).again
+
+
+def test_embeddings_that_all_became_the_same_are_a_divergence(
+    config: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import whiten_index.train as module
+
+    def scorer(*_: Any) -> Any:
+        calls = iter([{"stsb_dev": 1.0, "uniformity": 0.0}])
+
+        def score(_: Any) -> dict[str, float]:
+            try:
+                return next(calls)
+            except StopIteration:
+                raise ConfigError("all predicted similarities are 0") from None
+
+        return score
+
+    monkeypatch.setattr(module, "_scorer", scorer)
+    with pytest.raises(EncoderError, match="or all embeddings are the same"):
+        train(config(), pairs=pairs)
+
+
+def test_a_disk_that_is_full_at_the_very_end_is_told(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors import SafetensorError
+
+    import whiten_index.training.folder as module
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_model", full)
+        with pytest.raises(OutputError, match="No space left on device"):
+            train(config())
+    assert train(config()).facts["resumed_at"] == 6
+
+
+def test_other_users_may_read_what_was_trained(config: Any) -> None:
+    out = train(config()).out
+    modes = {path.stat().st_mode & 0o777 for path in out.rglob("*") if path.is_file()}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("WORLD_SIZE", "2"), ("LOCAL_RANK", "3"), ("ACCELERATE_MIXED_PRECISION", "bf16")],
+)
+def test_what_others_set_for_their_own_trainings_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"unset .*{name}|{name} is set"):
+        train(config())
+
+
+def test_checkpoints_are_as_often_as_is_asked_for_now(config: Any, tmp_path: Path) -> None:
+    long = {"max_steps": 12, "eval_steps": 12}
+    with pytest.raises(KeyboardInterrupt):
+        train(config(save_steps=12, **long), progress=Stops(2))
+    with pytest.raises(RuntimeError, match="dies"):
+        train(config(save_steps=3, **long), progress=Dies(8))
+    assert (tmp_path / "model.training/checkpoints/checkpoint-6/whole.json").exists()
 
 
 def test_longer_texts_than_those_trained_on_are_not_cut(config: Any, pairs: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from pipelines.train_whitenedcse import main, read_sweep
 from whiten_index.errors import ConfigError
@@ -51,14 +53,14 @@ def run(tmp_path: Path, tiny_model: Path) -> Any:
     )  # fmt: skip
     (tmp_path / "sweep.toml").write_text(SWEEP)
 
-    def run(*more: str) -> Result:
+    def run(*more: str, model: Path = tiny_model) -> Result:
         pairs = str(tmp_path / "sts.parquet")
         return CliRunner().invoke(
             main,
             [
                 str(tmp_path / "sweep.toml"), str(tmp_path / "s.parquet"), "--out",
                 str(tmp_path / "out"), "--dev", pairs, "--sts", pairs,
-                "--set", f"model={tiny_model}", *more,
+                "--set", f"model={model}", *more,
             ],
         )  # fmt: skip
 
@@ -120,6 +122,16 @@ def test_what_is_there_is_not_trained_again(run: Any, tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("seeds = [", "is no sweep that can be read"),
+        (SWEEP.replace("m={positives}", "m={m}"), "quotes what its grid does not have"),
+        (SWEEP.replace("[1, 2]", "[]"), "a grid gives lists of values, and positives none"),
+        (SWEEP.replace("[1, 2]", "3"), "a grid gives lists of values, and positives none"),
+        (SWEEP.replace("seeds = [0, 1]", "seeds = 0"), "seeds is 0; give a list"),
+        (SWEEP.replace("seeds = [0, 1]", "seeds = [0, 0]"), "and each seed once"),
+        (SWEEP.replace("[1, 2] }", "[1, 2], seed = [1] }"), "give them as seeds ="),
+        (SWEEP.replace("m={positives}", "m"), "several runs of A are called m"),
+        (SWEEP.replace('name = "whitened"', ""), "has a table and a name"),
+        (SWEEP.replace("[base]", '[base]\nwhiten = "no"'), "whiten is 'no'; give true or false"),
+        ("runs = [1]", "[[runs]] is no table"),
         ("seed = 1", "seed: a sweep has seeds, base and runs"),
         ("seeds = [0]", "has no runs"),
         (SWEEP.replace("groups = 8", "grups = 8"), "grups: no such option of a training"),
@@ -158,3 +170,49 @@ def test_the_papers_sweep_is_its_tables_and_can_be_trained() -> None:
 def test_a_sweep_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no sweep that can be read"):
         read_sweep(tmp_path / "none.toml", base={})
+
+
+def test_a_row_keeps_what_it_sets_itself() -> None:
+    runs = read_sweep(ROOT / "pipelines/whitenedcse.toml", base={"groups": 16, "positives": 9})
+    options = {(run.table, run.name): run.options for run in runs}
+    assert options["Table 4", "group size k=32, shuffled"]["groups"] == 32
+    assert options["Table 5", "positives m=2"]["positives"] == 2
+    assert options["Table 5", "positives m=2"]["groups"] == 16
+    assert "groups" not in options["Table 3", "None (unsup. SimCSE)"]
+
+
+def test_one_training_that_fails_does_not_keep_the_others(run: Any, tmp_path: Path) -> None:
+    text = SWEEP.replace('name = "m={positives}"', 'name = "m={positives}"\nlearning_rate = 1e30')
+    (tmp_path / "sweep.toml").write_text(text)
+    done = run()
+    assert done.exit_code == 4
+    told = events(done)
+    assert [each["event"] for each in told].count("training_failed") == 4
+    assert "4 of 6 trainings failed, and the others are done" in told[-1]["message"]
+    assert "| whitened | 2 |" in (tmp_path / "out/results.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rows", None), ("key", ".."), ("stsb_dev", "x"), ("curves", 3), ("rows", [{"name": 3}])],
+)
+def test_a_file_of_results_that_nobody_wrote_is_told(
+    run: Any, tmp_path: Path, field: str, value: Any
+) -> None:
+    assert run("--only", "B", "--seed", "0").exit_code == 0
+    path = tmp_path / "out/results.jsonl"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    done = run("--only", "B", "--seed", "0")
+    assert done.exit_code == 2
+    assert "is no file of results" in events(done)[-1]["message"]
+
+
+def test_another_model_in_the_same_folder_is_trained_anew(
+    run: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "m")
+    given = ("--only", "B", "--seed", "0")
+    assert run(*given, model=model).exit_code == 0
+    tensors = {k: v + 0.01 for k, v in load_file(model / "model.safetensors").items()}
+    save_file(tensors, model / "model.safetensors")
+    assert [each for each in events(run(*given, model=model)) if each["event"] == "training"]

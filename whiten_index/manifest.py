@@ -166,7 +166,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
         temporary.mkdir()
         try:
             fields = fill(temporary)
-            manifest = _sealed({**fields, "files": _describe_files(temporary)})
+            manifest = _sealed({**fields, "files": describe_files(temporary)})
             for name in manifest["files"]:
                 fsync_path(temporary / name)
             (temporary / MANIFEST).write_bytes(_pretty_json(manifest))
@@ -184,10 +184,15 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
     return manifest
 
 
-def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of the files below a folder, by their paths in it."""
     return {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in sorted(folder.iterdir())
+        path.relative_to(folder).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": sha256_file(path),
+        }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 

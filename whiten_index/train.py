@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from whiten_index import manifest
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
-from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError
 from whiten_index.labels import StsSet, read_sts, require_ranked
 from whiten_index.lock import only_writer
 from whiten_index.progress import Progress, Silent, Stages
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 KIND, FORMAT_VERSION = "trained model", 1
 RUN, CURVES, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
-_WHAT = "a trained model"
+_WHAT, _REMEDY = "a trained model", "remove it to train anew"
+_RECORD = "checkpoints of a training"
+_OF_ACCELERATE = (
+    "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP",
+)  # fmt: skip
 _STSB = "STS-B"
 
 
@@ -82,8 +86,7 @@ def train(
         OutputError: the disk is full or cannot be written.
     """
     stages = Stages(progress or Silent())
-    _require_installed()
-    spec, folder = model_of(config)
+    spec, folder = require_trainable(config)
     dev = None if pairs is None else _dev(pairs)
     corpus = ParquetCorpus.open(
         CorpusConfig(sources=config.corpus, text_columns=config.text_columns, limit=config.limit)
@@ -96,6 +99,9 @@ def train(
     training = _Training(config, spec, folder, sentences, dev)
     # Before anything is written.
     done = training.finished()
+    if done is not None and not training.left_something:
+        return TrainReport(training.out, done, stages, again=True)
+    training.require_own_place()
     with only_writer(training.work, what="training"):
         # Another process may have ended it since.
         done = done or training.finished()
@@ -115,8 +121,14 @@ def _require_installed() -> None:
             "training needs accelerate, which is not installed; run: pip install "
             "'whiten-index[train]'"
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("training is one process on one device; start it without torchrun")
+    if os.environ.get("WORLD_SIZE", "1") != "1" or "LOCAL_RANK" in os.environ:
+        raise ConfigError(
+            "training is one process on one device; start it without torchrun, and unset "
+            "WORLD_SIZE and LOCAL_RANK"
+        )
+    for name in _OF_ACCELERATE:
+        if os.environ.get(name, "no").lower() not in ("", "no", "false"):
+            raise ConfigError(f"{name} is set, which would change the training; unset it")
 
 
 def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
@@ -146,8 +158,8 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
     return spec, folder
 
 
-def require_trainable(config: TrainingConfig) -> None:
-    """Refuse, before anything is read or encoded, what cannot be trained.
+def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
+    """Return the model that is trained; refuse what cannot be, before anything is read.
 
     Raises:
         ConfigError: see ``train``.
@@ -155,17 +167,24 @@ def require_trainable(config: TrainingConfig) -> None:
         WhiteningError: a batch cannot whiten its groups.
     """
     _require_installed()
-    _, folder = model_of(config)
+    spec, folder = model_of(config)
     from whiten_index.training.build import require_device, whitening_of
 
     require_device(config)
     whitening_of(config, folder.hidden_size)
+    return spec, folder
 
 
 def _dev(pairs: Path | str) -> StsSet:
     """Return the dev split of STS-B."""
-    (dev,) = (each for each in read_sts([pairs], splits={_STSB: "dev"}) if each.name == _STSB)
-    require_ranked([dev])
+    try:
+        (dev,) = (each for each in read_sts([pairs], splits={_STSB: "dev"}) if each.name == _STSB)
+        require_ranked([dev])
+    except (ConfigError, CorpusError) as error:
+        raise type(error)(
+            f"{pairs} gives no dev split of {_STSB} to compare checkpoints on ({error}); name a "
+            "file of pairs that has it, with its scores"
+        ) from error
     return dev
 
 
@@ -190,7 +209,7 @@ class _Training:
     @property
     def out(self) -> Path:
         """Folder of the model."""
-        return manifest.require_path(self.config.out).absolute()
+        return manifest.require_path(self.config.out).resolve()
 
     @property
     def work(self) -> Path:
@@ -199,15 +218,21 @@ class _Training:
 
     @property
     def begun(self) -> bool:
-        """Whether there are checkpoints to go on from."""
-        return any((self.work / _CHECKPOINTS).glob("checkpoint-*"))
+        """Whether there is a checkpoint to go on from."""
+        from whiten_index.training.checkpoints import any_whole
+
+        return any_whole(self.work / _CHECKPOINTS)
+
+    @property
+    def left_something(self) -> bool:
+        """Whether there are checkpoints of some training, or what one left when it died."""
+        return self._record() is not None
 
     @functools.cached_property
     def identity(self) -> Mapping[str, Any]:
         """What the weights depend on, as JSON values."""
         values = {
             "model": self.spec.fingerprint,
-            "keep_head": self.config.keep_head,
             "sentences": _digest(self.sentences.texts),
             "pairs": None if self.dev is None else _digest_of(self.dev),
             **self.config.identity(),
@@ -225,6 +250,8 @@ class _Training:
             # Before hours of training, not after.
             require_free(self.out, files=_files, what=_WHAT)
             return None
+        fields = manifest.read_manifest(self.out, kind=KIND, version=FORMAT_VERSION)
+        manifest.check_files(self.out, fields, content=True, remedy=_REMEDY)
         found = manifest.read_json(self.out / RUN, what="a record of training")
         self._require_mine(found.pop("identity"), where=self.out, what="a model trained")
         return found
@@ -257,12 +284,39 @@ class _Training:
         return facts
 
     def clear(self) -> None:
-        """Remove what it was gone on from, and the folder if nothing of a user's is in it."""
-        with manifest.writing(self.work):
-            shutil.rmtree(self.work / _CHECKPOINTS, ignore_errors=True)
-            (self.work / RUN).unlink(missing_ok=True)
-            if all(path.name.startswith(".") for path in self.work.iterdir()):
+        """Remove what it was gone on from, and the folder if that is all."""
+        with manifest.writing(self.work, kept=""):
+            if self.left_something:
+                shutil.rmtree(self.work / _CHECKPOINTS, ignore_errors=True)
+                (self.work / RUN).unlink(missing_ok=True)
+            if not self._others():
                 shutil.rmtree(self.work, ignore_errors=True)
+
+    def require_own_place(self) -> None:
+        """Refuse to put checkpoints into a folder of something else.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        if self._others() and self._record() is None:
+            raise ConfigError(
+                f"{self.work}, where checkpoints go, holds something else, and is left as it is; "
+                "move it away, or name another --out"
+            )
+
+    def _others(self) -> list[Path]:
+        """Return what is in the folder of checkpoints beside the files of its lock."""
+        if not self.work.is_dir():
+            return []
+        return [p for p in self.work.iterdir() if not p.name.startswith((".lock", ".tmp-"))]
+
+    def _record(self) -> Mapping[str, Any] | None:
+        """Return what tells whose the checkpoints are, None where nothing does."""
+        path = self.work / RUN
+        if not path.is_file():
+            return None
+        found = manifest.read_json(path, what=_RECORD, remedy="remove the folder to train anew")
+        return found.get("identity") if found.get("kind") == _RECORD else None
 
     def _write(
         self,
@@ -271,31 +325,28 @@ class _Training:
         facts: Mapping[str, Any],
     ) -> None:
         def make(path: Path) -> None:
+            from whiten_index.training.checkpoints import written
             from whiten_index.training.folder import write_model
             from whiten_index.training.trainer import write_curves
 
-            write_model(path, model, self.spec, self.folder, keep_head=self.config.keep_head)
+            with written(path):
+                write_model(path, model, self.spec, self.folder, keep_head=self.config.keep_head)
             write_curves(path / CURVES, curves)
             manifest.write_json(path / RUN, {"identity": dict(self.identity), **facts})
-            contents = sorted(
-                each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()
-            )
-            fields = {"kind": KIND, "format_version": FORMAT_VERSION, "contents": contents}
+            files = manifest.describe_files(path)
+            fields = {"kind": KIND, "format_version": FORMAT_VERSION, "files": files}
             manifest.write_manifest(path / manifest.MANIFEST, fields)
 
         replace_folder(self.out, make, files=_files, what=_WHAT)
 
     def _require_checkpoints(self) -> None:
         """Refuse to go on from the checkpoints of another training; note which this one is."""
-        path = self.work / RUN
-        if self.begun and not path.exists():
-            raise ConfigError(f"{self.work} has checkpoints of nobody knows what; move it away")
         if self.begun:
-            then = manifest.read_json(path, what="a record of training")
-            self._require_mine(then, where=self.work, what="checkpoints of a training")
+            self._require_mine(self._record() or {}, where=self.work, what=_RECORD)
         else:
-            with manifest.writing(path):
-                manifest.write_json(path, dict(self.identity))
+            path = self.work / RUN
+            with manifest.writing(path, kept=""):
+                manifest.write_json(path, {"kind": _RECORD, "identity": dict(self.identity)})
 
     def _require_mine(self, then: Mapping[str, Any], *, where: Path, what: str) -> None:
         now = self.identity
@@ -346,7 +397,7 @@ def _files(folder: Path) -> set[str] | None:
         raise
     except ArtifactError:
         return None
-    return {manifest.MANIFEST, *(fields.get("contents") or ())}
+    return {manifest.MANIFEST, *(fields.get("files") or ())}
 
 
 def _digest(texts: Any) -> str:

@@ -135,7 +135,7 @@ class Bench:
 
         def make() -> dict[str, Any]:
             config, stages = self.config(setting, model), self.encoders.stages
-            if model is None:
+            if model is None or model.once:
                 found: Mapping[str, Any] = evaluate_sts(config, sets, progress=stages.watcher)
             else:
                 embedder = self.embedder(setting, model)
@@ -147,7 +147,9 @@ class Bench:
 
     def _task(self, setting: Setting, model: Model | None, task: Task) -> dict[str, Any]:
         def make() -> dict[str, Any]:
-            embedder = None if model is None else self.embedder(setting, model)
+            embedder = None
+            if model is not None and not model.once:
+                embedder = self.embedder(setting, model)
             config, watcher = self.config(setting, model), self.encoders.stages.watcher
             found = evaluate_transfer(config, [task], embedder=embedder, progress=watcher)
             return dict(found["datasets"][task.name])

@@ -26,6 +26,7 @@ class Model:
         longest: tokens it can take.
         stands_in: whether it takes the place of a row's own.
         why: why that one is not taken, where it is not.
+        once: whether only one setting is computed with it, so that its states are not kept.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Model:
     longest: int
     stands_in: bool = False
     why: str | None = None
+    once: bool = False
 
     def numbers(self, layers: Sequence[int]) -> list[int]:
         """Return layers counted from the embeddings on."""

@@ -98,10 +98,10 @@ def chosen_rows(rows: Sequence[Row], only: Iterable[str]) -> list[Row]:
     if not wanted:
         return list(rows)
     tables = dict.fromkeys((row.source, row.table) for row in rows)
-    for source, _, table in wanted:
+    for source, colon, table in wanted:
         if not any(source == s and table in ("", t) for s, t in tables):
             known = ", ".join(f"{s}:{t}" for s, t in tables)
-            raise ConfigError(f"there is no table {source}:{table}; the tables are {known}")
+            raise ConfigError(f"there is no table {source}{colon}{table}; the tables are {known}")
     return [
         row
         for row in rows

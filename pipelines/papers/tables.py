@@ -66,6 +66,8 @@ def plan_row(bench: Bench, row: Row) -> Planned:
         return Planned(recipe, None, why, NOT_RUN)
     if lacking:
         return Planned(recipe, None, lacking, NOT_RUN)
+    if recipe.kind is Kind.TRAINED:
+        model = replace(model, once=True)
     if recipe.instead is not None:
         model = replace(model, stands_in=True, why=recipe.instead)
     return Planned(recipe, model, model.why, STAND_IN if model.stands_in else RAN)
@@ -193,7 +195,7 @@ def _facts(bench: Bench, row: Row, planned: Planned) -> dict[str, Any]:
         "aggregation": setting.aggregation if setting.measure is Measure.STS else None,
         "notes": notes,
     }
-    if model is None or model.stands_in:
+    if (model is None or model.stands_in) and recipe.instead is None:
         own = command_of(recipe, None, row.names, bench.files, bench.data)
         facts["command_of_own"] = own
     return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,31 +35,38 @@ class TrainedModel:
 
 
 def read_trained(folders: Sequence[Path]) -> dict[str, TrainedModel]:
-    """Return what was trained, by the name of a row as ``row_name`` gives it; the last one counts.
+    """Return what was trained and kept, by the name of a row as ``row_name`` gives it.
+
+    A name that several folders have is that of the last one.
 
     Raises:
-        ConfigError: a folder has no results, or no models.
+        ConfigError: a folder has no results or no models, or several settings under a name.
     """
     found: dict[str, TrainedModel] = {}
     for folder in folders:
-        results = read_results(folder)
-        if not results:
+        named: dict[str, list[Mapping[str, Any]]] = {}
+        for result in read_results(folder):
+            for row in result["rows"]:
+                named.setdefault(row["name"], []).append(result)
+        if not named:
             raise ConfigError(
                 f"{folder} has no trainings; name the --out of pipelines.train_whitenedcse"
             )
-        named: dict[str, list[Mapping[str, Any]]] = {}
-        for result in results:
-            for row in result["rows"]:
-                named.setdefault(_plain(row["name"]), []).append(result)
-        found |= {name: _model(folder, members) for name, members in named.items()}
+        kept = {name: _model(folder, name, results) for name, results in named.items()}
+        models_kept = {_plain(name): model for name, model in kept.items() if model is not None}
+        if not models_kept:
+            raise ConfigError(
+                f"{folder} has results without their models; run pipelines.train_whitenedcse with "
+                "--keep-models"
+            )
+        found |= models_kept
     return found
 
 
 def trained_recipe(row: Row, trained: Mapping[str, TrainedModel]) -> Recipe | None:
     """Return what computes a row of WhitenedCSE with a model that was trained for it, or None."""
-    if row.source != WHITENED_CSE:
-        return None
-    model = trained.get(row_name(row))
+    name = row_name(row)
+    model = None if name is None else trained.get(name)
     if model is None:
         return None
     measure = Measure.TRANSFER if row.table == "Table 2" else Measure.STS
@@ -72,9 +80,17 @@ def trained_recipe(row: Row, trained: Mapping[str, TrainedModel]) -> Recipe | No
     return Recipe(Kind.TRAINED, str(model.folder), setting, (model.told,), instead=instead)
 
 
-def row_name(row: Row) -> str:
-    """Return the name of a row: of an ablation its setting, else its model; letters and digits."""
-    return _plain(row.model if row.table in ("Table 1", "Table 2") else row.setting)
+def row_name(row: Row) -> str | None:
+    """Return the name of a row in letters and digits: of an ablation its setting, else its model.
+
+    None for what WhitenedCSE does not train: rows of other systems beside it.
+    """
+    if row.source != WHITENED_CSE:
+        return None
+    if row.table not in ("Table 1", "Table 2"):
+        return _plain(row.setting)
+    name = _plain(row.model)
+    return name if name.startswith("whitenedcse") else None
 
 
 def _plain(name: str) -> str:
@@ -88,17 +104,21 @@ def _encoder_of(row: Row) -> str:
     return models.plain(family, "large" if "large" in name else "base")
 
 
-def _model(folder: Path, results: Sequence[Mapping[str, Any]]) -> TrainedModel:
-    best = max(results, key=lambda each: -1e9 if each[BEST] is None else each[BEST])
-    path, options = folder / "models" / best["key"], best["options"]
-    if not path.is_dir():
+def _model(folder: Path, name: str, results: Sequence[Mapping[str, Any]]) -> TrainedModel | None:
+    """Return the model of a name, None where it was not kept."""
+    settings = [{**each["options"], "seed": None} for each in results]
+    if any(setting != settings[0] for setting in settings):
         raise ConfigError(
-            f"{folder} has results without their models; run pipelines.train_whitenedcse with "
-            "--keep-models"
+            f"{folder} has trainings of several settings called {name}; train each sweep into a "
+            "folder of its own"
         )
+    best = max(results, key=lambda each: -math.inf if each[BEST] is None else each[BEST])
+    path = folder / "models" / best["key"]
+    if not path.is_dir():
+        return None
     told = (
         f"trained here from {best['encoder']}: {best['steps']:,} steps over "
-        f"{best['sentences']:,} sentences, seed {options['seed']}"
+        f"{best['sentences']:,} sentences, seed {best['options']['seed']}"
     )
     if len(results) > 1:
         told += f", the best of {len(results)} seeds on STS-B dev"

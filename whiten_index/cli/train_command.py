@@ -30,7 +30,13 @@ train_options = [
     model_option,
     revision_option,
     trust_option,
-    click.option("--pooling", type=click.Choice(["cls", "mean"]), default="cls", show_default=True),
+    click.option(
+        "--pooling",
+        type=click.Choice(["cls", "mean"]),
+        default="cls",
+        show_default=True,
+        help="The paper's is cls; models of sentence-transformers are mostly of mean.",
+    ),
     click.option("--max-length", type=int, default=32, show_default=True, help="Tokens."),
     click.option(
         "--whiten/--no-whiten",
@@ -140,7 +146,7 @@ def _summary(facts: Mapping[str, Any]) -> str:
     told = f"{facts['encoder']}, {facts['steps']:,} steps over {facts['sentences']:,} sentences"
     if facts["stsb_dev"] is None:
         return f"{told}; the last checkpoint"
-    return (
-        f"{told}; checkpoint {facts['best_step']:,}, STS-B dev {facts['stsb_dev']:.2f} "
-        f"({facts['stsb_dev_before']:.2f} before)"
-    )
+    best, before = facts["stsb_dev"], facts["stsb_dev_before"]
+    worse = "; no checkpoint is better than the model was before" * (best <= before)
+    step = facts["best_step"]
+    return f"{told}; checkpoint {step:,}, STS-B dev {best:.2f} ({before:.2f} before){worse}"

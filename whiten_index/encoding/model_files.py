@@ -50,12 +50,18 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
         what: they are, for the message.
 
     Raises:
-        EncoderError: there are no files.
+        EncoderError: there are no files, or they cannot be read.
     """
     if not files:
         raise EncoderError(f"{folder} holds no {what} for model {name}; complete the folder")
-    facts = [(file, file.stat()) for file in files]
-    digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
+    try:
+        facts = [(file, file.stat()) for file in files]
+        digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
+    except OSError as error:
+        raise EncoderError(
+            f"{what} of model {name} in {folder} cannot be read ({error.strerror}); change their "
+            "permissions"
+        ) from error
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

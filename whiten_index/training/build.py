@@ -37,6 +37,8 @@ def contrastive_model(
     tokenizer, encoder = load_transformer(spec, folder, torch.device("cpu"))
     if tokenizer.pad_token_id is None:
         raise EncoderError(f"the tokenizer of {spec.model} has no padding, which batches need")
+    if not all(tensor.isfinite().all() for tensor in encoder.state_dict().values()):
+        raise EncoderError(f"{spec.model} has weights that are not finite; take another model")
     if not (whitening and whitening.shuffles) and not _drops(encoder):
         raise EncoderError(
             f"{spec.model} has no dropout, so that all views of a sentence are the same; set one "
@@ -60,11 +62,21 @@ def whitening_of(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening | N
     """Return what whitens features of d = ``dim`` channels, None where nothing does.
 
     Raises:
-        ConfigError: the groups do not divide the channels, or one pass gives equal views.
+        ConfigError: the groups do not divide the channels, or views that share a pass are equal.
         WhiteningError: a batch cannot whiten the groups.
     """
-    if not config.whiten:
-        return None
+    whitening = _whitening(config, dim) if config.whiten else None
+    shared = config.passes is not None and config.passes < config.views
+    if shared and not (whitening and whitening.shuffles):
+        raise ConfigError(
+            f"without channels shuffled into groups of several, but not all, {config.passes} "
+            f"passes give {config.views} views of which some are the same; leave --passes out, or "
+            "shuffle"
+        )
+    return whitening
+
+
+def _whitening(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening:
     whitening = ShuffledGroupWhitening(
         dim,
         **config.chosen_groups(),
@@ -75,11 +87,6 @@ def whitening_of(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening | N
         momentum=config.momentum,
     )
     whitening.require_enough(config.batch_size)
-    if config.passes == 1 and not whitening.shuffles:
-        raise ConfigError(
-            "with one pass, and groups of one channel or of all, all views of a sentence are the "
-            "same; give 2 passes or more, or other groups"
-        )
     return whitening
 
 
@@ -92,9 +99,10 @@ def require_device(config: TrainingConfig) -> None:
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
         raise ConfigError("torch sees no GPU; give device cpu or auto, or mend the driver")
-    if config.precision is Precision.BF16 and there and not torch.cuda.is_bf16_supported():
+    used = there and config.device != "cpu"
+    if config.precision is Precision.BF16 and used and not torch.cuda.is_bf16_supported():
         raise ConfigError("this GPU has no bf16; give precision fp16 or float32")
-    if config.precision is Precision.FP16 and (config.device == "cpu" or not there):
+    if config.precision is Precision.FP16 and not used:
         raise ConfigError("fp16 is for GPUs; give precision bf16 or float32")
 
 

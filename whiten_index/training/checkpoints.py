@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from whiten_index.errors import OutputError
-from whiten_index.manifest import fsync_path, make_folder, replace_file
+from whiten_index.manifest import (
+    check_files,
+    describe_files,
+    fsync_path,
+    make_folder,
+    read_json,
+    replacing,
+    write_json,
+)
 from whiten_index.training.model import ContrastiveModel
 
-_WEIGHTS, _WHOLE = "model.safetensors", "whole"
+_WEIGHTS, _WHOLE = "model.safetensors", "whole.json"
+_REMEDY = "remove the folder of checkpoints to train anew"
 
 
 @contextmanager
@@ -26,16 +37,23 @@ def written(folder: Path) -> Iterator[None]:
     """
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (OSError, RuntimeError, SafetensorError) as error:
         raise OutputError(
-            f"a checkpoint cannot be written to {folder} ({str(error).splitlines()[0]}); make room "
-            "and run the same command again"
+            f"cannot write {folder} ({str(error).splitlines()[0]}); make room, and run the same "
+            "command again (checkpoints are kept)"
         ) from error
 
 
 def step_of(path: Path) -> int:
     """Return the step that a checkpoint, or a file of weights, was made at."""
-    return int(path.stem.rsplit("-", 1)[1])
+    return int(path.stem.partition("-")[2])
+
+
+def any_whole(folder: Path) -> bool:
+    """Tell whether there is a checkpoint to go on from."""
+    return any((path / _WHOLE).exists() for path in _checkpoints(folder))
 
 
 def last_whole(folder: Path) -> Path | None:
@@ -43,6 +61,9 @@ def last_whole(folder: Path) -> Path | None:
 
     Others are removed, which look like any other: the Trainer writes them in place. So are best
     weights of later steps, which will be made anew.
+
+    Raises:
+        ArtifactError: it is damaged, or the best weights until then are.
     """
     whole = None
     for path in _checkpoints(folder):
@@ -53,6 +74,9 @@ def last_whole(folder: Path) -> Path | None:
     for path in _bests(folder):
         if whole is None or step_of(path) > step_of(whole):
             path.unlink()
+    if whole is not None:
+        fields = read_json(whole / _WHOLE, what="a checkpoint", remedy=_REMEDY)
+        check_files(folder, fields, content=True, remedy=_REMEDY)
     return whole
 
 
@@ -66,7 +90,15 @@ def keep(folder: Path, checkpoint: Path, best: int | None) -> None:
     """
     for file in checkpoint.iterdir():
         fsync_path(file)
-    replace_file(checkpoint / _WHOLE, b"")
+    fsync_path(folder)
+    needed = [checkpoint] if best is None else [checkpoint, _best(folder, best)]
+    described = describe_files(folder)
+    files = {
+        name: facts
+        for name, facts in described.items()
+        if any((folder / name).is_relative_to(each) for each in needed)
+    }
+    write_json(checkpoint / _WHOLE, {"files": files})
     for path in _checkpoints(folder):
         if path != checkpoint:
             # What is left of it, if this dies now, is not whole.
@@ -80,11 +112,9 @@ def keep(folder: Path, checkpoint: Path, best: int | None) -> None:
 def save_best(folder: Path, step: int, model: ContrastiveModel) -> None:
     """Keep a model's weights as the best so far."""
     make_folder(folder)
-    path = _best(folder, step)
-    temporary = path.with_name(f".tmp-{path.name}")
-    save_file({name: each.contiguous() for name, each in model.state_dict().items()}, temporary)
-    fsync_path(temporary)
-    temporary.replace(path)
+    tensors = {name: each.contiguous() for name, each in model.state_dict().items()}
+    with replacing(_best(folder, step)) as temporary:
+        save_file(tensors, temporary)
 
 
 def load_best(folder: Path, step: int, model: ContrastiveModel) -> None:
@@ -102,9 +132,15 @@ def _best(folder: Path, step: int) -> Path:
 
 
 def _bests(folder: Path) -> list[Path]:
-    return sorted(folder.glob("best-*.safetensors"))
+    return _named(folder, r"best-\d+\.safetensors")
 
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, whole or not, the last one last."""
-    return sorted(folder.glob("checkpoint-*"), key=step_of)
+    return _named(folder, r"checkpoint-\d+")
+
+
+def _named(folder: Path, pattern: str) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if re.fullmatch(pattern, p.name)), key=step_of)

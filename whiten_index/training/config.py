@@ -19,6 +19,9 @@ GROUPS = 128
 _NO_PART = ("corpus", "out", "text_columns", "model", "revision", "trust_remote_code", "device",
             "limit", "save_steps")  # fmt: skip
 
+_LAST_SEED, _MOST_EPOCHS = 2**32 - 1, 1e6
+_OF_WHITENING = ("group_map", "shuffle", "epsilon", "shrinkage", "momentum")
+
 
 class GroupMap(Enum):
     """What whitens a group: all give covariance I, and differ by a rotation.
@@ -137,8 +140,28 @@ class TrainingConfig:
         """
         if not self.corpus:
             raise ConfigError("no sentences are named; name Parquet files or folders")
+        self._require_kinds()
         self._require_numbers()
         self._require_together()
+
+    def _require_kinds(self) -> None:
+        for name in ("whiten", "shuffle", "keep_head", "trust_remote_code"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name} is {value!r}; give true or false")
+        for name in ("out", "model", "revision", "pooling", "device"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name} is {value!r}; give text")
+        for name in ("corpus", "text_columns"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+                raise ConfigError(f"{name} is {value!r}; give text, or a list of it")
+        for name, choice in _CHOICES.items():
+            value = getattr(self, name)
+            if not isinstance(value, choice):
+                known = ", ".join(each.value for each in choice)
+                raise ConfigError(f"{name} is {value!r}; give one of {known}")
 
     def _require_numbers(self) -> None:
         for name, least, why in (
@@ -159,14 +182,16 @@ class TrainingConfig:
                 raise ConfigError(f"{name} is {value!r}; give a whole number")
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}; give {least} or more{why}")
+        if self.seed > _LAST_SEED:
+            raise ConfigError(f"seed is {self.seed}; give {_LAST_SEED} or less")
         for name, low, high in (
             ("epsilon", 0.0, None), ("shrinkage", 0.0, 1.0), ("momentum", 0.0, 1.0),
-            ("warmup", 0.0, 1.0), ("weight_decay", 0.0, None),
+            ("warmup", 0.0, 1.0), ("weight_decay", 0.0, None), ("epochs", 0.0, _MOST_EPOCHS),
         ):  # fmt: skip
             value = getattr(self, name)
             self._require_number(name)
             if not low <= value <= (math.inf if high is None else high) or value == math.inf:
-                wish = "0 or more" if high is None else "a number from 0 to 1"
+                wish = "0 or more" if high is None else f"a number from 0 to {high:g}"
                 raise ConfigError(f"{name} is {value}; give {wish}")
         for name in ("temperature", "epochs", "learning_rate", "max_grad_norm"):
             value = getattr(self, name)
@@ -193,11 +218,6 @@ class TrainingConfig:
                 f"passes is {self.passes}; a sentence has {self.views} views, so give 1 to "
                 f"{self.views}"
             )
-        if self.passes == 1 and not (self.whiten and self.shuffle):
-            raise ConfigError(
-                "with one pass and no permutations all views of a sentence are the same; give 2 "
-                "passes or more"
-            )
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> TrainingConfig:
@@ -218,7 +238,7 @@ class TrainingConfig:
         for name in ("corpus", "text_columns"):
             if isinstance(given := values.get(name), str):
                 values[name] = (given,)
-            elif given is not None:
+            elif isinstance(given, list):
                 values[name] = tuple(given)
         return cls(**values)
 
@@ -236,9 +256,9 @@ class TrainingConfig:
     def identity(self) -> dict[str, Any]:
         """Return what the trained weights depend on, as JSON values, but the model and corpus."""
         values = {key: value for key, value in vars(self).items() if key not in _NO_PART}
-        # What is said in two ways is the same.
+        # What is said in two ways is the same, and so is what has no effect.
         values |= {"passes": self.passes or self.views, "groups": None, "group_size": None}
-        values |= self.chosen_groups() if self.whiten else {}
+        values |= self.chosen_groups() if self.whiten else dict.fromkeys(_OF_WHITENING)
         values |= {"epochs": None} if self.max_steps else {}
         return {
             key: value.value if isinstance(value, Enum) else value for key, value in values.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from whiten_index.encoding import EncoderSpec, ModelFolder
@@ -60,4 +61,9 @@ def write_model(
         modules.append(Module("Normalize"))
     write_modules(path, modules)
     write_settings(path, spec)
+    # Some releases of safetensors write files that none but their owner may read.
+    umask = os.umask(0o22)
+    os.umask(umask)
+    for file in path.rglob("*.safetensors"):
+        file.chmod(0o666 & ~umask)
     flush(path)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.training.config import GroupMap
 from whiten_index.training.inverse_root import inverse_root, inverse_root_iterated
-from whiten_index.whitening.config import near_divisors
+from whiten_index.whitening.config import divisors
 
 
 def group_map(kind: GroupMap, covariances: Tensor) -> Tensor:
@@ -243,6 +243,7 @@ def _groups(dim: int, groups: int | None, size: int | None) -> int:
         raise ConfigError(f"{given} {what} cannot be; give 1 or more")
     if dim % given:
         raise ConfigError(
-            f"{given} {what} do not divide {dim} channels; give {near_divisors(dim, given)}"
+            f"{given} {what} do not divide {dim} channels; give one of "
+            f"{', '.join(map(str, divisors(dim)))}"
         )
     return given if size is None else dim // given

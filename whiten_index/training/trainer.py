@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from whiten_index.collector import collector_held_back
-from whiten_index.errors import EncoderError
+from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.manifest import replace_file, writing
 from whiten_index.progress import Stages
 from whiten_index.training import checkpoints
@@ -143,8 +143,8 @@ def _require_finite(model: ContrastiveModel) -> None:
 
 def _diverged() -> EncoderError:
     return EncoderError(
-        "the training diverged: its numbers are not finite any more; take a smaller learning rate, "
-        "and name another --out or remove the checkpoints"
+        "the training diverged: its numbers are not finite any more, or all embeddings are the "
+        "same; take a smaller learning rate, and name another --out or remove the checkpoints"
     )
 
 
@@ -194,9 +194,13 @@ class _Trainer(Trainer):  # type: ignore[misc]
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Return the scores, log them, and keep the weights if they are the best."""
         assert self._score is not None
-        self.model.eval()
-        scores = {f"eval_{key}": float(value) for key, value in self._score(self.model).items()}
-        self.model.train()
+        _require_finite(self.model)
+        try:
+            found = self._score(self.model)
+        except ConfigError as error:
+            # The same pairs could be ranked before.
+            raise _diverged() from error
+        scores = {f"eval_{name}": float(value) for name, value in found.items()}
         self.log(dict(scores))
         best, step = best_of(curves(self.state.log_history)), self.state.global_step
         if best is not None and best["step"] == step:
@@ -216,8 +220,10 @@ class _Telling(TrainerCallback):  # type: ignore[misc]
         self._advance, self._total, self._score = advance, total, score
         self.stopped: KeyboardInterrupt | None = None
 
-    def on_train_begin(self, _: Any, state: Any, __: Any, **told: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, _: Any, **told: Any) -> None:
         """Score the model as it was, beside the checkpoints: it is none of them."""
+        # A checkpoint tells that of the command that made it.
+        state.save_steps = args.save_steps
         if state.global_step == 0 and self._score is not None:
             scores = {f"eval_{name}": value for name, value in self._score(told["model"]).items()}
             state.log_history.append({"epoch": 0.0, "step": 0, **scores})
@@ -225,7 +231,7 @@ class _Telling(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, _: Any, **__: Any) -> None:
         """Mark a checkpoint as whole, and drop those that are not needed any more."""
         folder = Path(args.output_dir)
-        with writing(folder):
+        with writing(folder, kept="earlier checkpoints are kept"):
             made = folder / f"checkpoint-{state.global_step}"
             best = best_of(curves(state.log_history))
             checkpoints.keep(folder, made, int(best["step"]) if best else None)

@@ -260,8 +260,13 @@ class WhiteningConfig:
                 raise ConfigError(f"{option} {value:g} is outside {legal}")
 
 
+def divisors(dim: int) -> list[int]:
+    """Return the numbers of equal groups that ``dim`` channels can be cut into."""
+    return [n for n in range(1, dim + 1) if dim % n == 0]
+
+
 def near_divisors(dim: int, asked: int) -> str:
     """Return the divisors next below and next above ``asked``, as a choice."""
-    divisors = [n for n in range(1, dim + 1) if dim % n == 0]
-    below, above = [n for n in divisors if n < asked], [n for n in divisors if n > asked]
+    known = divisors(dim)
+    below, above = [n for n in known if n < asked], [n for n in known if n > asked]
     return " or ".join(str(n) for n in below[-1:] + above[:1])
