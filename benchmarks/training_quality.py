@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.results_file import data_folder, read, write
-from benchmarks.training_tables import STARTS, means_by_step
+from benchmarks.results_file import data_folder, write
+from benchmarks.training_tables import means_by_step, measured
 from pipelines.train_whitenedcse import Job, Run
 from whiten_index.encoding import EncoderConfig, resolve_encoder
 
@@ -100,9 +100,8 @@ def plot(path: Path = PLOT) -> None:
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(12, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(STARTS))
-    for panel, (start, title) in zip(panels, STARTS.items(), strict=True):
-        found = read(f"training_{start}_cpu")
+    panels = figure.subplots(1, len(measured()))
+    for panel, (title, found) in zip(panels, measured(), strict=True):
         for name in dict.fromkeys(row["name"] for row in found):
             means = means_by_step([row for row in found if row["name"] == name])
             x, y = ([each[key] for _, each in means] for key in ("uniformity", "alignment"))

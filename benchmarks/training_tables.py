@@ -20,8 +20,8 @@ def quality() -> str:
         "| change |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
-    for start, title in STARTS.items():
-        for name, rows in _by_name(read(f"training_{start}_cpu")).items():
+    for title, found in measured():
+        for name, rows in _by_name(found).items():
             losses = [[each["loss"] for each in row["curves"] if "loss" in each] for row in rows]
             first, last = (statistics.mean(each[end] for each in losses) for end in (0, -1))
             before, best = ([row[key] for row in rows] for key in ("stsb_dev_before", "stsb_dev"))
@@ -39,8 +39,8 @@ def curves() -> str:
         "| from | training | step | STS-B dev | alignment | uniformity |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    for start, title in STARTS.items():
-        for name, rows in _by_name(read(f"training_{start}_cpu")).items():
+    for title, found in measured():
+        for name, rows in _by_name(found).items():
             for step, means in means_by_step(rows):
                 lines.append(
                     f"| {title} | {name} | {step} | {means['stsb_dev']:.2f} "
@@ -84,6 +84,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "training_steps": steps,
     "training_maps": maps,
 }
+
+
+def measured() -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the results from each start that has some, by its title."""
+    names = {title: f"training_{start}_cpu" for start, title in STARTS.items()}
+    there = {title: name for title, name in names.items() if (RESULTS / f"{name}.jsonl").exists()}
+    return [(title, read(name)) for title, name in there.items()]
 
 
 def means_by_step(rows: Sequence[Row]) -> list[tuple[int, dict[str, float]]]:

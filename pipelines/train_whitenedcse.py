@@ -337,6 +337,8 @@ def _require_result(result: Mapping[str, Any]) -> None:
     for name, kind in _FIELDS.items():
         if not isinstance(result[name], kind):
             raise TypeError(f"{name} is {result[name]!r}")
+    if not any("loss" in each for each in result["curves"]):
+        raise ValueError("no curve has a loss")
     named = all(isinstance(row[key], str) for row in result["rows"] for key in ("table", "name"))
     if not named or not result["key"].isalnum() or "seed" not in result["options"]:
         raise ValueError("a field is not what a training writes")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.training.config import GroupMap
-from whiten_index.training.group_whitening import ShuffledGroupWhitening
+from whiten_index.training.group_whitening import ShuffledGroupWhitening, group_map
 from whiten_index.training.inverse_root import inverse_root, inverse_root_iterated
 
 DIM = 24
@@ -245,7 +245,7 @@ def test_both_readings_of_the_parameter() -> None:
     [
         ({}, "either the number of groups or the channels"),
         ({"groups": 2, "group_size": 12}, "either the number of groups or the channels"),
-        ({"groups": 5}, "5 groups do not divide 24 channels; give 4 or 6"),
+        ({"groups": 5}, "5 groups do not divide 24 channels; give one of 1, 2, 3, 4, 6, 8, 12, 24"),
         ({"group_size": 48}, "48 channels a group do not divide 24 channels"),
         ({"groups": 0}, "0 groups cannot be; give 1 or more"),
         ({"groups": -4}, "-4 groups cannot be; give 1 or more"),
@@ -287,3 +287,25 @@ def test_cholesky_says_what_it_cannot_do() -> None:
     rows[:, 3] = rows[:, 2]
     with pytest.raises(WhiteningError, match="no Cholesky factor"):
         whitening(shuffle=False, group_map=GroupMap.CHOLESKY)(rows)
+
+
+def test_a_gradient_of_pca_is_that_of_its_zca_turned() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(20, 4, dtype=torch.float64, requires_grad=True)
+
+    def turned(kind: GroupMap) -> torch.Tensor:
+        centred = rows - rows.mean(0)
+        covariance = centred.mT @ centred / 19
+        out = centred @ group_map(kind, covariance).mT
+        if kind is GroupMap.ZCA:
+            with torch.no_grad():
+                vectors = torch.linalg.eigh(covariance)[1].flip(-1)
+            out = out @ vectors
+        return out
+
+    weights = torch.randn(20, 4, dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad((turned(kind) * weights).sum(), rows)[0]
+        for kind in (GroupMap.PCA, GroupMap.ZCA)
+    ]
+    torch.testing.assert_close(*gradients)

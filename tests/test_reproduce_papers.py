@@ -380,6 +380,33 @@ def test_what_was_trained_from_the_rows_own_encoder_is_no_stand_in(place, traine
     assert (planned["status"], planned["why"]) == ("ran", None)
 
 
+def test_names_that_no_row_has_are_logged(place, trained, unreported):
+    _, lines = place.run("--trained", trained, "--plan", "--only", f"{CSE}:Table 5")
+    (told,) = [line for line in lines if line["event"] == "trained"]
+    assert (told["taken"], told["unused"]) == (["positivesm2"], ["whitenedcsebertbase"])
+
+
+def test_several_settings_of_one_name_are_refused(place, trained, tmp_path):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    first, *others = (json.loads(line) for line in (copy / "results.jsonl").open())
+    first["options"]["learning_rate"] = 1e-7
+    (copy / "results.jsonl").write_text("\n".join(map(json.dumps, [first, *others])))
+    status, lines = place.run("--trained", copy, "--plan")
+    assert status == 2
+    assert "trainings of several settings called positives m=2" in lines[-1]["message"]
+
+
+def test_a_name_whose_model_was_not_kept_leaves_the_others(place, trained, unreported, tmp_path):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    lines = [json.loads(line) for line in (copy / "results.jsonl").open()]
+    gone = {**lines[0], "key": "0" * 16, "rows": [{"table": "Table 5", "name": "positives m=4"}]}
+    (copy / "results.jsonl").write_text("\n".join(map(json.dumps, [*lines, gone])))
+    status, told = place.run("--trained", copy, "--plan", "--only", f"{CSE}:Table 5")
+    assert status == 0
+    (planned,) = [line for line in told if line["event"] == "planned"]
+    assert planned["status"] == "stand-in"
+
+
 def test_trainings_without_models_are_refused(place, trained, tmp_path):
     copy = shutil.copytree(trained, tmp_path / "copy")
     shutil.rmtree(copy / "models")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import click
@@ -15,101 +17,79 @@ from whiten_index.cli.options import (
     trust_option,
     with_options,
 )
+from whiten_index.training.config import GROUPS, POOLINGS, TrainingConfig
 
-# As in training.config, which is not imported: --help answers at once.
-train_options = [
+
+def _option(name: str, text: str | None = None, *, default: str | None = None) -> Any:
+    """Return the option of a field of ``TrainingConfig``, of its type and with its default.
+
+    Args:
+        name: of the field.
+        text: of the help.
+        default: how to call a default that is none of the field's.
+    """
+    field = next(each for each in dataclasses.fields(TrainingConfig) if each.name == name)
+    value = field.default
+    help_ = " ".join(part for part in (text, default and f"[default: {default}]") if part) or None
+    flag, shown = f"--{name.replace('_', '-')}", value is not None
+    if isinstance(value, Enum):
+        choice = click.Choice([each.value for each in type(value)])
+        return click.option(flag, type=choice, default=value.value, show_default=True, help=help_)
+    if isinstance(value, bool):
+        both = f"{flag}/--no-{name.replace('_', '-')}" if value else flag
+        return click.option(both, is_flag=True, default=value, show_default=value, help=help_)
+    kind = type(value) if shown else int
+    return click.option(flag, type=kind, default=value, show_default=shown, help=help_)
+
+
+_options = [
     click.option(
         "--text-column",
         "text_columns",
         multiple=True,
-        default=("text",),
+        default=TrainingConfig.text_columns,
         show_default=True,
         help="Of the sentences; several are joined by a space.",
     ),
-    click.option("--limit", type=int, help="Use only the first N sentences."),
+    _option("limit", "Use only the first N sentences."),
     model_option,
     revision_option,
     trust_option,
     click.option(
         "--pooling",
-        type=click.Choice(["cls", "mean"]),
-        default="cls",
+        type=click.Choice(POOLINGS),
+        default=TrainingConfig.pooling,
         show_default=True,
         help="The paper's is cls; models of sentence-transformers are mostly of mean.",
     ),
-    click.option("--max-length", type=int, default=32, show_default=True, help="Tokens."),
-    click.option(
-        "--whiten/--no-whiten",
-        default=True,
-        show_default=True,
-        help="Whiten in the head; without, and with --positives 1, this is SimCSE.",
+    _option("max_length", "Tokens."),
+    _option("whiten", "Whiten in the head; without, and with --positives 1, this is SimCSE."),
+    _option("groups", "Number of groups of channels.", default=str(GROUPS)),
+    _option("group_size", "Instead: channels a group."),
+    _option("group_map", "What whitens a group; newton is zca by iterated products."),
+    _option("shuffle", "Permute the channels at each call."),
+    _option("epsilon", "Added to the diagonal of each covariance."),
+    _option("shrinkage", "Towards a multiple of I, which a batch not larger than a group needs."),
+    _option("momentum", "Weight of a batch in the running moments of --keep-head."),
+    _option("positives", "Of a sentence."),
+    _option("passes", "Through the encoder for a sentence.", default="positives + 1"),
+    _option("positive_sum", "The logarithm: equation 7 or 8."),
+    _option("temperature", "Of the similarities."),
+    _option("batch_size", "Sentences."),
+    _option("epochs", "Over the sentences."),
+    _option("max_steps", "Stop after so many steps."),
+    _option("learning_rate", "From where it falls to 0 linearly."),
+    _option("warmup", "Share of the steps in which the learning rate rises."),
+    _option("weight_decay", "Of AdamW."),
+    _option("max_grad_norm", "Cut gradients at this length."),
+    _option("precision", "Of the encoder; head and loss are in float32."),
+    _option("eval_steps", "Steps between evaluations."),
+    _option(
+        "save_steps", "Steps between checkpoints in OUT.training, from which it is gone on with."
     ),
-    click.option("--groups", type=int, help="Number of groups of channels. [default: 128]"),
-    click.option("--group-size", type=int, help="Instead: channels a group."),
-    click.option(
-        "--group-map",
-        type=click.Choice(["zca", "newton", "pca", "cholesky"]),
-        default="zca",
-        show_default=True,
-        help="What whitens a group; newton is zca by iterated products.",
-    ),
-    click.option(
-        "--shuffle/--no-shuffle",
-        default=True,
-        show_default=True,
-        help="Permute the channels at each call.",
-    ),
-    click.option("--epsilon", type=float, default=1e-5, show_default=True),
-    click.option(
-        "--shrinkage",
-        type=float,
-        default=0.0,
-        show_default=True,
-        help="Towards a multiple of I, which a batch not larger than a group needs.",
-    ),
-    click.option("--momentum", type=float, default=0.1, show_default=True),
-    click.option("--positives", type=int, default=3, show_default=True, help="Of a sentence."),
-    click.option(
-        "--passes", type=int, help="Through the encoder for a sentence. [default: positives + 1]"
-    ),
-    click.option(
-        "--positive-sum",
-        type=click.Choice(["outside", "inside"]),
-        default="outside",
-        show_default=True,
-        help="The logarithm: equation 7 or 8.",
-    ),
-    click.option("--temperature", type=float, default=0.05, show_default=True),
-    click.option("--batch-size", type=int, default=64, show_default=True),
-    click.option("--epochs", type=float, default=1.0, show_default=True),
-    click.option("--max-steps", type=int, help="Stop after so many steps."),
-    click.option("--learning-rate", type=float, default=3e-5, show_default=True),
-    click.option("--warmup", type=float, default=0.0, show_default=True, help="Share of steps."),
-    click.option("--weight-decay", type=float, default=0.0, show_default=True),
-    click.option("--max-grad-norm", type=float, default=1.0, show_default=True),
-    click.option(
-        "--precision",
-        type=click.Choice(["float32", "bf16", "fp16"]),
-        default="float32",
-        show_default=True,
-    ),
-    click.option(
-        "--eval-steps",
-        type=int,
-        default=125,
-        show_default=True,
-        help="Steps between evaluations.",
-    ),
-    click.option(
-        "--save-steps",
-        type=int,
-        default=500,
-        show_default=True,
-        help="Steps between checkpoints, from which a training is gone on with.",
-    ),
-    click.option("--seed", type=int, default=0, show_default=True),
-    click.option("--keep-head", is_flag=True, help="Write the head too, not the encoder alone."),
-    click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
+    _option("seed", "Of everything that is drawn."),
+    _option("keep_head", "Write the head too, not the encoder alone."),
+    _option("device", "auto, cpu or cuda."),
 ]
 
 
@@ -121,7 +101,7 @@ train_options = [
     type=click.Path(),
     help="File or folder with STS-B, whose dev split says which checkpoint is best.",
 )
-@with_options(train_options)
+@with_options(_options)
 @json_option
 def train(
     corpus: tuple[str, ...], out: str, dev: str | None, as_json: bool, **options: Any
@@ -132,7 +112,6 @@ def train(
     gone on with by the same command.
     """
     from whiten_index.train import train as train_model
-    from whiten_index.training.config import TrainingConfig
 
     config = TrainingConfig.from_options({"corpus": corpus, "out": out, **options})
     report = train_model(config, pairs=dev, progress=terminal.Bars(facts=not as_json))

@@ -17,7 +17,7 @@ from pipelines.train_whitenedcse import main, read_sweep
 from whiten_index.errors import ConfigError
 from whiten_index.training.config import TrainingConfig
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SWEEP = """
 seeds = [0, 1]
 [base]
@@ -194,7 +194,14 @@ def test_one_training_that_fails_does_not_keep_the_others(run: Any, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("rows", None), ("key", ".."), ("stsb_dev", "x"), ("curves", 3), ("rows", [{"name": 3}])],
+    [
+        ("rows", None),
+        ("key", ".."),
+        ("stsb_dev", "x"),
+        ("curves", 3),
+        ("curves", []),
+        ("rows", [{"name": 3}]),
+    ],
 )
 def test_a_file_of_results_that_nobody_wrote_is_told(
     run: Any, tmp_path: Path, field: str, value: Any

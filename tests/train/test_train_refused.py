@@ -1,0 +1,177 @@
+"""What cannot be trained is told, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    CorpusError,
+    EncoderError,
+    WhiteningError,
+)
+from whiten_index.train import train
+from whiten_index.training.config import Precision
+
+
+def test_what_is_refused_leaves_nothing_behind(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError):
+        train(config())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"batch_size": 1}, ConfigError, "batch_size is 1; give 2 or more: sentences are told"),
+        ({"positives": 0}, ConfigError, "positives is 0; give 1 or more"),
+        ({"groups": 5}, ConfigError, "5 groups do not divide 32 channels; give one of 1, 2, 4, 8"),
+        ({"groups": 2, "group_size": 16}, ConfigError, "either the number of groups or"),
+        ({"whiten": False}, ConfigError, "groups are of a head that whitens"),
+        ({"groups": 1}, WhiteningError, "a batch of 16 cannot whiten groups of 32 channels"),
+        ({"batch_size": 512}, CorpusError, "200 sentences, fewer than a batch of 512"),
+        ({"passes": 5}, ConfigError, "passes is 5; a sentence has 4 views, so give 1 to 4"),
+        ({"passes": 1, "shuffle": False}, ConfigError, "1 passes give 4 views of which some are"),
+        ({"passes": 2, "shuffle": False}, ConfigError, "2 passes give 4 views of which some are"),
+        ({"temperature": 0.0}, ConfigError, "temperature is 0.0; give a number above 0"),
+        ({"learning_rate": float("nan")}, ConfigError, "learning_rate is nan"),
+        ({"seed": -1}, ConfigError, "seed is -1; give 0 or more"),
+        ({"positives": "3"}, ConfigError, "positives is '3'; give a whole number"),
+        ({"whiten": "no"}, ConfigError, "whiten is 'no'; give true or false"),
+        ({"group_map": "zca"}, ConfigError, "group_map is 'zca'; give one of zca"),
+        ({"text_columns": (3,)}, ConfigError, "give text, or a list of it"),
+        ({"seed": 2**32}, ConfigError, "give 4294967295 or less"),
+        ({"epochs": 1e308}, ConfigError, "epochs is 1e\\+308; give a number from 0 to 1e\\+06"),
+        ({"batch_size": 2.5}, ConfigError, "batch_size is 2.5; give a whole number"),
+        ({"learning_rate": "fast"}, ConfigError, "learning_rate is 'fast'; give a number"),
+        ({"passes": 1, "groups": 32}, ConfigError, "groups of several, but not all"),
+        ({"learning_rate": 1e30}, WhiteningError, "are not finite; take a smaller learning rate"),
+        (
+            {"learning_rate": 1e30, "whiten": False, "groups": None},
+            EncoderError,
+            "the training diverged: its numbers are not finite",
+        ),
+        ({"warmup": 1.5}, ConfigError, "warmup is 1.5; give a number from 0 to 1"),
+        ({"epsilon": -1.0}, ConfigError, "epsilon is -1.0; give 0 or more"),
+        ({"pooling": "max"}, ConfigError, "pooling is max; give one of cls, mean"),
+        ({"max_length": 2}, ConfigError, "max_length is 2"),
+        ({"corpus": ()}, ConfigError, "no sentences are named"),
+        ({"device": "tpu"}, ConfigError, "device is tpu; give one of auto, cpu, cuda"),
+        ({"precision": Precision.FP16}, ConfigError, "fp16 is for GPUs"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_trained_is_told(
+    config: Any, tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        train(config(**options))
+    assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "model.training").exists()
+
+
+def test_an_encoder_without_dropout_has_no_views_to_tell_apart_unless_channels_are_shuffled(
+    config: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    plain = shutil.copytree(tiny_model, tmp_path / "plain")
+    settings = json.loads((plain / "config.json").read_text())
+    settings |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (plain / "config.json").write_text(json.dumps(settings))
+    for options in ({"whiten": False, "groups": None}, {"shuffle": False}, {"groups": 32}):
+        with pytest.raises(EncoderError, match="has no dropout, so that all views of a sentence"):
+            train(config(model=str(plain), **options))
+    assert train(config(model=str(plain))).facts["steps"] == 6
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "training.json", ".env", "checkpoints/notes.txt"])
+def test_a_users_own_folder_beside_is_left_alone(config: Any, tmp_path: Path, name: str) -> None:
+    own = tmp_path / "model.training" / name
+    own.parent.mkdir(parents=True)
+    own.write_text('{"years": "of work"}')
+    for options in ({}, {"groups": 5}):
+        with pytest.raises(ConfigError):
+            train(config(**options))
+    assert own.read_text() == '{"years": "of work"}'
+    assert [p.name for p in (tmp_path / "model.training").rglob("*") if p.is_file()] == [own.name]
+
+
+def test_a_model_that_was_trained_is_no_folder_of_checkpoints(config: Any, tmp_path: Path) -> None:
+    first = train(config(out=str(tmp_path / "model.training")))
+    with pytest.raises(ConfigError, match="where checkpoints go, holds something else"):
+        train(config())
+    assert train(config(out=str(tmp_path / "model.training"))).facts == first.facts
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "curves.csv"])
+def test_a_model_that_was_damaged_since_is_told(config: Any, name: str) -> None:
+    out = train(config()).out
+    (out / name).write_bytes(b"x")
+    with pytest.raises(ArtifactError, match="remove it to train anew"):
+        train(config())
+    (out / name).unlink()
+    with pytest.raises(ArtifactError, match="is missing"):
+        train(config())
+
+
+def test_embeddings_that_all_became_the_same_are_a_divergence(
+    config: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import whiten_index.train as module
+
+    def scorer(*_: Any) -> Any:
+        calls = iter([{"stsb_dev": 1.0, "uniformity": 0.0}])
+
+        def score(_: Any) -> dict[str, float]:
+            try:
+                return next(calls)
+            except StopIteration:
+                raise ConfigError("all predicted similarities are 0") from None
+
+        return score
+
+    monkeypatch.setattr(module, "_scorer", scorer)
+    with pytest.raises(EncoderError, match="or all embeddings are the same"):
+        train(config(), pairs=pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("WORLD_SIZE", "2"), ("LOCAL_RANK", "3"), ("ACCELERATE_MIXED_PRECISION", "bf16")],
+)
+def test_what_others_set_for_their_own_trainings_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"unset .*{name}|{name} is set"):
+        train(config())
+
+
+def test_a_folder_of_something_else_is_left_alone(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"holds something else than a trained model"):
+        train(config())
+    assert (tmp_path / "model" / "thesis.txt").read_text() == "years of work"
+
+
+def test_without_accelerate_it_says_what_to_install(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "accelerate" else real(name, *a),
+    )
+    with pytest.raises(ConfigError, match=r"pip install 'whiten-index\[train\]'"):
+        train(config())
