@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.results_file import RESULTS, read
+from pipelines.training_tables import mean_losses
 
 Row = Mapping[str, Any]
 STARTS = {"random": "random BERT", "minilm": "MiniLM", "minilm_cls": "MiniLM, [CLS]"}
@@ -16,14 +17,13 @@ _CURVES = ("stsb_dev", "alignment", "uniformity")
 def quality() -> str:
     """Return the table of losses and STS-B dev, over seeds."""
     lines = [
-        "| from | training | steps | loss, first step → end | STS-B dev before | best checkpoint "
+        "| from | training | steps | loss, first steps → last | STS-B dev before | best checkpoint "
         "| change |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for title, found in measured():
         for name, rows in _by_name(found).items():
-            losses = [[each["loss"] for each in row["curves"] if "loss" in each] for row in rows]
-            first, last = (statistics.mean(each[end] for each in losses) for end in (0, -1))
+            first, last = mean_losses(rows)
             before, best = ([row[key] for row in rows] for key in ("stsb_dev_before", "stsb_dev"))
             change = [after - start for start, after in zip(before, best, strict=True)]
             lines.append(

@@ -27,15 +27,29 @@ def tables(rows: Rows) -> Iterator[str]:
         own = [row for row in rows if row["table"] == table]
         for name in dict.fromkeys(row["name"] for row in own):
             same = [row for row in own if row["name"] == name]
-            losses = [[each["loss"] for each in row["curves"] if "loss" in each] for row in same]
-            first, last = (statistics.mean(each[end] for each in losses) for end in (0, -1))
+            first, last = mean_losses(same)
             means = [statistics.mean(row["sts"].values()) for row in same if row["sts"]]
             yield (
-                f"| {name} | {len(same)} | {first:.3f} → {last:.3f} "
+                f"| {name} | {len(same)} | {first:.2g} → {last:.2g} "
                 f"| {_spread([row['stsb_dev'] for row in same])} "
                 f"| {_spread([row['stsb_dev_before'] for row in same])} | {_spread(means)} |"
             )
         yield ""
+
+
+def mean_losses(rows: Rows) -> tuple[float, float]:
+    """Return the mean loss of the first steps, and of the last, over the seeds.
+
+    The first batch, which is told alone, counts among the first steps.
+    """
+    first, last = list[float](), list[float]()
+    for row in rows:
+        losses = [(each["step"], each["loss"]) for each in row["curves"] if "loss" in each]
+        one, *more = losses
+        until, mean = more[0] if more else one
+        first.append((one[1] + (until - 1) * mean) / until)
+        last.append(losses[-1][1])
+    return statistics.mean(first), statistics.mean(last)
 
 
 def _spread(values: Sequence[float | None]) -> str:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 from pipelines.train_whitenedcse import main, read_sweep
+from pipelines.training_tables import mean_losses
 from whiten_index.errors import ConfigError
 from whiten_index.training.config import TrainingConfig
 
@@ -223,3 +224,15 @@ def test_another_model_in_the_same_folder_is_trained_anew(
     tensors = {k: v + 0.01 for k, v in load_file(model / "model.safetensors").items()}
     save_file(tensors, model / "model.safetensors")
     assert [each for each in events(run(*given, model=model)) if each["event"] == "training"]
+
+
+def test_the_first_batch_counts_among_the_first_steps() -> None:
+    curves = [
+        {"step": 0},
+        {"step": 1, "loss": 9.0},
+        {"step": 3, "loss": 3.0},
+        {"step": 4, "loss": 1.0},
+    ]
+    alone = [{"step": 1, "loss": 3.0}]
+    assert mean_losses([{"curves": curves}]) == (5.0, 1.0)
+    assert mean_losses([{"curves": curves}, {"curves": alone}]) == (4.0, 2.0)
