@@ -44,7 +44,7 @@ from whiten_index.log_lines import Ending, LogLines, failure, log, run_job
 from whiten_index.manifest import fingerprint, make_folder, replace_file, writing
 from whiten_index.report import check_report
 from whiten_index.stopping import stop_on_signals
-from whiten_index.train import CURVES, model_of, require_trainable, train
+from whiten_index.train import CURVES, model_of, require_trainable, train_encoder
 from whiten_index.training.config import TrainingConfig
 
 RESULTS, TABLES, FIGURES = "results.jsonl", "results.md", "figures"
@@ -276,7 +276,7 @@ class Job:
         folder = self._folder(key)
         config = self.config(run, folder)
         pooling = model_of(config)[0].pooling
-        report = train(config, pairs=self.dev, progress=LogLines())
+        report = train_encoder(config, pairs=self.dev, progress=LogLines())
         with (folder / CURVES).open(encoding="utf-8") as file:
             curves = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
         return {

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from whiten_index import Encoder
-from whiten_index.train import train
+from whiten_index.train import train_encoder
 from whiten_index.training.config import GroupMap, Precision, TrainingConfig
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
 
@@ -60,7 +60,7 @@ def test_a_training_in_any_precision_ends_with_an_encoder_for_any_device(
     config: Any, precision: Precision, whiten: bool
 ) -> None:
     options: dict[str, Any] = {} if whiten else {"whiten": False, "groups": None}
-    report = train(config(precision=precision, **options))
+    report = train_encoder(config(precision=precision, **options))
     assert report.facts["steps"] == 6
     on_cpu = Encoder.load(str(report.out), device="cpu").encode(["a cat", "a dog"])
     assert np.isfinite(on_cpu).all()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from whiten_index.reduce import QueryTransform
     from whiten_index.search import open_index
     from whiten_index.store import EmbeddingStore
+    from whiten_index.train import train_encoder
+    from whiten_index.training.config import TrainingConfig
     from whiten_index.whitening import Whitening
 
 __version__ = VERSION
@@ -33,6 +35,7 @@ _HOME = {
     "ParquetCorpus": "corpus",
     "PushConfig": "push",
     "QueryTransform": "reduce",
+    "TrainingConfig": "training.config",
     "WhitenIndexError": "errors",
     "Whitening": "whitening",
     "build_index": "build",
@@ -40,6 +43,7 @@ _HOME = {
     "open_index": "search",
     "push_index": "push",
     "pushed_version": "push",
+    "train_encoder": "train",
 }
 
 __all__ = [
@@ -51,6 +55,7 @@ __all__ = [
     "ParquetCorpus",
     "PushConfig",
     "QueryTransform",
+    "TrainingConfig",
     "WhitenIndexError",
     "Whitening",
     "__version__",
@@ -59,6 +64,7 @@ __all__ = [
     "open_index",
     "push_index",
     "pushed_version",
+    "train_encoder",
 ]
 
 

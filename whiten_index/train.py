@@ -64,7 +64,7 @@ class TrainReport:
         }
 
 
-def train(
+def train_encoder(
     config: TrainingConfig, *, pairs: Path | str | None = None, progress: Progress | None = None
 ) -> TrainReport:
     """Train an encoder, and write it as a folder of sentence-transformers.
@@ -162,7 +162,7 @@ def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]
     """Return the model that is trained; refuse what cannot be, before anything is read.
 
     Raises:
-        ConfigError: see ``train``.
+        ConfigError: see ``train_encoder``.
         EncoderError: the model cannot be found, or has a head of its own.
         WhiteningError: a batch cannot whiten its groups.
     """

@@ -17,7 +17,7 @@ from whiten_index.errors import (
     ConfigError,
     OutputError,
 )
-from whiten_index.train import train
+from whiten_index.train import train_encoder
 
 
 # An epoch has 12 steps: at its end the sentences are drawn anew.
@@ -27,11 +27,11 @@ def test_an_interrupted_training_that_is_gone_on_with_is_the_uninterrupted_one(
 ) -> None:
     # The head too, with its running moments.
     options = {"max_steps": 26, "eval_steps": 4, "keep_head": True}
-    whole = train(config(out=str(tmp_path / "whole"), **options), pairs=pairs)
+    whole = train_encoder(config(out=str(tmp_path / "whole"), **options), pairs=pairs)
     with pytest.raises(KeyboardInterrupt):
-        train(config(**options), pairs=pairs, progress=Stops(stop))
+        train_encoder(config(**options), pairs=pairs, progress=Stops(stop))
     assert not (tmp_path / "model").exists()
-    report = train(config(**options), pairs=pairs)
+    report = train_encoder(config(**options), pairs=pairs)
     assert report.facts["resumed_at"] == stop
     require_same(whole, report)
     assert report.facts["stsb_dev"] == whole.facts["stsb_dev"]
@@ -44,16 +44,16 @@ def test_an_interrupted_training_that_is_gone_on_with_is_the_uninterrupted_one(
 def test_a_checkpoint_that_was_being_written_is_passed_over(
     config: Any, pairs: Path, tmp_path: Path
 ) -> None:
-    whole = train(config(out=str(tmp_path / "whole")), pairs=pairs)
+    whole = train_encoder(config(out=str(tmp_path / "whole")), pairs=pairs)
     with pytest.raises(KeyboardInterrupt):
-        train(config(), pairs=pairs, progress=Stops(4))
+        train_encoder(config(), pairs=pairs, progress=Stops(4))
     checkpoints = tmp_path / "model.training" / "checkpoints"
     # It died while it wrote the next one, with weights of a later step for the best.
     half = shutil.copytree(checkpoints / "checkpoint-4", checkpoints / "checkpoint-5")
     (half / "whole.json").unlink()
     (half / "model.safetensors").write_bytes(b"half")
     (checkpoints / "best-6.safetensors").write_bytes(b"half")
-    report = train(config(), pairs=pairs)
+    report = train_encoder(config(), pairs=pairs)
     assert report.facts["resumed_at"] == 4
     require_same(whole, report)
 
@@ -68,7 +68,9 @@ def test_only_the_last_checkpoint_and_the_best_weights_are_kept(
         module, "_scorer", lambda *_: lambda _: {"stsb_dev": next(values), "uniformity": 0.0}
     )
     with pytest.raises(KeyboardInterrupt):
-        train(config(max_steps=20, eval_steps=3, save_steps=5), pairs=pairs, progress=Stops(13))
+        train_encoder(
+            config(max_steps=20, eval_steps=3, save_steps=5), pairs=pairs, progress=Stops(13)
+        )
     kept = tmp_path / "model.training" / "checkpoints"
     assert {path.name for path in kept.iterdir()} == {"checkpoint-13", "best-6.safetensors"}
 
@@ -76,8 +78,10 @@ def test_only_the_last_checkpoint_and_the_best_weights_are_kept(
 def test_losses_between_checkpoints_are_told_whenever_it_is_stopped(
     config: Any, pairs: Path, tmp_path: Path
 ) -> None:
+    rare = {"max_steps": 12, "eval_steps": 12, "save_steps": 12}
+
     def losses(**options: Any) -> dict[int, float]:
-        report = train(config(max_steps=12, eval_steps=12, save_steps=12, **options), pairs=pairs)
+        report = train_encoder(config(**rare, **options), pairs=pairs)
         with (report.out / "curves.csv").open() as file:
             return {
                 int(row["step"]): float(row["loss"]) for row in csv.DictReader(file) if row["loss"]
@@ -85,7 +89,7 @@ def test_losses_between_checkpoints_are_told_whenever_it_is_stopped(
 
     whole = losses(out=str(tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
-        train(config(max_steps=12, eval_steps=12, save_steps=12), pairs=pairs, progress=Stops(5))
+        train_encoder(config(**rare), pairs=pairs, progress=Stops(5))
     parts = losses()
     assert list(whole) == [1, 12]
     assert list(parts) == [1, 5, 12]
@@ -94,31 +98,31 @@ def test_losses_between_checkpoints_are_told_whenever_it_is_stopped(
 
 
 def test_a_training_that_is_done_is_not_done_again(config: Any, pairs: Path) -> None:
-    first = train(config(), pairs=pairs)
+    first = train_encoder(config(), pairs=pairs)
     before = (first.out / "model.safetensors").stat().st_mtime_ns
-    again = train(config(), pairs=pairs)
+    again = train_encoder(config(), pairs=pairs)
     assert again.again
     assert again.facts == first.facts
     assert (first.out / "model.safetensors").stat().st_mtime_ns == before
     with pytest.raises(ConfigError, match="a model trained with another learning_rate, seed"):
-        train(config(seed=1, learning_rate=1e-4), pairs=pairs)
+        train_encoder(config(seed=1, learning_rate=1e-4), pairs=pairs)
 
 
 def test_checkpoints_of_another_model_are_not_gone_on_with(
     config: Any, pairs: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(config(), pairs=pairs, progress=Stops(2))
+        train_encoder(config(), pairs=pairs, progress=Stops(2))
     other = shutil.copytree(tiny_model, tmp_path / "other")
     tensors = load_file(other / "model.safetensors")
     from safetensors.torch import save_file
 
     save_file({name: each + 0.01 for name, each in tensors.items()}, other / "model.safetensors")
     with pytest.raises(ConfigError, match="checkpoints of a training with another model; name"):
-        train(config(model=str(other)), pairs=pairs)
+        train_encoder(config(model=str(other)), pairs=pairs)
     with pytest.raises(ConfigError, match="with another max_steps"):
-        train(config(max_steps=7), pairs=pairs)
-    assert train(config(), pairs=pairs).facts["resumed_at"] == 2
+        train_encoder(config(max_steps=7), pairs=pairs)
+    assert train_encoder(config(), pairs=pairs).facts["resumed_at"] == 2
 
 
 def test_what_a_training_left_that_died_at_its_very_end_is_removed(
@@ -135,9 +139,9 @@ def test_what_a_training_left_that_died_at_its_very_end_is_removed(
     with monkeypatch.context() as patch:
         patch.setattr(module, "replace_folder", die)
         with pytest.raises(KeyboardInterrupt):
-            train(config(), pairs=pairs)
+            train_encoder(config(), pairs=pairs)
     assert (tmp_path / "model.training" / "checkpoints").exists()
-    assert train(config(), pairs=pairs).again
+    assert train_encoder(config(), pairs=pairs).again
     assert not (tmp_path / "model.training").exists()
 
 
@@ -153,7 +157,7 @@ def test_a_damaged_checkpoint_is_told(
     config: Any, pairs: Path, tmp_path: Path, name: str, how: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(config(), pairs=pairs, progress=Stops(5))
+        train_encoder(config(), pairs=pairs, progress=Stops(5))
     folder = tmp_path / "model.training" / "checkpoints"
     (best,) = folder.glob("best-*.safetensors")
     path = folder / name.format(best.stem.partition("-")[2])
@@ -162,26 +166,26 @@ def test_a_damaged_checkpoint_is_told(
     else:
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ArtifactError, match="remove the folder of checkpoints to train anew"):
-        train(config(), pairs=pairs)
+        train_encoder(config(), pairs=pairs)
 
 
 def test_names_of_others_among_checkpoints_are_passed_over(
     config: Any, pairs: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(config(), pairs=pairs, progress=Stops(3))
+        train_encoder(config(), pairs=pairs, progress=Stops(3))
     folder = tmp_path / "model.training" / "checkpoints"
     (folder / "checkpoint-old").mkdir()
     (folder / "best-mine.safetensors").write_bytes(b"x")
-    assert train(config(), pairs=pairs).facts["resumed_at"] == 3
+    assert train_encoder(config(), pairs=pairs).facts["resumed_at"] == 3
 
 
 def test_checkpoints_are_as_often_as_is_asked_for_now(config: Any, tmp_path: Path) -> None:
     long = {"max_steps": 12, "eval_steps": 12}
     with pytest.raises(KeyboardInterrupt):
-        train(config(save_steps=12, **long), progress=Stops(2))
+        train_encoder(config(save_steps=12, **long), progress=Stops(2))
     with pytest.raises(RuntimeError, match="dies"):
-        train(config(save_steps=3, **long), progress=Dies(8))
+        train_encoder(config(save_steps=3, **long), progress=Dies(8))
     assert (tmp_path / "model.training/checkpoints/checkpoint-6/whole.json").exists()
 
 
@@ -198,11 +202,11 @@ def test_a_disk_that_is_full_at_the_very_end_is_told(
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_model", full)
         with pytest.raises(OutputError, match="No space left on device"):
-            train(config())
-    assert train(config()).facts["resumed_at"] == 6
+            train_encoder(config())
+    assert train_encoder(config()).facts["resumed_at"] == 6
 
 
 def test_a_head_that_is_kept_is_another_training(config: Any, pairs: Path) -> None:
-    train(config(), pairs=pairs)
+    train_encoder(config(), pairs=pairs)
     with pytest.raises(ConfigError, match="a model trained with another keep_head"):
-        train(config(keep_head=True), pairs=pairs)
+        train_encoder(config(keep_head=True), pairs=pairs)

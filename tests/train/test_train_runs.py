@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ import pytest
 import torch
 
 from tests.train.helpers import require_same, sentences, weights
-from whiten_index.train import train
-from whiten_index.training.config import PositiveSum, Precision
+from whiten_index.train import train_encoder
+from whiten_index.training.config import GroupMap, PositiveSum, Precision
 
 
 def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
-    report = train(config(max_steps=40, eval_steps=10, save_steps=20), pairs=pairs)
+    report = train_encoder(config(max_steps=40, eval_steps=10, save_steps=20), pairs=pairs)
     with (report.out / "curves.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows] == [0, 1, 10, 20, 30, 40]
@@ -50,7 +51,7 @@ def test_the_best_checkpoint_is_what_is_written(
         return score
 
     monkeypatch.setattr(module, "_scorer", falling)
-    report = train(config(max_steps=10), pairs=pairs)
+    report = train_encoder(config(max_steps=10), pairs=pairs)
     assert report.facts["best_step"] == 4
     found = weights(report)
     for name, tensor in seen[2].items():
@@ -61,7 +62,7 @@ def test_the_best_checkpoint_is_what_is_written(
 
 def test_seeds_draw_what_they_drew_and_others_draw_otherwise(config: Any, tmp_path: Path) -> None:
     one, same, other = (
-        train(config(out=str(tmp_path / f"m{number}"), seed=seed))
+        train_encoder(config(out=str(tmp_path / f"m{number}"), seed=seed))
         for number, seed in enumerate((0, 0, 1))
     )
     require_same(one, same)
@@ -89,7 +90,7 @@ def test_seeds_draw_what_they_drew_and_others_draw_otherwise(config: Any, tmp_pa
     ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
 )
 def test_variants_train(config: Any, pairs: Path, options: dict[str, Any]) -> None:
-    report = train(config(**options), pairs=pairs)
+    report = train_encoder(config(**options), pairs=pairs)
     assert report.facts["steps"] == 6
     assert all(each.isfinite().all() for each in weights(report).values())
 
@@ -102,7 +103,7 @@ def test_the_folder_is_read_by_sentence_transformers_and_here_alike(
 
     from whiten_index.encoding import Encoder
 
-    report = train(config(keep_head=keep_head), pairs=pairs)
+    report = train_encoder(config(keep_head=keep_head), pairs=pairs)
     texts = sentences(20, seed=7)
     theirs = SentenceTransformer(str(report.out), device="cpu").encode(texts)
     ours = Encoder.load(str(report.out), device="cpu").encode(texts)
@@ -130,7 +131,7 @@ def test_the_head_that_is_kept_is_what_was_scored(
         return score
 
     monkeypatch.setattr(module, "_scorer", scorer)
-    report = train(config(keep_head=True), pairs=pairs)
+    report = train_encoder(config(keep_head=True), pairs=pairs)
     found = Encoder.load(str(report.out), device="cpu").encode(texts)
     np.testing.assert_allclose(found, seen[-1], atol=2e-5)
 
@@ -142,7 +143,7 @@ def test_the_trained_folder_goes_through_build_eval_and_search(
 
     from whiten_index.cli import cli
 
-    folder = train(config(), pairs=pairs).out
+    folder = train_encoder(config(), pairs=pairs).out
 
     def run(*arguments: str) -> Any:
         done = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
@@ -163,12 +164,12 @@ def test_the_trained_folder_goes_through_build_eval_and_search(
 def test_a_link_and_its_folder_are_one_out(config: Any, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert train(config(out=str(tmp_path / "link"))).out == tmp_path / "real"
-    assert train(config(out=str(tmp_path / "real"))).again
+    assert train_encoder(config(out=str(tmp_path / "link"))).out == tmp_path / "real"
+    assert train_encoder(config(out=str(tmp_path / "real"))).again
 
 
 def test_other_users_may_read_what_was_trained(config: Any) -> None:
-    out = train(config()).out
+    out = train_encoder(config()).out
     modes = {path.stat().st_mode & 0o777 for path in out.rglob("*") if path.is_file()}
     assert len(modes) == 1
 
@@ -176,7 +177,7 @@ def test_other_users_may_read_what_was_trained(config: Any) -> None:
 def test_longer_texts_than_those_trained_on_are_not_cut(config: Any, pairs: Path) -> None:
     from whiten_index.encoding import EncoderConfig, resolve_encoder
 
-    report = train(config(max_length=8), pairs=pairs)
+    report = train_encoder(config(max_length=8), pairs=pairs)
     spec, _ = resolve_encoder(EncoderConfig(model=str(report.out)))
     assert spec.max_length == 32
 
@@ -201,3 +202,9 @@ def test_the_command_trains_and_goes_on(
     refused = CliRunner().invoke(cli, [*command, "--group-size", "4"])
     assert refused.exit_code == 2
     assert "either the number of groups or the channels of a group" in refused.stderr
+
+
+def test_paths_and_choices_are_taken_as_they_come(config: Any, corpus: Path) -> None:
+    one, other = config(group_map=GroupMap.NEWTON), config(corpus=corpus, group_map="newton")
+    other = dataclasses.replace(other, out=Path(one.out), text_columns="text")
+    assert one == other

@@ -137,7 +137,7 @@ def test_what_is_there_is_not_trained_again(run: Any, tmp_path: Path) -> None:
         ("seeds = [0]", "has no runs"),
         (SWEEP.replace("groups = 8", "grups = 8"), "grups: no such option of a training"),
         (SWEEP.replace('name = "whitened"', 'name = "w"\nbatch_size = 1'), "batch_size is 1"),
-        (SWEEP.replace("[base]", '[base]\ngroup_map = "qr"'), "group_map is qr; give one of zca"),
+        (SWEEP.replace("[base]", '[base]\ngroup_map = "qr"'), "group_map is 'qr'; give one of zca"),
         (SWEEP.replace('name = "whitened"', 'name = "w"\ngroups = 5'), "5 groups do not divide 32"),
     ],
 )

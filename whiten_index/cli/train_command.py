@@ -111,10 +111,10 @@ def train(
     OUT becomes a folder that build --model takes, and sentence-transformers. What is interrupted is
     gone on with by the same command.
     """
-    from whiten_index.train import train as train_model
+    from whiten_index.train import train_encoder
 
     config = TrainingConfig.from_options({"corpus": corpus, "out": out, **options})
-    report = train_model(config, pairs=dev, progress=terminal.Bars(facts=not as_json))
+    report = train_encoder(config, pairs=dev, progress=terminal.Bars(facts=not as_json))
     if as_json:
         terminal.print_json(report.to_json())
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -133,11 +134,24 @@ class TrainingConfig:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Take single paths for lists and choices by their names; refuse what cannot be.
 
         Raises:
             ConfigError: a value is out of its range, or two do not go together.
         """
+        for name in ("corpus", "text_columns"):
+            given = getattr(self, name)
+            listed = (given,) if isinstance(given, str | os.PathLike) else given
+            if isinstance(listed, list | tuple):
+                places = tuple(str(e) if isinstance(e, os.PathLike) else e for e in listed)
+                object.__setattr__(self, name, places)
+        if isinstance(self.out, os.PathLike):
+            object.__setattr__(self, "out", str(self.out))
+        for name, choice in _CHOICES.items():
+            known = {each.value: each for each in choice}
+            given = getattr(self, name)
+            if isinstance(given, str) and given in known:
+                object.__setattr__(self, name, known[given])
         if not self.corpus:
             raise ConfigError("no sentences are named; name Parquet files or folders")
         self._require_kinds()
@@ -221,26 +235,14 @@ class TrainingConfig:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> TrainingConfig:
-        """Return a configuration of values whose choices are by name, as in a job file.
+        """Return a configuration of options by name, as of a command or a sweep.
 
         Raises:
-            ConfigError: an unknown name or choice, or see ``TrainingConfig``.
+            ConfigError: an unknown name, or see ``TrainingConfig``.
         """
         if unknown := sorted(options.keys() - cls.__dataclass_fields__.keys()):
             raise ConfigError(f"{', '.join(unknown)}: no such option of a training")
-        values = dict(options)
-        for name, choice in _CHOICES.items():
-            if isinstance(given := values.get(name), str):
-                known = [each.value for each in choice]
-                if given not in known:
-                    raise ConfigError(f"{name} is {given}; give one of {', '.join(known)}")
-                values[name] = choice(given)
-        for name in ("corpus", "text_columns"):
-            if isinstance(given := values.get(name), str):
-                values[name] = (given,)
-            elif isinstance(given, list):
-                values[name] = tuple(given)
-        return cls(**values)
+        return cls(**options)
 
     @property
     def views(self) -> int:
