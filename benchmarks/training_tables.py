@@ -52,7 +52,7 @@ def curves() -> str:
 def steps() -> str:
     """Return the table of a step's time with whitening and without."""
     lines = [
-        "| device | model | a step of 64 sentences in 4 views | ms | of SimCSE's step |",
+        "| device | model | a step of 64 sentences in 4 views | ms | of SimCSE's, paired |",
         "|---|---|---|---:|---:|",
     ]
     for row in _of_devices("training_steps"):

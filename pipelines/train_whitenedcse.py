@@ -11,11 +11,10 @@ Tables 3 to 6.
 the STS sets of ``--sts`` as WhitenedCSE scores them (all pairs of a set together).
 ``OUT/results.md`` shows means and deviations over the seeds, and curves, which the extra ``plot``
 draws, of the rows that were asked for last. What is there is not trained again. Models are removed
-once they are scored, but with ``--keep-models``, which trains again what was not kept.
-``pipelines.reproduce_papers --trained OUT`` takes them for the rows of the paper that are called
-as they are. Every line on standard
-output is one JSON object with ``time`` and ``event``; the last is ``finished``, ``interrupted`` or
-``failed``.
+once they are scored, but with ``--keep-models``: where a model was not kept, or not scored on what
+``--sts`` names now, it is trained again. ``pipelines.reproduce_papers --trained OUT`` takes them
+for the rows of the paper that are called as they are. Every line on standard output is one JSON
+object with ``time`` and ``event``; the last is ``finished``, ``interrupted`` or ``failed``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from whiten_index.log_lines import Ending, LogLines, failure, log, run_job
 from whiten_index.manifest import fingerprint, make_folder, replace_file, writing
 from whiten_index.report import check_report
 from whiten_index.stopping import stop_on_signals
-from whiten_index.train import CURVES, model_of, require_trainable, train_encoder
+from whiten_index.train import CURVES, model_of, read_dev, require_trainable, train_encoder
 from whiten_index.training.config import TrainingConfig
 
 RESULTS, TABLES, FIGURES = "results.jsonl", "results.md", "figures"
@@ -197,6 +196,8 @@ class Job:
         """
         # Before hours of training, not after.
         check_report()
+        if self.dev is not None:
+            read_dev(self.dev)
         if self.sts is not None:
             read_sts([self.sts])
         found, failed = self.results()
@@ -222,7 +223,7 @@ class Job:
                 if key in failed:
                     continue
                 result, row = done.get(key), {"table": run.table, "name": run.name}
-                lacking = result is None or (self.keep_models and not self._folder(key).is_dir())
+                lacking = result is None or self._lacks(result)
                 if lacking:
                     place = {**row, "seed": run.options["seed"]}
                     log("training", **place, number=number + 1, of=len(self.runs))
@@ -245,6 +246,11 @@ class Job:
             rows = zip(self.runs, keys, strict=True)
             return [(run, done[key]) for run, key in rows if key in done], list(failed.values())
 
+    def _lacks(self, result: Mapping[str, Any]) -> bool:
+        """Tell whether what is asked for now was not kept, or not scored."""
+        unkept = self.keep_models and not self._folder(result["key"]).is_dir()
+        return unkept or (self.sts is not None and result.get("sts_of") != _facts_of(self.sts))
+
     def _keys(self) -> list[str]:
         """Return what tells each training from others; equal rows are trained once.
 
@@ -258,7 +264,7 @@ class Job:
                     specs[config] = require_trainable(config)[0]
                 except (ConfigError, EncoderError, WhiteningError) as error:
                     raise type(error)(f"{run.table}, {run.name}: {error}") from error
-        files = [_facts_of(name) for name in (*self.corpus, self.dev, self.sts) if name is not None]
+        files = [_facts_of(name) for name in (*self.corpus, self.dev) if name is not None]
         return [
             fingerprint(
                 {
@@ -266,7 +272,7 @@ class Job:
                     "model": specs[config].fingerprint,
                     "sentences": [list(config.text_columns), config.limit],
                     "files": files,
-                    "scored": [self.dev is not None, self.sts is not None],
+                    "dev": self.dev is not None,
                 }
             )
             for config in configs
@@ -281,7 +287,9 @@ class Job:
             curves = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
         return {
             "key": key, "options": dict(run.options), "pooling": pooling, **report.facts,
-            "curves": curves, "sts": self._scores(folder), "seconds": report.stages.seconds,
+            "curves": curves, "sts": self._scores(folder),
+            "sts_of": None if self.sts is None else _facts_of(self.sts),
+            "seconds": report.stages.seconds,
         }  # fmt: skip
 
     def _folder(self, key: str) -> Path:

@@ -354,7 +354,9 @@ def test_rows_of_whitened_cse_run_with_what_was_trained_for_them(
     done = [json.loads(line) for line in (trained / "results.jsonl").open()]
     best = max(done, key=lambda each: each["stsb_dev"])
     assert Path(row["ran_with"]) == trained / "models" / best["key"]
-    assert f"trained here from {place.stand_in}, and not from bert-base-uncased" in row["why"]
+    assert row["why"].startswith(
+        f"trained here from {place.stand_in}, and not from bert-base-uncased; "
+    )
     (note,) = row["notes"]
     assert note.endswith(f"seed {best['options']['seed']}, the best of 2 seeds on STS-B dev")
     ended, out, error = cli(*shlex.split(row["command"])[1:])
@@ -367,17 +369,26 @@ def test_rows_of_whitened_cse_run_with_what_was_trained_for_them(
     assert 0 <= task["figures"]["MR"]["ours"] <= 100
 
 
-def test_what_was_trained_from_the_rows_own_encoder_is_no_stand_in(place, trained, unreported):
+@pytest.mark.parametrize(
+    ("steps", "expected", "why"),
+    [
+        (125_000, "ran", None),
+        (2, "stand-in", "trained here on 16 sentences, and not on 999,936"),
+    ],
+)
+def test_what_was_trained_as_the_paper_did_is_no_stand_in(
+    place, trained, unreported, steps, expected, why
+):
     def of_bert(result: Any) -> Any:
-        return {**result, "encoder": "google-bert/bert-base-uncased"}
+        return {**result, "encoder": "google-bert/bert-base-uncased", "steps": steps}
 
-    copy = shutil.copytree(trained, place.root / "own")
+    copy = shutil.copytree(trained, place.root / f"own-{steps}")
     lines = [of_bert(json.loads(line)) for line in (copy / "results.jsonl").open()]
     (copy / "results.jsonl").write_text("\n".join(map(json.dumps, lines)))
     status, lines = place.run("--trained", copy, "--plan", "--only", f"{CSE}:Table 5")
     assert status == 0
     (planned,) = [line for line in lines if line["event"] == "planned"]
-    assert (planned["status"], planned["why"]) == ("ran", None)
+    assert (planned["status"], planned["why"]) == (expected, why)
 
 
 def test_names_that_no_row_has_are_logged(place, trained, unreported):
@@ -391,9 +402,11 @@ def test_several_settings_of_one_name_are_refused(place, trained, tmp_path):
     first, *others = (json.loads(line) for line in (copy / "results.jsonl").open())
     first["options"]["learning_rate"] = 1e-7
     (copy / "results.jsonl").write_text("\n".join(map(json.dumps, [first, *others])))
-    status, lines = place.run("--trained", copy, "--plan")
-    assert status == 2
-    assert "trainings of several settings called positives m=2" in lines[-1]["message"]
+    status, lines = place.run("--trained", copy, "--plan", "--only", f"{CSE}:Table 5")
+    assert status == 0
+    (planned,) = [line for line in lines if line["event"] == "planned"]
+    assert planned["status"] == "not run"
+    assert "trainings of several settings called positives m=2" in planned["why"]
 
 
 def test_a_name_whose_model_was_not_kept_leaves_the_others(place, trained, unreported, tmp_path):
@@ -401,10 +414,17 @@ def test_a_name_whose_model_was_not_kept_leaves_the_others(place, trained, unrep
     lines = [json.loads(line) for line in (copy / "results.jsonl").open()]
     gone = {**lines[0], "key": "0" * 16, "rows": [{"table": "Table 5", "name": "positives m=4"}]}
     (copy / "results.jsonl").write_text("\n".join(map(json.dumps, [*lines, gone])))
-    status, told = place.run("--trained", copy, "--plan", "--only", f"{CSE}:Table 5")
+    rows = [
+        (CSE, "Table 5", "BERT-base", f"positives m={m}", "spearman", {"STS12": 77.0})
+        for m in (2, 4)
+    ]
+    published = write_published(tmp_path / "published.csv", rows)
+    status, told = place.run("--trained", copy, "--plan", "--published", published)
     assert status == 0
-    (planned,) = [line for line in told if line["event"] == "planned"]
-    assert planned["status"] == "stand-in"
+    kept, lost = [line for line in told if line["event"] == "planned"]
+    assert kept["status"] == "stand-in"
+    assert lost["status"] == "not run"
+    assert "the model of positives m=4" in lost["why"]
 
 
 def test_trainings_without_models_are_refused(place, trained, tmp_path):

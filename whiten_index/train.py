@@ -87,7 +87,7 @@ def train_encoder(
     """
     stages = Stages(progress or Silent())
     spec, folder = require_trainable(config)
-    dev = None if pairs is None else _dev(pairs)
+    dev = None if pairs is None else read_dev(pairs)
     corpus = ParquetCorpus.open(
         CorpusConfig(sources=config.corpus, text_columns=config.text_columns, limit=config.limit)
     )
@@ -175,8 +175,13 @@ def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]
     return spec, folder
 
 
-def _dev(pairs: Path | str) -> StsSet:
-    """Return the dev split of STS-B."""
+def read_dev(pairs: Path | str) -> StsSet:
+    """Return the dev split of STS-B, which checkpoints are compared on.
+
+    Raises:
+        ConfigError: there is none.
+        CorpusError: it cannot be used.
+    """
     try:
         (dev,) = (each for each in read_sts([pairs], splits={_STSB: "dev"}) if each.name == _STSB)
         require_ranked([dev])

@@ -50,7 +50,7 @@ class Bench:
     kept: Kept
     files: Files
     work: Path
-    trained: Mapping[str, TrainedModel] = field(default_factory=dict)
+    trained: Mapping[str, TrainedModel | Refusal] = field(default_factory=dict)
 
     def recipe(self, row: Row) -> Recipe | Refusal:
         """Return what computes a row, with a model that was trained for it if there is one."""

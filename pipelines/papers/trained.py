@@ -11,10 +11,13 @@ from typing import Any
 
 from pipelines.papers import models
 from pipelines.papers.published import Row
-from pipelines.papers.recipes import WHITENED_CSE, Kind, Measure, Recipe, Setting
+from pipelines.papers.recipes import WHITENED_CSE, Kind, Measure, Recipe, Refusal, Setting
 from pipelines.train_whitenedcse import read_results
 from whiten_index.errors import ConfigError
-from whiten_index.training.config import BEST
+from whiten_index.training.config import BEST, TrainingConfig
+
+# Of the paper's training, but for a last batch that is not full.
+SENTENCES = 999_936
 
 
 @dataclass(frozen=True)
@@ -25,24 +28,26 @@ class TrainedModel:
         folder: of the model.
         encoder: that was trained.
         pooling: of its features.
+        seen: sentences, again in each epoch.
         told: how it was trained.
     """
 
     folder: Path
     encoder: str
     pooling: str
+    seen: int
     told: str
 
 
-def read_trained(folders: Sequence[Path]) -> dict[str, TrainedModel]:
-    """Return what was trained and kept, by the name of a row as ``row_name`` gives it.
+def read_trained(folders: Sequence[Path]) -> dict[str, TrainedModel | Refusal]:
+    """Return what was trained, or why it cannot be used, by the name that ``row_name`` gives.
 
     A name that several folders have is that of the last one.
 
     Raises:
-        ConfigError: a folder has no results or no models, or several settings under a name.
+        ConfigError: a folder has no results, or no models.
     """
-    found: dict[str, TrainedModel] = {}
+    found: dict[str, TrainedModel | Refusal] = {}
     for folder in folders:
         named: dict[str, list[Mapping[str, Any]]] = {}
         for result in read_results(folder):
@@ -52,32 +57,32 @@ def read_trained(folders: Sequence[Path]) -> dict[str, TrainedModel]:
             raise ConfigError(
                 f"{folder} has no trainings; name the --out of pipelines.train_whitenedcse"
             )
-        kept = {name: _model(folder, name, results) for name, results in named.items()}
-        models_kept = {_plain(name): model for name, model in kept.items() if model is not None}
-        if not models_kept:
+        if not any((folder / "models").glob("*")):
             raise ConfigError(
                 f"{folder} has results without their models; run pipelines.train_whitenedcse with "
                 "--keep-models"
             )
-        found |= models_kept
+        found |= {_plain(name): _model(folder, name, same) for name, same in named.items()}
     return found
 
 
-def trained_recipe(row: Row, trained: Mapping[str, TrainedModel]) -> Recipe | None:
+def trained_recipe(
+    row: Row, trained: Mapping[str, TrainedModel | Refusal]
+) -> Recipe | Refusal | None:
     """Return what computes a row of WhitenedCSE with a model that was trained for it, or None."""
     name = row_name(row)
     model = None if name is None else trained.get(name)
-    if model is None:
-        return None
+    if model is None or isinstance(model, Refusal):
+        return model
     measure = Measure.TRANSFER if row.table == "Table 2" else Measure.STS
     setting = Setting(measure=measure, pooling=model.pooling)
-    own = _encoder_of(row)
-    instead = (
-        None
-        if models.short(model.encoder) == models.short(own)
-        else f"trained here from {model.encoder}, and not from {own}"
-    )
-    return Recipe(Kind.TRAINED, str(model.folder), setting, (model.told,), instead=instead)
+    own, instead = _encoder_of(row), list[str]()
+    if models.short(model.encoder) != models.short(own):
+        instead.append(f"trained here from {model.encoder}, and not from {own}")
+    if model.seen < SENTENCES:
+        instead.append(f"trained here on {model.seen:,} sentences, and not on {SENTENCES:,}")
+    why = "; ".join(instead) or None
+    return Recipe(Kind.TRAINED, str(model.folder), setting, (model.told,), instead=why)
 
 
 def row_name(row: Row) -> str | None:
@@ -104,22 +109,26 @@ def _encoder_of(row: Row) -> str:
     return models.plain(family, "large" if "large" in name else "base")
 
 
-def _model(folder: Path, name: str, results: Sequence[Mapping[str, Any]]) -> TrainedModel | None:
-    """Return the model of a name, None where it was not kept."""
+def _model(folder: Path, name: str, results: Sequence[Mapping[str, Any]]) -> TrainedModel | Refusal:
+    """Return the model of a name, or why there is none to be used."""
     settings = [{**each["options"], "seed": None} for each in results]
     if any(setting != settings[0] for setting in settings):
-        raise ConfigError(
+        return Refusal(
             f"{folder} has trainings of several settings called {name}; train each sweep into a "
             "folder of its own"
         )
     best = max(results, key=lambda each: -math.inf if each[BEST] is None else each[BEST])
     path = folder / "models" / best["key"]
     if not path.is_dir():
-        return None
+        return Refusal(
+            f"the model of {name} in {folder} was not kept; run pipelines.train_whitenedcse with "
+            "--keep-models"
+        )
     told = (
         f"trained here from {best['encoder']}: {best['steps']:,} steps over "
         f"{best['sentences']:,} sentences, seed {best['options']['seed']}"
     )
     if len(results) > 1:
         told += f", the best of {len(results)} seeds on STS-B dev"
-    return TrainedModel(path, best["encoder"], best["pooling"], told)
+    batch = best["options"].get("batch_size", TrainingConfig.batch_size)
+    return TrainedModel(path, best["encoder"], best["pooling"], best["steps"] * batch, told)

@@ -54,13 +54,14 @@ def run(tmp_path: Path, tiny_model: Path) -> Any:
     )  # fmt: skip
     (tmp_path / "sweep.toml").write_text(SWEEP)
 
-    def run(*more: str, model: Path = tiny_model) -> Result:
-        pairs = str(tmp_path / "sts.parquet")
+    pairs = str(tmp_path / "sts.parquet")
+
+    def run(*more: str, model: Path = tiny_model, sts: str | None = pairs) -> Result:
         return CliRunner().invoke(
             main,
             [
                 str(tmp_path / "sweep.toml"), str(tmp_path / "s.parquet"), "--out",
-                str(tmp_path / "out"), "--dev", pairs, "--sts", pairs,
+                str(tmp_path / "out"), "--dev", pairs, *(["--sts", sts] if sts else []),
                 "--set", f"model={model}", *more,
             ],
         )  # fmt: skip
@@ -171,6 +172,20 @@ def test_the_papers_sweep_is_its_tables_and_can_be_trained() -> None:
 def test_a_sweep_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no sweep that can be read"):
         read_sweep(tmp_path / "none.toml", base={})
+
+
+def test_scores_that_are_not_asked_for_train_nothing_again(run: Any, tmp_path: Path) -> None:
+    assert run("--only", "B").exit_code == 0
+    results = (tmp_path / "out/results.jsonl").read_text()
+    without = run("--only", "B", sts=None)
+    assert not [each for each in events(without) if each["event"] == "training"]
+    assert (tmp_path / "out/results.jsonl").read_text() == results
+
+
+def test_pairs_that_are_not_there_are_told_before_the_first_training(run: Any) -> None:
+    done = run("--dev", "nothing.parquet")
+    assert done.exit_code == 3
+    assert len(events(done)) == 1
 
 
 def test_a_row_keeps_what_it_sets_itself() -> None:
