@@ -223,7 +223,7 @@ class Job:
                 if key in failed:
                     continue
                 result, row = done.get(key), {"table": run.table, "name": run.name}
-                lacking = result is None or self._lacks(result)
+                lacking, kept = result is None or self._lacks(result), self._folder(key).is_dir()
                 if lacking:
                     place = {**row, "seed": run.options["seed"]}
                     log("training", **place, number=number + 1, of=len(self.runs))
@@ -240,8 +240,8 @@ class Job:
                     result = {**result, "rows": [*result["rows"], row]}
                 done[key] = result
                 _write(self.out / RESULTS, done)
-                if lacking and not self.keep_models:
-                    # Once its result is kept, not before.
+                if lacking and not (kept or self.keep_models):
+                    # Once its result is written, not before.
                     shutil.rmtree(self._folder(key), ignore_errors=True)
             rows = zip(self.runs, keys, strict=True)
             return [(run, done[key]) for run, key in rows if key in done], list(failed.values())

@@ -185,15 +185,14 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of the files below a folder, by their paths in it."""
-    return {
-        path.relative_to(folder).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": sha256_file(path),
-        }
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    """Return what ``describe_file`` does of the files below a folder, by their paths in it."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): describe_file(path) for path in files}
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return the size and SHA-256 of a file, as ``check_files`` compares them."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def write_manifest(path: Path, fields: Mapping[str, Any]) -> None:

@@ -81,8 +81,10 @@ def train_encoder(
         ConfigError: the model, groups and batch do not go together, or the folder holds another
             training.
         CorpusError: the sentences or pairs cannot be used, or are fewer than a batch.
-        EncoderError: the model cannot be found or loaded, or has a head of its own.
+        EncoderError: the model cannot be found or loaded, has a head of its own, or diverges.
         WhiteningError: a batch cannot whiten its groups.
+        ArtifactError: a checkpoint, or the model that is there, is damaged.
+        BusyError: another process trains to the same folder.
         OutputError: the disk is full or cannot be written.
     """
     stages = Stages(progress or Silent())

@@ -182,6 +182,15 @@ def test_scores_that_are_not_asked_for_train_nothing_again(run: Any, tmp_path: P
     assert (tmp_path / "out/results.jsonl").read_text() == results
 
 
+def test_a_model_that_was_kept_is_scored_and_stays(run: Any, tmp_path: Path) -> None:
+    assert run("--only", "B", "--seed", "0", "--keep-models", sts=None).exit_code == 0
+    done = run("--only", "B", "--seed", "0")
+    assert not [each for each in events(done) if each.get("stage") == "train"]
+    (result,) = [json.loads(line) for line in (tmp_path / "out/results.jsonl").open()]
+    assert set(result["sts"]) == {"STS-B"}
+    assert list((tmp_path / "out/models").glob("*/model.safetensors"))
+
+
 def test_pairs_that_are_not_there_are_told_before_the_first_training(run: Any) -> None:
     done = run("--dev", "nothing.parquet")
     assert done.exit_code == 3

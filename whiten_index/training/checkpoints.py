@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from whiten_index.errors import OutputError
 from whiten_index.manifest import (
     check_files,
+    describe_file,
     describe_files,
     fsync_path,
     make_folder,
@@ -91,13 +92,11 @@ def keep(folder: Path, checkpoint: Path, best: int | None) -> None:
     for file in checkpoint.iterdir():
         fsync_path(file)
     fsync_path(folder)
-    needed = [checkpoint] if best is None else [checkpoint, _best(folder, best)]
-    described = describe_files(folder)
-    files = {
-        name: facts
-        for name, facts in described.items()
-        if any((folder / name).is_relative_to(each) for each in needed)
-    }
+    inside = describe_files(checkpoint)
+    files = {f"{checkpoint.name}/{name}": facts for name, facts in inside.items()}
+    if best is not None:
+        weights = _best(folder, best)
+        files[weights.name] = describe_file(weights)
     write_json(checkpoint / _WHOLE, {"files": files})
     for path in _checkpoints(folder):
         if path != checkpoint:
