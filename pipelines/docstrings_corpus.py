@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.docstrings_source import MIN_CHARS, UNREADABLE, Documented, Source, documented_names
+from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import CorpusError, WhitenIndexError
-from whiten_index.manifest import replacing, writing
 
 FILE_NAME = "docstrings.parquet"
 # A shard reads the row groups it needs, so one group would make each shard read all of the file.
@@ -120,7 +121,7 @@ def write_corpus(passages: Sequence[Passage], out_dir: Path) -> Path:
     The file appears whole or not at all, and replaces an earlier one.
 
     Raises:
-        OutputError: the folder cannot be made or written.
+        StorageError: the folder cannot be made or written.
     """
     path = out_dir / FILE_NAME
     table = pa.Table.from_pylist([asdict(passage) for passage in passages])

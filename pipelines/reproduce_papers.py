@@ -45,10 +45,11 @@ from pipelines.papers.recipes import Recipe
 from pipelines.papers.settings import recipe_of
 from pipelines.papers.tables import plan_row, tables_of, unrun
 from pipelines.papers.trained import read_trained, row_name
+from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import ConfigError
-from whiten_index.lock import only_writer
 from whiten_index.log_lines import Ending, LogLines, log, run_job
-from whiten_index.manifest import replace_file, writing
 from whiten_index.progress import Stages
 from whiten_index.report import check_report
 from whiten_index.report.papers import write_papers

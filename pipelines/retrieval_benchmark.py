@@ -86,7 +86,7 @@ class Job:
         Raises:
             ConfigError: an option is unknown or cannot be used, or a file of the set is missing.
             CorpusError: a file is damaged, or the corpus is not as BEIR has it.
-            OutputError: the corpus cannot be written as Parquet.
+            StorageError: the corpus cannot be written as Parquet.
         """
         files = set_files(folder, self.split, work=self.out / "corpora")
         options = {

@@ -33,14 +33,16 @@ from typing import Any
 import click
 
 from pipelines.training_tables import pictures, tables
+from whiten_index.artifacts.atomic import make_folder, replace_file
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding import EncoderConfig, EncoderSpec
 from whiten_index.errors import ConfigError, EncoderError, WhiteningError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.sts import evaluate_sts
 from whiten_index.labels import read_sts
-from whiten_index.lock import only_writer
 from whiten_index.log_lines import Ending, LogLines, failure, log, run_job
-from whiten_index.manifest import fingerprint, make_folder, replace_file, writing
 from whiten_index.report import check_report
 from whiten_index.stopping import stop_on_signals
 from whiten_index.train import CURVES, model_of, read_dev, require_trainable, train_encoder

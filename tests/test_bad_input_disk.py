@@ -101,7 +101,7 @@ def test_a_store_of_two_corpora_asks_which(place: Place) -> None:
 def held(folder: Path) -> Iterator[None]:
     script = (
         "import pathlib, sys\n"
-        "from whiten_index.lock import only_writer\n"
+        "from whiten_index.artifacts.lock import only_writer\n"
         "with only_writer(pathlib.Path(sys.argv[1]), what='index'):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )

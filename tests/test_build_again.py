@@ -89,7 +89,7 @@ def held_by_another_process(folder: Path) -> Iterator[int]:
     """Hold the build lock of a folder in another process."""
     script = (
         "import pathlib, sys\n"
-        "from whiten_index.lock import only_writer\n"
+        "from whiten_index.artifacts.lock import only_writer\n"
         "with only_writer(pathlib.Path(sys.argv[1]), what='index'):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )
@@ -124,7 +124,7 @@ def test_the_lock_of_a_dead_process_does_not_hold(tmp_path: Path) -> None:
     corpus = write_rows(tmp_path / "c.parquet", random_rows(22))
     script = (
         "import os, pathlib, sys\n"
-        "from whiten_index.lock import only_writer\n"
+        "from whiten_index.artifacts.lock import only_writer\n"
         "with only_writer(pathlib.Path(sys.argv[1]), what='index'):\n"
         "    os._exit(9)\n"
     )

@@ -22,7 +22,7 @@ from tests.choosing_helpers import (
     stages,
 )
 from whiten_index.build import BuildReport
-from whiten_index.errors import OutputError
+from whiten_index.errors import StorageError
 from whiten_index.store.notes import Notes
 
 
@@ -210,7 +210,7 @@ def test_a_store_that_cannot_be_written_still_serves(
     place.forget()
 
     def refuse(*_: Any) -> None:
-        raise OutputError("the file system is read-only")
+        raise StorageError("the file system is read-only")
 
     monkeypatch.setattr(Notes, "save_choice", refuse)
     monkeypatch.setattr(Notes, "save_sample", refuse)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from whiten_index import BuildConfig
 from whiten_index.cli import cli
-from whiten_index.errors import ConfigError, CorpusError, OutputError
+from whiten_index.errors import ConfigError, CorpusError, StorageError
 from whiten_index.workers import _require_shared, _shared
 
 
@@ -89,12 +89,12 @@ def test_a_folder_that_is_another_one_there_is_told(tmp_path: Path) -> None:
     with _shared([tmp_path / "store"]) as check:
         (probe,) = (tmp_path / "store").iterdir()
         probe.write_text("of another build")
-        with pytest.raises(OutputError, match="store is not the folder that the build was started"):
+        with pytest.raises(StorageError, match="is not the folder that the build was started"):
             check()
         probe.unlink()
-        with pytest.raises(OutputError, match="a disk that all its machines mount at the same"):
+        with pytest.raises(StorageError, match="a disk that all its machines mount at the same"):
             check()
-    with pytest.raises(OutputError):
+    with pytest.raises(StorageError):
         _require_shared((tmp_path / "nowhere" / "probe",), "token")
 
 

@@ -27,12 +27,12 @@ from tests.upkeep_helpers import (
     pack_folders,
     shard_folders,
 )
-from whiten_index import tensors
+from whiten_index.artifacts import tensors
+from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.config import BuildConfig
 from whiten_index.encode import EncodeReport, encode_corpus
-from whiten_index.errors import ArtifactError, BusyError, ConfigError, OutputError
-from whiten_index.lock import only_writer
-from whiten_index.manifest import remove_folder
+from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.moments import Moments
 from whiten_index.store import OWN, CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
 from whiten_index.upkeep import compact_store, gc_store, verify_store
@@ -492,13 +492,13 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(tensors.Path, "write_bytes", full)
-        with pytest.raises(OutputError, match="the disk is full"):
+        with pytest.raises(StorageError, match="the disk is full"):
             compact_store(world.place, pack_rows=PACK)
     assert_reads_the_same(before, reads(world))
     assert len(shard_folders(world)) == 5
     with monkeypatch.context() as patch:
         patch.setattr("whiten_index.space.free_bytes", lambda _: 10)
-        with pytest.raises(OutputError, match=r"compaction needs about .* bytes"):
+        with pytest.raises(StorageError, match=r"compaction needs about .* bytes"):
             compact_store(world.place, pack_rows=PACK)
     assert compact(world).packs == 1
 

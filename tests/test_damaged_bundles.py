@@ -144,7 +144,8 @@ def put_lists_on_disk(out: Path) -> None:
     """Do what a build within a memory budget does, which no small index needs."""
     import faiss
 
-    from whiten_index import manifest
+    from whiten_index.artifacts import manifest
+    from whiten_index.artifacts.files import sha256_file
     from whiten_index.index import set_current
 
     folder = files_of(out)[1].parent
@@ -157,7 +158,7 @@ def put_lists_on_disk(out: Path) -> None:
     fields = json.loads((folder / "manifest.json").read_text())
     for name in ("index.faiss", "index.ivfdata"):
         data = folder / name
-        facts = {"bytes": data.stat().st_size, "sha256": manifest.sha256_file(data)}
+        facts = {"bytes": data.stat().st_size, "sha256": sha256_file(data)}
         fields["files"][name] = facts
     manifest.write_manifest(folder / "manifest.json", fields)
     set_current(out, folder.name)

@@ -21,7 +21,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.moments_helpers import distance, two_pass
-from whiten_index import BuildConfig, encode_corpus, manifest
+from whiten_index import BuildConfig, encode_corpus
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import sha256_file
 from whiten_index.corpus import CorpusConfig, ParquetCorpus, plan_windows
 from whiten_index.moments import Moments
 from whiten_index.reuse import RowFinder
@@ -295,7 +297,7 @@ def without_flags(store: EmbeddingStore, name: str) -> None:
     fields = manifest.read_manifest(folder, kind="shard", version=3)
     fields["files"][path.name] = {
         "bytes": path.stat().st_size,
-        "sha256": manifest.sha256_file(path),
+        "sha256": sha256_file(path),
     }
     manifest.write_manifest(folder / manifest.MANIFEST, fields)
 

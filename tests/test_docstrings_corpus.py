@@ -23,7 +23,7 @@ from pipelines.docstrings_corpus import (
     sample,
     write_corpus,
 )
-from whiten_index.errors import CorpusError, OutputError
+from whiten_index.errors import CorpusError, StorageError
 
 TELLING = "Read the {} and give back all that it holds, in order."
 
@@ -287,7 +287,7 @@ def test_a_failed_write_leaves_the_earlier_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(OutputError, match=r"cannot write .*docstrings\.parquet: the disk is full"):
+    with pytest.raises(StorageError, match=r"cannot write .*docstrings\.parquet: the disk is full"):
         write_corpus(sample(roots, passages=20), path.parent)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from whiten_index.build import build_index
 from whiten_index.cli import cli
 from whiten_index.encoding import Encoder
-from whiten_index.errors import ConfigError, CorpusError, OutputError
+from whiten_index.errors import ConfigError, CorpusError, StorageError
 from whiten_index.evaluate import retrieval
 from whiten_index.evaluate.retrieval import evaluate_retrieval
 from whiten_index.evaluate.retrieval_config import METRICS, RetrievalConfig
@@ -372,7 +372,7 @@ def test_an_unusable_place_for_the_rankings_is_found_before_any_work(
     (tmp_path / "file").touch()
     (tmp_path / "f.trec").mkdir()
     (tmp_path / "runs/one.raw.trec").mkdir(parents=True)
-    with pytest.raises(OutputError, match=rf"^cannot write .*: {reason}; .* again$"):
+    with pytest.raises(StorageError, match=rf"^cannot write .*: {reason}; .* again$"):
         judged(tiny_model, sets=[str(beir)], run_out=str(tmp_path / place))
 
 

@@ -18,10 +18,10 @@ from tests import tiny_models
 from tests.bad_input_helpers import one_object, run, succeed
 from tests.build_helpers import DIM, build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
+from whiten_index.artifacts.manifest import sealed_json
 from whiten_index.errors import FormatError
 from whiten_index.integrations.sentence_transformers import MARK, export_model
 from whiten_index.integrations.sql import export_sql, sql_function
-from whiten_index.manifest import sealed_json
 from whiten_index.whitening import Whitening
 
 K = 6

@@ -25,9 +25,10 @@ import pytest
 from tests import faults_child
 from tests.disk_model import Disk, Tree, read_tree, write_tree
 from tests.file_operations import Before, Operation, Tap, fail_at
-from whiten_index.errors import OutputError
-from whiten_index.lock import only_writer
-from whiten_index.manifest import make_folder, publish_folder, remove_folder, replace_file
+from whiten_index.artifacts.atomic import make_folder, remove_folder, replace_file
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.manifest import publish_folder
+from whiten_index.errors import StorageError
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = 2
@@ -226,7 +227,7 @@ def test_a_lock_left_under_two_names_is_not_emptied_on_a_full_disk(folder: Path)
             Tap(folder, before=before).install()
             try:
                 hold()
-            except OutputError as error:
+            except StorageError as error:
                 return error.exit_code
             return 0
 

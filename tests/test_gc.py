@@ -22,9 +22,10 @@ from tests.upkeep_helpers import (
     shard_folders,
 )
 from whiten_index import open_index
+from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError
-from whiten_index.lock import only_writer
-from whiten_index.manifest import remove_folder, write_manifest
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
 from whiten_index.upkeep import compact_store, gc_store, verify_store
 from whiten_index.versions import prune

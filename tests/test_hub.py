@@ -24,7 +24,7 @@ from tests import tiny_models
 from tests.hub_server import Hub
 from whiten_index.describe import describe_index
 from whiten_index.encoding import Encoder, find_model
-from whiten_index.errors import OutputError
+from whiten_index.errors import StorageError
 from whiten_index.store import EmbeddingStore
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -337,7 +337,7 @@ def test_a_disk_that_fills_up_under_a_download_is_no_matter_of_the_network(monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    with pytest.raises(OutputError, match=r"'org/tiny' cannot be kept in .* make room there"):
+    with pytest.raises(StorageError, match=r"'org/tiny' cannot be kept in .* make room there"):
         find_model("org/tiny")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
 from whiten_index.errors import ArtifactError
 from whiten_index.moments import Moments
 from whiten_index.store import OWN, EmbeddingStore, KnownRows, Picks, StoreDtype

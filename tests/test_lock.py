@@ -13,14 +13,14 @@ import time
 import pytest
 
 from tests.test_manifest import child, enter
-from whiten_index import lock
+from whiten_index.artifacts import lock
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import BusyError
-from whiten_index.lock import only_writer
 
 HOLDER = """
 import sys
 from pathlib import Path
-from whiten_index.lock import only_writer
+from whiten_index.artifacts.lock import only_writer
 
 with only_writer(Path(sys.argv[1]), what="store"):
     print("ready", flush=True)

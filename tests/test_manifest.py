@@ -18,9 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index import manifest
-from whiten_index.errors import ArtifactError, OutputError
-from whiten_index.lock import only_writer
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.atomic import remove_leftovers, replace_file, replacing
+from whiten_index.artifacts.files import sha256_file, writing
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.errors import ArtifactError, StorageError
 
 quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 
@@ -85,7 +87,7 @@ def test_other_content_is_another_fingerprint():
 def test_the_digest_is_sha256(tmp_path, size):
     data = bytes(range(256)) * (size // 256 + 1)
     (tmp_path / "file").write_bytes(data[:size])
-    assert manifest.sha256_file(tmp_path / "file") == hashlib.sha256(data[:size]).hexdigest()
+    assert sha256_file(tmp_path / "file") == hashlib.sha256(data[:size]).hexdigest()
 
 
 # Publishing a folder
@@ -117,7 +119,7 @@ def test_a_published_folder_is_whole_when_it_is_first_seen(tmp_path):
         *((kind("half way"), kind, "half way") for kind in (SystemExit, MemoryError)),
         (
             OSError(errno.ENOSPC, "No space left on device"),
-            OutputError,
+            StorageError,
             r"cannot write .*thing: the disk is full; free space",
         ),
         (None, TypeError, "JSON"),  # fields that are no JSON
@@ -186,7 +188,7 @@ def test_of_many_writers_one_publishes_and_all_are_content(tmp_path):
 )
 def test_a_file_in_the_way_is_an_output_error_and_is_kept(tmp_path, write):
     (tmp_path / "thing").write_text("mine")
-    with pytest.raises(OutputError, match="a file stands where a folder is needed"):
+    with pytest.raises(StorageError, match="a file stands where a folder is needed"):
         write(tmp_path / "thing")
     assert (tmp_path / "thing").read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["thing"]
@@ -218,7 +220,7 @@ def test_permissions_are_those_of_the_umask(tmp_path, umask, file, folder):
     before = os.umask(umask)
     try:
         manifest.publish_folder(tmp_path / "thing", plain)
-        manifest.replace_file(tmp_path / "one", b"1")
+        replace_file(tmp_path / "one", b"1")
         assert os.umask(umask) == umask, "the umask itself was changed"
     finally:
         os.umask(before)
@@ -235,7 +237,7 @@ def test_permissions_are_those_of_the_umask(tmp_path, umask, file, folder):
 def test_a_reader_never_sees_half_a_file(tmp_path):
     path, done, seen = tmp_path / "file", threading.Event(), set()
     versions = [bytes([65 + i]) * (200_000 + 1000 * i) for i in range(26)]
-    manifest.replace_file(path, versions[0])
+    replace_file(path, versions[0])
 
     def read():
         while not done.is_set():
@@ -245,7 +247,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     reader.start()
     try:
         for version in versions:
-            manifest.replace_file(path, version)
+            replace_file(path, version)
     finally:
         done.set()
         reader.join()
@@ -261,7 +263,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, old):
         path.write_bytes(old)
 
     def half():
-        with manifest.replacing(path) as temporary:
+        with replacing(path) as temporary:
             temporary.write_bytes(b"hal")
             raise RuntimeError("pulled the plug")
 
@@ -271,7 +273,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, old):
 
 
 def test_a_very_long_name_can_be_published(tmp_path):
-    manifest.replace_file(tmp_path / ("x" * 250), b"1")
+    replace_file(tmp_path / ("x" * 250), b"1")
     manifest.publish_folder(tmp_path / ("y" * 250), fill)
     assert sorted(len(p.name) for p in tmp_path.iterdir()) == [250, 250]
 
@@ -290,11 +292,12 @@ import socket, sys
 if len(sys.argv) > 2:
     socket.gethostname = lambda: sys.argv[2]
 from pathlib import Path
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.atomic import replacing
 
 def fill(folder):
     (folder / "a.bin").write_bytes(b"half")
-    with manifest.replacing(Path(sys.argv[1]) / "file") as temporary:
+    with replacing(Path(sys.argv[1]) / "file") as temporary:
         temporary.write_bytes(b"half")
         print("ready", flush=True)
         sys.stdin.read()
@@ -311,12 +314,12 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert len(list(tmp_path.iterdir())) == 4
-        assert manifest.remove_leftovers(tmp_path) == 2
+        assert remove_leftovers(tmp_path) == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "notes.txt"]
 
 
 def test_a_folder_that_is_not_there_has_no_leftovers(tmp_path):
-    assert manifest.remove_leftovers(tmp_path / "nowhere") == 0
+    assert remove_leftovers(tmp_path / "nowhere") == 0
 
 
 # Reading
@@ -461,7 +464,7 @@ def test_a_manifest_that_vouches_for_nothing_passes_nothing(published, files):
 def test_a_disk_error_says_where_why_and_what_to_do(code, reason, temporary):
     remedy = "make the folder or" if code == errno.ENOENT else "free space"
     message = rf"cannot write /out/index: .*{reason}.*; {remedy}.*run the same"
-    with pytest.raises(OutputError, match=message) as caught, manifest.writing(Path("/out/index")):
+    with pytest.raises(StorageError, match=message) as caught, writing(Path("/out/index")):
         raise OSError(code, os.strerror(code), temporary)
     assert ".tmp-" not in str(caught.value)
     assert caught.value.__cause__.errno == code
@@ -475,6 +478,6 @@ def test_a_disk_error_says_where_why_and_what_to_do(code, reason, temporary):
     ],
 )
 def test_errors_that_are_not_of_the_disk_pass_as_they_are(error):
-    with pytest.raises(type(error)) as caught, manifest.writing(Path("/out")):
+    with pytest.raises(type(error)) as caught, writing(Path("/out")):
         raise error
     assert caught.value is error

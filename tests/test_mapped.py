@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, build_index, manifest, open_index
+from whiten_index import BuildConfig, build_index, open_index
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import ArtifactError
 from whiten_index.index import set_current
 
@@ -130,7 +132,7 @@ def on_disk(tmp_path: Path, rows: np.ndarray) -> Path:
         path = folder / name
         fields["files"][name] = {
             "bytes": path.stat().st_size,
-            "sha256": manifest.sha256_file(path),
+            "sha256": sha256_file(path),
         }
     manifest.write_manifest(folder / "manifest.json", fields)
     set_current(out, folder.name)

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.bad_input_helpers import run as run_command
-from whiten_index.errors import ConfigError, OutputError
+from whiten_index.errors import ConfigError, StorageError
 from whiten_index.monitoring import METRICS, LastRun, Outcome, check_metrics, write_metrics
 
 REPORT: dict[str, Any] = {
@@ -286,7 +286,7 @@ def test_a_disk_that_cannot_be_written(
         return opening(name, mode, *more, **options)
 
     monkeypatch.setattr(io, "open", full)
-    with pytest.raises(OutputError, match=r"night\.prom: the disk is full"):
+    with pytest.raises(StorageError, match=r"night\.prom: the disk is full"):
         write_metrics(path, FAILED, index=index)
     assert path.read_bytes() == before
 
@@ -298,7 +298,7 @@ def test_what_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match=r"folder that is not there; name one"):
         check_metrics(tmp_path / "gone" / "a.prom")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(OutputError, match=r"permission is denied; let the job's user write"):
+    with pytest.raises(StorageError, match=r"permission is denied; let the job's user write"):
         check_metrics(tmp_path / "a.prom")
 
 

@@ -19,8 +19,8 @@ from pipelines.nightly_push import target
 from pipelines.nightly_reindex import main
 from tests.memory_sink import MemorySink, Server
 from whiten_index import BuildConfig, build_index
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import ConfigError
-from whiten_index.lock import only_writer
 from whiten_index.sinks import open_sink
 from whiten_index.versions import rollback
 

@@ -34,7 +34,7 @@ from whiten_index.errors import (
     CorpusError,
     EncoderError,
     GateError,
-    OutputError,
+    StorageError,
     WhiteningError,
 )
 from whiten_index.progress import Progress, Stages
@@ -260,7 +260,7 @@ def test_a_failed_gate(library: Library, index: Path) -> None:
         (CorpusError("half a file"), 3),
         (EncoderError("e"), 4),
         (ArtifactError("a"), 5),
-        (OutputError("full"), 7),
+        (StorageError("full"), 7),
         (WhiteningError("w"), 8),
         (MemoryError("m"), 1),
         (KeyboardInterrupt(), 130),
@@ -369,7 +369,7 @@ def test_metrics_that_cannot_be_written_do_not_hide_the_update(
         library.raises["update"] = error
 
     def full(*_: Any, **__: Any) -> None:
-        raise OutputError("the disk is full")
+        raise StorageError("the disk is full")
 
     monkeypatch.setattr("pipelines.nightly_reindex.write_metrics", full)
     status, events = run(job_file(index, metrics=str(index.parent / "a.prom")))

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
-from whiten_index.errors import ArtifactError, ConfigError, OutputError
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.index import (
     INDEX,
     IVF_DATA,
@@ -276,7 +276,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     config = BuildConfig(
         **options(corpus, tmp_path / "out", factory="IVF32,Flat", memory_budget="4MB")
     )
-    with pytest.raises(OutputError, match=r"cannot write .*: the disk is full; free space"):
+    with pytest.raises(StorageError, match=r"cannot write .*: the disk is full; free space"):
         build_index(config)
     assert list((tmp_path / "out" / "versions").iterdir()) == []
     monkeypatch.undo()

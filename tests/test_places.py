@@ -14,7 +14,8 @@ import pytest
 
 from tests.corpus_helpers import overwrite
 from tests.upkeep_helpers import PACK, World, new_world, pack_folders, shard_folders
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store import EmbeddingStore
 from whiten_index.store.places import Places
@@ -173,7 +174,7 @@ def test_compaction_takes_from_the_sound_copy(tmp_path, made, number):
 
 def test_content_is_hashed_once(tmp_path, monkeypatch):
     copies, hashed = whole_folder_and_pack(tmp_path), []
-    real = manifest.sha256_file
+    real = sha256_file
     monkeypatch.setattr(manifest, "sha256_file", lambda path: hashed.append(path) or real(path))
     store = copies.world.store
     for _ in range(3):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whiten_index.errors import ConfigError, OutputError
+from whiten_index.errors import ConfigError, StorageError
 from whiten_index.report import check_plot_path, draw_spectrum, spectrum, style
 
 pytest.importorskip("matplotlib")
@@ -212,7 +212,7 @@ def test_a_folder_that_is_missing_or_forbids_writing_is_an_output_error(tmp_path
         ("file/a.png", "a file stands where a folder is needed"),
         ("folder.png", "a folder stands where a file is needed"),
     ):
-        with pytest.raises(OutputError, match=reason):
+        with pytest.raises(StorageError, match=reason):
             draw_spectrum(tmp_path / name, SMALL, EIGENVALUES)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.png"}
 
@@ -226,7 +226,7 @@ def test_the_old_picture_stays_when_the_disk_fails(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Figure, "savefig", fail)
-    with pytest.raises(OutputError, match=r"a\.png: the disk is full"):
+    with pytest.raises(StorageError, match=r"a\.png: the disk is full"):
         draw_spectrum(tmp_path / "a.png", describe(), EIGENVALUES)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.png", "old")]
 

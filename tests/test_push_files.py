@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, QueryTransform, build_index
-from whiten_index.errors import ConfigError, GateError, OutputError
+from whiten_index.errors import ConfigError, GateError, StorageError
 from whiten_index.push import PushConfig, PushReport, push_index, pushed_version
 from whiten_index.push.files import is_file, write_rows, written_files
 from whiten_index.push.source import PushSource
@@ -199,7 +199,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, name: str) -> 
         with write_rows(path, layout, told(1, 1)):
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(OutputError, match="free space"):
+    with pytest.raises(StorageError, match="free space"):
         fail()
     assert {each.name for each in tmp_path.iterdir()} == {e.name for e in written_files(path)}
     assert {each.read_text() for each in written_files(path)} == {"before"}

@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from tests import tiny_models
 from tests.build_helpers import build, closed_form, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index, query_encoder
+from whiten_index.artifacts.manifest import sealed_json
 from whiten_index.cli import cli
 from whiten_index.encoding import Encoder
 from whiten_index.errors import (
@@ -30,13 +31,12 @@ from whiten_index.errors import (
     ConfigError,
     EncoderError,
     FormatError,
-    OutputError,
+    StorageError,
 )
 from whiten_index.index import read_fields
 from whiten_index.integrations.query_half import QueryHalf
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
-from whiten_index.manifest import sealed_json
 from whiten_index.push.config import PushConfig
 from whiten_index.push.source import PushSource
 from whiten_index.query_encoder import digest_of, recorded_spec
@@ -447,7 +447,7 @@ def test_what_lies_among_our_files_is_not_lost(
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [(OSError(errno.ENOSPC, "no space"), OutputError), (KeyboardInterrupt(), KeyboardInterrupt)],
+    [(OSError(errno.ENOSPC, "no space"), StorageError), (KeyboardInterrupt(), KeyboardInterrupt)],
 )
 def test_the_old_folder_stays_where_the_new_one_cannot_be_put(
     index: Path,
@@ -699,7 +699,7 @@ def test_a_file_that_is_no_exported_matrix_is_not_lost(columns: Path, tmp_path: 
         transform.export_matrix(tmp_path / "folder.safetensors")
     with pytest.raises(ConfigError, match="longer than a path can be"):
         transform.export_matrix(tmp_path / f"{'x' * 300}.safetensors")
-    with pytest.raises(OutputError, match=r"run the same command again$"):
+    with pytest.raises(StorageError, match=r"run the same command again$"):
         transform.export_matrix(tmp_path / "none" / "w.safetensors")
 
 

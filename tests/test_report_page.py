@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from tests.report_helpers import DIM, RAW, header, point, read, sweep_records, write_results
 from whiten_index.cli import cli
-from whiten_index.errors import ConfigError, OutputError
+from whiten_index.errors import ConfigError, StorageError
 from whiten_index.report import check_report, page, tables, words, write_report
 
 pytest.importorskip("matplotlib")
@@ -198,7 +198,7 @@ def test_the_command_makes_the_report_from_results_alone(tmp_path):
 def test_a_folder_that_cannot_be_written_is_an_output_error(tmp_path):
     write_results(tmp_path / "results.jsonl", [header(), RAW])
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="a file stands where a folder is needed"):
+    with pytest.raises(StorageError, match="a file stands where a folder is needed"):
         write_report(tmp_path / "results.jsonl", tmp_path / "file")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from report_helpers import papers_results
 
-from whiten_index.errors import ArtifactError, ConfigError, OutputError
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.report import markdown, page, write_papers
 from whiten_index.report.heat_maps import HeatMap, draw_heat_map, heat_map_picture
 from whiten_index.report.style import DOTS_PER_INCH, RED, empty_figure
@@ -388,7 +388,7 @@ def test_nothing_but_tables_is_enough_and_nan_is_no_figure(tmp_path, results):
 def test_without_the_extra_and_without_a_folder_the_error_says_so(tmp_path, monkeypatch, results):
     path = write(tmp_path / "papers.json", results)
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="a file stands where a folder is needed"):
+    with pytest.raises(StorageError, match="a file stands where a folder is needed"):
         write_papers(path, tmp_path / "file")
     monkeypatch.setattr(page, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"matplotlib and jinja2; pip install 'whiten-index\["):

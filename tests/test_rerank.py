@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 from whiten_index import BuildConfig, CorpusConfig, EmbeddingStore, build_index, open_index
 from whiten_index import rerank as reranking
+from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import set_current
-from whiten_index.manifest import write_manifest
 from whiten_index.rerank import Reranker
 from whiten_index.upkeep import gc_store
 from whiten_index.versions import prune
@@ -164,7 +164,7 @@ def test_a_run_is_ranked_again(tmp_path: Path, index: Path, queries: np.ndarray)
 
 def rewrite(out: Path, **factory: Any) -> None:
     """Change the manifest of an index as a build would have written it."""
-    from whiten_index import manifest
+    from whiten_index.artifacts import manifest
     from whiten_index.index import set_current
 
     (folder,) = (out / "versions").iterdir()

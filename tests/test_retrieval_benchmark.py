@@ -21,7 +21,7 @@ from whiten_index.errors import (
     ConfigError,
     CorpusError,
     EncoderError,
-    OutputError,
+    StorageError,
     WhiteningError,
 )
 from whiten_index.labels.beir import set_files
@@ -165,7 +165,7 @@ def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
 @pytest.mark.parametrize(
     "error",
     [
-        *(kind("this one not") for kind in (EncoderError, ArtifactError, OutputError, BusyError)),
+        *(kind("this one not") for kind in (EncoderError, ArtifactError, StorageError, BusyError)),
         MemoryError("this one not"),
     ],
     ids=lambda error: type(error).__name__,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index.errors import ConfigError, CorpusError, OutputError
+from whiten_index.errors import ConfigError, CorpusError, StorageError
 from whiten_index.metrics import evaluate, evaluate_each
 from whiten_index.run_file import RUN_ENDINGS, check_place, read_run, write_run
 
@@ -262,7 +262,7 @@ def test_a_place_is_checked_and_left_as_it_was(tmp_path):
         ("folder.trec", "a folder stands where a file is needed"),
         ("nowhere/r.trec", "the folder it belongs in is not there"),
     ):
-        with pytest.raises(OutputError, match=rf"^cannot write .*: {reason}; .* again$"):
+        with pytest.raises(StorageError, match=rf"^cannot write .*: {reason}; .* again$"):
             check_place(tmp_path / path)
     (tmp_path / "r.trec").write_text("earlier")
     for path in ("r.trec", "new.trec", "new/deep/r.trec"):
@@ -270,7 +270,7 @@ def test_a_place_is_checked_and_left_as_it_was(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("file", "folder.trec", "nowhere", "r.trec")
     ]
-    with pytest.raises(OutputError, match=r"a folder stands where a file is needed; .* again$"):
+    with pytest.raises(StorageError, match=r"a folder stands where a file is needed; .* again$"):
         write_run(tmp_path / "folder.trec", rankings(queries=1))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from whiten_index.errors import OutputError
+from whiten_index.errors import StorageError
 from whiten_index.space import free_bytes, require_space
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -48,7 +48,7 @@ def test_what_fits_to_the_byte_is_let_through(
 def test_one_disk_is_asked_for_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     says_free(monkeypatch, **{tmp_path.name: 25})
     wanted = {tmp_path / "index": 60_000, tmp_path / "store" / "deep": 42_401}
-    with pytest.raises(OutputError) as caught:
+    with pytest.raises(StorageError) as caught:
         require_space(wanted, "the update")
     said = str(caught.value)
     assert "the update needs about 102,401 bytes" in said
@@ -67,7 +67,7 @@ def test_another_disk_counts_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pytest.skip("there is one file system only")
     says_free(monkeypatch, **{tmp_path.name: 25, "shm": 50})
     require_space({tmp_path / "index": 102_400, elsewhere: 204_800}, "the update")
-    with pytest.raises(OutputError, match="204,801 bytes for /dev/shm/whiten-index-not-there, and"):
+    with pytest.raises(StorageError, match="204,801 bytes for /dev/shm/whiten-index-not-there,"):
         require_space({tmp_path / "index": 102_400, elsewhere: 204_801}, "the update")
 
 
@@ -80,7 +80,7 @@ def test_a_disk_that_says_nothing_is_not_taken_for_full(
 
 
 def test_a_real_disk_is_refused_what_it_cannot_hold(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="needs about 1,152,921,504,606,846,976 bytes"):
+    with pytest.raises(StorageError, match="needs about 1,152,921,504,606,846,976 bytes"):
         require_space({tmp_path / "index": 1 << 60}, "the update")
 
 
@@ -89,5 +89,5 @@ def test_a_folder_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "statvfs", forbidden)
-    with pytest.raises(OutputError, match=r"index: permission is denied"):
+    with pytest.raises(StorageError, match=r"index: permission is denied"):
         require_space({tmp_path / "index": 1}, "the update")

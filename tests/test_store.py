@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.moments_helpers import make_embeddings, quick
-from whiten_index import manifest
-from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import sha256_file
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
 from whiten_index.moments import Moments
 from whiten_index.store import (
     CorpusPart,
@@ -232,7 +233,7 @@ def files_limited_to(size):
 @pytest.mark.parametrize(("n", "d"), [(4000, 20), (130, 130)], ids=["embeddings", "moments"])
 def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, n, d):
     embeddings = make_embeddings(n=n, d=d)
-    with files_limited_to(60_000), pytest.raises(OutputError, match=r"cannot write .*limit"):
+    with files_limited_to(60_000), pytest.raises(StorageError, match=r"cannot write .*limit"):
         write(store, embeddings)
     assert not list(store.folder.rglob("*.safetensors"))
     shard = write(store, embeddings)  # nothing is in the way when there is room again
@@ -279,7 +280,7 @@ def as_earlier_release(store, shard):
     store.moments(shard.fingerprint).save(folder / "moments.safetensors")
     fields = manifest.read_manifest(folder, kind="shard", version=3)
     path = folder / "moments.safetensors"
-    described = {"bytes": path.stat().st_size, "sha256": manifest.sha256_file(path)}
+    described = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
     fields["files"][path.name] = described
     manifest.write_manifest(folder / manifest.MANIFEST, {**fields, "format_version": 1})
     return path
@@ -574,7 +575,7 @@ def test_a_store_of_a_later_release_is_refused_and_left_alone(store):
 
 def test_a_store_where_a_file_stands_is_an_output_error(tmp_path):
     (tmp_path / "store").write_text("in the way")
-    with pytest.raises(OutputError, match="a file stands where a folder is needed"):
+    with pytest.raises(StorageError, match="a file stands where a folder is needed"):
         EmbeddingStore.create(tmp_path / "store", ENCODER, NAME)
 
 

@@ -15,18 +15,18 @@ import pytest
 from click.testing import CliRunner
 
 from whiten_index import BuildConfig
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
 from whiten_index.errors import (
     ArtifactError,
     BusyError,
     ConfigError,
     CorpusError,
-    OutputError,
+    StorageError,
     WhiteningError,
 )
 from whiten_index.index import inner_index, wrap
 from whiten_index.index.trials import SharedLists, filled, searcher
-from whiten_index.lock import only_writer
 from whiten_index.moments import Moments
 from whiten_index.progress import Silent
 from whiten_index.sweep import SweepConfig, plan_sweep, run_sweep, sweep_config
@@ -493,7 +493,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written_to_it(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(OutputError, match="the disk is full"):
+    with pytest.raises(StorageError, match="the disk is full"):
         run_sweep(sweep_config(options(corpus, tmp_path, widths="8")))
     assert not (tmp_path / ".sweep-work").exists()
 

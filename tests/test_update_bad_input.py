@@ -41,7 +41,7 @@ from whiten_index.errors import (
     ConfigError,
     CorpusError,
     GateError,
-    OutputError,
+    StorageError,
     WhitenIndexError,
 )
 from whiten_index.monitoring import check_metrics
@@ -212,7 +212,7 @@ def test_versions_on_another_disk_are_refused_before_work(
     monkeypatch.setattr(Path, "stat", stat)
     match = r"versions is on another file system than .*; keep them on one: move the whole of"
     for ask in (place.update, lambda: plan(place)):
-        with pytest.raises(OutputError, match=match):
+        with pytest.raises(StorageError, match=match):
             ask()
     # But for who holds the lock, nothing was written.
     monkeypatch.undo()
@@ -436,7 +436,7 @@ def test_folders_that_cannot_be_written_are_noticed(
     monkeypatch.setattr(os, "access", access)
     place.change()
     for ask in (lambda: plan(place), place.update):
-        with pytest.raises(OutputError, match=f"cannot write {shut}: permission is denied"):
+        with pytest.raises(StorageError, match=f"cannot write {shut}: permission is denied"):
             ask()
 
 

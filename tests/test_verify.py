@@ -14,7 +14,9 @@ from tests.bad_input_helpers import run
 from tests.build_helpers import build, random_rows, write_rows
 from tests.corpus_helpers import overwrite
 from tests.upkeep_helpers import PACK, World, add_version, new_world, pack_folders, shard_folders
-from whiten_index import manifest, open_index
+from whiten_index import open_index
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import ArtifactError
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.upkeep import compact_store, gc_store, verify_index, verify_store
@@ -354,11 +356,11 @@ def test_files_that_are_sound_and_do_not_belong_together(out):
     fields = json.loads((last / "manifest.json").read_text())
     fields["files"]["corpus.json"] = {
         "bytes": (last / "corpus.json").stat().st_size,
-        "sha256": manifest.sha256_file(last / "corpus.json"),
+        "sha256": sha256_file(last / "corpus.json"),
     }
     manifest.write_manifest(last / "manifest.json", fields)
     current = json.loads((out / "CURRENT").read_text())
-    current["manifest_sha256"] = manifest.sha256_file(last / "manifest.json")
+    current["manifest_sha256"] = sha256_file(last / "manifest.json")
     manifest.write_manifest(out / "CURRENT", current)
     (damage,) = verify_index(out).damages
     assert "corpus.json of 99 rows, and the index has 100" in damage.why

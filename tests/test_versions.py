@@ -16,8 +16,10 @@ from tests.bad_input_helpers import ARTIFACT, BUSY, OPTIONS, assert_one_error, r
 from tests.build_helpers import build, random_rows, write_rows
 from tests.test_build_again import held_by_another_process
 from whiten_index import index as faiss_index
-from whiten_index import manifest, open_index
-from whiten_index.errors import ArtifactError, ConfigError, OutputError
+from whiten_index import open_index
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import sha256_file
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.index import (
     Current,
     find_version,
@@ -88,7 +90,7 @@ def fill_from(out: Path, name: str, **changes: Any) -> Any:
 
 def test_current_says_what_is_published_and_what_was_withdrawn(out: Path) -> None:
     first, second, *_ = names(out)
-    digest = manifest.sha256_file(out / "versions" / second / "manifest.json")
+    digest = sha256_file(out / "versions" / second / "manifest.json")
     set_current(out, second, withdrawn=[first])
     current = read_current(out)
     assert current.same_version(Current(second, digest))
@@ -185,7 +187,7 @@ def test_there_is_one_candidate_at_most_and_no_name_comes_twice(out: Path) -> No
     (out / "candidates" / ".tmp-x").mkdir()
     faiss_index.tidy(out)
     assert [path.name for path in (out / "candidates").iterdir()] == [name]
-    with pytest.raises(OutputError, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot write"):
         promote(out, "000009-ffffffffffff")
     assert k_of(out) == 5
 
@@ -215,16 +217,16 @@ def test_what_is_promoted_is_on_the_disk_before_current_names_it(
 ) -> None:
     """Order of renames and fsyncs, as a power cut between any two of them needs it."""
     seen: list[tuple[str, str]] = []
-    fsync_path, rename, replace = manifest.fsync_path, Path.rename, Path.replace
+    fsync, rename, replace = os.fsync, Path.rename, Path.replace
 
     def note(kind: str, path: Path) -> None:
         name = str(path.relative_to(out)) if path != out else "."
         parts = ["TMP" if part.startswith(".tmp-") else part for part in name.split("/")]
         seen.append((kind, "/".join(parts)))
 
-    def fsynced(path: Path) -> None:
-        note("fsync", path)
-        fsync_path(path)
+    def fsynced(descriptor: int) -> None:
+        note("fsync", Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
 
     def renamed(path: Path, target: Path) -> Path:
         note("rename", target)
@@ -234,7 +236,7 @@ def test_what_is_promoted_is_on_the_disk_before_current_names_it(
         note("replace", target)
         return replace(path, target)
 
-    monkeypatch.setattr(manifest, "fsync_path", fsynced)
+    monkeypatch.setattr(os, "fsync", fsynced)
     monkeypatch.setattr(Path, "rename", renamed)
     monkeypatch.setattr(Path, "replace", replaced)
     name = next_version(out, "f" * 32)
@@ -375,7 +377,7 @@ def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
 ) -> None:
     _first, second, third, last = names(out)
     broken = {out / "versions" / name / "index.faiss" for name in (third, last)}
-    read = manifest.sha256_file
+    read = sha256_file
 
     def read_or_fail(path: Path) -> str:
         if path in broken:
@@ -386,7 +388,7 @@ def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
     assert rollback(out, to=second if named else None).to == second
     # It may be made again.
     assert read_current(out).withdrawn == ()
-    with pytest.raises(OutputError, match="the disk reports an input/output error"):
+    with pytest.raises(StorageError, match="the disk reports an input/output error"):
         rollback(out, to=last)
     assert read_current(out).version == second
 
@@ -509,7 +511,7 @@ def test_a_folder_that_cannot_be_written_is_a_disk_error(
         raise PermissionError(13, os.strerror(13))
 
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(OutputError, match=r"cannot write .*: permission is denied"):
+    with pytest.raises(StorageError, match=r"cannot write .*: permission is denied"):
         prune(out, keep=1)
     monkeypatch.undo()
     assert [facts.sound for facts in list_versions(out, verify="full")] == [""] * 4

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.assemble import IndexPlan
 from whiten_index.choosing import Labels
 from whiten_index.config import BuildConfig
@@ -19,9 +20,8 @@ from whiten_index.encode import (
     open_corpus,
 )
 from whiten_index.encoding import resolve_encoder
-from whiten_index.errors import ArtifactError, ConfigError, OutputError
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.fit import choose_index, fit_whitening, possible_widths, read_labels
-from whiten_index.lock import only_writer
 from whiten_index.objects import Here, Place, Tag, naming, place_of
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.publish import Settled, settle, write_version
@@ -86,7 +86,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         WhiteningError: the embeddings do not allow the whitening asked for.
         ArtifactError: the store is damaged and there is no corpus to mend it from.
         BusyError: another process is writing the same folder.
-        OutputError: the disk is full or cannot be written.
+        StorageError: the disk is full or cannot be written.
         ClusterError: the cluster cannot be reached, or has no worker left.
         SetAsideError: some shards failed on every machine; the others are in the store.
     """
@@ -140,7 +140,7 @@ def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
     """Tell a store that an index is built from it; where it cannot be written, say so."""
     try:
         store.users.register(out)
-    except OutputError as error:
+    except StorageError as error:
         stages.watcher.note(
             f"note: the store cannot remember that {out} is built from it ({error}); do not gc it"
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard, plan_windows
@@ -16,7 +17,6 @@ from whiten_index.encoding import (
     window_factor,
 )
 from whiten_index.errors import CorpusError
-from whiten_index.lock import only_writer
 from whiten_index.objects import naming
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.reuse import RowFinder
@@ -149,7 +149,7 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
         CorpusError: the corpus or a row of it cannot be used.
         EncoderError: the model cannot be found or loaded.
         BusyError: another process is filling the same store.
-        OutputError: the store cannot be written.
+        StorageError: the store cannot be written.
         ClusterError: the cluster cannot be reached, or has no worker left.
         SetAsideError: some shards failed on every machine; the others are in the store.
     """

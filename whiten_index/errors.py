@@ -48,7 +48,7 @@ class BusyError(WhitenIndexError):
     exit_code = 6
 
 
-class OutputError(WhitenIndexError):
+class StorageError(WhitenIndexError):
     """A disk that is full, or a disk or bucket that cannot be written or read."""
 
     exit_code = 7

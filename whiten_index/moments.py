@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
-from whiten_index.tensors import read_tensors, write_tensors
 
 KIND, FORMAT_VERSION = "moments", 1
 # Sums are taken of rows that stay in the cache of one core, products of as many as BLAS needs to be

@@ -15,10 +15,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from whiten_index.errors import ConfigError, OutputError, WhitenIndexError
+from whiten_index.artifacts.files import fsync_path, writing
+from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.given import cut, require_path
 from whiten_index.index import read_fields
-from whiten_index.manifest import MANIFEST, fsync_path, writing
 
 _PREFIX = "whiten_index_"
 _LAST_SUCCESS = "last_success_timestamp_seconds"
@@ -87,7 +88,7 @@ def check_metrics(path: Path) -> None:
 
     Raises:
         ConfigError: prometheus-client is not installed, or the file's name or folder is wrong.
-        OutputError: the folder cannot be written.
+        StorageError: the folder cannot be written.
     """
     _client()
     require_path(str(path), what="metrics")
@@ -114,7 +115,7 @@ def check_metrics(path: Path) -> None:
             "node_exporter reads (--collector.textfile.directory)"
         )
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise OutputError(
+        raise StorageError(
             f"cannot write {path}: permission is denied; let the job's user write {path.parent}"
         )
 
@@ -131,7 +132,7 @@ def write_metrics(path: Path, run: LastRun, *, index: Path) -> None:
 
     Raises:
         ConfigError: prometheus-client is not installed.
-        OutputError: the file cannot be written.
+        StorageError: the file cannot be written.
     """
     label = _shown(str(index.absolute()))
     samples = [*_of_run(run, _last_success(path, label)), *_published(index)]

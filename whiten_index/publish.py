@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.assemble import Assembled, Carry, IndexPlan, assemble_index
 from whiten_index.at_work import at_work
 from whiten_index.config import BuildConfig
 from whiten_index.diagnose import geometry
 from whiten_index.encode import EncodeReport, raw_bytes
 from whiten_index.fit import Fitted
-from whiten_index.manifest import fingerprint
 from whiten_index.objects import settled as settled_place
 from whiten_index.progress import Stages
 from whiten_index.release import VERSION

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import OutputError
-from whiten_index.manifest import fingerprint
+from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.errors import StorageError
 from whiten_index.progress import Stages
 from whiten_index.store import EmbeddingStore
 
@@ -40,7 +40,7 @@ def query_embeddings(
         watcher.advance(len(texts))
     if store is not None:
         # A store that cannot be written still serves: the queries are encoded again next time.
-        with contextlib.suppress(OutputError):
+        with contextlib.suppress(StorageError):
             store.notes.save_sample(key, {"queries": found})
     return found
 

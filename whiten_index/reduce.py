@@ -19,16 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from whiten_index.artifacts.atomic import replace_folder
+from whiten_index.artifacts.manifest import MANIFEST, check_files, publish_folder, read_manifest
 from whiten_index.encoding import EncoderSpec, ModelFolder
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, WhitenIndexError
 from whiten_index.given import require_folder
 from whiten_index.index import WHITENING, Current, read_version, with_published
-from whiten_index.manifest import (
-    MANIFEST,
-    check_files,
-    publish_folder,
-    read_manifest,
-)
 from whiten_index.query_encoder import (
     QueryEncoder,
     digest_of,
@@ -36,7 +32,6 @@ from whiten_index.query_encoder import (
     require_same,
     require_texts,
 )
-from whiten_index.replaced import replace_folder
 from whiten_index.whitening import Whitening, unit_rows
 from whiten_index.whitening.export import write_matrix
 
@@ -202,7 +197,7 @@ class QueryTransform:
 
         Raises:
             ConfigError: the folder holds something else than a query transform.
-            OutputError: it cannot be written.
+            StorageError: it cannot be written.
         """
 
         def fill(inside: Path) -> Mapping[str, Any]:
@@ -242,7 +237,7 @@ class QueryTransform:
         Raises:
             ConfigError: the file's ending is not ``.safetensors``, or something else than an
                 exported matrix is there.
-            OutputError: the file cannot be written.
+            StorageError: the file cannot be written.
         """
         affine = self.whitening.export()
         path = write_matrix(affine, file, facts={"query_digest": self.query_digest})

@@ -14,10 +14,11 @@ from typing import IO, Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.readers import to_id, to_number
 from whiten_index.labels.table import check_readable, first_line, read_lines, shown
-from whiten_index.manifest import replacing, writing
 from whiten_index.metrics import Run
 
 TREC, PARQUET, JSONL = (".trec", ".run", ".txt"), ".parquet", ".jsonl"
@@ -69,7 +70,7 @@ def check_place(path: Path) -> None:
     Nothing is left there; folders that are missing are for the writer to make.
 
     Raises:
-        OutputError: a folder of its name is there, or no file can be made where it is to lie.
+        StorageError: a folder of its name is there, or no file can be made where it is to lie.
     """
     with writing(path, kept=""):
         if path.is_dir():
@@ -89,7 +90,7 @@ def write_run(path: Path, rankings: Iterable[Ranked]) -> int:
 
     Raises:
         ConfigError: the ending names no format, or an id cannot stand in a TREC run.
-        OutputError: the disk is full or cannot be written.
+        StorageError: the disk is full or cannot be written.
     """
     check_run_path(path)
     counter = itertools.count()

@@ -193,7 +193,7 @@ class ShardWork:
 
         Raises:
             EncoderError: the model gives NaN or infinity.
-            OutputError: the store cannot be written.
+            StorageError: the store cannot be written.
         """
         clock = _Clock()
         encoded = None if ran.encoded is None else self.encoder().collect(ran.encoded)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard
 from whiten_index.encoding import (
@@ -19,7 +20,6 @@ from whiten_index.encoding import (
     resolve_encoder,
 )
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
-from whiten_index.manifest import fingerprint
 from whiten_index.runners import (
     Calls,
     CrewCalls,

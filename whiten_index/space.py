@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whiten_index.errors import OutputError
-from whiten_index.manifest import writing
+from whiten_index.artifacts.files import writing
+from whiten_index.errors import StorageError
 
 
 @dataclass
@@ -31,7 +31,7 @@ def require_space(wanted: Mapping[Path, int], what: str) -> None:
         what: who writes them, for the error.
 
     Raises:
-        OutputError: they will not fit, or a path cannot be looked at.
+        StorageError: they will not fit, or a path cannot be looked at.
     """
     disks: dict[int, _Disk] = {}
     for path, size in wanted.items():
@@ -46,7 +46,7 @@ def require_space(wanted: Mapping[Path, int], what: str) -> None:
         if disk.free is None or disk.wanted <= disk.free:
             continue
         paths = " and ".join(map(str, disk.paths))
-        raise OutputError(
+        raise StorageError(
             f"{what} needs about {disk.wanted:,} bytes for {paths}, and the disk there has "
             f"{disk.free:,} free; free {disk.wanted - disk.free:,} bytes more, or choose folders "
             "on another disk, then run the same command again"

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.atomic import replace_folder, require_free
+from whiten_index.artifacts.files import require_path, writing
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError
 from whiten_index.labels import StsSet, read_sts, require_ranked
-from whiten_index.lock import only_writer
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.replaced import replace_folder, require_free
 from whiten_index.training.config import BEST, POOLINGS, TrainingConfig
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def train_encoder(
         WhiteningError: a batch cannot whiten its groups.
         ArtifactError: a checkpoint, or the model that is there, is damaged.
         BusyError: another process trains to the same folder.
-        OutputError: the disk is full or cannot be written.
+        StorageError: the disk is full or cannot be written.
     """
     stages = Stages(progress or Silent())
     spec, folder = require_trainable(config)
@@ -216,7 +217,7 @@ class _Training:
     @property
     def out(self) -> Path:
         """Folder of the model."""
-        return manifest.require_path(self.config.out).resolve()
+        return require_path(self.config.out).resolve()
 
     @property
     def work(self) -> Path:
@@ -292,7 +293,7 @@ class _Training:
 
     def clear(self) -> None:
         """Remove what it was gone on from, and the folder if that is all."""
-        with manifest.writing(self.work, kept=""):
+        with writing(self.work, kept=""):
             if self.left_something:
                 shutil.rmtree(self.work / _CHECKPOINTS, ignore_errors=True)
                 (self.work / RUN).unlink(missing_ok=True)
@@ -352,7 +353,7 @@ class _Training:
             self._require_mine(self._record() or {}, where=self.work, what=_RECORD)
         else:
             path = self.work / RUN
-            with manifest.writing(path, kept=""):
+            with writing(path, kept=""):
                 manifest.write_json(path, {"kind": _RECORD, "identity": dict(self.identity)})
 
     def _require_mine(self, then: Mapping[str, Any], *, where: Path, what: str) -> None:

@@ -7,7 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
+from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.artifacts.files import require_path
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.manifest import MANIFEST, read_json
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
 from whiten_index.index import (
     CANDIDATES,
     CURRENT,
@@ -23,8 +27,6 @@ from whiten_index.index import (
     version_number,
     versions_in_bucket,
 )
-from whiten_index.lock import only_writer
-from whiten_index.manifest import MANIFEST, read_json, remove_folder, require_path
 from whiten_index.objects import HERE, Here, Mirror, naming, place_of
 from whiten_index.origin import missing_shards
 
@@ -197,7 +199,7 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
         ConfigError: ``keep`` is no whole number, or below 1.
         ArtifactError: it cannot be told which version is published.
         BusyError: another process is writing the index.
-        OutputError: the disk cannot be read or written.
+        StorageError: the disk cannot be read or written.
     """
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
         raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep!r} was given")
@@ -250,7 +252,7 @@ def _is_given_up(folder: Path) -> bool:
     """Tell whether a version that is left was left for what it is made of, and not for damage."""
     try:
         return _is_sound(folder, "full")
-    except OutputError:
+    except StorageError:
         # A disk that fails is what one goes back for.
         return False
 
@@ -282,7 +284,7 @@ def _older(root: Path, current: Current, without_store: bool, mirror: Here) -> t
             continue
         try:
             return name, _checked(root, name, without_store, mirror)
-        except (ArtifactError, OutputError) as error:
+        except (ArtifactError, StorageError) as error:
             damaged.append(str(error))
     raise ArtifactError(
         f"{root} has no sound version older than {current.version} to go back to"
@@ -342,7 +344,7 @@ def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFact
     sound = ""
     try:
         fields = read_version(folder, verify=verify, sha256=sha256)
-    except (ArtifactError, OutputError) as error:
+    except (ArtifactError, StorageError) as error:
         if not folder.exists():
             return None
         sound, fields = str(error), _as_far_as_readable(folder)
@@ -397,7 +399,7 @@ def _as_far_as_readable(folder: Path) -> Mapping[str, Any]:
     """Return what a manifest says, though some of its files or fields are damaged."""
     try:
         return read_json(folder / MANIFEST, what="a version")
-    except (ArtifactError, OutputError):
+    except (ArtifactError, StorageError):
         return {}
 
 

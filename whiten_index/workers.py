@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from whiten_index import manifest
+from whiten_index.artifacts.atomic import make_folder
+from whiten_index.artifacts.files import writing
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import require_reachable
-from whiten_index.errors import CorpusError, OutputError
+from whiten_index.errors import CorpusError, StorageError
 from whiten_index.given import is_uri
 from whiten_index.progress import Stages
 from whiten_index.runners import Calls, CrewCalls, InThisProcess, Size, cluster
@@ -103,8 +104,8 @@ def _shared(
     made = []
     try:
         for probe in probes:
-            with manifest.writing(probe, kept=""):
-                manifest.make_folder(probe.parent)
+            with writing(probe, kept=""):
+                make_folder(probe.parent)
                 probe.write_text(token)
                 made.append(probe)
         yield functools.partial(_require_shared, tuple(probes), token, sources, remote)
@@ -148,11 +149,11 @@ def _require_shared(
         except OSError:
             same = False
         if not same:
-            raise OutputError(
+            raise StorageError(
                 f"{probe.parent} is not the folder that the build was started with; on a cluster "
                 "store and index must be on a disk that all its machines mount at the same path"
             )
         own = probe.with_name(f"{probe.name}-{uuid.uuid4().hex[:8]}")
-        with manifest.writing(own, kept=""):
+        with writing(own, kept=""):
             own.write_text(token)
             own.unlink()

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.papers.recipes import Measure
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.data import data_path
 from whiten_index.evaluate.geometry import GeometrySet, read_geometry_sets
 from whiten_index.labels import StsSet, Task, read_sts, read_task
-from whiten_index.manifest import fingerprint
 
 _PAIRS, _TASKS = Path("sts") / "sts_raw.parquet", Path("senteval")
 _SICK = {"SICK-R": "test"}

@@ -10,7 +10,7 @@ from pipelines.papers import models
 from pipelines.papers.data import Data
 from pipelines.papers.recipes import Kind, Measure, Recipe, Setting
 from whiten_index.encoding import EncoderConfig, resolve_encoder
-from whiten_index.errors import ConfigError, OutputError, WhitenIndexError
+from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.evaluate.states import PooledStates
 from whiten_index.progress import Stages
 
@@ -113,7 +113,7 @@ class Encoders:
 
         Raises:
             EncoderError: the model cannot be loaded or used.
-            OutputError: the folder cannot be written.
+            StorageError: the folder cannot be written.
         """
         key = (model.name, model.tokens(setting.max_length), setting.measure)
         if key not in self._states:
@@ -121,7 +121,7 @@ class Encoders:
             texts = self.data.texts(setting.measure, names)
             try:
                 self._states[key] = PooledStates.of(texts, config, self.folder, self.stages)
-            except OutputError:
+            except StorageError:
                 raise
             except Exception as error:
                 # Not tried again for its other rows.

@@ -26,7 +26,7 @@ from pipelines.papers.recipes import (
     Setting,
 )
 from pipelines.papers.settings import recipe_of
-from whiten_index.errors import OutputError, WhitenIndexError
+from whiten_index.errors import StorageError, WhitenIndexError
 from whiten_index.evaluate.config import SCORED
 from whiten_index.evaluate.geometry import evaluate_geometry
 from whiten_index.evaluate.layers import evaluate_layers
@@ -55,7 +55,7 @@ def figures_of(bench: Bench, rows: Sequence[Row]) -> tuple[list[Figure], list[di
         The drawings, and those that could not be computed with the reason.
 
     Raises:
-        OutputError: the disk cannot be written.
+        StorageError: the disk cannot be written.
     """
     drawn: list[Figure] = []
     missed: list[dict[str, str]] = []
@@ -84,7 +84,7 @@ def _drawn(bench: Bench, model: Model, make: _Make) -> tuple[list[Figure], str |
         for figure in make(bench, model):
             drawn.append(figure)
             log("figure", id=figure["id"], ran_with=model.name)
-    except OutputError:
+    except StorageError:
         raise
     except Exception as error:
         # A drawing that fails does not take the tables with it.

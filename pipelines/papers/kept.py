@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.manifest import fingerprint, replace_file, writing
+from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.manifest import fingerprint
 
 # Raised when a change of this project changes figures.
 _VERSION = 1
@@ -47,7 +49,7 @@ class Kept:
         """Return the result of ``key``, made where it is not there or cannot be read.
 
         Raises:
-            OutputError: the folder cannot be written.
+            StorageError: the folder cannot be written.
         """
         full = {"version": _VERSION, "made_by": made_by(), **key}
         path = self.folder / f"{fingerprint(full)}.json"

@@ -13,7 +13,7 @@ from pipelines.papers.commands import Files, command_of
 from pipelines.papers.encoders import Model
 from pipelines.papers.published import AVERAGE, Row
 from pipelines.papers.recipes import AGGREGATION, SEVEN, Kind, Measure, Recipe, Refusal
-from whiten_index.errors import OutputError, WhitenIndexError
+from whiten_index.errors import StorageError, WhitenIndexError
 from whiten_index.evaluate.config import NLI
 from whiten_index.evaluation import AGGREGATIONS
 from whiten_index.log_lines import log
@@ -87,7 +87,7 @@ def tables_of(
         JSON values, a table each.
 
     Raises:
-        OutputError: the disk cannot be written. Other errors are those of a row, which is then not
+        StorageError: the disk cannot be written. Other errors are those of a row, which is then not
             run.
     """
     grouped: dict[tuple[str, str, str], list[Row]] = {}
@@ -154,7 +154,7 @@ def _computed(bench: Bench, row: Row, planned: Planned) -> tuple[Planned, Figure
         planned = _without(planned, [name for name in names if name not in found])
         # A row without any figure did not run, whatever could have computed it.
         return (planned if found else replace(planned, status=NOT_RUN)), found
-    except OutputError:
+    except StorageError:
         raise
     except Exception as error:
         # Whatever goes wrong with one model or setting, the other rows still count.

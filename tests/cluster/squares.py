@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from whiten_index.errors import ConfigError, CorpusError, OutputError
+from whiten_index.errors import ConfigError, CorpusError, StorageError
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Square:
         if trouble == "raise":
             raise CorpusError(f"{item} is damaged")
         if trouble == "full":
-            raise OutputError("the disk is full")
+            raise StorageError("the disk is full")
         if trouble == "die" or (trouble == "once" and self.begun(item) == 1):
             # What was done just before is to be told of first.
             time.sleep(0.2)

@@ -12,7 +12,7 @@ from operator import neg
 import pytest
 
 from tests.cluster.squares import Square, refuse
-from whiten_index.errors import ClusterError, ConfigError, OutputError
+from whiten_index.errors import ClusterError, ConfigError, StorageError
 from whiten_index.runners import CrewCalls, RayRunner, Size, cluster
 from whiten_index.runners.schedule import Limits
 
@@ -122,7 +122,7 @@ def test_a_straggler_holds_up_nobody(three_nodes, tmp_path):
 
 def test_an_error_that_every_item_would_meet_ends_the_run_at_once(three_nodes, tmp_path):
     work = Square(tmp_path / "diary", trouble=((3, "full"),))
-    with pytest.raises(OutputError, match="the disk is full"):
+    with pytest.raises(StorageError, match="the disk is full"):
         run(three_nodes.address, work, 1000)
     assert len(entries(work.diary, "end")) < 100
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from whiten_index.errors import ConfigError, OutputError
+from whiten_index.errors import ConfigError, StorageError
 from whiten_index.objects import ChangedError, Mirror
 from whiten_index.objects.bucket import Bucket
 
@@ -94,20 +94,20 @@ def test_no_bucket(s3: Any, tmp_path: Path) -> None:
         lambda: there.sizes("a"),
         there.folders,
     ):
-        with pytest.raises(OutputError, match="there is no bucket 'nowhere-at-all'"):
+        with pytest.raises(StorageError, match="there is no bucket 'nowhere-at-all'"):
             ask()
 
 
 def test_keys_that_the_server_does_not_know(bucket: str, guarded: None) -> None:
-    with pytest.raises(OutputError, match="permission is denied; check AWS_ACCESS_KEY_ID"):
+    with pytest.raises(StorageError, match="permission is denied; check AWS_ACCESS_KEY_ID"):
         Bucket(f"s3://{bucket}/p").sizes("a")
-    with pytest.raises(OutputError, match="permission is denied; check AWS_ACCESS_KEY_ID"):
+    with pytest.raises(StorageError, match="permission is denied; check AWS_ACCESS_KEY_ID"):
         Bucket(f"s3://{bucket}/p").put("a", b"1")
 
 
 def test_no_keys_at_all(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    with pytest.raises(OutputError, match="no credentials were found; set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(StorageError, match="no credentials were found; set AWS_ACCESS_KEY_ID"):
         Bucket(f"s3://{bucket}/p").get("a")
 
 
@@ -130,7 +130,7 @@ def test_nobody_listens(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     started = time.monotonic()
     with pytest.raises(
-        OutputError, match=r"127\.0\.0\.1:9 does not answer; check AWS_ENDPOINT_URL"
+        StorageError, match=r"127\.0\.0\.1:9 does not answer; check AWS_ENDPOINT_URL"
     ):
         Bucket(f"s3://{bucket}/p").sizes("a")
     assert time.monotonic() - started < 20
@@ -141,7 +141,7 @@ def test_nobody_answers(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         started = time.monotonic()
-        with pytest.raises(OutputError, match="does not answer"):
+        with pytest.raises(StorageError, match="does not answer"):
             Bucket(f"s3://{bucket}/p").sizes("a")
         assert time.monotonic() - started < 25
 

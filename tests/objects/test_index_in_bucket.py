@@ -19,7 +19,7 @@ from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.encode import encode_corpus
-from whiten_index.errors import ArtifactError, BusyError, ConfigError, OutputError
+from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.index.library import load_faiss
 from whiten_index.index.vectors import vectors_of
 from whiten_index.plan import plan_build
@@ -235,13 +235,13 @@ def test_an_upload_that_was_cut_off_shows_nothing(
 
     def cut(self: Bucket, key: str, *rest: Any, **options: Any) -> None:
         if key.startswith("versions/"):
-            raise OutputError("cut off")
+            raise StorageError("cut off")
         real(self, key, *rest, **options)
 
     larger = corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "put", cut)
-        with pytest.raises(OutputError, match="cut off"):
+        with pytest.raises(StorageError, match="cut off"):
             build(larger, out=out)
     machine("second")
     assert open_index(out).bundle.version == first.version
@@ -301,10 +301,10 @@ def test_no_bucket_and_no_server_are_told_at_once(
             BuildConfig(corpus=(corpus,), store="s3://nowhere-at-all/i", **OPTIONS)
         ),
     ):
-        with pytest.raises(OutputError, match="there is no bucket 'nowhere-at-all'"):
+        with pytest.raises(StorageError, match="there is no bucket 'nowhere-at-all'"):
             ask()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(OutputError, match="does not answer"):
+    with pytest.raises(StorageError, match="does not answer"):
         build(corpus, out="s3://nowhere-at-all/i")
 
 
@@ -312,9 +312,9 @@ def test_keys_that_are_refused(
     s3: Any, bucket: str, machine: Any, tmp_path: Path, guarded: None
 ) -> None:
     corpus = corpus_file(tmp_path / "c.parquet")
-    with pytest.raises(OutputError, match="permission is denied"):
+    with pytest.raises(StorageError, match="permission is denied"):
         build(corpus, out=f"s3://{bucket}/i")
-    with pytest.raises(OutputError, match="permission is denied"):
+    with pytest.raises(StorageError, match="permission is denied"):
         open_index(f"s3://{bucket}/i")
 
 

@@ -18,7 +18,7 @@ from tests.build_helpers import random_rows
 from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index import BuildConfig
 from whiten_index.encode import EncodeReport, encode_corpus
-from whiten_index.errors import ArtifactError, OutputError
+from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.objects import Mirror
 from whiten_index.store import EmbeddingStore, StoreDtype
 
@@ -113,11 +113,11 @@ def test_what_is_only_here_is_put_there(
 
     def cut(self: Mirror, path: Path) -> None:
         if path.parent.name == "shards":
-            raise OutputError("cut off")
+            raise StorageError("cut off")
 
     with monkeypatch.context() as patch:
         patch.setattr(Mirror, "push", cut)
-        with pytest.raises(OutputError, match="cut off"):
+        with pytest.raises(StorageError, match="cut off"):
             encode(corpus, store)
     # Some were finished when the first one could not be put there.
     assert encode(corpus, store).counts.reused >= ROWS

@@ -15,7 +15,7 @@ from tests.train.helpers import Dies, Stops, evaluated, require_same
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
-    OutputError,
+    StorageError,
 )
 from whiten_index.train import train_encoder
 
@@ -201,7 +201,7 @@ def test_a_disk_that_is_full_at_the_very_end_is_told(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_model", full)
-        with pytest.raises(OutputError, match="No space left on device"):
+        with pytest.raises(StorageError, match="No space left on device"):
             train_encoder(config())
     assert train_encoder(config()).facts["resumed_at"] == 6
 

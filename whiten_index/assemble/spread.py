@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.files import fsync_path
 from whiten_index.assemble.examination import (
     Examination,
     examination_of,
@@ -30,7 +31,6 @@ from whiten_index.assemble.job import Job
 from whiten_index.assemble.plan import Assembled
 from whiten_index.at_work import at_work
 from whiten_index.index.exact import merged
-from whiten_index.manifest import fsync_path
 from whiten_index.progress import Silent, Stages
 from whiten_index.runners import Calls
 from whiten_index.store import CorpusPart

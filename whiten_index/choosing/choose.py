@@ -15,7 +15,7 @@ from whiten_index.choosing.labelled import Labels, labelled_trials
 from whiten_index.choosing.sample import Sample, sample_pieces
 from whiten_index.draw import embeddings_of
 from whiten_index.encode import EncodeReport
-from whiten_index.errors import OutputError, WhiteningError
+from whiten_index.errors import StorageError, WhiteningError
 from whiten_index.moments import Moments
 from whiten_index.progress import Stages
 from whiten_index.whitening import (
@@ -119,7 +119,7 @@ def choose_setting(
     choice = _Chooser(encoded, moments, fit, wishes, stages, weights).choose()
     if choice.rule is not Rule.SPECTRUM:
         # A store that cannot be written still serves: the next build chooses the same again.
-        with contextlib.suppress(OutputError):
+        with contextlib.suppress(StorageError):
             encoded.store.notes.save_choice(key, choice.to_json())
     return choice
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.batch import ID
 from whiten_index.draw import drawn_rows, embeddings_of, ids_of
 from whiten_index.encode import EncodeReport
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels import Pairs, read_pairs, read_qrels, read_queries
-from whiten_index.manifest import fingerprint
 from whiten_index.metrics import evaluate_each, require_evaluator, spearman
 from whiten_index.progress import Stages
 from whiten_index.whitening.choice import Scores, Trial, Vectors, reciprocal_ranks

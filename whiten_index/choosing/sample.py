@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from whiten_index.batch import ID, TextBatch
 from whiten_index.draw import drawn_parts, drawn_rows, ids_of, row_starts
 from whiten_index.encode import EncodeReport
-from whiten_index.errors import CorpusError, OutputError
+from whiten_index.errors import CorpusError, StorageError
 from whiten_index.pieces import RECIPE, Pieces, cut_pieces
 from whiten_index.progress import Progress, Stages
 from whiten_index.shard import ShardWork
@@ -104,7 +104,7 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
     rows = np.array([row for row, _ in cut[: len(embeddings[0])]], dtype=np.int64)
     sample = Sample(rows, drawn.around(rows), *embeddings)
     # A store that cannot be written still serves: the next build draws the same sample again.
-    with contextlib.suppress(OutputError):
+    with contextlib.suppress(StorageError):
         store.notes.save_sample(key, vars(sample))
     return sample
 

@@ -100,7 +100,8 @@ def _refuse_elsewhere(context: click.Context) -> None:
 
 def _write(report: Mapping[str, Any], out: Path, aggregation: str) -> str:
     """Write the page and the JSON; return the line that names the page."""
-    from whiten_index.manifest import write_json, writing
+    from whiten_index.artifacts.files import writing
+    from whiten_index.artifacts.manifest import write_json
     from whiten_index.report import write_layers
 
     page = write_layers(report, out, aggregation=aggregation)

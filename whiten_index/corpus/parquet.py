@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from whiten_index.arrow_types import without_views
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.batch import ID, EmbeddingBatch, TextBatch, row_digests
 from whiten_index.corpus.config import (
     CorpusConfig,
@@ -35,7 +36,6 @@ from whiten_index.corpus.rows import (
 )
 from whiten_index.corpus.sources import SourceFile, find_files, require_unchanged
 from whiten_index.errors import CorpusError
-from whiten_index.manifest import fingerprint
 
 _SUSPECTS, _EXAMPLES = 1000, 3
 _FOOTER_THREADS = 8

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whiten_index.errors import OutputError
-from whiten_index.manifest import fingerprint, write_json
+from whiten_index.artifacts.manifest import fingerprint, write_json
+from whiten_index.errors import StorageError
 
 LADDERS = {
     "cpu": (512, 1024, 2048, 4096, 8192),
@@ -115,7 +115,7 @@ def remember(facts: Mapping[str, Any], budget: int) -> None:
         path = _file(facts)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"token_budget": budget, "facts": dict(facts)})
-    except (OSError, RuntimeError, OutputError):
+    except (OSError, RuntimeError, StorageError):
         # RuntimeError: this user has no home.
         return
 

@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 from whiten_index.encoding.modules import module_folder, read_modules, weighty
-from whiten_index.errors import EncoderError, OutputError, WhitenIndexError
+from whiten_index.errors import EncoderError, StorageError, WhitenIndexError
 
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]
 _UNWANTED = ["onnx/*", "openvino/*", "*.onnx"]
@@ -29,7 +29,7 @@ def fetch_model(name: str, revision: str | None, *, otherwise: str = "") -> Path
     Raises:
         EncoderError: there is no such model or revision, it may not be read, or the hub cannot be
             reached and the cache does not hold it whole.
-        OutputError: the cache cannot be written.
+        StorageError: the cache cannot be written.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
@@ -103,7 +103,7 @@ def _explained(
     told = f"{type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:_REASON_LETTERS]}"
     # An error of a file names it, unless it is one of writing to it; one of the network never does.
     if isinstance(reason, OSError) and (reason.filename or reason.errno in _FULL):
-        return OutputError(
+        return StorageError(
             f"model {name!r} cannot be kept in {cache} ({told}); make room there, or set HF_HOME "
             "to another folder"
         )

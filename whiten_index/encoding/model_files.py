@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import EncoderError
-from whiten_index.manifest import sha256_file
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import sha256_file
+from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.encoding.hub import fetch_model
 from whiten_index.encoding.model_files import files_sha256, read_object, weight_files
 from whiten_index.encoding.modules import (
@@ -25,7 +27,6 @@ from whiten_index.encoding.modules import (
 )
 from whiten_index.errors import EncoderError
 from whiten_index.given import cut
-from whiten_index.manifest import canonical_json, sha256_file
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -130,7 +131,7 @@ def find_model(name: str, *, revision: str | None = None) -> ModelFolder:
 
     Raises:
         EncoderError: no such model, the hub cannot be reached, or the folder cannot be used.
-        OutputError: the hub's cache cannot be written.
+        StorageError: the hub's cache cannot be written.
     """
     try:
         local = bool(name) and Path(name).expanduser().is_dir()

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.encoding.model_files import files_sha256, read_json, read_object, weight_files
 from whiten_index.errors import EncoderError
-from whiten_index.manifest import canonical_json
 
 # Classes of torch.nn that take no argument; no other name in a model's folder is ever imported.
 ACTIVATIONS = (

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
 from whiten_index.encoding.modules import head_sha256
 from whiten_index.encoding.prompts import choose_prompt, require_one
 from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.manifest import fingerprint
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 POOLINGS = (

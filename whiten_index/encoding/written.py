@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from whiten_index.artifacts.files import fsync_path
 from whiten_index.encoding.model_files import weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.manifest import fsync_path
 
 _HOME = "sentence_transformers.models."
 MARK = "whiten_index.json"

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError
-from whiten_index.manifest import replacing, writing
-from whiten_index.tensors import read_tensors, write_tensors
 
 _KIND, _VERSION = "texts", 1
 _BYTES = 16
@@ -47,7 +48,7 @@ class KeptTexts:
         """Keep the embeddings (n, d) of n texts that are not kept, whole or not at all.
 
         Raises:
-            OutputError: the folder cannot be written, or the disk is full.
+            StorageError: the folder cannot be written, or the disk is full.
         """
         digests = text_digests(texts)
         tensors: dict[str, NDArray[Any]] = {"digests": digests, "embeddings": embeddings}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import writing
 from whiten_index.build import build_index
 from whiten_index.encoding import resolve_encoder
 from whiten_index.evaluate.retrieval_config import RetrievalConfig
@@ -21,7 +22,6 @@ from whiten_index.evaluate.sts import report_of
 from whiten_index.evaluate.texts import encoder_facts
 from whiten_index.index import load_faiss
 from whiten_index.labels import qrels_splits, read_qrels
-from whiten_index.manifest import writing
 from whiten_index.metrics import require_evaluator
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.run_file import check_place, read_run, write_run

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.manifest import check_files
 from whiten_index.assemble import blocks
 from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
@@ -25,7 +26,6 @@ from whiten_index.evaluate.fits import check_fit, fit_source, sentence_columns
 from whiten_index.evaluate.texts import TextEmbedder
 from whiten_index.evaluation import common_component, without_component
 from whiten_index.index import WHITENING, read_fields
-from whiten_index.manifest import check_files
 from whiten_index.moments import Moments
 from whiten_index.progress import Stages
 from whiten_index.search import recorded_spec

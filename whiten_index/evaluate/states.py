@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.manifest import check_files, fingerprint, publish_folder, read_manifest
+from whiten_index.artifacts.tensors import create_tensor, map_tensor, read_tensors, write_tensors
 from whiten_index.encoding import (
     EncoderConfig,
     EncoderSpec,
@@ -25,9 +28,7 @@ from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.kept import text_digests
 from whiten_index.evaluate.texts import encoder_facts
-from whiten_index.manifest import check_files, fingerprint, publish_folder, read_manifest, writing
 from whiten_index.progress import Stages
-from whiten_index.tensors import create_tensor, map_tensor, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
@@ -77,7 +78,7 @@ class PooledStates:
 
         Raises:
             EncoderError: the model cannot be found or used.
-            OutputError: the folder cannot be written, or the disk has no room.
+            StorageError: the folder cannot be written, or the disk has no room.
         """
         distinct = list(dict.fromkeys(texts))
         resolved, model = resolve_encoder(config)

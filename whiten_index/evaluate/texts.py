@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
-from whiten_index.errors import ConfigError, EncoderError, OutputError
+from whiten_index.errors import ConfigError, EncoderError, StorageError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.fits import check_fit
 from whiten_index.evaluate.kept import KeptTexts
@@ -102,7 +102,7 @@ class EncoderTexts:
         """Keep embeddings; None where that cannot be, so that it is tried and told once."""
         try:
             kept.add(texts, embeddings)
-        except OutputError as error:
+        except StorageError as error:
             # The evaluation needs no store; the user should know that it was of no use.
             self._stages.watcher.note(f"note: embeddings are not kept: {error}")
             return None

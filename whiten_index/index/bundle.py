@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
 from whiten_index.corpus import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index.documents import Documents

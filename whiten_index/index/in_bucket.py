@@ -37,7 +37,7 @@ def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[InBucket]:
         mirror: the bucket.
 
     Raises:
-        OutputError: the bucket does not tell.
+        StorageError: the bucket does not tell.
     """
     for name in sorted(filter(version_number, mirror.names(root / VERSIONS))):
         data = mirror.manifest(root / VERSIONS / name)

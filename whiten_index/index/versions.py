@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whiten_index import manifest
-from whiten_index.errors import ArtifactError, BusyError, ConfigError, OutputError
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.atomic import make_folder, remove_folder, remove_leftovers
+from whiten_index.artifacts.files import fsync_path, sha256_file, writing
+from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.given import cut
 from whiten_index.index.library import load_faiss
 from whiten_index.objects import HERE, ChangedError, Here, Tag, naming
@@ -79,7 +81,7 @@ def read_current(root: Path, mirror: Here = HERE) -> Current:
 
     Raises:
         ArtifactError: nothing is, or ``CURRENT`` is damaged.
-        OutputError: the disk does not let it be read.
+        StorageError: the disk does not let it be read.
     """
     with naming():
         mirror.latest(root / CURRENT)
@@ -136,8 +138,8 @@ def set_current(
         BusyError: another machine published meanwhile.
     """
     folder = root / VERSIONS / version
-    with manifest.writing(root / CURRENT):
-        digest = manifest.sha256_file(folder / manifest.MANIFEST)
+    with writing(root / CURRENT):
+        digest = sha256_file(folder / manifest.MANIFEST)
         known = withdrawn_facts(root)
         taken_back = sorted({*(known if withdrawn is None else withdrawn)} - {version})
         fields = {
@@ -181,13 +183,13 @@ def _facts(root: Path, name: str) -> dict[str, str]:
 
 def tidy(root: Path) -> None:
     """Remove what a build that died left in the index folder."""
-    with manifest.writing(root):
+    with writing(root):
         for folder in (root, root / VERSIONS, root / CANDIDATES):
-            manifest.remove_leftovers(folder)
+            remove_leftovers(folder)
         # A power cut in ``promote`` may have left both names on some file systems.
         for name in version_names(root, inside=CANDIDATES):
             if (root / VERSIONS / name).exists():
-                manifest.remove_folder(root / CANDIDATES / name)
+                remove_folder(root / CANDIDATES / name)
 
 
 def version_names(root: Path, *, inside: str = VERSIONS) -> list[str]:
@@ -279,10 +281,10 @@ def publish_candidate(root: Path, version: str, fill: Fill) -> dict[str, Any]:
     Candidates that are there already are removed first: there is one at most.
 
     Raises:
-        OutputError: the disk is full or cannot be written.
+        StorageError: the disk is full or cannot be written.
     """
     for name in version_names(root, inside=CANDIDATES):
-        manifest.remove_folder(root / CANDIDATES / name)
+        remove_folder(root / CANDIDATES / name)
     return manifest.publish_folder(root / CANDIDATES / version, fill)
 
 
@@ -293,15 +295,15 @@ def promote(root: Path, version: str) -> None:
     still a candidate or among the versions, where ``find_version`` finds it.
 
     Raises:
-        OutputError: there is no such candidate, or the disk cannot be written.
+        StorageError: there is no such candidate, or the disk cannot be written.
     """
     candidate, final = root / CANDIDATES / version, root / VERSIONS / version
-    with manifest.writing(final):
-        manifest.make_folder(final.parent)
+    with writing(final):
+        make_folder(final.parent)
         candidate.rename(final)
         # The new name first: a power cut may leave both or the new one, never none.
-        manifest.fsync_path(final.parent)
-        manifest.fsync_path(candidate.parent)
+        fsync_path(final.parent)
+        fsync_path(candidate.parent)
     set_current(root, version)
 
 
@@ -337,7 +339,7 @@ def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here =
         for _ in range(_TRIES):
             try:
                 return use(_fetched(root, current, mirror), current)
-            except (ArtifactError, OutputError):
+            except (ArtifactError, StorageError):
                 latest = read_current(root, mirror)
                 if not latest.same_version(current):
                     current = latest
@@ -431,7 +433,7 @@ def manifest_sha256(folder: Path) -> str:
         ArtifactError: it cannot be read, as where the version was removed.
     """
     try:
-        return manifest.sha256_file(folder / manifest.MANIFEST)
+        return sha256_file(folder / manifest.MANIFEST)
     except OSError as error:
         raise ArtifactError(
             f"{folder / manifest.MANIFEST} cannot be read ({error.strerror}); "

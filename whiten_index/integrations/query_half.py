@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ConfigError
 from whiten_index.given import require_folder, require_path
 from whiten_index.index import CURRENT
 from whiten_index.integrations.index_reader import no_encoder
-from whiten_index.manifest import MANIFEST
 from whiten_index.reduce import QueryTransform
 
 # Of the query digest, in names.

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from whiten_index.artifacts.atomic import replace_folder
+from whiten_index.artifacts.manifest import read_manifest, write_manifest
 from whiten_index.encoding import EncoderSpec, ModelFolder
 from whiten_index.encoding.written import (
     MARK,
@@ -29,9 +31,7 @@ from whiten_index.encoding.written import (
     write_transformer,
 )
 from whiten_index.errors import ArtifactError, ConfigError, FormatError
-from whiten_index.manifest import read_manifest, write_manifest
 from whiten_index.reduce import QueryTransform
-from whiten_index.replaced import replace_folder
 from whiten_index.whitening.export import Affine
 
 KIND, FORMAT_VERSION = "sentence-transformers model", 1
@@ -60,7 +60,7 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
             holds something else.
         FormatError: a later release exported to the folder.
         EncoderError: the model is gone, or is not the one the index was built with.
-        OutputError: the disk is full or cannot be written.
+        StorageError: the disk is full or cannot be written.
     """
     spec, model = transform.model_folder()
     _require_expressible(spec, model)
@@ -170,7 +170,7 @@ def _files(folder: Path) -> Collection[str] | None:
 
     Raises:
         FormatError: a later release exported it.
-        OutputError: the disk does not let it be read.
+        StorageError: the disk does not let it be read.
     """
     try:
         fields = read_manifest(folder, kind=KIND, version=FORMAT_VERSION, name=MARK)

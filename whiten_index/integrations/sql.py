@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.atomic import replacing, require_replaceable
+from whiten_index.artifacts.files import require_path, writing
 from whiten_index.errors import ConfigError
 from whiten_index.integrations.sql_names import brief, dollar_tag, literal, quoted
 from whiten_index.integrations.sql_script import HEAD_BYTES, MADE_BY, OURS, RUN, SCRIPT
-from whiten_index.manifest import replacing, require_path, writing
 from whiten_index.reduce import QueryTransform
-from whiten_index.replaced import require_replaceable
 from whiten_index.whitening import Whitening
 
 NAME = "whiten"
@@ -132,7 +132,7 @@ def export_sql(
 
     Raises:
         ConfigError: see ``sql_function``.
-        OutputError: the file cannot be written.
+        StorageError: the file cannot be written.
     """
     data = sql_function(
         transform, name=name, schema=schema, vector_schema=vector_schema, dtype=dtype

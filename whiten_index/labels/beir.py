@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.readers import to_id, to_utf8
 from whiten_index.labels.table import first_line, read_lines, shown
-from whiten_index.manifest import canonical_json, replacing, writing
 
 _SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
 # What a Parquet file was made of, in the metadata of its schema.
@@ -47,7 +49,7 @@ def set_files(folder: Path, split: str, *, work: Path) -> SetFiles:
     Raises:
         ConfigError: one is missing.
         CorpusError: a line of the corpus is not as BEIR has it, or a file is damaged.
-        OutputError: ``work`` cannot be written.
+        StorageError: ``work`` cannot be written.
     """
     queries = queries_file(folder)
     qrels, split_of_file = qrels_file(folder, split)
@@ -83,7 +85,7 @@ def parquet_corpus(corpus: Path, work: Path) -> Path:
 
     Raises:
         CorpusError: a line is not as BEIR has it, or the file is damaged.
-        OutputError: ``work`` cannot be written.
+        StorageError: ``work`` cannot be written.
     """
     return _as_parquet(corpus, work / "corpus.parquet") if corpus.suffix == ".jsonl" else corpus
 

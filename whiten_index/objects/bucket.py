@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from whiten_index.errors import ConfigError, OutputError
+from whiten_index.errors import ConfigError, StorageError
 from whiten_index.given import shown
 
 SCHEMES = ("s3", "gs", "az")
@@ -76,7 +76,7 @@ class Bucket:
         """Return the bytes of an object and its tag, None where there is none.
 
         Raises:
-            OutputError: the server does not tell.
+            StorageError: the server does not tell.
         """
         try:
             with self._told("read", key):
@@ -96,7 +96,7 @@ class Bucket:
 
         Raises:
             ChangedError: it is another, or gone.
-            OutputError: the server does not take it.
+            StorageError: the server does not take it.
         """
         mode: Any = "create" if over is None else dict(over) or "overwrite"
         try:
@@ -112,7 +112,7 @@ class Bucket:
         """Put a file, in parts where it is large.
 
         Raises:
-            OutputError: the server does not take it.
+            StorageError: the server does not take it.
         """
         # Opened before, so that what the disk says is not taken for what the server does.
         with path.open("rb") as file, self._told("write", key):
@@ -127,7 +127,7 @@ class Bucket:
             size: about how many bytes it has, by which it is read whole or in parts.
 
         Raises:
-            OutputError: the server does not give it, or the disk cannot be written.
+            StorageError: the server does not give it, or the disk cannot be written.
         """
         try:
             with path.open("wb") as file:
@@ -153,7 +153,7 @@ class Bucket:
         """Remove an object, if it is there.
 
         Raises:
-            OutputError: the server does not do it.
+            StorageError: the server does not do it.
         """
         with contextlib.suppress(_MissingError), self._told("remove", key):
             self._obstore.delete(self._quick, self._key(key))
@@ -162,7 +162,7 @@ class Bucket:
         """Return key -> size of all objects in a folder and those below it.
 
         Raises:
-            OutputError: the server does not tell.
+            StorageError: the server does not tell.
         """
         found: dict[str, int] = {}
         with self._told("list", folder):
@@ -174,7 +174,7 @@ class Bucket:
         """Return the names of the folders right below the prefix, sorted.
 
         Raises:
-            OutputError: the server does not tell.
+            StorageError: the server does not tell.
         """
         with self._told("list", ""):
             found = self._obstore.list_with_delimiter(self._quick, self._prefix or None)
@@ -218,14 +218,14 @@ class Bucket:
         except (errors.BaseError, ValueError) as error:
             raise self._failure(what, place, error) from error
 
-    def _no_bucket(self, place: str) -> OutputError:
-        return OutputError(
+    def _no_bucket(self, place: str) -> StorageError:
+        return StorageError(
             f"{place} cannot be opened: there is no bucket {self._name!r} at "
             f"{endpoint() or 'the service'}; make it, or check its name and "
             f"{_ENDPOINTS[self._scheme]}"
         )
 
-    def _failure(self, what: str, place: str, error: Exception) -> OutputError:
+    def _failure(self, what: str, place: str, error: Exception) -> StorageError:
         text = str(error)
         if "NoSuchBucket" in text:
             return self._no_bucket(place)
@@ -238,7 +238,7 @@ class Bucket:
             why, remedy = f"{at} does not answer", f"check {_ENDPOINTS[self._scheme]}"
         else:
             why, remedy = _first_words(text), "mend that"
-        return OutputError(
+        return StorageError(
             f"cannot {what} {place}: {why}; {remedy}, then run the same command again (what is "
             "finished is kept)"
         )

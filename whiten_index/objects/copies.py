@@ -10,7 +10,9 @@ import shutil
 import time
 from pathlib import Path
 
-from whiten_index.manifest import MANIFEST, fingerprint, make_folder, writing
+from whiten_index.artifacts.atomic import make_folder
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.manifest import MANIFEST, fingerprint
 from whiten_index.objects.bucket import endpoint
 
 DOWNLOADS = ".downloads"
@@ -30,7 +32,7 @@ def make_cache(folder: Path) -> None:
     """Make a folder of copies, and remove what downloads that died left there long ago.
 
     Raises:
-        OutputError: the disk cannot be written.
+        StorageError: the disk cannot be written.
     """
     with writing(folder):
         make_folder(folder / DOWNLOADS)

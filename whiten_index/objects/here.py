@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from whiten_index.manifest import replace_file
+from whiten_index.artifacts.atomic import replace_file
 from whiten_index.objects.bucket import Tag
 
 # A folder, or the URI of a bucket's prefix.

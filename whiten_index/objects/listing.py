@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from whiten_index.manifest import MANIFEST
+from whiten_index.artifacts.manifest import MANIFEST
 
 _OF_ARTIFACT = f"/{MANIFEST}"
 

@@ -22,14 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.atomic import make_folder, replace_file
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, BusyError, ConfigError
 from whiten_index.given import as_place, is_uri
-from whiten_index.manifest import (
-    MANIFEST,
-    make_folder,
-    replace_file,
-    writing,
-)
 from whiten_index.objects.bucket import ANY, Bucket, ChangedError, Tag, plain_uri
 from whiten_index.objects.copies import (
     DOWNLOADS,
@@ -150,7 +147,7 @@ class Mirror(Here):
         """Put an artifact or file into the bucket; the artifact that is there already counts.
 
         Raises:
-            OutputError: the server does not take it.
+            StorageError: the server does not take it.
         """
         key = self._key(path)
         with writing(path):

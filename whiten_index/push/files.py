@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from whiten_index.artifacts.atomic import replacing, require_replaceable
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.manifest import replacing, writing
-from whiten_index.replaced import require_replaceable
 from whiten_index.sinks import VECTOR, Generation, Layout, VectorDtype, vectors_of
 from whiten_index.sinks.rows import vectors_array
 
@@ -123,7 +123,7 @@ def write_rows(path: Path, layout: Layout, told: Generation) -> Iterator[_Write]
         told: how many rows will come, and what the file says of them.
 
     Raises:
-        OutputError: the disk is full or cannot be written.
+        StorageError: the disk is full or cannot be written.
     """
     half = layout.dtype is VectorDtype.FLOAT16
     facts = {name: value for name, value in told.to_json().items() if name in _TOLD}

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index import manifest
 from whiten_index.arrow_types import without_views
+from whiten_index.artifacts import manifest
 from whiten_index.batch import ID
 from whiten_index.draw import CorpusEmbeddings
 from whiten_index.errors import ArtifactError, ConfigError

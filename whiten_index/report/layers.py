@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import ArtifactError
 from whiten_index.evaluation import heat_map
-from whiten_index.manifest import replace_file, writing
 from whiten_index.report.heat_maps import HeatMap, heat_map_picture, small_maps_picture
 from whiten_index.report.lines import Lines, lines_picture
 from whiten_index.report.page import FIGURES, check_report
@@ -41,7 +42,7 @@ def write_layers(
     Raises:
         ArtifactError: the report is not of that shape.
         ConfigError: matplotlib or jinja2 is not installed.
-        OutputError: the folder cannot be written.
+        StorageError: the folder cannot be written.
     """
     check_report()
     folder = Path(folder)

@@ -7,8 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.manifest import replace_file, writing
 from whiten_index.report import across, tables, words
 from whiten_index.report.advice import Pick, advise
 from whiten_index.report.charts import Chart, charts_of
@@ -46,7 +47,7 @@ def write_report(results: Path | str, folder: Path | str) -> Path:
     Raises:
         ArtifactError: the results are missing, damaged or hold no sweep.
         ConfigError: matplotlib or jinja2 is not installed.
-        OutputError: the folder cannot be written.
+        StorageError: the folder cannot be written.
     """
     results, folder = Path(results), Path(folder)
     check_report()

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from whiten_index.manifest import replace_file, writing
+from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.files import writing
 from whiten_index.report import markdown, papers_tables
 from whiten_index.report.heat_maps import HeatMap, heat_map_picture
 from whiten_index.report.lines import Lines, lines_picture
@@ -58,7 +59,7 @@ def write_papers(results: Path | str, folder: Path | str) -> Path:
     Raises:
         ArtifactError: the results are missing, damaged or unfinished.
         ConfigError: matplotlib or jinja2 is not installed.
-        OutputError: the folder cannot be written.
+        StorageError: the folder cannot be written.
     """
     results, folder = Path(results), Path(folder)
     check_report()

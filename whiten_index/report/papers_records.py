@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from whiten_index.manifest import read_json
+from whiten_index.artifacts.manifest import read_json
 from whiten_index.report.json_part import JsonPart
 
 AGGREGATIONS = ("all", "mean", "wmean")

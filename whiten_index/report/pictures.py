@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.manifest import replacing, writing
+from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.files import writing
 from whiten_index.report.style import DOTS_PER_INCH, empty_figure
 
 WIDE, NARROW = (9.4, 5.4), (4.1, 4.5)  # inches

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.manifest import replacing, writing
 from whiten_index.report.style import (
     BLUE,
     DOTS_PER_INCH,
@@ -67,7 +68,7 @@ def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues:
 
     Raises:
         ConfigError: the ending is another, or matplotlib is not installed.
-        OutputError: the folder is missing or cannot be written.
+        StorageError: the folder is missing or cannot be written.
     """
     path = Path(path)
     check_plot_path(path)

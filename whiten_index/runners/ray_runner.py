@@ -13,8 +13,8 @@ from typing import Any
 from whiten_index.errors import (
     ClusterError,
     ConfigError,
-    OutputError,
     SetAsideError,
+    StorageError,
     WhitenIndexError,
 )
 from whiten_index.runners.calls import Call
@@ -25,7 +25,7 @@ from whiten_index.runners.serving import How, Outcome
 from whiten_index.runners.slots import Slot
 
 # Errors that a worker would meet with the next item as well.
-_OF_A_WORKER = (ConfigError, OutputError)
+_OF_A_WORKER = (ConfigError, StorageError)
 _NAMED = 5
 _SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -309,7 +309,7 @@ class CrewCalls:
             elif isinstance(result.why, WhitenIndexError):
                 raise result.why
             elif isinstance(result.why, OSError):
-                raise OutputError(
+                raise StorageError(
                     f"a worker cannot write or read ({result.why}); mend that and run the same "
                     "command again (the shards already finished are kept)"
                 ) from result.why

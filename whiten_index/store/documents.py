@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from whiten_index import manifest
+from whiten_index.artifacts.atomic import make_folder, replace_file
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import ArtifactError
 from whiten_index.objects import Here
 from whiten_index.store.files import compressed, content, digest, rows_as_bytes
@@ -43,11 +44,11 @@ class DocumentFiles:
         if self._content(path) == data:
             self.mirror.keep(path)
             return name
-        with manifest.writing(path):
+        with writing(path):
             if not path.parent.exists():
                 # On another machine than that which made the store in its bucket.
-                manifest.make_folder(path.parent)
-            manifest.replace_file(path, compressed(data))
+                make_folder(path.parent)
+            replace_file(path, compressed(data))
         self.mirror.push(path)
         return name
 

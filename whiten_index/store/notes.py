@@ -8,11 +8,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.atomic import make_folder, replacing
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError
 from whiten_index.objects import Here
 from whiten_index.store.files import digest
-from whiten_index.tensors import read_tensors, write_tensors
 
 _SAMPLE, _VERSION = "sample", 1
 
@@ -47,9 +49,9 @@ class Notes:
     def save_sample(self, key: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         """Keep the arrays of a sample, whole or not at all."""
         path = self._sample_path(key)
-        with manifest.writing(path):
-            manifest.make_folder(path.parent)
-            with manifest.replacing(path) as temporary:
+        with writing(path):
+            make_folder(path.parent)
+            with replacing(path) as temporary:
                 facts = {"digest": _digest_of(tensors)}
                 write_tensors(temporary, tensors, kind=_SAMPLE, version=_VERSION, facts=facts)
         self.mirror.push(path)
@@ -90,8 +92,8 @@ class Notes:
 
     def _save_note(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         path = self._note_path(kind, key)
-        with manifest.writing(path):
-            manifest.make_folder(path.parent)
+        with writing(path):
+            make_folder(path.parent)
             manifest.write_json(path, value)
         self.mirror.push(path)
 

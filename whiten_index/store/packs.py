@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.tensors import map_tensor, write_tensors
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.objects import HERE, Here
-from whiten_index.tensors import map_tensor, write_tensors
 
 KIND, FORMAT_VERSION = "pack", 1
 EMBEDDINGS = "embeddings.safetensors"
@@ -157,7 +157,7 @@ class Packs:
         """Join shards of one type in a pack, whole or not at all.
 
         Raises:
-            OutputError: the disk is full or cannot be written.
+            StorageError: the disk is full or cannot be written.
         """
         members, start = list[Member](), 0
         for number, shard in enumerate(shards):

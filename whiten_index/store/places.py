@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.tensors import map_tensor
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.objects import HERE, Here
 from whiten_index.store.packs import Member, Packs
 from whiten_index.store.picks import OWN, Picks, Source, other_sources, sources_in
-from whiten_index.tensors import map_tensor
 
 # 1 is of whole shards, 2 of derived ones; 3 is of either, without a file of moments.
 KIND, FORMAT_VERSION = "shard", 3

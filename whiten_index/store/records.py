@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import ArtifactError
 
 KIND, FORMAT_VERSION = "corpus", 1
@@ -95,7 +96,7 @@ class CorpusRecord:
         """Write the record as sealed JSON, in one step.
 
         Raises:
-            OutputError: the disk is full or cannot be written.
+            StorageError: the disk is full or cannot be written.
         """
         value = {
             "kind": KIND,
@@ -106,7 +107,7 @@ class CorpusRecord:
             "files": [asdict(file) for file in self.files],
             "index": self.index,
         }
-        with manifest.writing(path):
+        with writing(path):
             manifest.write_manifest(path, value)
 
     @classmethod

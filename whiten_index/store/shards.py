@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import sha256_file, writing
+from whiten_index.artifacts.tensors import write_tensors
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.objects import HERE, Here
@@ -45,7 +47,6 @@ from whiten_index.store.places import (
     shard_at,
 )
 from whiten_index.store.sizes import keeps_moments
-from whiten_index.tensors import write_tensors
 
 # Formats that earlier releases read too. What is in the file of embeddings is still of these where
 # the folder has no moments, so that the same rows are known by the same digest.
@@ -136,7 +137,7 @@ class Shards:
             dtype: numpy name of the widest type of the rows.
 
         Raises:
-            OutputError: the disk is full or cannot be written.
+            StorageError: the disk is full or cannot be written.
         """
         rows = len(picks.source)
         size = rows * own.shape[1] * np.dtype(dtype).itemsize
@@ -217,12 +218,12 @@ class Shards:
     def _held_as(self, tensors: Mapping[str, NDArray[Any]]) -> str:
         """Return what the rows of a whole shard would be known by, were it in a folder."""
         with (
-            manifest.writing(self.folder),
+            writing(self.folder),
             tempfile.TemporaryDirectory(dir=self.folder, prefix=".tmp-") as folder,
         ):
             path = Path(folder) / EMBEDDINGS
             write_tensors(path, tensors, kind=KIND, version=_WHOLE_VERSION)
-            return manifest.sha256_file(path)
+            return sha256_file(path)
 
     def embeddings(self, fingerprint: str) -> NDArray[np.floating]:
         """Return the embeddings of a shard, (n, d), as kept, all finite.

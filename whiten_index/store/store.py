@@ -32,7 +32,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.atomic import make_folder, remove_leftovers
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.objects import Mirror, Place, place_of
@@ -97,13 +99,13 @@ class EmbeddingStore:
         """Open the store of an encoder, making it where it is new.
 
         Raises:
-            OutputError: the folder cannot be written.
+            StorageError: the folder cannot be written.
         """
         store = cls(root, encoder, fingerprint)
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "encoder": store.encoder}
-        with manifest.writing(store.folder):
+        with writing(store.folder):
             for folder in (store.shards.folder, store.document_files.folder, store._corpora):
-                manifest.make_folder(folder)
+                make_folder(folder)
             if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
                 store.mirror.push(store.folder / manifest.MANIFEST)
@@ -137,9 +139,9 @@ class EmbeddingStore:
 
     def tidy(self) -> None:
         """Remove what a writer that died left; only for whoever is the one writer."""
-        with manifest.writing(self.folder):
+        with writing(self.folder):
             for folder in (self.folder, *filter(Path.is_dir, self.folder.iterdir())):
-                manifest.remove_leftovers(folder)
+                remove_leftovers(folder)
 
     def shard_fingerprint(self, digests: NDArray[np.uint8], dtype: StoreDtype) -> str:
         """Return the fingerprint of rows with these digests (n, 16), kept as ``dtype``."""
@@ -191,7 +193,7 @@ class EmbeddingStore:
                 done elsewhere than here.
 
         Raises:
-            OutputError: the disk is full or cannot be written.
+            StorageError: the disk is full or cannot be written.
         """
         flags = np.zeros(len(embeddings), dtype=np.bool_) if truncated is None else truncated
         return self.shards.write(
@@ -278,7 +280,7 @@ class EmbeddingStore:
                 nobody, or for another index, is from then on remembered for all.
 
         Raises:
-            OutputError: the disk is full or cannot be written.
+            StorageError: the disk is full or cannot be written.
         """
         path, owner = self._corpus_path(record.source), owner_of(index)
         before = self._owner_of(path)
@@ -290,11 +292,11 @@ class EmbeddingStore:
         """Forget which shards make up a corpus that is remembered for an index alone.
 
         Raises:
-            OutputError: the disk cannot be written.
+            StorageError: the disk cannot be written.
         """
         path = self._corpus_path(source)
         if self._owner_of(path) == owner_of(index):
-            with manifest.writing(path):
+            with writing(path):
                 self.mirror.remove(path)
 
     def _corpus_path(self, source: Mapping[str, Any]) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.atomic import make_folder
+from whiten_index.artifacts.files import writing
 from whiten_index.given import is_uri
 from whiten_index.objects import Here, Place, settled
 
@@ -22,15 +24,15 @@ class Users:
         """Remember that an index is built from here, so that nothing it needs is dropped.
 
         Raises:
-            OutputError: the disk is full or cannot be written.
+            StorageError: the disk is full or cannot be written.
         """
         place = owner_of(index)
         path = self.folder / f"{manifest.fingerprint({'index': place})}.json"
         fields = {"kind": _KIND, "format_version": _VERSION, "index": place}
         self.mirror.fetch(path)
-        with manifest.writing(path):
+        with writing(path):
             if not path.exists() or path.read_bytes() != manifest.sealed_json(fields):
-                manifest.make_folder(path.parent)
+                make_folder(path.parent)
                 manifest.write_manifest(path, fields)
                 self.mirror.push(path)
         self.mirror.keep(path)

@@ -122,7 +122,7 @@ class Dataset:
         Raises:
             ConfigError: there is no encoder for the queries.
             CorpusError: the judgements name no document of the corpus, or it is too small.
-            OutputError: the folder cannot be written.
+            StorageError: the folder cannot be written.
         """
         store, record = encoded.store, encoded.record
         if record.rows < _LEAST_ROWS:

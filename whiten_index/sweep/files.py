@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.manifest import writing
+from whiten_index.artifacts.files import writing
 
 
 def file_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -19,7 +19,7 @@ def file_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     An array in an older file of that name stays as it is for whoever has it.
 
     Raises:
-        OutputError: the disk has not that much room, or cannot be written.
+        StorageError: the disk has not that much room, or cannot be written.
     """
     size = max(math.prod(shape), 1) * np.dtype(dtype).itemsize
     with writing(path):

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import whiten_index
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.index import describe_faiss, gpu_name
-from whiten_index.manifest import fingerprint
 from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.dataset import Dataset
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encode import EncodeReport
 from whiten_index.errors import ConfigError
 from whiten_index.labels import JudgedQueries, read_judged
-from whiten_index.manifest import fingerprint
 from whiten_index.metrics import evaluate, require_evaluator
 from whiten_index.progress import Stages
 from whiten_index.queries import asked_by, query_embeddings

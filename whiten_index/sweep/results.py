@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import ArtifactError
-from whiten_index.manifest import writing
 
 RESULTS = "results.jsonl"
 
@@ -39,7 +39,7 @@ class Results:
 
         Raises:
             ArtifactError: a line before the last is no record.
-            OutputError: the file cannot be written.
+            StorageError: the file cannot be written.
         """
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class Results:
         """Write one line, whole on the disk when this returns.
 
         Raises:
-            OutputError: the disk is full or cannot be written.
+            StorageError: the disk is full or cannot be written.
         """
         line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         with writing(self.path), self.path.open("ab") as file:

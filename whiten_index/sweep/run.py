@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.build import embeddings
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index import load_faiss, require_device, set_threads
-from whiten_index.lock import only_writer
-from whiten_index.manifest import writing
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.dataset import Dataset
@@ -70,7 +70,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         WhiteningError: no k that was asked for is within the rank.
         ArtifactError: the results file is damaged.
         BusyError: another sweep writes to the same folder.
-        OutputError: the disk is full or cannot be written.
+        StorageError: the disk is full or cannot be written.
     """
     stages = Stages(progress or Silent())
     load_faiss()

@@ -12,17 +12,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from whiten_index.errors import OutputError
-from whiten_index.manifest import (
+from whiten_index.artifacts.atomic import make_folder, replacing
+from whiten_index.artifacts.files import fsync_path
+from whiten_index.artifacts.manifest import (
     check_files,
     describe_file,
     describe_files,
-    fsync_path,
-    make_folder,
     read_json,
-    replacing,
     write_json,
 )
+from whiten_index.errors import StorageError
 from whiten_index.training.model import ContrastiveModel
 
 _WEIGHTS, _WHOLE = "model.safetensors", "whole.json"
@@ -34,14 +33,14 @@ def written(folder: Path) -> Iterator[None]:
     """Tell of a full disk as such, whatever each writer calls it.
 
     Raises:
-        OutputError: the block could not write.
+        StorageError: the block could not write.
     """
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise OutputError(
+        raise StorageError(
             f"cannot write {folder} ({str(error).splitlines()[0]}); make room, and run the same "
             "command again (checkpoints are kept)"
         ) from error

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.files import writing
 from whiten_index.collector import collector_held_back
 from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.manifest import replace_file, writing
 from whiten_index.progress import Stages
 from whiten_index.training import checkpoints
 from whiten_index.training.config import BEST, Precision, TrainingConfig
@@ -81,7 +82,7 @@ def run(
         stages: told of the steps.
 
     Raises:
-        OutputError: checkpoints cannot be written.
+        StorageError: checkpoints cannot be written.
         EncoderError: the training diverges, or a GPU's memory is full.
     """
     per_epoch = len(sentences) // config.batch_size

@@ -13,7 +13,7 @@ from whiten_index import index as faiss_index
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.encoding import resolve_encoder
-from whiten_index.errors import ArtifactError, ConfigError, EncoderError, OutputError
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError
 from whiten_index.fit import Fitted
 from whiten_index.moments import Moments
 from whiten_index.origin import corpus_record, open_store
@@ -103,7 +103,7 @@ class Base:
         found = [self.record]
         for path in self.folder.parents[1].glob(f"{faiss_index.CANDIDATES}/*/{faiss_index.RECORD}"):
             # What cannot be read is encoded again.
-            with contextlib.suppress(ArtifactError, OutputError):
+            with contextlib.suppress(ArtifactError, StorageError):
                 found.append(CorpusRecord.load(path))
         return found
 

@@ -16,7 +16,7 @@ from whiten_index.errors import (
     ConfigError,
     CorpusError,
     GateError,
-    OutputError,
+    StorageError,
     WhiteningError,
 )
 from whiten_index.gates import CanaryFile
@@ -61,20 +61,20 @@ def require_writable(base: Base) -> None:
     """Refuse before work folders that cannot be written, or not in one step.
 
     Raises:
-        OutputError: one cannot be written, or candidates and versions lie on different disks.
+        StorageError: one cannot be written, or candidates and versions lie on different disks.
     """
     out, store = Path(str(base.config.out)), base.store.folder
     versions = out / faiss_index.VERSIONS
     for folder in (out, versions, store, *store.glob("[!.]*/")):
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise OutputError(
+            raise StorageError(
                 f"cannot write {folder}: permission is denied or the file system is read-only; "
                 "change its permissions, then run the same command again"
             )
     candidates = out / faiss_index.CANDIDATES
     aside = candidates if candidates.exists() else out
     if aside.stat().st_dev != versions.stat().st_dev:
-        raise OutputError(
+        raise StorageError(
             f"{versions} is on another file system than {aside}, so that no version can be moved "
             f"there in one step; keep them on one: move the whole of {out} to that disk, and link "
             "to it from here"
@@ -138,7 +138,7 @@ def require_room(base: Base, *, rows: int) -> None:
     """Refuse before work what the disk has no room for.
 
     Raises:
-        OutputError: it has not.
+        StorageError: it has not.
     """
     require_space(room_wanted(base, rows=rows), f"a version of {rows:,} rows")
 

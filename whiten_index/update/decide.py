@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.files import sha256_file
+from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.assemble import Carry, IndexPlan
 from whiten_index.build import index_plan
 from whiten_index.changes import apart
@@ -17,7 +19,6 @@ from whiten_index.encode import EncodeReport
 from whiten_index.errors import ConfigError
 from whiten_index.fit import fit_moments, fit_whitening, read_labels
 from whiten_index.index import FactoryChoice, OperatingPoint
-from whiten_index.manifest import MANIFEST, sha256_file
 from whiten_index.progress import Stages
 from whiten_index.publish import Settled, settle
 from whiten_index.store import CorpusRecord, EmbeddingStore, KnownRows

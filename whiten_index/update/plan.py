@@ -127,7 +127,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
         ConfigError: the corpus holds embeddings of another width.
         ArtifactError: nothing is published, or it or its store is damaged.
         GateError: the corpus is that of a version which was rolled back.
-        OutputError: the index or its store cannot be written.
+        StorageError: the index or its store cannot be written.
     """
     with advising(config):
         return _plan(config, Stages(progress or Silent()))

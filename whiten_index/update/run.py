@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.build import check_early, register
 from whiten_index.changes import Changes, apart, compare, count_documents, stored_rows
 from whiten_index.encode import EncodeReport, encode_shards, open_corpus
-from whiten_index.lock import only_writer
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.update.again import told_again
 from whiten_index.update.base import Base
@@ -40,7 +40,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         ArtifactError: nothing is published, or it or its store is damaged.
         GateError: the new version is not published, and kept aside.
         BusyError: another process is writing the same folder.
-        OutputError: the disk is full or cannot be written.
+        StorageError: the disk is full or cannot be written.
     """
     stages, out = Stages(progress or Silent()), Path(config.index)
     faiss_index.load_faiss()

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index import manifest
-from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
 from whiten_index.index import (
     CANDIDATES,
     CURRENT,
@@ -20,7 +21,6 @@ from whiten_index.index import (
     strange_entries,
     version_names,
 )
-from whiten_index.manifest import MANIFEST
 from whiten_index.store import CorpusRecord, EmbeddingStore
 
 
@@ -214,7 +214,7 @@ def known_version_claims(
         for folder in version_folders(index):
             try:
                 claim = version_claim(folder, root, stores)
-            except (ArtifactError, OutputError):
+            except (ArtifactError, StorageError):
                 all_told = False
                 continue
             found += [] if claim is None else [claim]

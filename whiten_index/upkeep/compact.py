@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from whiten_index.artifacts.files import require_path
+from whiten_index.artifacts.lock import Held, only_writer
 from whiten_index.corpus import SHARD_ROWS
 from whiten_index.errors import ConfigError
-from whiten_index.lock import Held, only_writer
-from whiten_index.manifest import require_path
 from whiten_index.space import require_space
 from whiten_index.store import (
     CorpusRecord,
@@ -110,7 +110,7 @@ def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactRe
     Raises:
         ArtifactError: there is no store, or the record of a corpus is damaged.
         BusyError: another process is writing the store.
-        OutputError: the disk is full or cannot be written.
+        StorageError: the disk is full or cannot be written.
     """
     if pack_rows < 1:
         raise ConfigError(f"packs have 1 row or more; pack_rows {pack_rows} was given")

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index import manifest
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import require_path, writing
+from whiten_index.artifacts.lock import Held, only_writer
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.given import is_finite, shown
-from whiten_index.lock import Held, only_writer
 from whiten_index.store import EmbeddingStore
 from whiten_index.upkeep.claims import (
     Claim,
@@ -100,16 +101,16 @@ def gc_store(
         BusyError: another process is writing the store or an index built from it.
         ConfigError: an index built from it is in a bucket, an index to forget is not known or is
             there, one named is none of this store, or ``keep_days`` is no number of days.
-        OutputError: the disk cannot be read or written.
+        StorageError: the disk cannot be read or written.
     """
     _require_days(keep_days)
-    place = manifest.require_path(root)
+    place = require_path(root)
     stores = open_stores(place)
     for store in stores:
         _require_folders(store)
-    named = [real_place(manifest.require_path(index)) for index in indexes]
+    named = [real_place(require_path(index)) for index in indexes]
     users = {index: stores_of(index, place, stores) for index in named}
-    files = files_naming(place, stores, list(map(manifest.require_path, forget)), named)
+    files = files_naming(place, stores, list(map(require_path, forget)), named)
     with contextlib.ExitStack() as locks:
         if dry_run:
             held, asked = list[Held](), _asked(place, stores, files, named)
@@ -192,7 +193,7 @@ def _hold_all(
         for store in users:
             store.users.register(index)
     for file in forget:
-        with manifest.writing(file):
+        with writing(file):
             file.unlink(missing_ok=True)
     # Another may have been built from it before the store was ours.
     hold(index for index in _asked(root, stores, forget) if index not in indexes)
@@ -286,7 +287,7 @@ class _Recent:
         self._now = time.time()
         if not dry_run:
             with (
-                manifest.writing(store.folder),
+                writing(store.folder),
                 tempfile.NamedTemporaryFile(dir=store.folder, prefix=".tmp-clock-") as probe,
             ):
                 self._now = Path(probe.name).stat().st_mtime

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError
-from whiten_index.manifest import MANIFEST
 from whiten_index.store import (
     MOMENTS,
     EmbeddingStore,

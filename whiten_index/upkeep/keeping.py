@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from whiten_index import manifest
+from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.artifacts.files import fsync_path, writing
 from whiten_index.store import Member, Source
 from whiten_index.upkeep.inventory import Inventory, ShardFolder, size_of
 
@@ -162,7 +163,7 @@ def remove(
         dry_run: only say what would be removed.
 
     Raises:
-        OutputError: the disk does not let it go.
+        StorageError: the disk does not let it go.
     """
     found = Removed(len(folders), len(packs), len(documents))
     paths = [inventory.shard_path(name) for name in _pickers_first(inventory, folders)]
@@ -173,7 +174,7 @@ def remove(
         return found
     for path in paths:
         check()
-        manifest.remove_folder(path)
+        remove_folder(path)
     if files:
         check()
         _unlink(files)
@@ -195,7 +196,7 @@ def _pickers_first(inventory: Inventory, names: set[str]) -> list[str]:
 
 def _unlink(files: list[Path]) -> None:
     folder = files[0].parent
-    with manifest.writing(folder, kept=""):
+    with writing(folder, kept=""):
         for path in files:
             path.unlink(missing_ok=True)
-        manifest.fsync_path(folder)
+        fsync_path(folder)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from whiten_index.errors import FormatError, OutputError, WhitenIndexError
+from whiten_index.errors import FormatError, StorageError, WhitenIndexError
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,6 @@ def remedy_for(error: WhitenIndexError, usual: str) -> str:
     """Return what to do about an error: the usual thing where it is one of damage."""
     if isinstance(error, FormatError):
         return "upgrade whiten-index: a later release wrote it"
-    if isinstance(error, OutputError):
+    if isinstance(error, StorageError):
         return "mend the disk, or the permissions, and verify again"
     return usual

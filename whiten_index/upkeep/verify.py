@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from whiten_index.artifacts.files import require_path
 from whiten_index.errors import ArtifactError
-from whiten_index.manifest import require_path
 from whiten_index.upkeep.claims import is_index, real_place
 from whiten_index.upkeep.inventory import encoder_folders
 from whiten_index.upkeep.report import VerifyReport

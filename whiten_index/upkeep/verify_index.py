@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whiten_index.errors import ArtifactError, OutputError
+from whiten_index.artifacts.files import require_path
+from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.index import (
     CANDIDATES,
     CURRENT,
@@ -22,7 +23,6 @@ from whiten_index.index import (
     version_names,
     version_number,
 )
-from whiten_index.manifest import require_path
 from whiten_index.origin import missing_shards, store_places
 from whiten_index.store import CorpusRecord
 from whiten_index.upkeep.claims import is_index, version_folders
@@ -100,7 +100,7 @@ class _Check:
             self.current = self._published()
             self.counted["CURRENT"] += 1
             self.bytes += size_of(path)
-        except (ArtifactError, OutputError) as error:
+        except (ArtifactError, StorageError) as error:
             self.damages.append(Damage(str(path), reason(error), (), remedy_for(error, "")))
         self._check_strange()
         for folder in folders:
@@ -108,7 +108,7 @@ class _Check:
             self.bytes += size_of(folder)
             try:
                 self._check(folder)
-            except (ArtifactError, OutputError) as error:
+            except (ArtifactError, StorageError) as error:
                 remedy = remedy_for(error, "")
                 touches = (f"{_kind(folder)} {folder.name}",)
                 self.damages.append(Damage(str(folder), reason(error), touches, remedy))

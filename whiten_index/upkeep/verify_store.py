@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from whiten_index import manifest
-from whiten_index.errors import ArtifactError, OutputError, WhitenIndexError
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import require_path
+from whiten_index.errors import ArtifactError, StorageError, WhitenIndexError
 from whiten_index.moments import Moments
 from whiten_index.store import (
     CorpusPart,
@@ -49,7 +50,7 @@ def verify_store(root: Path | str) -> VerifyReport:
     Raises:
         ArtifactError: there is no store.
     """
-    place = manifest.require_path(root)
+    place = require_path(root)
     folders = list(encoder_folders(place))
     if not folders:
         raise ArtifactError(
@@ -120,7 +121,7 @@ class _Check:
         if self._looks_at(kind, path):
             try:
                 check(path)
-            except (ArtifactError, OutputError) as error:
+            except (ArtifactError, StorageError) as error:
                 self._add(path, error, *self._mending(inside))
 
     def _looks_at(self, kind: str, path: Path) -> bool:
@@ -144,7 +145,7 @@ class _Check:
             return
         try:
             manifest.read_manifest(self.folder, kind=store.KIND, version=store.FORMAT_VERSION)
-        except (ArtifactError, OutputError) as error:
+        except (ArtifactError, StorageError) as error:
             remedy = (
                 "run whiten-index encode with one of its corpora and the same model again: it "
                 "writes this file and encodes nothing anew"
@@ -155,7 +156,7 @@ class _Check:
         for path in record_paths(self.store):
             try:
                 record = CorpusRecord.load(path)
-            except (ArtifactError, OutputError) as error:
+            except (ArtifactError, StorageError) as error:
                 if self._looks_at("corpora", path):
                     self._add(path, error, *self._mending_record(path))
                 continue
@@ -171,7 +172,7 @@ class _Check:
             for folder in version_folders(index):
                 try:
                     claim = version_claim(folder, self.root, [self.store])
-                except (ArtifactError, OutputError):
+                except (ArtifactError, StorageError):
                     continue
                 if claim is not None:
                     yield claim
@@ -182,7 +183,7 @@ class _Check:
             looks = self._looks_at("registered indexes", path)
             try:
                 yield Path(users.index_of(path))
-            except (ArtifactError, OutputError) as error:
+            except (ArtifactError, StorageError) as error:
                 remedy = (
                     "update or build again each index that is built from this store, and it is "
                     f"written anew; if the index is gone, remove {path}"
@@ -206,7 +207,7 @@ class _Check:
     ) -> dict[str, Any] | None:
         try:
             return read(name, verify=False)
-        except (ArtifactError, OutputError):
+        except (ArtifactError, StorageError):
             return None
 
     def _check_shard(self, folder: Path) -> None:
@@ -260,7 +261,7 @@ class _Check:
             return
         try:
             self._require_rows(path, part)
-        except (ArtifactError, OutputError) as error:
+        except (ArtifactError, StorageError) as error:
             touched = [
                 claim
                 for claim in self._claims
@@ -320,7 +321,7 @@ class _Check:
         """Tell whether a shard is sound in some place."""
         try:
             return self._places.find(shard, verify=True) is not None
-        except (ArtifactError, OutputError):
+        except (ArtifactError, StorageError):
             return False
 
     def _remedy(self, touched: Sequence[Claim], *, rows: int) -> tuple[Sequence[str], str]:

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError, safe_open
 
+from whiten_index.artifacts.atomic import replacing, require_replaceable
+from whiten_index.artifacts.files import require_path, writing
+from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
-from whiten_index.manifest import replacing, require_path, writing
-from whiten_index.replaced import require_replaceable
-from whiten_index.tensors import read_tensors, write_tensors
 from whiten_index.whitening.arrays import unit_rows
 
 FILE_KIND, FORMAT_VERSION = "affine", 1
@@ -156,7 +156,7 @@ def write_matrix(affine: Affine, file: Path | str, *, facts: Mapping[str, str]) 
     Raises:
         ConfigError: the file's ending is not ``.safetensors``, or something else than an exported
             matrix is there.
-        OutputError: the file cannot be written.
+        StorageError: the file cannot be written.
     """
     path = require_path(file)
     if path.suffix != ".safetensors":

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError
-from whiten_index.tensors import read_tensors, write_tensors
 from whiten_index.whitening.config import Kind
 from whiten_index.whitening.covariance import Estimator
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from mteb.models import ModelMeta
 
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding import EncoderSpec
 from whiten_index.errors import ConfigError
-from whiten_index.manifest import fingerprint
 
 Batch = Mapping[str, Any]
 

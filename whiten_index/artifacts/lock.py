@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.atomic import make_folder
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import BusyError
-from whiten_index.manifest import make_folder, writing
 
 RENEWED_EVERY = 30.0  # seconds
 STALE_AFTER = 600.0
@@ -46,7 +47,7 @@ def only_writer(folder: Path, *, what: str) -> Iterator[Held]:
     Raises:
         BusyError: another process holds it; the message says which. At the end of the block:
             another host took it over, as this process showed no sign of life for too long.
-        OutputError: the folder cannot be written.
+        StorageError: the folder cannot be written.
     """
     import filelock
 
@@ -84,7 +85,7 @@ class Held:
 
         Raises:
             BusyError: another host took the folder over.
-            OutputError: the disk does not tell.
+            StorageError: the disk does not tell.
         """
         with writing(self._path):
             seen = _look(self._path)

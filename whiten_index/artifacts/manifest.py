@@ -6,42 +6,30 @@ folder it will live in, every file is fsynced, the manifest last, then the folde
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
-import os
 import shutil
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from whiten_index.errors import ArtifactError, ConfigError, FormatError, OutputError
-from whiten_index.given import require_folder
+from whiten_index.artifacts.atomic import make_folder, replace_file, temporary_name
+from whiten_index.artifacts.files import (
+    exists,
+    fsync_path,
+    reading,
+    sha256_file,
+    walk_files,
+    writing,
+)
+from whiten_index.errors import ArtifactError, FormatError
 
 MANIFEST = "manifest.json"
 # What always mends an artifact; who reads it may know better.
 REMEDY = "restore it from a copy, or run the build again"
 _MISSING = "check the path, or build it"
-_TEMPORARY = ".tmp-"
 _DIGEST = "digest"
-_BLOCK = 1 << 20
-_TRIES = 3
-_KEPT = "what was published and the shards already finished are kept"
-_DISK_ERRORS = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EROFS: "the file system is read-only",
-    errno.EACCES: "permission is denied",
-    errno.EPERM: "permission is denied",
-    errno.ENOTDIR: "a file stands where a folder is needed",
-    errno.EEXIST: "a file stands where a folder is needed",
-    errno.EISDIR: "a folder stands where a file is needed",
-    errno.ENOENT: "the folder it belongs in is not there",
-    errno.EIO: "the disk reports an input/output error",
-    errno.EFBIG: "the file would be larger than the file system or the limit allows",
-}
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
@@ -52,99 +40,6 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
 def canonical_json(value: Any) -> str:
     """Return ``value`` as JSON with sorted keys and no spaces, so that equal values agree."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-
-
-def require_path(path: Path | str) -> Path:
-    """Return a path that the file system takes for one, whether or not something is there.
-
-    Raises:
-        ConfigError: it is too long, holds what no name may, or is a URI.
-        OutputError: the disk does not let it be looked at.
-    """
-    require_folder(path, what="this")
-    found = Path(path)
-    try:
-        found.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except ValueError as error:
-        raise ConfigError(f"{str(path)[:80]!r} is no path ({error}); check it") from error
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return found
-        if error.errno == errno.ENAMETOOLONG:
-            raise ConfigError(
-                f"{str(path)[:80]}… is longer than a path can be ({len(str(path)):,} characters); "
-                "check it"
-            ) from error
-        raise _unreadable(found, error) from error
-    return found
-
-
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file, as 64 hex digits."""
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            sha.update(block)
-    return sha.hexdigest()
-
-
-@contextlib.contextmanager
-def writing(path: Path, *, kept: str = _KEPT) -> Iterator[None]:
-    """Turn the disk errors of the block into an ``OutputError`` that names ``path``.
-
-    Args:
-        path: what is written.
-        kept: what the message says that the same command will not do again; empty for nothing.
-    """
-    try:
-        yield
-    except OSError as error:
-        reason = _DISK_ERRORS.get(error.errno or 0, error.strerror or str(error))
-        remedy = "free space, change its permissions"
-        if error.errno == errno.ENOENT:
-            remedy = "make the folder"
-        raise OutputError(
-            f"cannot write {path}: {reason}; {remedy} or choose another folder, then run the same "
-            f"command again{kept and f' ({kept})'}"
-        ) from error
-
-
-def fsync_path(path: Path) -> None:
-    """Flush a file or a folder's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write, and put it at ``path`` in one step when the block ends."""
-    temporary = path.with_name(_temporary_name(path.name))
-    try:
-        yield temporary
-        fsync_path(temporary)
-        temporary.replace(path)
-        fsync_path(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` in one step: a reader sees the old bytes or the new ones."""
-    for left in reversed(range(_TRIES)):
-        try:
-            with replacing(path) as temporary:
-                temporary.write_bytes(data)
-        except FileNotFoundError:
-            # Whoever tidies the folder may take what is written here for a leftover.
-            if not left or not path.parent.is_dir():
-                raise
-        else:
-            return
 
 
 def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
@@ -158,11 +53,11 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
         The manifest of ``final``, with ``files``: name -> {``bytes``, ``sha256``}.
 
     Raises:
-        OutputError: the disk is full or cannot be written.
+        StorageError: the disk is full or cannot be written.
     """
     with writing(final):
         make_folder(final.parent)
-        temporary = final.parent / _temporary_name(final.name)
+        temporary = final.parent / temporary_name(final.name)
         temporary.mkdir()
         try:
             fields = fill(temporary)
@@ -186,8 +81,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what ``describe_file`` does of the files below a folder, by their paths in it."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): describe_file(path) for path in files}
+    return {path.relative_to(folder).as_posix(): describe_file(path) for path in walk_files(folder)}
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -241,10 +135,11 @@ def read_json(
 
     Raises:
         ArtifactError: the file is missing or not a JSON object.
-        OutputError: the disk does not let it be read; it may be sound.
+        StorageError: the disk does not let it be read; it may be sound.
     """
     try:
-        data = path.read_bytes()
+        with reading(path):
+            data = path.read_bytes()
         value = json.loads(data)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ArtifactError(
@@ -252,8 +147,6 @@ def read_json(
         ) from error
     except (ValueError, IsADirectoryError) as error:
         raise ArtifactError(f"{path} of {what} cannot be read ({error}); {remedy}") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
     if not isinstance(value, dict):
         raise _damaged(path, f"it is of {what}, and holds no JSON object", remedy)
     if exact and _DIGEST in value and data != sealed_json(value):
@@ -323,15 +216,15 @@ def check_files(
     for name, expected in files.items():
         path = folder / name
         try:
-            size = path.stat().st_size
+            with reading(path):
+                size = path.stat().st_size
+                checksum = sha256_file(path) if content else expected["sha256"]
             if size != expected["bytes"]:
                 raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}", remedy)
-            if content and sha256_file(path) != expected["sha256"]:
+            if checksum != expected["sha256"]:
                 raise _damaged(path, "its content does not match its checksum", remedy)
         except FileNotFoundError as error:
             raise _damaged(path, "it is missing", remedy) from error
-        except OSError as error:
-            raise _unreadable(path, error) from error
 
 
 def first_damaged(folder: Path, *, kind: str, version: int) -> Path | None:
@@ -342,7 +235,7 @@ def first_damaged(folder: Path, *, kind: str, version: int) -> Path | None:
     Raises:
         FormatError: a later release wrote it.
     """
-    if not folder.exists():
+    if not exists(folder):
         return None
     path = folder / MANIFEST
     try:
@@ -361,54 +254,5 @@ def _describes_file(entry: object) -> bool:
     return isinstance(entry, dict) and {"bytes", "sha256"} <= set(entry)
 
 
-def _unreadable(path: Path, error: OSError) -> OutputError:
-    """Return the error for a disk that fails or forbids reading, which is no sign of damage."""
-    reason = _DISK_ERRORS.get(error.errno or 0, error.strerror or str(error))
-    return OutputError(f"cannot read {path}: {reason}; mend that and run the same command again")
-
-
 def _damaged(path: Path, how: str, remedy: str) -> ArtifactError:
     return ArtifactError(f"{path} is damaged: {how}; {remedy}")
-
-
-def remove_leftovers(folder: Path) -> int:
-    """Remove the temporary files and folders in ``folder``, and return how many there were.
-
-    Only for whoever is the one writer of ``folder``, so that all of them are of dead processes.
-    """
-    leftovers = list(folder.glob(f"{_TEMPORARY}*"))
-    for path in leftovers:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    return len(leftovers)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it, so that a power cut takes none of them away again."""
-    missing = [each for each in (path, *path.parents) if not each.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        fsync_path(each.parent)
-
-
-def remove_folder(path: Path) -> None:
-    """Remove a published folder: to whoever looks, it is whole or not there at all.
-
-    What is left of it when this process dies, ``remove_leftovers`` takes for what it is.
-
-    Raises:
-        OutputError: the disk does not let it go.
-    """
-    with writing(path, kept=""):
-        aside = path.with_name(_temporary_name(path.name))
-        path.rename(aside)
-        fsync_path(path.parent)
-        shutil.rmtree(aside)
-
-
-def _temporary_name(name: str) -> str:
-    whole = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}~{name}"
-    # Disks count bytes, and a name that fills them all leaves no room for more.
-    return os.fsencode(whole)[:200].decode("utf-8", "ignore")

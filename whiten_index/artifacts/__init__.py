@@ -1,0 +1,1 @@
+"""Files on disk: looking and listing, atomic writes, manifests, tensors and locks."""

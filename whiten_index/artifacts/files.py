@@ -1,0 +1,197 @@
+"""Files and folders as the system shows them, where a failure is never taken for an absence.
+
+``Path.exists``, ``is_dir`` and ``glob`` answer "no" or "nothing" to some errors of the system, and
+to more of them with each release of Python. An unreadable folder would then look empty, and a
+program that deletes unreferenced files would delete too much. The functions here answer "no" only
+if the path does not exist, and raise ``StorageError`` for every other error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from whiten_index.errors import ConfigError, StorageError
+from whiten_index.given import require_folder
+
+_BLOCK = 1 << 20
+_KEPT = "what was published and the shards already finished are kept"
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission is denied",
+    errno.EPERM: "permission is denied",
+    errno.ENOTDIR: "a file stands where a folder is needed",
+    errno.EEXIST: "a file stands where a folder is needed",
+    errno.EISDIR: "a folder stands where a file is needed",
+    errno.ENOENT: "the folder it belongs in is not there",
+    errno.EIO: "the disk reports an input/output error",
+    errno.EFBIG: "the file would be larger than the file system or the limit allows",
+    errno.EMFILE: "this process has too many files open",
+    errno.ENFILE: "the system has too many files open",
+    errno.ENOMEM: "the system is out of memory",
+    errno.ELOOP: "it is a link that leads back to itself",
+}
+# A path that is not there; ENOTDIR is the answer below a file.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+
+
+def system_error(path: Path | str, error: OSError, *, action: str = "read") -> StorageError:
+    """Return the error to raise for a system that fails or refuses, which is no sign of damage."""
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    return StorageError(
+        f"cannot {action} {path}: {reason}; fix that and run the same command again"
+    )
+
+
+@contextlib.contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Turn the system's errors into a ``StorageError`` that names ``path``.
+
+    A missing file passes as ``FileNotFoundError`` or ``NotADirectoryError``: the caller knows
+    whether it may be missing. So does ``IsADirectoryError``.
+    """
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise
+    except OSError as error:
+        raise system_error(path, error) from error
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, kept: str = _KEPT) -> Iterator[None]:
+    """Turn the system's errors into a ``StorageError`` that names ``path``.
+
+    Args:
+        path: the file or folder that is written.
+        kept: work that the same command will not repeat, for the message; empty for none.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+        remedy = "free space, change its permissions"
+        if error.errno == errno.ENOENT:
+            remedy = "make the folder"
+        raise StorageError(
+            f"cannot write {path}: {reason}; {remedy} or choose another folder, then run the same "
+            f"command again{kept and f' ({kept})'}"
+        ) from error
+
+
+def require_path(path: Path | str) -> Path:
+    """Return a valid path, whether or not it exists.
+
+    Raises:
+        ConfigError: it is too long, has a forbidden character, or is a URI.
+        StorageError: the system does not let it be looked at.
+    """
+    require_folder(path, what="this")
+    found = Path(path)
+    try:
+        found.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except ValueError as error:
+        raise ConfigError(f"{str(path)[:80]!r} is no path ({error}); check it") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return found
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigError(
+                f"{str(path)[:80]}… is longer than a path can be ({len(str(path)):,} characters); "
+                "check it"
+            ) from error
+        raise system_error(found, error) from error
+    return found
+
+
+def mode_of(path: Path | str, *, follow: bool = True) -> int:
+    """Return the ``st_mode`` of a path, 0 if it does not exist.
+
+    Args:
+        path: a file, a folder or anything else.
+        follow: look at what a link points to. A link to nothing does not exist then.
+
+    Raises:
+        StorageError: the system does not say whether it exists.
+    """
+    try:
+        return Path(path).stat(follow_symlinks=follow).st_mode
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return 0
+        raise system_error(path, error) from error
+
+
+def exists(path: Path | str) -> bool:
+    """Return whether a path exists; raise ``StorageError`` if the system does not say."""
+    return mode_of(path) != 0
+
+
+def is_file(path: Path | str) -> bool:
+    """Return whether a path is a regular file, or a link to one; see ``exists``."""
+    return stat.S_ISREG(mode_of(path))
+
+
+def is_folder(path: Path | str) -> bool:
+    """Return whether a path is a folder, or a link to one; see ``exists``."""
+    return stat.S_ISDIR(mode_of(path))
+
+
+def is_link(path: Path | str) -> bool:
+    """Return whether a path is a symbolic link; see ``exists``."""
+    return stat.S_ISLNK(mode_of(path, follow=False))
+
+
+def list_folder(folder: Path | str) -> list[Path]:
+    """Return the paths in a folder, sorted by name; none if it does not exist.
+
+    Raises:
+        StorageError: it is no folder, or the system does not list all of it.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(folder) / name for name in sorted(entry.name for entry in entries)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise system_error(folder, error, action="list") from error
+
+
+def walk_files(folder: Path) -> Iterator[Path]:
+    """Yield every path below a folder that is no folder, sorted; links are not followed.
+
+    Raises:
+        StorageError: the system does not list all of it.
+    """
+    for path in list_folder(folder):
+        if stat.S_ISDIR(mode_of(path, follow=False)):
+            yield from walk_files(path)
+        else:
+            yield path
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file, as 64 hex digits."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            sha.update(block)
+    return sha.hexdigest()
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or a folder's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
