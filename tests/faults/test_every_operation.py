@@ -16,7 +16,6 @@ before it. Afterwards:
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -28,52 +27,9 @@ import pytest
 
 from tests.faults import child
 from tests.faults.place import Place
-
-ROOT = Path(__file__).resolve().parents[2]
-PROCESSES = 2
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+from tests.faults.run import ROOT, compiled, environment, tried
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of interpose.c, compiled."""
-    built = tmp_path_factory.mktemp("library") / "interpose.so"
-    compiler = os.environ.get("CC", "cc")
-    source = Path(__file__).with_name("interpose.c")
-    options = ["-shared", "-fPIC", "-O2", "-Wall", "-Werror"]
-    subprocess.run([compiler, *options, "-o", built, source, "-ldl"], check=True)
-    return built
-
-
-def environment(folder: Path, library: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        **ONE_THREAD,
-        "LD_PRELOAD": str(library),
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-        "XDG_CACHE_HOME": str(folder / "cache"),
-    }
-
-
-def tried(folder: Path, library: Path, share: float) -> list[dict[str, Any]]:
-    """Return what came of a share of all points."""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", child.__name__, folder, str(part), str(PROCESSES), str(share)],
-            cwd=ROOT,
-            env=environment(folder, library),
-            stdout=(folder / f"{part}.jsonl").open("w"),
-            stderr=(folder / f"{part}.err").open("w"),
-        )
-        for part in range(PROCESSES)
-    ]
-    for part, process in enumerate(children):
-        assert process.wait() == 0, (folder / f"{part}.err").read_text()
-    lines = [line for part in range(PROCESSES) for line in (folder / f"{part}.jsonl").open()]
-    return [point for point in map(json.loads, lines) if "fault" in point]
 
 
 def assert_harmless(points: list[dict[str, Any]]) -> None:
@@ -88,24 +44,24 @@ def assert_harmless(points: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_a_sample(tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = tried(tmp_path, library, share=0.01)
+def test_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = tried(tmp_path, share=0.01)
     with capsys.disabled():
         assert_harmless(points)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
-def test_all(tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = tried(tmp_path, library, share=1)
+def test_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = tried(tmp_path, share=1)
     with capsys.disabled():
         assert_harmless(points)
 
 
 @pytest.mark.parametrize("flow", ["build, first", "update, refit", "push, changes", "gc"])
-def test_no_operation_escapes(flow: str, tmp_path: Path, library: Path) -> None:
+def test_no_operation_escapes(flow: str, tmp_path: Path) -> None:
     """Every system call below the folder that strace lists was numbered too."""
-    place = Place(tmp_path)
+    place, library = Place(tmp_path), compiled(tmp_path)
     prepared = environment(tmp_path, library)
     begin = f"from tests.faults.place import Place; Place(Path({str(tmp_path)!r})).prepare()"
     subprocess.run(
