@@ -72,7 +72,7 @@ $(STRACE) $(CC):
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends gcc libc6-dev strace
 
 # A later Python than that of .venv. Commands on embedding columns need no torch.
-LATER ?= $(firstword $(foreach python,python3.14 python3.13 python3.12 \
+LATER ?= $(lastword $(foreach python,python3.12 python3.13 python3.14 \
     $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[2-9]*/bin/python3),\
     $(shell $(python) -c 'import sys; sys.version_info >= (3, 12) and print("$(python)")' 2> /dev/null)))
 
