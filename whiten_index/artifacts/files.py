@@ -44,8 +44,8 @@ _REASONS = {
 }
 # What libraries in C++ and Rust report of the system's errors: the words, without the number.
 _WORDS = {os.strerror(number): number for number in _REASONS if number != errno.ENOENT}
-# A path that is not there; ENOTDIR is the answer below a file.
-_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+# A path that is not there; ENOTDIR is the answer below a file, ELOOP of a link to itself.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def system_error(
@@ -125,13 +125,7 @@ def require_path(path: Path | str) -> Path:
         StorageError: the system does not let it be looked at.
     """
     require_folder(path, what="this")
-    try:
-        os.stat(path)  # noqa: PTH116 (a path with a link to itself has no mode, and is valid)
-    except OSError as error:
-        if error.errno not in (*_ABSENT, errno.ELOOP):
-            raise system_error(path, error) from error
-    except ValueError as error:
-        raise ConfigError(f"{str(path)[:80]!r} is no path ({error}); check it") from error
+    mode_of(path)
     return Path(path)
 
 
@@ -151,9 +145,8 @@ def mode_of(path: Path | str, *, follow: bool = True) -> int:
         if error.errno in _ABSENT:
             return 0
         raise system_error(path, error) from error
-    except ValueError:
-        # A name with a zero byte: no file can have it.
-        return 0
+    except ValueError as error:
+        raise ConfigError(f"{str(path)[:80]!r} is no path ({error}); check it") from error
 
 
 def exists(path: Path | str) -> bool:
