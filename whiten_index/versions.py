@@ -438,5 +438,8 @@ def _current_or_none(root: Path) -> Current | None:
 def _require_index(root: Path, mirror: Here = HERE) -> None:
     """Refuse a folder that is no index, in which even a lock would be out of place."""
     if not _names(root, mirror):
-        read_current(root)
-        raise ArtifactError(f"{root} holds no versions; build the index again")
+        current = read_current(root)
+        raise ArtifactError(
+            f"{root} holds no versions, and {CURRENT} names {current.version}; mount the disk of "
+            f"{root / VERSIONS}, or build the index again"
+        )
