@@ -142,9 +142,7 @@ def pack_folders(world: World) -> set[str]:
     return {path.name for path in world.place.glob("*/packs/*")}
 
 
-def add_version(
-    world: World, index: Path, record: CorpusRecord, number: int, *, told: bool = True
-) -> Path:
+def add_version(world: World, index: Path, record: CorpusRecord, number: int) -> Path:
     """Publish a version of an index, as far as upkeep looks at one: no FAISS in it.
 
     Args:
@@ -152,13 +150,11 @@ def add_version(
         index: its folder.
         record: what it was built from.
         number: of the version.
-        told: whether it says which shards it needs; those of earlier releases do not.
     """
     version = f"{number:06d}-0123456789ab"
 
     def fill(folder: Path) -> dict[str, Any]:
-        if told:
-            record.save(folder / versions.RECORD)
+        record.save(folder / versions.RECORD)
         return {
             "kind": versions.KIND,
             "format_version": versions.FORMAT_VERSION,

@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import fsync_path, writing
+from whiten_index.artifacts.files import fsync_path, is_folder, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.given import cut, require_path
@@ -102,14 +102,14 @@ def check_metrics(path: Path) -> None:
         raise ConfigError(
             f"metrics file {cut(str(path))} cannot be used ({error.strerror}); name another"
         ) from error
-    if path.is_dir():
+    if is_folder(path):
         raise ConfigError(f"metrics file {path} is a folder; name a file in it, or remove it")
     if path.suffix != ".prom":
         raise ConfigError(
             f"metrics file {path} does not end in .prom, and node_exporter reads no others; "
             "rename it"
         )
-    if not path.parent.is_dir():
+    if not is_folder(path.parent):
         raise ConfigError(
             f"metrics file {path} belongs in a folder that is not there; name one that "
             "node_exporter reads (--collector.textfile.directory)"

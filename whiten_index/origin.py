@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import exists
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.given import cut, is_uri
 from whiten_index.index import RECORD, read_version
@@ -60,8 +61,7 @@ def open_store(
     for place in places:
         try:
             return EmbeddingStore.open(place, fingerprint=encoder)
-        except (ArtifactError, OSError) as error:
-            # A name too long for the system is that of no store either.
+        except ArtifactError as error:
             reason = error
     raise ArtifactError(
         f"{reader} reads the store of raw embeddings of encoder {encoder[:8]}, and there is none "
@@ -85,7 +85,7 @@ def corpus_record(
         ArtifactError: the record is damaged.
     """
     own, corpus = folder / RECORD, fields["corpus"]
-    if own.exists():
+    if exists(own):
         return CorpusRecord.load(own)
     try:
         record = store.corpus(corpus["source"])
@@ -117,7 +117,7 @@ def missing_shards(root: Place, folder: Path) -> tuple[Place | None, list[str]]:
             raise
         except ArtifactError:
             continue
-        if not (folder / RECORD).exists():
+        if not exists(folder / RECORD):
             return place, []
         record = CorpusRecord.load(folder / RECORD)
         return place, [name for name in record.shards if not store.seems_there(name)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import exists
 from whiten_index.draw import mapped_part, row_starts
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import Bundle
@@ -133,7 +134,7 @@ class _Parts:
             self._checked.add(part.shard)
             return mapped_part(self._store, part)
         except ArtifactError as error:
-            if self._version is None or self._version.exists():
+            if self._version is None or exists(self._version):
                 raise
             raise ArtifactError(
                 f"version {self._version.name} was pruned while it was open for search, and the "

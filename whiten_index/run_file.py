@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, is_folder, is_link, reading, writing
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.readers import to_id, to_number
 from whiten_index.labels.table import check_readable, first_line, read_lines, shown
@@ -73,10 +73,10 @@ def check_place(path: Path) -> None:
         StorageError: a folder of its name is there, or no file can be made where it is to lie.
     """
     with writing(path, kept=""):
-        if path.is_dir():
+        if is_folder(path):
             raise IsADirectoryError(errno.EISDIR, "is a folder")
         folder = path.parent
-        while not (folder.exists() or folder.is_symlink()):
+        while not (exists(folder) or is_link(folder)):
             folder = folder.parent
         # Permissions alone do not say it: some file systems take no files from anybody.
         tempfile.TemporaryFile(dir=folder).close()
@@ -231,7 +231,7 @@ def _jsonl_lines(path: Path) -> Iterator[_Line]:
 
 def _parquet_lines(path: Path) -> Iterator[_Line]:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
             if missing := [name for name in _READ if name not in names]:
                 raise CorpusError(

@@ -24,7 +24,7 @@ from whiten_index.artifacts.files import (
     walk_files,
     writing,
 )
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, StorageError
 
 _TEMPORARY = ".tmp-"
 _TRIES = 3
@@ -57,12 +57,17 @@ def replace_file(path: Path, data: bytes) -> None:
             return
 
 
+def leftovers_in(folder: Path) -> list[Path]:
+    """Return the temporary files and folders in ``folder``."""
+    return list_folder(folder, f"{_TEMPORARY}*")
+
+
 def remove_leftovers(folder: Path) -> int:
     """Remove the temporary files and folders in ``folder``, and return how many there were.
 
     Only for whoever is the one writer of ``folder``, so that all of them are of dead processes.
     """
-    leftovers = [path for path in list_folder(folder) if path.name.startswith(_TEMPORARY)]
+    leftovers = leftovers_in(folder)
     for path in leftovers:
         remove_path(path)
     return len(leftovers)
@@ -79,6 +84,15 @@ def remove_path(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def discard(path: Path) -> None:
+    """Remove a file or a folder that nothing needs any more, as far as the system lets it go.
+
+    For the end of work: what is left behind does no harm.
+    """
+    with contextlib.suppress(StorageError):
+        remove_path(path)
 
 
 def make_folder(path: Path) -> None:

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import make_folder
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, writing
 from whiten_index.errors import BusyError
 
 RENEWED_EVERY = 30.0  # seconds
 STALE_AFTER = 600.0
-_LOCK, _OWNER = ".lock", ".lock-owner"
+LOCK, _OWNER = ".lock", ".lock-owner"
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _TRIES, _MOST_BYTES = 100, 4096
 
@@ -52,7 +52,7 @@ def only_writer(folder: Path, *, what: str) -> Iterator[Held]:
     import filelock
 
     # A soft lock, filelock's substitute where the system has none, would outlive its holder.
-    lock = filelock.FileLock(folder / _LOCK, timeout=0, fallback_to_soft=False)
+    lock = filelock.FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
     with writing(folder):
         make_folder(folder)
         try:
@@ -258,7 +258,7 @@ def _put_in_place(temporary: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if path.exists():
+        if exists(path):
             return False
         temporary.rename(path)
     return True

@@ -9,15 +9,21 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import make_folder, replace_file, temporary_name
+from whiten_index.artifacts.atomic import (
+    discard,
+    leftovers_in,
+    make_folder,
+    replace_file,
+    temporary_name,
+)
 from whiten_index.artifacts.files import (
     exists,
     fsync_path,
+    list_folder,
     reading,
     sha256_file,
     walk_files,
@@ -75,7 +81,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
                 manifest = read_json(final / MANIFEST, what="an artifact")
             fsync_path(final.parent)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            discard(temporary)
     return manifest
 
 
@@ -103,6 +109,15 @@ def _sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Add the digest by which a reader notices a changed field."""
     plain = json.loads(json.dumps({k: v for k, v in fields.items() if k != _DIGEST}))
     return {**plain, _DIGEST: hashlib.sha256(canonical_json(plain).encode()).hexdigest()}
+
+
+def records_in(folder: Path) -> list[Path]:
+    """Return the files of records in a folder, hidden ones and copies among them.
+
+    A record must not be passed over for its name: what only it names would be deleted.
+    """
+    found = set(list_folder(folder, "*.json*")) - set(leftovers_in(folder))
+    return sorted(found)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -223,8 +238,10 @@ def check_files(
                 raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}", remedy)
             if checksum != expected["sha256"]:
                 raise _damaged(path, "its content does not match its checksum", remedy)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise _damaged(path, "it is missing", remedy) from error
+        except IsADirectoryError as error:
+            raise _damaged(path, "it is a folder", remedy) from error
 
 
 def first_damaged(folder: Path, *, kind: str, version: int) -> Path | None:

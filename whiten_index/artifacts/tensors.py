@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from whiten_index.artifacts.files import reading
 from whiten_index.errors import ArtifactError
 
 _HEADER = "__metadata__"
@@ -104,9 +105,11 @@ def read_tensors(
 
     Raises:
         ArtifactError: missing, damaged, of another kind, or written by a later release.
+        StorageError: the system does not let it be read.
     """
     try:
-        data = Path(path).read_bytes()
+        with reading(path):
+            data = Path(path).read_bytes()
         tensors, facts = load(data), _facts(data)
         if facts.get("kind") != kind or int(facts["format_version"]) > version:
             raise ArtifactError(
@@ -126,28 +129,24 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
 
     Raises:
         ArtifactError: it is missing or damaged.
+        StorageError: the system does not let it be read.
     """
     try:
-        with Path(path).open("rb") as file:
+        with reading(path), Path(path).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-            _require_length(file.seek(0, os.SEEK_END), header, start=8 + length)
+            size = os.fstat(file.fileno()).st_size
+            # A damaged length may be more than the memory holds.
+            header = json.loads(file.read(min(length, size)))
+        _require_length(size, header, start=8 + length)
         entry = header[name]
         first, _ = entry["data_offsets"]
         dtype = np.dtype(_TYPES[entry["dtype"]])
         shape = tuple(entry["shape"])
         if 0 in shape:
             return np.empty(shape, dtype)  # nothing can be mapped
-        return np.memmap(path, dtype, mode="r", offset=8 + length + first, shape=shape)
-    except (
-        OSError,
-        AttributeError,
-        KeyError,
-        ValueError,
-        TypeError,
-        OverflowError,
-        MemoryError,
-    ) as error:
+        with reading(path):
+            return np.memmap(path, dtype, mode="r", offset=8 + length + first, shape=shape)
+    except (OSError, AttributeError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}); {remedy}") from error
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.files import exists
 from whiten_index.index import FactoryChoice, IndexBytes, OperatingPoint
 
 
@@ -80,7 +81,7 @@ class Assembled:
     ) -> Assembled:
         """Look at an index and its files."""
         names = (faiss_index.INDEX, faiss_index.IVF_DATA)
-        files = [path for path in (folder / name for name in names) if path.exists()]
+        files = [path for path in (folder / name for name in names) if exists(path)]
         file_bytes = sum(path.stat().st_size for path in files)
         return cls(
             nprobe=faiss_index.nprobe(index),

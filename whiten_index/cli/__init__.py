@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 import whiten_index
+from whiten_index.artifacts.files import system_error
 from whiten_index.cli import (
     commands,
     eval_commands,
@@ -36,8 +37,7 @@ from whiten_index.cli import (
     version_commands,
 )
 from whiten_index.collector import spare_what_was_imported
-from whiten_index.errors import ConfigError, SetAsideError, WhitenIndexError
-from whiten_index.given import cut
+from whiten_index.errors import SetAsideError, WhitenIndexError
 from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
 
 
@@ -55,13 +55,13 @@ class _Commands(click.Group):
             if isinstance(error, SetAsideError) and "--json" in sys.argv:
                 terminal.print_json({"error": str(error), "set_aside": error.items})
             context.exit(error.exit_code)
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
+        except (OSError, MemoryError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
-            # Any option that names a file can be given one that no file system takes.
-            name = cut(str(error.filename or "a name that was given"), most=200)
-            click.echo(f"Error: {name} is too long for a path; name a file or a folder", err=True)
-            context.exit(ConfigError.exit_code)
+            named = getattr(error, "filename", None)
+            failed = system_error(named or "a file", error)
+            click.echo(f"Error: {failed}", err=True)
+            context.exit(failed.exit_code)
         except KeyboardInterrupt:
             finish_undisturbed()
             click.echo(

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from whiten_index.arrow_types import without_views
+from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.batch import ID, EmbeddingBatch, TextBatch, row_digests
 from whiten_index.corpus.config import (
@@ -248,7 +249,12 @@ class ParquetCorpus:
         file = self.files[shard.file]
         try:
             for span in shard.spans:
-                for batch in self._reader.read(file, span, columns):
+                batches = iter(self._reader.read(file, span, columns))
+                while True:
+                    with reading(file.path):
+                        batch = next(batches, None)
+                    if batch is None:
+                        break
                     # Damage that decodes all the same shows as text that is not UTF-8.
                     batch.validate(full=True)
                     yield batch
@@ -335,7 +341,7 @@ def _read_footer(
 ) -> tuple[tuple[RowGroup, ...], pa.Schema, str]:
     """Return the row groups, the schema, and a digest of the footer."""
     try:
-        with open_parquet(file) as parquet:
+        with reading(file.path), open_parquet(file) as parquet:
             metadata, schema = parquet.metadata, parquet.schema_arrow
             footer = pa.BufferOutputStream()
             metadata.write_metadata_file(footer)

@@ -14,8 +14,9 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from whiten_index.artifacts.files import exists, reading
 from whiten_index.corpus.listing import walk
-from whiten_index.errors import CorpusError
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.given import cut
 
 SUFFIXES = (".parquet", ".pq", ".parq")
@@ -129,12 +130,11 @@ def _files_of(source: str) -> list[SourceFile]:
     base = source if pattern_at is None else source[:pattern_at]
     filesystem, path = resolve(base or ".")
     try:
-        if pattern_at is not None:
-            found = _matching(filesystem, path, source[pattern_at:])
-        else:
-            found = _below(filesystem, path, source)
-    except CorpusError:
-        raise
+        with reading(path):
+            if pattern_at is not None:
+                found = _matching(filesystem, path, source[pattern_at:])
+            else:
+                found = _below(filesystem, path, source)
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
             f"{cut(source, most=200)} cannot be listed ({_line(error)}); check the path"
@@ -150,8 +150,8 @@ def _glob_position(source: str) -> int | None:
     if first is None:
         return None
     # A pattern may be longer than the system takes names.
-    with contextlib.suppress(OSError):
-        if Path(source).exists():
+    with contextlib.suppress(ConfigError):
+        if exists(source):
             return None
     return source.rfind("/", 0, first) + 1
 
@@ -224,7 +224,8 @@ def require_unchanged(files: Sequence[SourceFile]) -> None:
     for filesystem in {id(file.filesystem): file.filesystem for file in files}.values():
         own = [file for file in files if file.filesystem is filesystem]
         try:
-            infos = filesystem.get_file_info([file.path for file in own])
+            with reading(own[0].path):
+                infos = filesystem.get_file_info([file.path for file in own])
         except (OSError, pa.ArrowException) as error:
             raise CorpusError(
                 f"the corpus cannot be looked at again ({_line(error)}); run the same command again"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import replacing
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import list_folder, writing
 from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError
 
@@ -34,7 +34,7 @@ class KeptTexts:
         self._folder = folder
         self._blocks: list[NDArray[np.floating]] = []
         self._places: dict[bytes, tuple[int, int]] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in list_folder(folder, "*.safetensors"):
             with contextlib.suppress(ArtifactError):
                 self._hold(*_read(path))
 

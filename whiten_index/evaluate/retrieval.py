@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.files import writing
 from whiten_index.build import build_index
 from whiten_index.encoding import resolve_encoder
@@ -119,7 +119,7 @@ def _search_all(
             path = config.run_path(each.name, transform)
             run["datasets"][each.name] = _judge(each, opened, embeddings, path, stages)
             # Room for the next one; the store stays.
-            shutil.rmtree(index, ignore_errors=True)
+            remove_path(index)
     if len(sets) > 1:
         for run in runs.values():
             run["average"] = {

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.config import BuildConfig
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
@@ -180,7 +181,7 @@ class RetrievalConfig:
         if self.run is not None:
             raise ConfigError("--run-out writes what is searched, and --run is judged; give one")
         path = Path(self.run_out)
-        if path.suffix and not path.is_dir():
+        if path.suffix and not is_folder(path):
             check_run_path(path)
         if self.writes_one_run and len(self.names) * max(1, len(self.base.transforms)) > 1:
             raise ConfigError(
@@ -244,9 +245,9 @@ class RetrievalConfig:
 def _at_hand() -> str:
     """Return what a user could name, where the public sets are."""
     folder = Path(os.environ.get(VARIABLE, "")) / "retrieval"
-    if not os.environ.get(VARIABLE) or not folder.is_dir():
+    if not os.environ.get(VARIABLE) or not is_folder(folder):
         return ""
-    sets = ", ".join(str(each) for each in sorted(folder.iterdir()) if is_set(each))
+    sets = ", ".join(str(each) for each in list_folder(folder) if is_set(each))
     return f"; {VARIABLE} has {sets}" if sets else ""
 
 

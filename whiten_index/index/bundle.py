@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import exists, reading
 from whiten_index.corpus import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index.documents import Documents
@@ -315,7 +316,7 @@ def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
     Raises:
         ArtifactError: a file cannot be read.
     """
-    index = _read_index(folder, on_disk=(folder / IVF_DATA).exists(), mapped=True)
+    index = _read_index(folder, on_disk=exists(folder / IVF_DATA), mapped=True)
     whitening, documents = Whitening.load(folder / WHITENING), Documents(folder / DOCUMENTS)
     return Bundle(folder, fields, whitening, index, Transforms(index), documents)
 
@@ -351,7 +352,7 @@ def _read_index(folder: Path, *, on_disk: bool, mapped: bool) -> Any:
         # The lists are mapped from the file beside it, wherever both were when they were written.
         flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
     try:
-        with _silenced() if on_disk else contextlib.nullcontext():
+        with reading(folder / INDEX), _silenced() if on_disk else contextlib.nullcontext():
             return faiss.read_index(str(folder / INDEX), flags)
     except RuntimeError as error:
         raise ArtifactError(

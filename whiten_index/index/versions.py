@@ -16,16 +16,28 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import make_folder, remove_folder, remove_leftovers
-from whiten_index.artifacts.files import fsync_path, sha256_file, writing
+from whiten_index.artifacts.atomic import (
+    leftovers_in,
+    make_folder,
+    remove_folder,
+    remove_leftovers,
+)
+from whiten_index.artifacts.files import (
+    exists,
+    fsync_path,
+    list_folder,
+    mode_of,
+    sha256_file,
+    writing,
+)
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
-from whiten_index.given import cut
 from whiten_index.index.library import load_faiss
 from whiten_index.objects import HERE, ChangedError, Here, Tag, naming
 
@@ -89,13 +101,7 @@ def read_current(root: Path, mirror: Here = HERE) -> Current:
 
 
 def _read_current(root: Path) -> Current:
-    try:
-        there = root.exists()
-    except OSError as error:
-        raise ArtifactError(
-            f"{cut(str(root))} cannot be an index ({error.strerror}); check the path"
-        ) from error
-    if not there:
+    if not exists(root):
         raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
     path = root / CURRENT
     # To the byte, so that any damage to it shows.
@@ -188,7 +194,7 @@ def tidy(root: Path) -> None:
             remove_leftovers(folder)
         # A power cut in ``promote`` may have left both names on some file systems.
         for name in version_names(root, inside=CANDIDATES):
-            if (root / VERSIONS / name).exists():
+            if exists(root / VERSIONS / name):
                 remove_folder(root / CANDIDATES / name)
 
 
@@ -201,19 +207,30 @@ def version_names(root: Path, *, inside: str = VERSIONS) -> list[str]:
 
 
 def strange_entries(root: Path) -> list[Path]:
-    """Return what has the name of a version, or candidate, and is a link or no folder."""
-    inside = (*_entries(root, VERSIONS), *_entries(root, CANDIDATES))
-    return [path for path in inside if _is_strange(path)]
+    """Return what may be a version or candidate, and is not read as one.
+
+    That is what has such a name and is a link or no folder, and what holds the files of a version
+    and has another name.
+    """
+    found = []
+    for folder in (root / VERSIONS, root / CANDIDATES):
+        others = set(list_folder(folder)) - set(leftovers_in(folder))
+        for path in sorted(others):
+            holds = any(exists(path / name) for name in (manifest.MANIFEST, RECORD))
+            if _is_strange(path) if version_number(path.name) else holds:
+                found.append(path)
+    return found
 
 
 def _entries(root: Path, inside: str) -> list[Path]:
-    found = [path for path in (root / inside).glob("[0-9]*") if version_number(path.name)]
+    found = [path for path in list_folder(root / inside, "[0-9]*") if version_number(path.name)]
     return sorted(found, key=lambda path: (version_number(path.name), path.name))
 
 
 def _is_strange(path: Path) -> bool:
     """Tell whether a path is a link or no folder; what vanished is neither."""
-    return path.is_symlink() or path.is_file() or (path.exists() and not path.is_dir())
+    mode = mode_of(path, follow=False)
+    return mode != 0 and not stat.S_ISDIR(mode)
 
 
 def version_number(name: str) -> int:
@@ -339,11 +356,12 @@ def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here =
         for _ in range(_TRIES):
             try:
                 return use(_fetched(root, current, mirror), current)
-            except (ArtifactError, StorageError):
+            except (ArtifactError, StorageError) as error:
                 latest = read_current(root, mirror)
+                damaged = isinstance(error, ArtifactError)
                 if not latest.same_version(current):
                     current = latest
-                elif not mirror.fetch_again(root / VERSIONS / current.version):
+                elif not (damaged and mirror.fetch_again(root / VERSIONS / current.version)):
                     _require_there(root, current.version)
                     raise
         return use(_fetched(root, current, mirror), current)
@@ -353,23 +371,38 @@ def _fetched(root: Path, current: Current, mirror: Here) -> Path:
     """Return the folder of the published version, with what the bucket has of it."""
     folder = root / VERSIONS / current.version
     mirror.fetch(folder)
-    if not folder.exists() and mirror.look_again():
+    if not exists(folder) and mirror.look_again():
         # It was published since the bucket was listed.
         mirror.fetch(folder)
     return folder
 
 
-def _require_there(root: Path, version: str) -> None:
-    """Tell a published version that is gone from one that is damaged.
+def require_published(root: Path) -> Current | None:
+    """Check that the version that ``CURRENT`` names is there; for whoever deletes.
+
+    Where it is not, the disk of the versions may not be mounted, and what they need is not known.
+
+    Returns:
+        What ``CURRENT`` says, None where there is none.
 
     Raises:
-        ArtifactError: it is gone.
+        ArtifactError: that version is missing, or ``CURRENT`` is damaged.
+        StorageError: the system does not say.
     """
-    if not (root / VERSIONS / version).exists():
+    if not exists(root / CURRENT):
+        return None
+    current = read_current(root)
+    _require_there(root, current.version)
+    return current
+
+
+def _require_there(root: Path, version: str) -> None:
+    """Raise ``ArtifactError`` for a published version that is missing."""
+    if not exists(root / VERSIONS / version):
         raise ArtifactError(
-            f"version {version}, which {root} publishes, is missing; restore its folder in "
-            f"{root / VERSIONS}, or publish another one of whiten-index versions {root} with: "
-            f"whiten-index rollback {root} --to VERSION"
+            f"version {version}, which {root} publishes, is missing; mount its disk or restore its "
+            f"folder in {root / VERSIONS}, or publish another one of whiten-index versions {root} "
+            f"with: whiten-index rollback {root} --to VERSION"
         )
 
 
@@ -443,7 +476,7 @@ def manifest_sha256(folder: Path) -> str:
 
 def mending(root: Path) -> str:
     """Return what to do about damage in an index, which depends on what else in it is sound."""
-    if not (root / CURRENT).exists():
+    if not exists(root / CURRENT):
         return manifest.REMEDY
     return f"whiten-index verify {root} says how to mend it; or restore it from a copy"
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from whiten_index.artifacts.files import reading
 from whiten_index.errors import ConfigError, CorpusError
 
 PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
@@ -123,16 +124,16 @@ def check_readable(path: Path) -> None:
     """Make sure that a file is there and can be read.
 
     Raises:
-        CorpusError: it is not.
+        CorpusError: it is not there.
+        StorageError: the system does not let it be read.
     """
     try:
-        path.open("rb").close()
+        with reading(path):
+            path.open("rb").close()
     except FileNotFoundError as error:
         raise CorpusError(f"{path} does not exist; name {_another(path)}") from error
     except IsADirectoryError as error:
         raise CorpusError(f"{path} is a folder; name {_another(path)}") from error
-    except OSError as error:
-        raise CorpusError(f"{path} cannot be read ({error.strerror}); make it readable") from error
 
 
 def _another(path: Path) -> str:
@@ -142,7 +143,7 @@ def _another(path: Path) -> str:
 
 def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
             schema = file.schema_arrow
             texts = [field.name for field in schema if _is_text(field.type)]
             wanted = {*known, *(texts if len(texts) == 2 else ())}
@@ -210,10 +211,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of every line that is not blank.
 
     Raises:
-        CorpusError: a line is not UTF-8, or the file cannot be read.
+        CorpusError: a line is not UTF-8.
+        StorageError: the system does not let the file be read.
     """
     try:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 # Only a newline ends a line: texts may hold what Unicode also calls one.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -221,8 +223,6 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, text
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}, line {number}, is not UTF-8; convert the file to it") from error
-    except OSError as error:
-        raise CorpusError(f"{path} cannot be read ({error.strerror}); make it readable") from error
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -6,12 +6,11 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 
-from whiten_index.artifacts.atomic import make_folder
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.atomic import discard, make_folder
+from whiten_index.artifacts.files import list_folder, reading, writing
 from whiten_index.artifacts.manifest import MANIFEST, fingerprint
 from whiten_index.objects.bucket import endpoint
 
@@ -36,10 +35,10 @@ def make_cache(folder: Path) -> None:
     """
     with writing(folder):
         make_folder(folder / DOWNLOADS)
-        for path in (folder / DOWNLOADS).iterdir():
+        for path in list_folder(folder / DOWNLOADS):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
-                    remove(path)
+                    discard(path)
 
 
 def stamp(manifest: bytes) -> str:
@@ -50,7 +49,8 @@ def stamp(manifest: bytes) -> str:
 def manifest_of(path: Path) -> bytes:
     """Return the bytes of the manifest of an artifact here, none where it has none."""
     try:
-        return (path / MANIFEST).read_bytes()
+        with reading(path / MANIFEST):
+            return (path / MANIFEST).read_bytes()
     except FileNotFoundError:
         return b""
 
@@ -62,11 +62,3 @@ def files_in(data: bytes) -> dict[str, int] | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return files if all("/" not in name and name not in ("", ".", "..") for name in files) else None
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

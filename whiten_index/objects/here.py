@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.atomic import remove_path, replace_file
+from whiten_index.artifacts.files import exists, list_folder
 from whiten_index.objects.bucket import Tag
 
 # A folder, or the URI of a bucket's prefix.
@@ -58,7 +58,7 @@ class Here:
 
     def drop(self, path: Path) -> None:
         """Remove a damaged artifact here, which is then to be written anew everywhere."""
-        shutil.rmtree(path, ignore_errors=True)
+        remove_path(path)
 
     def remove(self, path: Path) -> None:
         """Remove a file, here and in the bucket."""
@@ -66,7 +66,7 @@ class Here:
 
     def has(self, path: Path) -> bool:
         """Tell whether an artifact or file is here or in the bucket, sound or not."""
-        return path.exists()
+        return exists(path)
 
     def names(self, folder: Path) -> set[str]:
         """Return the names of the artifacts and files in a folder of the bucket."""
@@ -80,7 +80,8 @@ class Here:
             name: of the file.
             only: the one folder to look at, None for all.
         """
-        return sorted(path.parent for path in root.glob(f"{only or '*'}/{name}"))
+        folders = list_folder(root) if only is None else [root / only]
+        return [folder for folder in folders if exists(folder / name)]
 
     def look_again(self) -> bool:
         """Take note of what others put into the bucket since; tell whether there is one."""

@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import make_folder, replace_file
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.atomic import discard, make_folder, replace_file
+from whiten_index.artifacts.files import exists, is_folder, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, BusyError, ConfigError
 from whiten_index.given import as_place, is_uri
@@ -34,7 +34,6 @@ from whiten_index.objects.copies import (
     files_in,
     make_cache,
     manifest_of,
-    remove,
     stamp,
 )
 from whiten_index.objects.here import HERE, Here, Place
@@ -75,7 +74,7 @@ class Mirror(Here):
 
     def fetch(self, path: Path) -> None:
         """Get an artifact or a file that is in the bucket and not here."""
-        if path.exists():
+        if exists(path):
             return
         key = self._key(path)
         known = self._listed(key)
@@ -87,7 +86,7 @@ class Mirror(Here):
 
     def fetch_all(self, paths: Iterable[Path]) -> None:
         """Fetch several at a time: what takes long of a small one is to wait for the answer."""
-        wanted = [path for path in dict.fromkeys(paths) if not path.exists()]
+        wanted = [path for path in dict.fromkeys(paths) if not exists(path)]
         pool = ThreadPoolExecutor(_AT_ONCE)
         try:
             for _ in pool.map(self.fetch, wanted):
@@ -105,7 +104,7 @@ class Mirror(Here):
         self._remove_copy(path)
         self._failed.discard(key)
         self.fetch(path)
-        return path.exists()
+        return exists(path)
 
     def latest(self, path: Path) -> Tag | None:
         """Make a file what the bucket has now; return its tag, None where it has none."""
@@ -120,7 +119,7 @@ class Mirror(Here):
                 self._listed(key).discard(key)
             path.unlink(missing_ok=True)
             return None
-        if not path.exists() or path.read_bytes() != found[0]:
+        if not exists(path) or path.read_bytes() != found[0]:
             with writing(path):
                 make_folder(path.parent)
                 replace_file(path, found[0])
@@ -131,7 +130,7 @@ class Mirror(Here):
         key = self._key(path)
         if not self._is_known(key):
             return
-        if path.exists():
+        if exists(path):
             found = self._bucket.get(f"{key}/{MANIFEST}")
             if found is not None and found[0] == manifest_of(path):
                 return
@@ -151,7 +150,7 @@ class Mirror(Here):
         """
         key = self._key(path)
         with writing(path):
-            if path.is_dir():
+            if is_folder(path):
                 self._push_artifact(key, path)
             else:
                 self._bucket.upload(key, path)
@@ -197,7 +196,7 @@ class Mirror(Here):
 
     def has(self, path: Path) -> bool:
         """Tell whether an artifact or file is here or in the bucket, sound or not."""
-        return path.exists() or self._is_known(self._key(path))
+        return exists(path) or self._is_known(self._key(path))
 
     def names(self, folder: Path) -> set[str]:
         """Return the names of the artifacts and files in a folder of the bucket."""
@@ -273,18 +272,18 @@ class Mirror(Here):
         downloads = self.folder / DOWNLOADS
         temporary = downloads / uuid.uuid4().hex
         with writing(path):
-            if not downloads.exists():
+            if not exists(downloads):
                 make_folder(downloads)
-            if not path.parent.exists():
+            if not exists(path.parent):
                 make_folder(path.parent)
             try:
                 yield temporary
             finally:
-                remove(temporary)
+                discard(temporary)
 
     def _remove_copy(self, path: Path) -> None:
         """Remove what is here, in one step for whoever reads it."""
-        if not path.exists():
+        if not exists(path):
             return
         with self._downloading(path) as aside, contextlib.suppress(FileNotFoundError):
             path.rename(aside)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from whiten_index.artifacts.files import reading
 from whiten_index.batch import ID
 from whiten_index.errors import ArtifactError
 from whiten_index.index import CHANGES, VERSIONS
@@ -99,7 +100,7 @@ def _step(path: Path) -> _Step | None:
         ArtifactError: the file is damaged.
     """
     try:
-        with pa.memory_map(str(path)) as source:
+        with reading(path), pa.memory_map(str(path)) as source:
             table = pa.ipc.open_file(source).read_all()
         told = table.schema.metadata or {}
         return _Step(table[ID], told[b"base"].decode(), told.get(b"whitening") == b"keep")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing, require_replaceable
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, is_link, reading, writing
 from whiten_index.errors import ConfigError
 from whiten_index.sinks import VECTOR, Generation, Layout, VectorDtype, vectors_of
 from whiten_index.sinks.rows import vectors_array
@@ -59,7 +59,7 @@ def require_file(address: str) -> Path:
     """
     path = require_file_name(address)
     # A link stays one: what it points to is written anew.
-    path = path.resolve() if path.is_symlink() else path
+    path = path.resolve() if is_link(path) else path
     *_, described = written_files(path)
     for each in written_files(path):
         require_replaceable(each, lambda _: _is_ours(described), _HOLDS)
@@ -73,7 +73,7 @@ def written_version(path: Path) -> Generation | None:
         ConfigError: no push wrote it.
     """
     described = written_files(path)[-1]
-    if not described.exists():
+    if not exists(described):
         return None
     require_replaceable(described, _is_ours, _HOLDS)
     try:
@@ -89,7 +89,8 @@ def written_version(path: Path) -> Generation | None:
 def _is_ours(described: Path) -> bool:
     """Tell whether a push wrote a file, or the one that this one describes."""
     try:
-        return MARK.encode() in (_schema(described).metadata or {})
+        with reading(described):
+            return MARK.encode() in (_schema(described).metadata or {})
     except (OSError, pa.ArrowException):
         return False
 

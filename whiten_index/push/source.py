@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from whiten_index.arrow_types import without_views
 from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import exists
 from whiten_index.batch import ID
 from whiten_index.draw import CorpusEmbeddings
 from whiten_index.errors import ArtifactError, ConfigError
@@ -243,7 +244,7 @@ class PushSource:
         return unit_rows(self.whitening.apply(raw))
 
     def _is_pruned(self) -> bool:
-        return not self.folder.exists() and read_current(self.root).version != self.folder.name
+        return not exists(self.folder) and read_current(self.root).version != self.folder.name
 
 
 def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:

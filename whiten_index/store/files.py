@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from whiten_index.artifacts.files import reading
+
 
 def rows_as_bytes(documents: pa.Table) -> bytes:
     """Return rows as bytes, equal for equal rows however they are chunked or sliced."""
@@ -20,9 +22,13 @@ def rows_as_bytes(documents: pa.Table) -> bytes:
 
 
 def content(path: Path) -> bytes | None:
-    """Return what a compressed file holds, None where it is missing or cannot be read."""
+    """Return what a compressed file holds, None if it is missing or damaged.
+
+    Raises:
+        StorageError: the system does not let it be read.
+    """
     try:
-        with pa.input_stream(str(path), compression="zstd") as stream:
+        with reading(path), pa.input_stream(str(path), compression="zstd") as stream:
             data: bytes = stream.read()
     except (OSError, pa.ArrowException):
         return None

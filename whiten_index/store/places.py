@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.tensors import map_tensor
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.objects import HERE, Here
@@ -299,7 +300,7 @@ class Places:
             return found
         # Reading what is left of it says best what is wrong.
         folder = self.folder / name
-        if not folder.exists():
+        if not exists(folder):
             raise _NowhereError(f"shard {name} is in no place in {self.folder}; {REMEDY}")
         fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
         return InFolder.of(folder, fields)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, remove_leftovers
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, is_folder, list_folder, writing
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.objects import Mirror, Place, place_of
@@ -137,11 +137,13 @@ class EmbeddingStore:
         there = mirror if isinstance(mirror, Mirror) else place
         return cls(there, found["encoder"], folders[0].name)
 
-    def tidy(self) -> None:
-        """Remove what a writer that died left; only for whoever is the one writer."""
-        with writing(self.folder):
-            for folder in (self.folder, *filter(Path.is_dir, self.folder.iterdir())):
-                remove_leftovers(folder)
+    def tidy(self) -> int:
+        """Remove what a writer that died left, and return how many there were.
+
+        Only for whoever is the one writer.
+        """
+        folders = (self.folder, *filter(is_folder, list_folder(self.folder)))
+        return sum(map(remove_leftovers, folders))
 
     def shard_fingerprint(self, digests: NDArray[np.uint8], dtype: StoreDtype) -> str:
         """Return the fingerprint of rows with these digests (n, 16), kept as ``dtype``."""
@@ -305,7 +307,7 @@ class EmbeddingStore:
     def _owner_of(self, path: Path) -> str | None:
         self.mirror.latest(path)
         try:
-            return CorpusRecord.load(path).index if path.exists() else None
+            return CorpusRecord.load(path).index if exists(path) else None
         except ArtifactError:
             return None
 
@@ -360,7 +362,7 @@ class EmbeddingStore:
         return found["encoder"]
 
     def _corpus_names(self) -> list[str]:
-        here = {path.name for path in self._corpora.glob("[!.]*.json")}
+        here = {path.name for path in list_folder(self._corpora, "[!.]*.json")}
         return sorted(here | self.mirror.names(self._corpora))
 
     def _record(self, name: str) -> CorpusRecord:

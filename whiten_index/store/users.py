@@ -6,7 +6,7 @@ from pathlib import Path
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, writing
 from whiten_index.given import is_uri
 from whiten_index.objects import Here, Place, settled
 
@@ -31,7 +31,7 @@ class Users:
         fields = {"kind": _KIND, "format_version": _VERSION, "index": place}
         self.mirror.fetch(path)
         with writing(path):
-            if not path.exists() or path.read_bytes() != manifest.sealed_json(fields):
+            if not exists(path) or path.read_bytes() != manifest.sealed_json(fields):
                 make_folder(path.parent)
                 manifest.write_manifest(path, fields)
                 self.mirror.push(path)
@@ -55,7 +55,7 @@ class Users:
 
     def files(self) -> list[Path]:
         """Return the files, one an index."""
-        return sorted(self.folder.glob("[!.]*.json"))
+        return manifest.records_in(self.folder)
 
     def index_of(self, path: Path) -> str:
         """Return the folder or URI of the index that a file is of.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
 from whiten_index.changes import apart
-from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.errors import ArtifactError
 from whiten_index.row_keys import KeyTable, digest_keys
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, KnownRows
 from whiten_index.update.base import Base
@@ -28,8 +28,8 @@ def told_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Itera
     _, coming, _ = apart(base.record, record)
     before: KnownRows | None = None
     for name, each in withdrawn.items():
-        # Of what was pruned, shards may be dropped; or the disk does not give them.
-        with contextlib.suppress(ArtifactError, StorageError):
+        # Of what was pruned, shards may be dropped.
+        with contextlib.suppress(ArtifactError):
             # Where few rows of each shard changed, nearly all rows are in parts that differ.
             if before is None:
                 before = KnownRows(_digests(base.store, gone.values()))
@@ -56,7 +56,7 @@ def _withdrawn(root: Path) -> dict[str, CorpusRecord]:
     """Return the records of the versions that were rolled back, of those that can be read."""
     found = {}
     for name in faiss_index.withdrawn_versions(root):
-        with contextlib.suppress(ArtifactError, StorageError):
+        with contextlib.suppress(ArtifactError):
             path = root / faiss_index.VERSIONS / name / faiss_index.RECORD
             found[name] = CorpusRecord.load(path)
     return found

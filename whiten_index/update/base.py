@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.files import list_folder
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.encoding import resolve_encoder
-from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.fit import Fitted
 from whiten_index.moments import Moments
 from whiten_index.origin import corpus_record, open_store
@@ -101,10 +102,10 @@ class Base:
     def known_records(self) -> list[CorpusRecord]:
         """Return its record and those of candidates, whose rows were encoded before a gate."""
         found = [self.record]
-        for path in self.folder.parents[1].glob(f"{faiss_index.CANDIDATES}/*/{faiss_index.RECORD}"):
-            # What cannot be read is encoded again.
-            with contextlib.suppress(ArtifactError, StorageError):
-                found.append(CorpusRecord.load(path))
+        for folder in list_folder(self.folder.parents[1] / faiss_index.CANDIDATES):
+            # The rows of a damaged one are encoded again.
+            with contextlib.suppress(ArtifactError):
+                found.append(CorpusRecord.load(folder / faiss_index.RECORD))
         return found
 
     @property

@@ -25,7 +25,8 @@ import numpy as np
 from whiten_index.artifacts.files import require_path
 from whiten_index.artifacts.lock import Held, only_writer
 from whiten_index.corpus import SHARD_ROWS
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.index import require_published
 from whiten_index.space import require_space
 from whiten_index.store import (
     CorpusRecord,
@@ -37,7 +38,7 @@ from whiten_index.store import (
     moments_bytes,
     rows_bytes,
 )
-from whiten_index.upkeep.claims import indexes_of, known_version_claims, record_paths
+from whiten_index.upkeep.claims import index_claims, indexes_of, record_paths, require_there
 from whiten_index.upkeep.inventory import Inventory, open_stores
 from whiten_index.upkeep.keeping import Keeping, remove
 from whiten_index.upkeep.packing import Plan
@@ -108,7 +109,8 @@ def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactRe
         pack_rows: rows of a full pack.
 
     Raises:
-        ArtifactError: there is no store, or the record of a corpus is damaged.
+        ArtifactError: there is no store, the record of a corpus is damaged, or the published
+            version of an index built from it is missing.
         BusyError: another process is writing the store.
         StorageError: the disk is full or cannot be written.
     """
@@ -174,11 +176,17 @@ def _room(inventory: Inventory) -> Room:
 
 def _others(store: EmbeddingStore) -> frozenset[str] | None:
     """Return the shards that versions of indexes need, None where one does not tell."""
-    indexes = indexes_of(store.root, [store])
-    claims, all_told = known_version_claims(store.root, [store], indexes)
-    if not all_told:
+    indexes, needed = indexes_of(store.root, [store]), set[str]()
+    for index in indexes:
+        require_published(index)
+    try:
+        for index in indexes:
+            require_there(index, store.root)
+            for claim in index_claims(index, store.root, [store]):
+                needed.update(claim.record.shards)
+    except ArtifactError:
         return None
-    return frozenset(shard for claim in claims for shard in claim.record.shards)
+    return frozenset(needed)
 
 
 def _require_space(store: EmbeddingStore, plan: Plan) -> None:

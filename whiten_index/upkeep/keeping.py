@@ -8,9 +8,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import remove_folder
-from whiten_index.artifacts.files import fsync_path, writing
+from whiten_index.artifacts.files import fsync_path, size_of, writing
 from whiten_index.store import Member, Source
-from whiten_index.upkeep.inventory import Inventory, ShardFolder, size_of
+from whiten_index.upkeep.inventory import Inventory, ShardFolder
 
 
 @dataclass
