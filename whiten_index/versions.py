@@ -172,7 +172,7 @@ def rollback(root: Path | str, *, to: str | None = None, without_store: bool = F
 def _rolled(folder: Path, mirror: Here, *, to: str | None, without_store: bool) -> Rolled:
     tag = mirror.latest(folder / CURRENT)
     _require_index(folder, mirror)
-    with only_writer(folder, what=_WHAT) as held:
+    with only_writer(folder, what=_WHAT):
         left = _current_or_none(folder) if to is not None else read_current(folder)
         if left is not None:
             mirror.fetch(folder / VERSIONS / left.version)
@@ -191,7 +191,6 @@ def _rolled(folder: Path, mirror: Here, *, to: str | None, without_store: bool) 
                 # A disk that fails is a reason to go back.
                 unread = f"version {left.version} is not withdrawn, as it was not checked ({error})"
                 note = "; ".join(filter(None, (note, unread)))
-        held.require()
         set_current(folder, chosen, withdrawn=withdrawn, mirror=mirror, tag=tag)
         return Rolled(None if left is None else left.version, chosen, note, skipped)
 
@@ -219,14 +218,13 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
         raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep!r} was given")
     folder = require_path(root)
     _require_index(folder)
-    with only_writer(folder, what=_WHAT) as held:
+    with only_writer(folder, what=_WHAT):
         current = require_published(folder) or read_current(folder)
         names = version_names(folder)
         kept = _kept(folder, current, keep, verify)
         others = [name for name in names if name not in kept]
         removed = [name for name in others if not _is_of_later_release(folder, name)]
         freed = sum(size_of(folder / VERSIONS / name) for name in removed)
-        held.require()
         tidy(folder)
         for name in removed:
             remove_folder(folder / VERSIONS / name)

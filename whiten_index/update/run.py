@@ -48,7 +48,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         faiss_index.set_threads(config.threads)
     # Nothing is made where there is no index.
     faiss_index.read_current(out)
-    with advising(config), only_writer(out, what="index") as held:
+    with advising(config), only_writer(out, what="index"):
         faiss_index.tidy(out)
         with stages.stage("open", 0):
             base = Base.open(config)
@@ -88,10 +88,8 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             version = faiss_index.next_version(out, decided.settled.identity)
             examine = Examination(config, base, encoded, changes, canaries, stages)
             make_candidate(version, encoded, decided, facts, examine)
-            held.require()
             faiss_index.promote(out, version)
         else:
-            held.require()
             faiss_index.set_current(out, version)
         _remember(base, encoded)
         _, fields = faiss_index.read_fields(out, verify="manifest")

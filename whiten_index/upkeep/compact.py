@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from whiten_index.artifacts.files import require_path
-from whiten_index.artifacts.lock import Held, only_writer
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus import SHARD_ROWS
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import require_published
@@ -138,7 +138,7 @@ def _sum(rooms: Iterable[Room]) -> Room:
 
 
 def _compact(store: EmbeddingStore, pack_rows: int) -> CompactReport:
-    with only_writer(store.folder, what="store") as held:
+    with only_writer(store.folder, what="store"):
         store.tidy()
         inventory = Inventory.take(store)
         records = [CorpusRecord.load(path) for path in record_paths(store)]
@@ -152,7 +152,7 @@ def _compact(store: EmbeddingStore, pack_rows: int) -> CompactReport:
             rows += sum(member.rows for member in members)
         if plan.groups:
             inventory = Inventory.take(store)
-        removed = _remove_replaced(inventory, held)
+        removed = _remove_replaced(inventory)
         after = _room(Inventory.take(store)) if removed or plan.groups else before
     return CompactReport(
         store=str(store.root),
@@ -225,9 +225,9 @@ def _known_as(store: EmbeddingStore, name: str) -> str:
     return "" if place is None or (isinstance(place, InFolder) and place.sources) else place.held_as
 
 
-def _remove_replaced(inventory: Inventory, held: Held) -> int:
+def _remove_replaced(inventory: Inventory) -> int:
     """Remove folders of shards, and packs, all of which is in a later pack; return how many."""
     kept = Keeping(inventory).keep(inventory.shards)
     folders, packs = set(inventory.folders) - kept.folders, set(inventory.packs) - kept.packs
-    remove(inventory, folders=folders, packs=packs, documents=set(), check=held.require)
+    remove(inventory, folders=folders, packs=packs, documents=set())
     return len(folders) + len(packs)

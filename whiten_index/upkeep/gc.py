@@ -13,7 +13,7 @@ from typing import Any
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import is_folder, reading, require_path, writing
-from whiten_index.artifacts.lock import Held, only_writer
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.given import is_finite, shown
 from whiten_index.store import EmbeddingStore
@@ -112,14 +112,14 @@ def gc_store(
     files = files_naming(place, stores, list(map(require_path, forget)), named)
     with contextlib.ExitStack() as locks:
         if dry_run:
-            held, asked = list[Held](), _asked(place, stores, files, named)
+            asked = _asked(place, stores, files, named)
             for index in asked:
                 require_there(index, place)
         else:
-            held, asked = _hold_all(locks, place, stores, files, users)
+            asked = _hold_all(locks, place, stores, files, users)
         claims = list(_claims(place, stores, asked))
         leftovers = 0 if dry_run else sum(store.tidy() for store in stores)
-        done = [_collect(store, claims, held, dry_run, keep_days) for store in stores]
+        done = [_collect(store, claims, dry_run, keep_days) for store in stores]
     removed, kept = Removed(), Counter[str]()
     for each, counts in done:
         removed += each
@@ -171,23 +171,23 @@ def _hold_all(
     stores: Sequence[EmbeddingStore],
     forget: Sequence[Path],
     named: Mapping[Path, Sequence[EmbeddingStore]],
-) -> tuple[list[Held], list[Path]]:
+) -> list[Path]:
     """Become the one writer of the store and of all indexes built from it; return these.
 
     Those named are registered with the stores given for each, and then files of others removed.
     """
-    held, indexes = list[Held](), list[Path]()
+    indexes = list[Path]()
 
     def hold(found: Iterable[Path]) -> None:
         for index in found:
             require_there(index, root)
-            held.append(locks.enter_context(only_writer(index, what="index")))
+            locks.enter_context(only_writer(index, what="index"))
             indexes.append(index)
 
     # In the order that a build takes them.
     hold(_asked(root, stores, forget, named))
     for store in stores:
-        held.append(locks.enter_context(only_writer(store.folder, what="store")))
+        locks.enter_context(only_writer(store.folder, what="store"))
     for index, users in named.items():
         for store in users:
             store.users.register(index)
@@ -196,7 +196,7 @@ def _hold_all(
             file.unlink(missing_ok=True)
     # Another may have been built from it before the store was ours.
     hold(index for index in _asked(root, stores, forget) if index not in indexes)
-    return held, indexes
+    return indexes
 
 
 def _claims(
@@ -211,7 +211,6 @@ def _claims(
 def _collect(
     store: EmbeddingStore,
     claims: Sequence[Claim],
-    held: Sequence[Held],
     dry_run: bool,
     keep_days: float,
 ) -> tuple[Removed, dict[str, int]]:
@@ -233,10 +232,6 @@ def _collect(
     keeping.keep(recent)
     documents |= {name for name, path in inventory.documents.items() if is_recent(path)}
 
-    def check() -> None:
-        for each in held:
-            each.require()
-
     there = set(inventory.folders) | inventory.damaged_folders
     all_packs = set(inventory.packs) | inventory.damaged_packs
     removed = remove(
@@ -244,7 +239,6 @@ def _collect(
         folders=there - kept.folders,
         packs=all_packs - kept.packs,
         documents=set(inventory.documents) - documents,
-        check=check,
         dry_run=dry_run,
     )
     return removed, {
