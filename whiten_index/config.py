@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
-from whiten_index.given import as_place, is_uri, require_path, shown
+from whiten_index.given import as_place, is_uri, require_no_secret, require_path, shown
 from whiten_index.index import DEVICES, TARGET_RECALL, parse_bytes
 from whiten_index.store import StoreDtype, require_dtype
 from whiten_index.whitening import Estimator, Kind, Weighting, WhiteningConfig, parse_shrinkage
@@ -136,6 +136,7 @@ class BuildConfig:
     def __post_init__(self) -> None:
         for name, expected in get_type_hints(BuildConfig).items():
             _require_type(name, getattr(self, name), expected)
+            require_no_secret(getattr(self, name), what=_option(name))
         for name in ("corpus", "text_columns", "keep"):
             given = getattr(self, name)
             listed = (given,) if isinstance(given, str | Path) else given
@@ -325,6 +326,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
     found: dict[str, Any] = {}
     for key, value in values.items():
+        require_no_secret(value, what=f"{key} of job file {path}")
         name = key.replace("-", "_")
         if name in found:
             twice = " and ".join(each for each in values if each.replace("-", "_") == name)

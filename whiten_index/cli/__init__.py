@@ -37,12 +37,26 @@ from whiten_index.cli import (
 )
 from whiten_index.collector import spare_what_was_imported
 from whiten_index.errors import ConfigError, SetAsideError, WhitenIndexError
-from whiten_index.given import cut
+from whiten_index.given import cut, require_no_secret, require_plain_environment
 from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
 
 
 class _Commands(click.Group):
     """Turns this package's errors into one line on standard error and their exit status."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # Before click itself names a value in an error of its own.
+        option = "an argument"
+        try:
+            require_plain_environment()
+            for each in args:
+                name, _, value = each.partition("=") if each.startswith("-") else (option, "", each)
+                require_no_secret(value, what=name)
+                option = each if each.startswith("-") else "an argument"
+        except ConfigError as error:
+            click.echo(f"Error: {error}", err=True)
+            context.exit(error.exit_code)
+        return super().parse_args(context, args)
 
     def invoke(self, context: click.Context) -> Any:
         try:

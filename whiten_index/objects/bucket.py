@@ -15,8 +15,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.given import shown
+from whiten_index.given import require_no_secret, require_plain_environment, shown
 
 SCHEMES = ("s3", "gs", "az")
 _URI = re.compile(r"(s3|gs|az)://([^/]+)(?:/(.*))?", re.DOTALL)
@@ -65,8 +66,10 @@ class Bucket:
         """Take the URI; nothing is asked of the server yet.
 
         Raises:
-            ConfigError: it names no bucket, or obstore is not installed.
+            ConfigError: it names no bucket or holds a secret, as the endpoint in the environment
+                may, or obstore is not installed.
         """
+        require_plain_environment()
         self._scheme, self._name, self._prefix = split_uri(uri)
         self.uri = plain_uri(uri)
         self._obstore = _obstore()
@@ -254,6 +257,7 @@ def split_uri(uri: str) -> tuple[str, str, str]:
     Raises:
         ConfigError: it is no URI of an object store.
     """
+    require_no_secret(uri, what="the place")
     match = _URI.fullmatch(uri)
     prefix = "" if match is None else (match[3] or "").rstrip("/")
     parts = prefix.split("/") if prefix else []
@@ -316,5 +320,5 @@ def _is_silence(text: str) -> bool:
 
 
 def _first_words(text: str) -> str:
-    plain = " ".join(text.partition("Debug source:")[0].split())
+    plain = " ".join(hide_secrets(text).partition("Debug source:")[0].split())
     return plain[:200] or "the reason is not told"

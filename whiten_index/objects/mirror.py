@@ -26,7 +26,7 @@ from whiten_index.artifacts.atomic import make_folder, replace_file
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, BusyError, ConfigError
-from whiten_index.given import as_place, is_uri
+from whiten_index.given import as_place, is_uri, require_no_secret
 from whiten_index.objects.bucket import ANY, Bucket, ChangedError, Tag, plain_uri
 from whiten_index.objects.copies import (
     DOWNLOADS,
@@ -310,10 +310,12 @@ def place_of(place: Place | Mirror) -> tuple[Path, Here]:
     """Return the folder that a path or URI stands for, and what is to be known of its bucket.
 
     Raises:
-        ConfigError: the URI is none of an object store, or obstore is not installed.
+        ConfigError: the URI is none of an object store or holds a secret, or obstore is not
+            installed.
     """
     if isinstance(place, Mirror):
         return place.folder, place
+    require_no_secret(place, what="the place")
     found = as_place(str(place), what="the place") if is_uri(place) else place
     if not is_uri(found):
         return Path(found), HERE
