@@ -22,13 +22,11 @@ from whiten_index.sinks import (
     require_address,
     require_options,
     shaping_options,
-    without_secrets,
 )
 from whiten_index.sinks.options import (
     first_line,
     one_of,
     real_number,
-    redacted,
     require_known,
     whole_number,
     yes_or_no,
@@ -36,38 +34,6 @@ from whiten_index.sinks.options import (
 from whiten_index.sinks.rows import blocks, new_writer, padded_scores, vectors_array
 
 SECRET = "s3cr3t"
-
-
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("postgresql://me@h:5/db?sslmode=require", "postgresql://me@h:5/db"),
-        (f"postgresql://me:{SECRET}@h/db", "postgresql://me@h/db"),
-        (f"postgresql://me@h/db?password={SECRET}", "postgresql://me@h/db"),
-        (f"postgresql://me@h/db;password={SECRET}", "postgresql://…"),
-        (f"postgresql://me@h/db;{SECRET}", "postgresql://me@h/db"),
-        (f"postgresql://me:12/34{SECRET}@h/db", "postgresql://…"),
-        (f"postgresql://me:12?{SECRET}@h/db", "postgresql://…"),
-        (f"postgresql://me:12#{SECRET}@h/db", "postgresql://…"),
-        (f"postgresql://me:a@{SECRET}@h/db", "postgresql://…"),
-        (f"postgresql://me@h/db password={SECRET}", "postgresql://…"),
-        (f"postgresql://[{SECRET}", "postgresql://…"),
-        ("postgresql://[::1]:5432/db", "postgresql://[::1]:5432/db"),
-        (f"host=h user=me password={SECRET}", "…"),
-        (f"me:{SECRET}@h/db", "…"),
-        (f"me://{SECRET}@h/db", "me://…"),
-        (f"{SECRET} {SECRET}://h", "…"),
-        (f"milvus://{SECRET}@h:19530/db", "milvus://h:19530/db"),
-        (f"milvus://root:{SECRET}@h", "milvus://h"),
-        (f"qdrant://{SECRET}@h:6333", "qdrant://h:6333"),
-        (f"qdrant+https://:{SECRET}@h", "qdrant+https://h"),
-        ("lancedb:///data/vectors", "lancedb:///data/vectors"),
-        ("lancedb+s3://bucket/prefix", "lancedb+s3://bucket/prefix"),
-        ("vectors.parqet", "vectors.parqet"),
-    ],
-)
-def test_what_is_shown_of_an_address(address: str, shown: str) -> None:
-    assert without_secrets(address) == shown
 
 
 def test_addresses_of_no_database() -> None:

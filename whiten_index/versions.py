@@ -316,6 +316,7 @@ def _checked(root: Path, name: str, without_store: bool, mirror: Here) -> str:
     folder = root / VERSIONS / name
     mirror.settle(folder)
     read_version(folder, verify="full")
+    mirror.keep(folder)
     store, missing = missing_shards(mirror.uri or root, folder)
     if store is None:
         return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -179,7 +178,7 @@ def _print_report(report: VerifyReport) -> None:
     )
     size = terminal.in_words(report.bytes)
     found = "sound" if report.sound else f"{len(report.damages):,} damaged"
-    click.echo(f"{report.kind} {Path(report.path)}: {found} ({looked}; {size})")
+    click.echo(f"{report.kind} {report.path}: {found} ({looked}; {size})")
     for note in report.notes:
         click.echo(f"  note: {note}")
     for damage in report.damages:

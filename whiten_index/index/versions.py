@@ -344,7 +344,7 @@ def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here =
                 if not latest.same_version(current):
                     current = latest
                 elif not mirror.fetch_again(root / VERSIONS / current.version):
-                    _require_there(root, current.version)
+                    _require_there(root, current.version, mirror)
                     raise
         return use(_fetched(root, current, mirror), current)
 
@@ -352,20 +352,22 @@ def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here =
 def _fetched(root: Path, current: Current, mirror: Here) -> Path:
     """Return the folder of the published version, with what the bucket has of it."""
     folder = root / VERSIONS / current.version
-    mirror.fetch(folder)
-    if not folder.exists() and mirror.look_again():
-        # It was published since the bucket was listed.
-        mirror.fetch(folder)
+    mirror.fetch(folder, compare=True)
+    if not mirror.holds(folder):
+        if mirror.look_again():
+            # It was published since the bucket was listed.
+            mirror.fetch(folder, compare=True)
+        _require_there(root, current.version, mirror)
     return folder
 
 
-def _require_there(root: Path, version: str) -> None:
+def _require_there(root: Path, version: str, mirror: Here) -> None:
     """Tell a published version that is gone from one that is damaged.
 
     Raises:
         ArtifactError: it is gone.
     """
-    if not (root / VERSIONS / version).exists():
+    if not mirror.holds(root / VERSIONS / version):
         raise ArtifactError(
             f"version {version}, which {root} publishes, is missing; restore its folder in "
             f"{root / VERSIONS}, or publish another one of whiten-index versions {root} with: "

@@ -7,6 +7,7 @@ answer is given up within seconds.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import os
 import re
@@ -49,6 +50,8 @@ _ENDPOINTS = {
 # What tells an object as it was read from a later one: its e-tag, and where there is one, version.
 Tag = Mapping[str, Any]
 ANY: Tag = {}
+# Size and e-tag of an object, as a list gives them.
+Stat = tuple[int, str]
 
 
 class ChangedError(Exception):
@@ -89,8 +92,8 @@ class Bucket:
         except _MissingError:
             return None
 
-    def put(self, key: str, data: bytes, *, over: Tag | None = ANY) -> None:
-        """Put an object.
+    def put(self, key: str, data: bytes, *, over: Tag | None = ANY) -> Stat:
+        """Put an object, and return its size and e-tag.
 
         Args:
             key: of the object.
@@ -104,22 +107,27 @@ class Bucket:
         mode: Any = "create" if over is None else dict(over) or "overwrite"
         try:
             with self._told("write", key):
-                self._obstore.put(self._quick, self._key(key), data, mode=mode, use_multipart=False)
+                made = self._obstore.put(
+                    self._quick, self._key(key), data, mode=mode, use_multipart=False
+                )
+                return _stat(len(data), made)
         except (ChangedError, _MissingError) as error:
             # The answer to a put that came through may have been lost, and the put tried again.
             found = self.get(key)
             if found is None or found[0] != data:
                 raise ChangedError(key) from error
+            return _stat(len(data), found[1])
 
-    def upload(self, key: str, path: Path) -> None:
-        """Put a file, in parts where it is large.
+    def upload(self, key: str, path: Path) -> Stat:
+        """Put a file, in parts if it is large, and return its size and e-tag.
 
         Raises:
             StorageError: the server does not take it.
         """
         # Opened before, so that what the disk says is not taken for what the server does.
         with path.open("rb") as file, self._told("write", key):
-            self._obstore.put(self._bulk, self._key(key), file, chunk_size=_PART)
+            made = self._obstore.put(self._bulk, self._key(key), file, chunk_size=_PART)
+            return _stat(path.stat().st_size, made)
 
     def download(self, key: str, path: Path, size: int) -> bool:
         """Write an object to a path that is nobody's yet; tell whether there is one.
@@ -139,6 +147,25 @@ class Bucket:
         except _MissingError:
             return False
         return True
+
+    def digest(self, key: str, size: int) -> tuple[int, str] | None:
+        """Return the bytes of an object and their SHA-256 as it is read now, None for no object.
+
+        Args:
+            key: of the object.
+            size: about how many bytes it has.
+
+        Raises:
+            StorageError: the server does not give it.
+        """
+        read, sha = 0, hashlib.sha256()
+        try:
+            for data in self._parts(key) if size > _BLOCK else [self._whole(key)]:
+                read += len(data)
+                sha.update(data)
+        except _MissingError:
+            return None
+        return read, sha.hexdigest()
 
     def _whole(self, key: str) -> Any:
         with self._told("read", key):
@@ -161,16 +188,16 @@ class Bucket:
         with contextlib.suppress(_MissingError), self._told("remove", key):
             self._obstore.delete(self._quick, self._key(key))
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return key -> size of all objects in a folder and those below it.
+    def objects(self, folder: str) -> dict[str, Stat]:
+        """Return key -> size and e-tag of all objects in a folder and those below it.
 
         Raises:
             StorageError: the server does not tell.
         """
-        found: dict[str, int] = {}
+        found: dict[str, Stat] = {}
         with self._told("list", folder):
             for some in self._obstore.list(self._quick, self._key(folder) or None, chunk_size=1000):
-                found |= {self._relative(each["path"]): int(each["size"]) for each in some}
+                found |= {self._relative(each["path"]): _stat(each["size"], each) for each in some}
         return found
 
     def folders(self) -> list[str]:
@@ -249,6 +276,11 @@ class Bucket:
 
 class _MissingError(Exception):
     """There is no such object."""
+
+
+def _stat(size: int, of: Mapping[str, Any]) -> Stat:
+    # Some servers quote an e-tag in one answer and not in another.
+    return int(size), str(of.get("e_tag") or "").strip('"')
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:
