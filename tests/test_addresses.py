@@ -144,7 +144,7 @@ def test_no_job_file_takes_a_secret(key: str, work: Path, tmp_path: Path) -> Non
             job.write_text(f"{key} = {value}\n")
             result = run("build", "corpus.parquet", "--out", "index", "--config", str(job))
             assert result.exit_code == 2, result.output
-            assert f"{key} of job file" in result.output
+            assert f"job.toml: {key} " in result.output
             require_no_leak(work, result.output)
     assert list(work.iterdir()) == []
 

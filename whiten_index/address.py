@@ -17,7 +17,7 @@ _WITHOUT_SCHEME = re.compile(r"[^/:@\s]+:[^/@\s]+@[\w.-]+(:\d+|/.*)", re.DOTALL)
 _HOST = re.compile(r":memory:|(\[[\da-fA-F:.%]+\]|[^:@\[\]]*)(:\d*)?(,[^:@]*(:\d*)?)*")
 # Schemes whose user is a name; in others it may be a token.
 _NAMED_USER = re.compile(
-    r"postgres(ql)?(\+.*)?|hdfs|viewfs|ssh|sftp|ftp|smb|abfss?|wasbs?|git\+ssh"
+    r"postgres.*|pg.*|psql|hdfs|viewfs|ssh|sftp|ftp|smb|abfss?|wasbs?|git\+ssh"
 )
 _SECRET_NAME = re.compile(
     r"sig|token|key|secret|pass|pwd|auth|cred|jwt|bearer|session|(^|[_-])(sas|pw|code)$", re.I
@@ -37,7 +37,7 @@ _REMEDIES = (
     ("s3a?|s3n", f"set {_OF_S3}"),
     ("gs|gcs", f"set {_OF_GS}"),
     ("az|adl|abfss?|wasbs?", f"set {_OF_AZURE}"),
-    (r"postgres(ql)?(\+.*)?|pg.*|psql", "set PGPASSWORD, or write ~/.pgpass"),
+    (r"postgres.*|pg.*|psql", "set PGPASSWORD, or write ~/.pgpass"),
     (r"qdrant.*", "set QDRANT_API_KEY"),
     (r"milvus.*", "set MILVUS_TOKEN"),
     (r"lance.*", f"set {_OF_STORES}"),
@@ -51,7 +51,7 @@ _REMEDIES = (
 _SECRET_VARIABLE = re.compile(r"(PASSWORD|PASSWD|SECRET|TOKEN|KEY|SAS|PWD)$", re.I)
 _NO_SECRETS = ("PWD", "OLDPWD")
 _USER_INFO = re.compile(r"://[^/\s@]*:([^/\s@]+)@")
-_SHORTEST = 4
+_SHORTEST, _LONG = 4, 8
 
 
 @dataclass(frozen=True, repr=False, slots=True)
@@ -108,7 +108,7 @@ def _secret_in(scheme: str, rest: str) -> str:
     if ":" in user.rstrip(":"):
         return "a password before the @"
     if user and user != "anonymous" and not _NAMED_USER.fullmatch(scheme):
-        return "a user, which may be a token"
+        return "a user before the @"
     if scheme == "file":
         # A folder may have any name.
         return ""
@@ -138,7 +138,9 @@ def hide_secrets(text: str) -> str:
     """
     forms = {form for each in _environment() for form in (each, quote(each, ""), quote_plus(each))}
     for form in sorted(forms, key=len, reverse=True):
-        text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(form)}(?![A-Za-z0-9])", "…", text)
+        # A short one may be a part of a word.
+        edges = ("", "") if len(form) >= _LONG else (r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])")
+        text = re.sub(re.escape(form).join(edges), "…", text)
     return _INSIDE.sub(_hidden, text)
 
 

@@ -324,9 +324,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # Integers of thousands of digits, and arrays within arrays, are more than it reads.
         raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
+    require_no_secret(values, what=f"job file {path}")
     found: dict[str, Any] = {}
     for key, value in values.items():
-        require_no_secret(value, what=f"{key} of job file {path}")
         name = key.replace("-", "_")
         if name in found:
             twice = " and ".join(each for each in values if each.replace("-", "_") == name)

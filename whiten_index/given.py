@@ -31,12 +31,15 @@ def require_no_secret(given: object, *, what: str) -> None:
     Raises:
         ConfigError: it names the variable or file for the secret, and not the secret.
     """
-    if isinstance(given, Mapping | list | tuple):
-        for each in given.values() if isinstance(given, Mapping) else given:
-            require_no_secret(each, what=what)
+    if isinstance(given, Mapping):
+        for name, each in given.items():
+            require_no_secret(each, what=f"{what}: {name}")
+    elif isinstance(given, list | tuple):
+        for number, each in enumerate(given, 1):
+            require_no_secret(each, what=f"{what} {number}")
     elif isinstance(given, str | Path) and (secret := (address := Address(str(given))).secret):
         raise ConfigError(
-            f"{what} is {address} with {secret}, which is, or may be, a secret and would be stored "
+            f"{what} ({address}) has {secret}, which is, or may be, a secret and would be stored "
             f"and shown; leave it out, and {address.remedy}"
         )
 
