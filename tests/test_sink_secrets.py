@@ -77,6 +77,7 @@ def test_addresses_without_secrets(address: str) -> None:
         f"postgresql://h?dbname=postgresql://me:{SECRET}@h/db",
         f"postgresql://h?dbname=postgresql%3A%2F%2Fme%3A{SECRET}%40h/db",
         f"postgresql://h/db?user=me:{SECRET}",
+        f"postgresql://h/?dbname=db%09{SECRET}",
         f"postgresql://h/db?options=-c%20app.password%3D{SECRET}",
         f"postgresql://h/db?options=-csearch_path=x%20-capp.key={SECRET}",
         f"postgresql://h/db?options={SECRET}",

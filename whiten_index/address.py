@@ -27,7 +27,8 @@ _PLAIN_NAME = re.compile(
     r"target_session_attrs|client_key_path|sse_kms_key_id",
     re.I,
 )
-_OPAQUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=~-]{24,}")
+# No path: a token seldom begins with a slash.
+_OPAQUE = re.compile(r"(?!/)(?=.*\d)(?=.*[A-Za-z])[\w+/=~-]{24,}")
 
 _OF_S3 = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _OF_GS = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -51,7 +52,7 @@ _REMEDIES = (
 _SECRET_VARIABLE = re.compile(r"(PASSWORD|PASSWD|SECRET|TOKEN|KEY|SAS|PWD)$", re.I)
 _NO_SECRETS = ("PWD", "OLDPWD")
 _USER_INFO = re.compile(r"://[^/\s@]*:([^/\s@]+)@")
-_SHORTEST, _LONG = 4, 8
+_SHORTEST, _LONG = 6, 8
 
 
 @dataclass(frozen=True, repr=False, slots=True)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import errno
 import sys
+import traceback
 from typing import Any
 
 import click
 
 import whiten_index
+from whiten_index.address import hide_secrets
 from whiten_index.cli import (
     commands,
     eval_commands,
@@ -130,8 +132,14 @@ for command in (
     eval_commands.evaluate.add_command(command)
 
 
+def _print_exception(*raised: Any) -> None:
+    # A library's message may name an address with its password.
+    sys.stderr.write(hide_secrets("".join(traceback.format_exception(*raised))))
+
+
 def main() -> None:
     """Run the command line."""
+    sys.excepthook = _print_exception
     spare_what_was_imported()
     stop_on_signals()
     status: object = 1

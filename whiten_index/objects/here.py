@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.files import exists
 from whiten_index.objects.bucket import Tag
 
 # A folder, or the URI of a bucket's prefix.
@@ -76,7 +77,7 @@ class Here:
 
     def holds(self, path: Path) -> bool:
         """Tell whether an artifact or file is in the bucket, or here if there is no bucket."""
-        return path.exists()
+        return exists(path)
 
     def has(self, path: Path) -> bool:
         """Tell whether an artifact or file is here or in the bucket, sound or not."""

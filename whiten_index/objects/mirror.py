@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import make_folder, replace_file
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, reading, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, BusyError, ConfigError
 from whiten_index.given import as_place, is_uri, require_no_secret
@@ -152,7 +152,7 @@ class Mirror(Here):
     def keep(self, path: Path) -> None:
         """Put a sound artifact or file into the bucket, if it is missing or damaged there."""
         key = self._key(path)
-        was_there = path.is_dir() and (path / NOTE).exists()
+        was_there = exists(path / NOTE)
         if path.is_dir() and key not in self._dropped:
             self.settle(path)
         known = self._is_known(key) and key not in self._dropped
@@ -162,7 +162,7 @@ class Mirror(Here):
 
     def differs(self, path: Path) -> bool:
         """Tell whether the bucket has something else by now than what a copy is a copy of."""
-        return (path / NOTE).exists() and self._differs(self._key(path), path)
+        return exists(path / NOTE) and self._differs(self._key(path), path)
 
     def push(self, path: Path) -> None:
         """Put an artifact or file into the bucket; the artifact that is there already counts.
@@ -282,7 +282,9 @@ class Mirror(Here):
 
     def _differs(self, key: str, path: Path) -> bool:
         try:
-            return (path / NOTE).read_bytes() != self._note(key, manifest_of(path))
+            with reading(path):
+                noted = (path / NOTE).read_bytes()
+            return noted != self._note(key, manifest_of(path))
         except FileNotFoundError:
             return True
 

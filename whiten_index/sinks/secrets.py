@@ -117,12 +117,15 @@ def _secret(what: str, address: str) -> ConfigError:
 def _is_plain(parts: Mapping[str, str | None]) -> bool:
     """Tell whether user and path hold nothing but a name, percent signs decoded."""
     user, path = (unquote(parts.get(name) or "") for name in ("user", "path"))
-    return not re.search(r"[:=\s]", user) and not re.search(r"[:@;=\s]", path)
+    return not re.search(r"[:=]", user) and not re.search(r"[:@;=\s]", path)
 
 
 def _may_be(name: str, value: str) -> bool:
     if name == "options":
         return _SETTINGS.fullmatch(value) is not None
+    if name in ("dbname", "user"):
+        # libpq would read more parameters from it.
+        return not re.search(r"[:=@\s]", value)
     # Hosts alone have colons.
     return not re.search("[=@]" if name in ("host", "hostaddr") else "[:=@]", value)
 

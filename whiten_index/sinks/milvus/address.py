@@ -58,8 +58,6 @@ class Place:
         except ValueError:
             raise ConfigError(_FORMS) from None
         path, tls = unquote(parts.path), dict(parse_qsl(parts.query, keep_blank_values=True))
-        if re.search(r":[^/]*@" if not parts.netloc else r"[@;=\s]", path):
-            raise ConfigError(_FORMS)
         if parts.fragment or set(tls) - set(_TLS):
             raise ConfigError(f"after ? an address of Milvus takes {', '.join(_TLS)} alone")
         if not parts.netloc:
