@@ -122,6 +122,10 @@ def _published(
     # What is left to do needs no model in memory.
     encoded = replace(encoded, work=None)
     version = faiss_index.find_version(out, settled.identity, mirror)
+    for place in mirror.mended:
+        stages.watcher.note(
+            f"note: {place} was missing or damaged, and was put there again from a copy here"
+        )
     up_to_date = version is not None and version == _current(out)
     if version is None:
         version = faiss_index.next_version(out, settled.identity, mirror)

@@ -16,7 +16,7 @@ from whiten_index.artifacts.files import reading
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
-from whiten_index.given import as_place, is_uri, require_path, shown
+from whiten_index.given import as_place, is_uri, require_no_secret, require_path, shown
 from whiten_index.index import DEVICES, TARGET_RECALL, parse_bytes
 from whiten_index.store import StoreDtype, require_dtype
 from whiten_index.whitening import Estimator, Kind, Weighting, WhiteningConfig, parse_shrinkage
@@ -137,6 +137,7 @@ class BuildConfig:
     def __post_init__(self) -> None:
         for name, expected in get_type_hints(BuildConfig).items():
             _require_type(name, getattr(self, name), expected)
+            require_no_secret(getattr(self, name), what=_option(name))
         for name in ("corpus", "text_columns", "keep"):
             given = getattr(self, name)
             listed = (given,) if isinstance(given, str | Path) else given
@@ -325,6 +326,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # Integers of thousands of digits, and arrays within arrays, are more than it reads.
         raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
+    require_no_secret(values, what=f"job file {path}")
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")

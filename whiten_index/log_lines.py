@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError, GateError, WhitenIndexError
 from whiten_index.stopping import (
     INTERRUPTED,
@@ -161,7 +162,7 @@ def _ended(work: Callable[[], Ending], *, kept: str, lines: LogLines) -> int:
     except Exception as error:
         # Whoever reads the log lines must see an end, whatever it was; the rest is for people.
         lines.log("failed", **failure(error), exit_code=1)
-        traceback.print_exc()
+        print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
         return 1
     lines.log(ending.event, **ending.fields)
     return ending.exit_code
@@ -169,7 +170,7 @@ def _ended(work: Callable[[], Ending], *, kept: str, lines: LogLines) -> int:
 
 def failure(error: BaseException) -> dict[str, str]:
     """Return what a log line says of an error."""
-    return {"error": type(error).__name__, "message": str(error)}
+    return {"error": type(error).__name__, "message": hide_secrets(str(error))}
 
 
 def _flat(fields: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

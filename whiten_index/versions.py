@@ -328,6 +328,7 @@ def _checked(root: Path, name: str, without_store: bool, mirror: Here) -> str:
     folder = root / VERSIONS / name
     mirror.settle(folder)
     read_version(folder, verify="full")
+    mirror.keep(folder)
     try:
         store, missing = missing_shards(mirror.uri or root, folder)
     except StorageError as error:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import errno
 import sys
+import traceback
 from typing import Any
 
 import click
 
 import whiten_index
+from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import system_error
 from whiten_index.cli import (
     commands,
@@ -37,12 +39,27 @@ from whiten_index.cli import (
     version_commands,
 )
 from whiten_index.collector import spare_what_was_imported
-from whiten_index.errors import SetAsideError, WhitenIndexError
+from whiten_index.errors import ConfigError, SetAsideError, WhitenIndexError
+from whiten_index.given import require_no_secret, require_plain_environment
 from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
 
 
 class _Commands(click.Group):
     """Turns this package's errors into one line on standard error and their exit status."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # Before click itself names a value in an error of its own.
+        option = "an argument"
+        try:
+            require_plain_environment()
+            for each in args:
+                name, _, value = each.partition("=") if each.startswith("-") else (option, "", each)
+                require_no_secret(value, what=name)
+                option = each if each.startswith("-") else "an argument"
+        except ConfigError as error:
+            click.echo(f"Error: {error}", err=True)
+            context.exit(error.exit_code)
+        return super().parse_args(context, args)
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -116,8 +133,14 @@ for command in (
     eval_commands.evaluate.add_command(command)
 
 
+def _print_exception(*raised: Any) -> None:
+    # A library's message may name an address with its password.
+    sys.stderr.write(hide_secrets("".join(traceback.format_exception(*raised))))
+
+
 def main() -> None:
     """Run the command line."""
+    sys.excepthook = _print_exception
     spare_what_was_imported()
     stop_on_signals()
     status: object = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -180,7 +179,7 @@ def _print_report(report: VerifyReport) -> None:
     size = terminal.in_words(report.bytes)
     counts = (("damaged", report.damages), ("not read", report.unread))
     found = ", ".join(f"{len(each):,} {how}" for how, each in counts if each) or "sound"
-    click.echo(f"{report.kind} {Path(report.path)}: {found} ({looked}; {size})")
+    click.echo(f"{report.kind} {report.path}: {found} ({looked}; {size})")
     for note in report.notes:
         click.echo(f"  note: {note}")
     for damage in (*report.damages, *report.unread):

@@ -14,10 +14,11 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import exists, reading
 from whiten_index.corpus.listing import walk
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.given import cut
+from whiten_index.given import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 _PLAIN = "".join(map(chr, range(33, 127)))
@@ -75,7 +76,10 @@ def resolve(source: str) -> tuple[Any, str]:
 
     Raises:
         CorpusError: no installed file system reads the URI.
+        ConfigError: the URI, or the endpoint in the environment, holds a secret.
     """
+    require_no_secret(source, what="the corpus")
+    require_plain_environment()
     if "://" not in source:
         return pafs.LocalFileSystem(), os.path.normpath(Path(source).expanduser().absolute())
     try:
@@ -305,4 +309,5 @@ def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:
 
 
 def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+    lines = hide_secrets(str(error)).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

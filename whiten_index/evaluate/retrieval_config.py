@@ -14,6 +14,7 @@ from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import TARGET, EvalConfig
 from whiten_index.evaluate.data import VARIABLE
+from whiten_index.given import require_no_secret
 from whiten_index.labels.beir import is_set
 from whiten_index.metrics import parse_metric
 from whiten_index.run_file import RUN_ENDINGS, check_run_path
@@ -60,6 +61,7 @@ class RetrievalConfig:
     drop_self: bool | None = None
 
     def __post_init__(self) -> None:
+        require_no_secret(vars(self), what="an option of an evaluation")
         if not self.metrics:
             raise ConfigError(f"no metric is named; use some such as {', '.join(METRICS)}")
         _ = self.depth

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.manifest import sealed_json
 from whiten_index.index.versions import VERSIONS, version_number
 from whiten_index.objects import Mirror
 
@@ -45,10 +46,14 @@ def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[InBucket]:
             continue
         sizes = mirror.sizes(root / VERSIONS / name, data)
         whole = sum(sizes.values()) + len(data)
+        path = root / VERSIONS / name
         try:
             fields = json.loads(data)
+            sealed = sealed_json(fields)
             wanted = {file: entry["bytes"] for file, entry in fields["files"].items()}
         except (ValueError, KeyError, TypeError, AttributeError):
+            sealed = b""
+        if sealed != data:
             yield InBucket(
                 name, {}, whole, f"{mirror.uri}/{VERSIONS}/{name} has a damaged manifest"
             )
@@ -56,4 +61,9 @@ def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[InBucket]:
         wrong = sorted(file for file, size in wanted.items() if sizes.get(file) != size)
         place = f"{mirror.uri}/{VERSIONS}/{name}"
         sound = f"{', '.join(wrong)} of {place} is missing or of another size" if wrong else ""
+        if not wrong and mirror.differs(path):
+            sound = (
+                f"{place} changed since this machine uploaded or downloaded it; whiten-index "
+                f"verify {mirror.uri} tells whether it is damaged"
+            )
         yield InBucket(name, fields, whole, sound)

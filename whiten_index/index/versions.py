@@ -362,7 +362,7 @@ def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here =
                 if not latest.same_version(current):
                     current = latest
                 elif not (damaged and mirror.fetch_again(root / VERSIONS / current.version)):
-                    _require_there(root, current.version)
+                    _require_there(root, current.version, mirror)
                     raise
         return use(_fetched(root, current, mirror), current)
 
@@ -370,10 +370,12 @@ def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here =
 def _fetched(root: Path, current: Current, mirror: Here) -> Path:
     """Return the folder of the published version, with what the bucket has of it."""
     folder = root / VERSIONS / current.version
-    mirror.fetch(folder)
-    if not exists(folder) and mirror.look_again():
-        # It was published since the bucket was listed.
-        mirror.fetch(folder)
+    mirror.fetch(folder, compare=True)
+    if not mirror.holds(folder):
+        if mirror.look_again():
+            # It was published since the bucket was listed.
+            mirror.fetch(folder, compare=True)
+        _require_there(root, current.version, mirror)
     return folder
 
 
@@ -396,9 +398,9 @@ def require_published(root: Path) -> Current | None:
     return current
 
 
-def _require_there(root: Path, version: str) -> None:
+def _require_there(root: Path, version: str, mirror: Here = HERE) -> None:
     """Raise ``ArtifactError`` for a published version that is missing."""
-    if not exists(root / VERSIONS / version):
+    if not mirror.holds(root / VERSIONS / version):
         raise ArtifactError(
             f"version {version}, which {root} publishes, is missing; mount its disk or restore its "
             f"folder in {root / VERSIONS}, or publish another one of whiten-index versions {root} "

@@ -10,11 +10,14 @@ import time
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import discard, make_folder
-from whiten_index.artifacts.files import list_folder, reading, writing
-from whiten_index.artifacts.manifest import MANIFEST, fingerprint
+from whiten_index.artifacts.files import exists, list_folder, reading, writing
+from whiten_index.artifacts.manifest import MANIFEST, check_files, fingerprint, sealed_json
+from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.objects.bucket import endpoint
 
 DOWNLOADS = ".downloads"
+# In a copy of an artifact: which objects it is a copy of.
+NOTE = ".objects.json"
 _LEFT_BEHIND = 24 * 3600.0  # seconds
 
 
@@ -30,10 +33,22 @@ def cache_folder(uri: str) -> Path:
 def make_cache(folder: Path) -> None:
     """Make a folder of copies, and remove what downloads that died left there long ago.
 
+    The folder that all copies are in is for its owner alone: buckets may be private.
+
     Raises:
-        StorageError: the disk cannot be written.
+        StorageError: the disk cannot be written, or the folder is another user's.
     """
+    every = folder.parent
     with writing(folder):
+        made = not exists(every.parent)
+        make_folder(every)
+        if os.name == "posix" and every.stat().st_uid != os.getuid():
+            raise StorageError(
+                f"{every} belongs to another user, and copies of what is in a bucket go there; "
+                "name a folder of your own with WHITEN_INDEX_CACHE"
+            )
+        for each in (every.parent, every) if made else (every,):
+            each.chmod(0o700)
         make_folder(folder / DOWNLOADS)
         for path in list_folder(folder / DOWNLOADS):
             with contextlib.suppress(FileNotFoundError):
@@ -62,3 +77,14 @@ def files_in(data: bytes) -> dict[str, int] | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return files if all("/" not in name and name not in ("", ".", "..") for name in files) else None
+
+
+def is_sound(folder: Path) -> bool:
+    """Tell whether an artifact matches the checksums of its manifest, and that its own."""
+    data = manifest_of(folder)
+    try:
+        fields = json.loads(data)
+        check_files(folder, fields, content=True)
+        return data == sealed_json(fields)
+    except (ArtifactError, ValueError, TypeError, AttributeError):
+        return False
