@@ -21,14 +21,6 @@ from tests.build_helpers import build, random_rows, write_rows
 STRACE = shutil.which("strace")
 needs_strace = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 LISTED = ("versions", "candidates", "store", "corpora", "shards", "packs", "indexes")
-FILES = (
-    "manifest.json",
-    "corpus.json",
-    "index.faiss",
-    "documents.arrow",
-    "whitening.safetensors",
-    "moments.safetensors",
-)
 
 
 @dataclass(frozen=True)
@@ -59,6 +51,8 @@ class Place:
             "prune": ("prune", self.out, "--keep", 2),
             "rollback": ("rollback", self.out),
             "update": ("update", "--index", self.out, self.corpus),
+            "search": ("search", self.out, "--like", 3),
+            "inspect": ("inspect", self.out),
             "verify": ("verify", self.out),
             "verify store": ("verify", self.store),
         }[name]
@@ -95,11 +89,16 @@ def place(tmp_path: Path, built: Path) -> Place:
     return Place(root / "out", str(built / "c.parquet"), files_of(root / "out"))
 
 
-def failing(call: str, path: Path, error: str, *arguments: object) -> tuple[int, str, str]:
-    """Run a command for which a system call on a path fails; return status and both outputs."""
+def failing(
+    call: str, path: Path, error: str, *arguments: object, when: str = "1+"
+) -> tuple[int, str, str]:
+    """Run a command for which a system call on a path fails; return status and both outputs.
+
+    ``when`` says which of the calls, as strace counts them.
+    """
     assert STRACE is not None
     traced = [STRACE, "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
-    traced += ["-e", f"inject={call}:error={error}", "-P", str(path)]
+    traced += ["-e", f"inject={call}:error={error}:when={when}", "-P", str(path)]
     code = "from whiten_index.cli import main; main()"
     done = subprocess.run(
         [*traced, sys.executable, "-c", code, *map(str, arguments)],
@@ -220,7 +219,7 @@ def test_a_copy_of_a_record_still_names_its_shards(tmp_path: Path) -> None:
 
 
 @needs_strace
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", ["manifest.json", "index.faiss"])
 def test_a_version_that_cannot_be_read_is_not_pruned(place: Place, file: str) -> None:
     path = place.version(1) / file
     status, _, stderr = failing("openat", path, "EMFILE", *place.command("prune"))
@@ -261,7 +260,7 @@ def test_a_rollback_tells_which_versions_it_skipped(place: Place) -> None:
 
 
 @needs_strace
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", ["manifest.json", "corpus.json", "documents.arrow"])
 def test_verify_tells_what_it_could_not_read_from_damage(place: Place, file: str) -> None:
     path = place.version(1) / file
     arguments = ("verify", place.out, "--json")
@@ -319,7 +318,32 @@ def test_a_store_that_cannot_be_read_is_not_damaged(
 
 
 @needs_strace
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("update", "moments.safetensors"),
+        ("update", "whitening.safetensors"),
+        ("search", "index.faiss"),
+        ("search", "documents.arrow"),
+        ("inspect", "whitening.safetensors"),
+        ("verify", "documents.arrow"),
+    ],
+)
+def test_what_opens_to_be_checked_and_not_to_be_used_is_not_damaged(
+    place: Place, command: str, file: str
+) -> None:
+    """Arrow, FAISS and safetensors report the system's errors in ways of their own."""
+    path = place.version(2) / file
+    arguments = place.command(command)
+    status, stdout, stderr = failing("openat", path, "EMFILE", *arguments, when="2+")
+    assert "this process has too many files open" in stdout + stderr
+    assert "damaged" not in stdout + stderr
+    assert status == DISK
+    assert files_of(place.out) == place.needed
+
+
+@needs_strace
+@pytest.mark.parametrize("file", ["manifest.json", "index.faiss"])
 def test_an_update_that_cannot_read_what_is_published_changes_nothing(
     place: Place, file: str
 ) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.given import require_folder
+from whiten_index.given import cut, require_folder
 
 _BLOCK = 1 << 20
 _KEPT = "what was published and the shards already finished are kept"
@@ -57,10 +57,7 @@ def system_error(
     """
     number = _number_of(error) or 0
     if number == errno.ENAMETOOLONG:
-        return ConfigError(
-            f"{str(path)[:80]}… is longer than a path can be ({len(str(path)):,} characters); "
-            "check it"
-        )
+        return ConfigError(f"{cut(str(path))} is longer than a path can be; check it")
     reason = _REASONS.get(number) or (os.strerror(number) if number else str(error))
     return StorageError(
         f"cannot {action} {path}: {reason}; fix that and run the same command again"

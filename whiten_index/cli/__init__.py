@@ -76,7 +76,7 @@ class _Commands(click.Group):
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
             named = getattr(error, "filename", None)
-            failed = system_error(named or "a file", error)
+            failed = system_error(named or "a name that was given", error)
             click.echo(f"Error: {failed}", err=True)
             context.exit(failed.exit_code)
         except KeyboardInterrupt:

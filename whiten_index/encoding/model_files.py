@@ -56,8 +56,9 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
     if not files:
         raise EncoderError(f"{folder} holds no {what} for model {name}; complete the folder")
     try:
-        facts = [(file, file.stat()) for file in files]
-        digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
+        with reading(folder):
+            facts = [(file, file.stat()) for file in files]
+            digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
     except OSError as error:
         raise EncoderError(
             f"{what} of model {name} in {folder} cannot be read ({error.strerror}); change their "

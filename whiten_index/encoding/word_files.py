@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import reading
 from whiten_index.errors import CorpusError
 from whiten_index.labels.table import PARQUET, check_readable, first_line, shown
 
@@ -102,13 +103,13 @@ def open_word_file(path: str | Path) -> Iterator[WordFile]:
     check_readable(path)
     with contextlib.ExitStack() as stack:
         try:
-            if path.suffix == PARQUET:
-                yield _parquet(
-                    path, stack.enter_context(pq.ParquetFile(path, page_checksum_verification=True))
-                )
-                return
-            stream, name = _unpacked(path, stack)
-            yield (_binary if name.endswith(_BINARY) else _text)(path, stream)
+            with reading(path):
+                if path.suffix == PARQUET:
+                    file = pq.ParquetFile(path, page_checksum_verification=True)
+                    yield _parquet(path, stack.enter_context(file))
+                else:
+                    stream, name = _unpacked(path, stack)
+                    yield (_binary if name.endswith(_BINARY) else _text)(path, stream)
         except DAMAGE as error:
             raise CorpusError(
                 f"{path} is damaged or cut short ({first_line(error)}); fetch it again"
@@ -120,7 +121,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
     Only a newline ends a line: words may hold what Unicode also calls one.
     """
-    with contextlib.ExitStack() as stack:
+    with reading(path), contextlib.ExitStack() as stack:
         stream, _ = _unpacked(path, stack)
         yield from _lines(stream)
 

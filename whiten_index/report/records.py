@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import reading
 from whiten_index.errors import ArtifactError
 
 
@@ -159,7 +160,8 @@ def read_results(path: Path) -> list[Sweep]:
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        with reading(path):
+            lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise ArtifactError(
             f"cannot read {path}: {error.strerror}; name a folder that whiten-index sweep --out "

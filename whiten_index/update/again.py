@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
 from whiten_index.changes import apart
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.row_keys import KeyTable, digest_keys
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, KnownRows
 from whiten_index.update.base import Base
@@ -20,8 +20,16 @@ from whiten_index.update.base import Base
 def told_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Iterator[str]:
     """Yield a sentence for each withdrawn version that is there, some of whose new texts return.
 
-    Good rows come again as bad ones do, so that this is told and nothing is refused.
+    Good rows come again as bad ones do: this is only noted, and so is a version that the system
+    does not let be read.
     """
+    try:
+        yield from _come_again(base, record, store)
+    except StorageError as error:
+        yield f"note: texts of withdrawn versions that come again were not looked for: {error}"
+
+
+def _come_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Iterator[str]:
     withdrawn = _withdrawn(base.folder.parents[1])
     others = (*withdrawn.values(), record)
     gone = {id(part): part for each in others for part in apart(base.record, each)[0]}
