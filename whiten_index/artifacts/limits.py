@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-#: Deeper JSON is no configuration and no record: Python's own parser gives up near 1,000 levels,
-#: and code that walks a value should not have to care.
+# Deeper JSON is no configuration and no record: Python's own parser gives up near 1,000 levels,
+# and code that walks a value should not have to care.
 JSON_LEVELS = 100
-#: A job file or a model's configuration that is read whole has some kilobytes.
+# A job file or a model's configuration that is read whole has some kilobytes.
 FILE_BYTES = 16 << 20
-#: One text, or one query with all its hits. The longest lines of published sets have about 1 MiB.
+# One text, or one query with all its hits. The longest lines of published sets have about 1 MiB.
 LINE_BYTES = 16 << 20
-#: Text and vectors are packed to a half or a tenth of their size, never to a hundredth.
+# Text and vectors are packed to a half or a tenth of their size, never to a hundredth.
 EXPANSION, EXPANDED_BYTES = 100, 1 << 30
 
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from whiten_index.artifacts.files import mode_of
 from whiten_index.artifacts.limits import LimitError, iterate_lines, load_json
 from whiten_index.errors import ConfigError, CorpusError
 
@@ -127,17 +126,18 @@ def check_readable(path: Path) -> None:
     Raises:
         CorpusError: it is not.
     """
-    # A pipe would wait for a writer, and what was written to it can be read once only.
-    if not stat.S_ISREG(mode := mode_of(path)) and not stat.S_ISDIR(mode) and mode:
-        raise CorpusError(f"{path} is a pipe or a device; name {_another(path)}")
     try:
-        path.open("rb").close()
+        # To open a pipe waits for a writer.
+        if stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode):
+            path.open("rb").close()
+            return
     except FileNotFoundError as error:
         raise CorpusError(f"{path} does not exist; name {_another(path)}") from error
     except IsADirectoryError as error:
         raise CorpusError(f"{path} is a folder; name {_another(path)}") from error
     except OSError as error:
         raise CorpusError(f"{path} cannot be read ({error.strerror}); make it readable") from error
+    raise CorpusError(f"{path} is a pipe or a device; name {_another(path)}")
 
 
 def _another(path: Path) -> str:
