@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.limits import read_bounded
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
@@ -318,7 +319,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         # Editors of Windows mark UTF-8 at the front.
         with reading(path):
-            values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+            values = tomllib.loads(read_bounded(path).decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"job file {path} cannot be read ({error}); check the path") from error
     except UnicodeDecodeError as error:

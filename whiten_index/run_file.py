@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import exists, is_folder, is_link, reading, writing
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.readers import to_id, to_number
 from whiten_index.labels.table import check_readable, first_line, read_lines, shown
@@ -210,12 +211,12 @@ def _jsonl_lines(path: Path) -> Iterator[_Line]:
     for number, line in read_lines(path):
         where = f"{path}, line {number},"
         try:
-            ranking = json.loads(line)
+            ranking = load_json(line)
             query, hits = (
                 ranking["query_id"],
                 [(hit["id"], hit["score"]) for hit in ranking["hits"]],
             )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise CorpusError(
                 f'{where} is no ranking such as {{"query_id": "q1", "hits": [{{"id": "d1", '
                 f'"score": 0.5}}]}} ({type(error).__name__}: {first_line(error)}): {shown(line)}; '

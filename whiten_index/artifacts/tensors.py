@@ -14,9 +14,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError
 
 _HEADER = "__metadata__"
+# The library takes no longer ones either.
+_HEADER_BYTES = 100_000_000
 _TYPES = {
     "F16": np.float16,
     "F32": np.float32,
@@ -135,8 +138,7 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
         with reading(path), Path(path).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             size = os.fstat(file.fileno()).st_size
-            # A damaged length may be more than the memory holds.
-            header = json.loads(file.read(min(length, size)))
+            header = load_json(file.read(min(length, _HEADER_BYTES)))
         _require_length(size, header, start=8 + length)
         entry = header[name]
         first, _ = entry["data_offsets"]
@@ -158,7 +160,7 @@ def _require_length(found: int, header: Mapping[str, Any], *, start: int) -> Non
 
 def _facts(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
-    facts: dict[str, str] = json.loads(data[8 : 8 + length]).get(_HEADER) or {}
+    facts: dict[str, str] = load_json(data[8 : 8 + length]).get(_HEADER) or {}
     return facts
 
 

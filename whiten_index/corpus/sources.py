@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +16,7 @@ import pyarrow.fs as pafs
 
 from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import exists, reading
+from whiten_index.corpus.identity import SourceFile
 from whiten_index.corpus.listing import walk
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.given import cut, require_no_secret, require_plain_environment
@@ -25,31 +26,6 @@ _PLAIN = "".join(map(chr, range(33, 127)))
 _GLOB = frozenset("*?[")
 _HIDDEN = "._"
 _Test = Callable[[Sequence[str]], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One Parquet file.
-
-    Attributes:
-        name: its path below what the user named; part of a row's identity.
-        path: its path on ``filesystem``.
-        filesystem: the pyarrow file system that opens it.
-        size: bytes.
-        modified: nanoseconds since 1970 at which it was last written by the file system's clock,
-            None where that does not tell.
-    """
-
-    name: str
-    path: str
-    filesystem: Any
-    size: int
-    modified: int | None = None
-
-    @property
-    def place(self) -> str:
-        """Path and kind of file system, which tell files apart."""
-        return f"{self.filesystem.type_name}:{self.path}"
 
 
 def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
@@ -209,7 +185,7 @@ def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
     if info.type == pafs.FileType.NotFound:
         raise CorpusError(f"{source} does not exist; check the path")
     if info.type == pafs.FileType.File:
-        return [_file(PurePosixPath(path).name, filesystem, info)]
+        return [SourceFile(PurePosixPath(path).name, info.path, filesystem)]
     files, listed = _list(filesystem, path, may_hold=_is_shown, wanted=_is_parquet)
     if not files:
         raise CorpusError(
@@ -219,58 +195,23 @@ def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
     return files
 
 
-def require_unchanged(files: Sequence[SourceFile]) -> None:
-    """Make sure that files are as they were when they were found.
-
-    Raises:
-        CorpusError: one is gone, or was written to.
-    """
-    for filesystem in {id(file.filesystem): file.filesystem for file in files}.values():
-        own = [file for file in files if file.filesystem is filesystem]
-        try:
-            with reading(own[0].path):
-                infos = filesystem.get_file_info([file.path for file in own])
-        except (OSError, pa.ArrowException) as error:
-            raise CorpusError(
-                f"the corpus cannot be looked at again ({_line(error)}); run the same command again"
-            ) from error
-        for file, info in zip(own, infos, strict=True):
-            if info.type == pafs.FileType.NotFound:
-                raise CorpusError(
-                    f"{file.path} vanished while the corpus was read; restore it or take it out of "
-                    "the corpus, then run the same command again"
-                )
-            if _file(file.name, filesystem, info) != file:
-                raise CorpusError(
-                    f"{file.path} changed while it was read; run the same command again when "
-                    "nothing writes to it"
-                )
-
-
-def _file(name: str, filesystem: Any, info: Any) -> SourceFile:
-    return SourceFile(name, info.path, filesystem, info.size, info.mtime_ns)
-
-
 def _list(
     filesystem: Any, path: str, *, may_hold: _Test, wanted: _Test
 ) -> tuple[list[SourceFile], int]:
     """Return the files below a folder that are wanted by their names, and how many were seen."""
     if isinstance(filesystem, pafs.LocalFileSystem):
         # pyarrow leaves links that lead nowhere out, and follows one to a folder above for ever.
-        seen = list(walk(path, may_hold=may_hold, wanted=wanted))
-        paths = [each for each in seen if wanted(_names(each, path))]
-        for each in paths:
-            _require_utf8(each)
-        infos = filesystem.get_file_info(paths)
+        paths = list(walk(path, may_hold=may_hold, wanted=wanted))
     else:
-        found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-        seen = infos = [info for info in found if info.type == pafs.FileType.File]
+        infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+        paths = [info.path for info in infos if info.type == pafs.FileType.File]
     files = []
-    for info in infos:
-        names = _names(info.path, path)
+    for each in paths:
+        names = _names(each, path)
         if wanted(names):
-            files.append(_file("/".join(names), filesystem, info))
-    return files, len(seen)
+            _require_utf8(each)
+            files.append(SourceFile("/".join(names), each, filesystem))
+    return files, len(paths)
 
 
 def _require_utf8(path: str) -> None:

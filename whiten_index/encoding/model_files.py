@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import exists, list_folder, reading, sha256_file
+from whiten_index.artifacts.limits import load_json, read_bounded
 from whiten_index.errors import EncoderError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -22,7 +22,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         with reading(path):
-            return json.loads(path.read_text(encoding="utf-8"))
+            return load_json(read_bounded(path).decode())
     except (OSError, ValueError) as error:
         raise EncoderError(f"{path} cannot be read ({error}); restore the model folder") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import is_file, reading, writing
+from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.readers import to_id, to_utf8
@@ -175,9 +175,9 @@ def _batches(source: Path) -> Iterator[list[dict[str, str]]]:
 
 def _document(line: str, where: str) -> dict[str, str]:
     try:
-        found = json.loads(line)
+        found = load_json(line)
         name, title, text = found["_id"], found.get("title"), found["text"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorpusError(
             f"{where} is not a document of BEIR, an object with _id, title and text "
             f"({type(error).__name__}: {first_line(error)}); mend it or take it out"

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing, require_replaceable
 from whiten_index.artifacts.files import exists, is_link, reading, writing
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ConfigError
 from whiten_index.sinks import VECTOR, Generation, Layout, VectorDtype, vectors_of
 from whiten_index.sinks.rows import vectors_array
@@ -77,7 +78,7 @@ def written_version(path: Path) -> Generation | None:
         return None
     require_replaceable(described, _is_ours, _HOLDS)
     try:
-        facts = json.loads(_schema(described).metadata[MARK.encode()])
+        facts = load_json(_schema(described).metadata[MARK.encode()])
         return Generation.from_json({"transform": "", "name": "", "done": facts["rows"], **facts})
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(

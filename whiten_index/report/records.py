@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError
 
 
@@ -171,7 +171,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = load_json(line)
         except ValueError as error:
             if number == len(lines):  # no line feed after it: the writer was stopped here
                 return

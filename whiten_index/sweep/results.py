@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import exists, writing
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError
 
 RESULTS = "results.jsonl"
@@ -86,7 +87,7 @@ class Results:
         if not line.strip():
             return
         try:
-            record = json.loads(line)
+            record = load_json(line)
             self._note(record)
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(
