@@ -242,7 +242,7 @@ def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
 def _is_sound(folder: Path, verify: str) -> bool:
     """Tell whether a version is whole; a disk that cannot be read is no answer, and raises."""
     try:
-        read_version(folder, verify=verify)
+        read_version(folder, verify=verify).check()
     except ArtifactError:
         return False
     return True
@@ -259,7 +259,7 @@ def _is_given_up(folder: Path) -> bool:
 
 def _is_of_later_release(root: Path, name: str) -> bool:
     try:
-        read_version(root / VERSIONS / name, verify="manifest")
+        read_version(root / VERSIONS / name)
     except FormatError:
         return True
     except ArtifactError:
@@ -315,8 +315,7 @@ def _checked(root: Path, name: str, without_store: bool, mirror: Here) -> str:
     """
     folder = root / VERSIONS / name
     mirror.settle(folder)
-    read_version(folder, verify="full")
-    store, missing = missing_shards(mirror.uri or root, folder)
+    store, missing = missing_shards(mirror.uri or root, read_version(folder).check())
     if store is None:
         return (
             f"the store that {name} was built from cannot be reached, so that it was not checked; "
@@ -343,7 +342,7 @@ def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFact
     fields: Mapping[str, Any] = {}
     sound = ""
     try:
-        fields = read_version(folder, verify=verify, sha256=sha256)
+        fields = read_version(folder, verify=verify, sha256=sha256).check().fields
     except (ArtifactError, StorageError) as error:
         if not folder.exists():
             return None

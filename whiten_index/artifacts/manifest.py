@@ -129,7 +129,7 @@ def read_json(
     Args:
         path: the file.
         what: how to call what it belongs to.
-        exact: where it has a digest, it must be to the byte what ``write_manifest`` wrote.
+        exact: it must be to the byte what ``write_manifest`` wrote, its digest included.
         remedy: what to do about damage.
         missing: what to do where it is not there.
 
@@ -149,7 +149,7 @@ def read_json(
         raise ArtifactError(f"{path} of {what} cannot be read ({error}); {remedy}") from error
     if not isinstance(value, dict):
         raise _damaged(path, f"it is of {what}, and holds no JSON object", remedy)
-    if exact and _DIGEST in value and data != sealed_json(value):
+    if exact and data != sealed_json(value):
         raise _damaged(path, "its fields do not match its digest", remedy)
     return value
 
@@ -210,10 +210,8 @@ def check_files(
     Raises:
         ArtifactError: a file is missing or differs from what the manifest says.
     """
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not all(map(_describes_file, files.values())):
-        raise _damaged(folder / MANIFEST, "it does not say which files it is made of", remedy)
-    for name, expected in files.items():
+    check_listing(folder / MANIFEST, manifest, remedy=remedy)
+    for name, expected in manifest["files"].items():
         path = folder / name
         try:
             with reading(path):
@@ -225,6 +223,17 @@ def check_files(
                 raise _damaged(path, "its content does not match its checksum", remedy)
         except FileNotFoundError as error:
             raise _damaged(path, "it is missing", remedy) from error
+
+
+def check_listing(path: Path, manifest: Mapping[str, Any], *, remedy: str = REMEDY) -> None:
+    """Check that a manifest has the size and checksum of each file of its artifact.
+
+    Raises:
+        ArtifactError: it has not.
+    """
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(map(_describes_file, files.values())):
+        raise _damaged(path, "it does not say which files it is made of", remedy)
 
 
 def first_damaged(folder: Path, *, kind: str, version: int) -> Path | None:
