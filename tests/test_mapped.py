@@ -83,7 +83,7 @@ def test_the_vectors_of_a_mapped_index_are_not_read_when_it_is_opened(
     assert len(opened) == ROWS
 
 
-def test_a_mapped_index_is_checked_by_sizes_alone_only_if_asked(tmp_path: Path, rows: np.ndarray) -> None:
+def test_a_mapped_index_is_checked_in_full_unless_asked(tmp_path: Path, rows: np.ndarray) -> None:
     out = build(tmp_path, rows)
     (file,) = out.glob("versions/*/index.faiss")
     data = bytearray(file.read_bytes())

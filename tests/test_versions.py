@@ -81,7 +81,12 @@ def fill_from(out: Path, name: str, **changes: Any) -> Any:
             if path.name != manifest.MANIFEST:
                 shutil.copyfile(path, folder / path.name)
         fields = json.loads((source / manifest.MANIFEST).read_text())
-        return {**fields, "version": folder.name.rpartition("~")[2], "identity": "f" * 32, **changes}
+        return {
+            **fields,
+            "version": folder.name.rpartition("~")[2],
+            "identity": "f" * 32,
+            **changes,
+        }
 
     return fill
 

@@ -7,6 +7,7 @@ neither refused nor answered as before. COUNT cases are drawn; 0 stands for all.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tests.damage import worlds
-from tests.damage.worlds import READERS, WRITERS, Refused
+from tests.damage.worlds import READERS, WRITERS, RefusedError
 
 ARTIFACT = 5
 _BLOCK = 64
@@ -49,7 +50,10 @@ def damages(path: Path, others: list[Path]) -> Iterator[tuple[str, bytes | None]
         yield "truncated", whole[: len(whole) // 2]
         yield "empty", b""
         half = len(whole) // 2
-        yield "zeros", whole[:half] + bytes(len(whole[half : half + _BLOCK])) + whole[half + _BLOCK :]
+        yield (
+            "zeros",
+            whole[:half] + bytes(len(whole[half : half + _BLOCK])) + whole[half + _BLOCK :],
+        )
     for other in others:
         if other.read_bytes() != whole:
             yield f"swapped with {other.parent.name}", other.read_bytes()
@@ -96,7 +100,7 @@ def in_fork(work: Callable[[], Any]) -> dict[str, Any]:
         os.close(reading)
         try:
             answer = {"answer": work()}
-        except Refused as refused:
+        except RefusedError as refused:
             answer = {"status": refused.status, "stderr": refused.stderr}
         except BaseException as error:
             from whiten_index.errors import WhitenIndexError
@@ -240,9 +244,10 @@ class Fuzzer:
 
 def main(kind: str, folder: str, count: str, *only: str) -> int:
     """Try out the damages."""
+    # Imported once, and not in every fork.
+    for name in ("build", "describe", "push", "reduce", "search", "update", "upkeep", "versions"):
+        importlib.import_module(f"whiten_index.{name}")
     import faiss
-    import whiten_index.cli
-    import whiten_index.search
 
     os.environ["TQDM_DISABLE"] = "1"
     faiss.omp_set_num_threads(1)

@@ -12,13 +12,18 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from click.testing import CliRunner
 
 from tests.memory_sink import MemorySink, Server
 
 DIM = 6
 LIKE = "r235"
-_WORDS = "the cat sat on mat dog ran to small river sang king queen walks writes book cold".split()
+GATE = 9
+_WORDS = (
+    "the", "cat", "sat", "on", "mat", "dog", "ran", "to", "small", "river", "sang", "king",
+    "queen", "walks", "writes", "book", "cold",
+)  # fmt: skip
 # Rows of a night's corpus: some change, some go, some come. The third loses too many for a gate.
 _NIGHTS = {
     "column": (range(240), range(4, 250), range(200, 250)),
@@ -30,7 +35,7 @@ _OPTIONS = {
 }
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A command that ended with a status other than 0."""
 
     def __init__(self, status: int, stderr: str) -> None:
@@ -42,7 +47,7 @@ def run(*arguments: Any) -> str:
     """Return what a command prints.
 
     Raises:
-        Refused: it ended with another status than 0.
+        RefusedError: it ended with another status than 0.
     """
     from whiten_index.cli import cli
 
@@ -50,7 +55,7 @@ def run(*arguments: Any) -> str:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     if result.exit_code:
-        raise Refused(result.exit_code, result.stderr)
+        raise RefusedError(result.exit_code, result.stderr)
     return result.stdout
 
 
@@ -85,11 +90,9 @@ def prepare(root: Path, kind: str) -> None:
     run("update", "--index", root / "index", "--refit", "never", "--read-all", "--json")
     run("compact", root / "index/store")
     write_corpus(root, kind, 2)
-    gate = ["--max-shrink", "0.1", "--read-all"]
-    try:
-        run("update", "--index", root / "index", *gate)
-    except Refused as refused:
-        assert refused.status == 9, refused.stderr
+    with pytest.raises(RefusedError) as refused:
+        run("update", "--index", root / "index", "--max-shrink", "0.1", "--read-all")
+    assert refused.value.status == GATE, refused.value.stderr
     for form, name in (("query", "query"), ("matrix", "matrix.safetensors")):
         run("export", root / "index", root / "exports" / name, "--as", form)
     for name in ("rows.parquet", "rows.npy"):
@@ -128,7 +131,7 @@ def push(root: Path, name: str) -> dict[str, Any]:
 # What commands answer
 
 
-def found(root: Path, *options: str) -> dict[str, float]:
+def found(root: Path, *options: str) -> dict[str, Any]:
     """Return the documents that a search finds, with their scores."""
     text = run("search", root / "index", "--like", LIKE, "--top-k", "30", "--json", *options)
     (result,) = json.loads(text)["results"]

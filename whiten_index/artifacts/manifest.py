@@ -99,6 +99,17 @@ def sealed_json(fields: Mapping[str, Any]) -> bytes:
     return _pretty_json(_sealed(fields))
 
 
+def unsealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of what ``sealed_json`` wrote, without their digest.
+
+    Raises:
+        ValueError: they do not match their digest.
+    """
+    if value != _sealed(value):
+        raise ValueError("its fields do not match its digest")
+    return {name: field for name, field in value.items() if name != _DIGEST}
+
+
 def _sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Add the digest by which a reader notices a changed field."""
     plain = json.loads(json.dumps({k: v for k, v in fields.items() if k != _DIGEST}))

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, replacing
 from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.tensors import read_tensors, write_tensors
+from whiten_index.artifacts.tensors import read_sealed, write_sealed
 from whiten_index.errors import ArtifactError
 from whiten_index.objects import Here
-from whiten_index.store.files import digest
 
 _SAMPLE, _VERSION = "sample", 1
 
@@ -48,8 +47,8 @@ class Notes:
         with writing(path):
             make_folder(path.parent)
             with replacing(path) as temporary:
-                facts = {"digest": _digest_of(tensors, path)}
-                write_tensors(temporary, tensors, kind=_SAMPLE, version=_VERSION, facts=facts)
+                facts = {"of": path.name}
+                write_sealed(temporary, tensors, kind=_SAMPLE, version=_VERSION, facts=facts)
         self.mirror.push(path)
 
     def sample(
@@ -120,16 +119,7 @@ def _read_sample(path: Path, shapes: Mapping[str, str]) -> dict[str, NDArray[Any
     Raises:
         ArtifactError: it is missing or damaged, or the file of another sample.
     """
-    found, facts = read_tensors(path, kind=_SAMPLE, version=_VERSION, shapes=shapes)
-    if facts.get("digest") != _digest_of(found, path):
-        raise ArtifactError(f"{path} is damaged: it does not match its digest")
+    found, facts = read_sealed(path, kind=_SAMPLE, version=_VERSION, shapes=shapes)
+    if facts.get("of") != path.name:
+        raise ArtifactError(f"{path} is damaged: it is not the sample that its name says")
     return found
-
-
-def _digest_of(tensors: Mapping[str, NDArray[Any]], path: Path) -> str:
-    """Return what tells the arrays of a sample from others; names, types and shapes count."""
-    parts = [path.name.encode()]
-    for name in sorted(tensors):
-        array = tensors[name]
-        parts += [repr((name, array.dtype.str, array.shape)).encode(), array.tobytes()]
-    return digest(b"\0".join(parts))
