@@ -178,7 +178,7 @@ class Fuzzer:
         put(self.world / path, data)
         found = in_fork(lambda: COMMANDS[command](self.world))
         try:
-            return self._wrong(path, damage, command, found, whole)
+            return self._wrong(path, data, command, found)
         finally:
             if command in WRITERS:
                 self.restore()
@@ -197,7 +197,7 @@ class Fuzzer:
         return [path.name for path in self.copy.glob("rows.*")]
 
     def _wrong(
-        self, path: Path, damage: str, command: str, found: dict[str, Any], whole: bytes
+        self, path: Path, data: bytes | None, command: str, found: dict[str, Any]
     ) -> str | None:
         if "status" in found:
             lines = found["stderr"].splitlines()
@@ -215,7 +215,7 @@ class Fuzzer:
             return f"another answer: {str(found['answer'])[:300]}"
         elif command == "verify" and path.parts[0] == "index" and path.name != ".lock":
             return "verify does not see it"
-        return self._lost(path, command, whole) if command in WRITERS else None
+        return self._lost(path, data, command) if command in WRITERS else None
 
     def _listed_alike(self, path: Path, answer: dict[str, Any]) -> bool:
         expected = self.expected["versions"]
@@ -227,11 +227,12 @@ class Fuzzer:
             for name, row in expected.items()
         )
 
-    def _lost(self, path: Path, command: str, whole: bytes) -> str | None:
-        """Return what cannot be searched any more once the damaged file is mended."""
+    def _lost(self, path: Path, data: bytes | None, command: str) -> str | None:
+        """Return what cannot be searched any more once the damaged file is restored."""
         there = self.world / path
-        if there.parent.is_dir() and path.name != "CURRENT":
-            there.write_bytes(whole)
+        left = there.read_bytes() if there.exists() else None
+        if left == data and there.parent.is_dir():
+            there.write_bytes((self.copy / path).read_bytes())
         after = in_fork(self.searchable)
         if "answer" not in after:
             return f"lost: {after}"
