@@ -221,8 +221,10 @@ def check_files(
     Raises:
         ArtifactError: a file is missing or differs from what the manifest says.
     """
-    check_listing(folder / MANIFEST, manifest, remedy=remedy)
-    for name, expected in manifest["files"].items():
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(map(_describes_file, files.values())):
+        raise _damaged(folder / MANIFEST, "it does not say which files it is made of", remedy)
+    for name, expected in files.items():
         path = folder / name
         try:
             with reading(path):
@@ -234,17 +236,6 @@ def check_files(
                 raise _damaged(path, "its content does not match its checksum", remedy)
         except FileNotFoundError as error:
             raise _damaged(path, "it is missing", remedy) from error
-
-
-def check_listing(path: Path, manifest: Mapping[str, Any], *, remedy: str = REMEDY) -> None:
-    """Check that a manifest has the size and checksum of each file of its artifact.
-
-    Raises:
-        ArtifactError: it has not.
-    """
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not all(map(_describes_file, files.values())):
-        raise _damaged(path, "it does not say which files it is made of", remedy)
 
 
 def first_damaged(folder: Path, *, kind: str, version: int) -> Path | None:

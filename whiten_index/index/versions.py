@@ -463,7 +463,6 @@ def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None)
         raise ArtifactError(
             f"{path} is damaged: it is the manifest of {fields.get('version')}; {remedy}"
         )
-    manifest.check_listing(path, fields, remedy=remedy)
     return Version(folder, fields, verify, sha256)
 
 
