@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ def cases(root: Path) -> Iterator[tuple[Path, str, bytes | None, str]]:
         for damage, data in damages(root / path, alike):
             for command in COMMANDS:
                 yield path, damage, data, command
+
+
+def drawn(every: list[Any], count: int) -> list[Any]:
+    """Return some cases drawn at random, of each command as many as of another."""
+    by_command = dict[str, list[Any]]()
+    for place in np.random.default_rng(0).permutation(len(every)):
+        by_command.setdefault(every[place][3], []).append(every[place])
+    rounds = zip_longest(*by_command.values())
+    return [case for each in rounds for case in each if case is not None][:count]
 
 
 def put(path: Path, data: bytes | None) -> None:
@@ -259,8 +269,7 @@ def main(kind: str, folder: str, count: str, *only: str) -> int:
     fuzzer = Fuzzer(kind, Path(folder))
     every = [case for case in cases(fuzzer.copy) if not only or case[3] in only]
     if int(count):
-        rng = np.random.default_rng(0)
-        every = [every[place] for place in sorted(rng.permutation(len(every))[: int(count)])]
+        every = drawn(every, int(count))
     tried = Counter[str]()
     for path, damage, data, command in every:
         tried[command] += 1
