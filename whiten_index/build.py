@@ -136,7 +136,7 @@ def _published(
         write_version(config, encoded, settled, version, stages, publish)
     if not up_to_date:
         faiss_index.set_current(out, version, mirror=mirror, tag=before)
-    _, fields = faiss_index.read_fields(out, verify="manifest")
+    fields = faiss_index.read_published(out).fields
     return BuildReport(config.out_place, version, up_to_date, fields, encoded)
 
 
@@ -153,7 +153,7 @@ def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
 def _current(out: Path) -> str | None:
     """Return the published version; a damaged ``CURRENT`` counts as none and is replaced."""
     try:
-        _, fields = faiss_index.read_fields(out, verify="manifest")
+        fields = faiss_index.read_published(out).fields
     except ArtifactError:
         return None
     return str(fields["version"])

@@ -19,7 +19,7 @@ from whiten_index.artifacts.files import fsync_path, is_folder, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.given import cut, require_path
-from whiten_index.index import read_fields
+from whiten_index.index import read_published
 
 _PREFIX = "whiten_index_"
 _LAST_SUCCESS = "last_success_timestamp_seconds"
@@ -205,7 +205,8 @@ def _of_run(run: LastRun, last_success: float | None) -> Iterator[_Sample]:
 def _published(index: Path) -> Iterator[_Sample]:
     """Say what is published; nothing where nothing is, or it is damaged."""
     try:
-        folder, fields = read_fields(index, verify="manifest")
+        published = read_published(index)
+        folder, fields = published.folder, published.fields
         sizes = {name: int(entry["bytes"]) for name, entry in fields["files"].items()}
         sizes[MANIFEST] = (folder / MANIFEST).stat().st_size
     except (WhitenIndexError, OSError):

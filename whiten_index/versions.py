@@ -254,7 +254,7 @@ def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
 def _is_sound(folder: Path, verify: str) -> bool:
     """Tell whether a version is whole; a disk that cannot be read is no answer, and raises."""
     try:
-        read_version(folder, verify=verify)
+        read_version(folder, verify=verify).check()
     except ArtifactError:
         return False
     return True
@@ -262,7 +262,7 @@ def _is_sound(folder: Path, verify: str) -> bool:
 
 def _is_of_later_release(root: Path, name: str) -> bool:
     try:
-        read_version(root / VERSIONS / name, verify="manifest")
+        read_version(root / VERSIONS / name)
     except FormatError:
         return True
     except ArtifactError:
@@ -327,10 +327,10 @@ def _checked(root: Path, name: str, without_store: bool, mirror: Here) -> str:
     """
     folder = root / VERSIONS / name
     mirror.settle(folder)
-    read_version(folder, verify="full")
+    version = read_version(folder).check()
     mirror.keep(folder)
     try:
-        store, missing = missing_shards(mirror.uri or root, folder)
+        store, missing = missing_shards(mirror.uri or root, version)
     except StorageError as error:
         return f"the store that {name} was built from was not checked: {error}"
     if store is None:
@@ -360,7 +360,7 @@ def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFact
     size, sound, unread = 0, "", ""
     try:
         size = size_of(folder)
-        fields = read_version(folder, verify=verify, sha256=sha256)
+        fields = read_version(folder, verify=verify, sha256=sha256).check().fields
     except ArtifactError as error:
         if not exists(folder):
             return None

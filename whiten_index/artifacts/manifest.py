@@ -105,6 +105,17 @@ def sealed_json(fields: Mapping[str, Any]) -> bytes:
     return _pretty_json(_sealed(fields))
 
 
+def unsealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of what ``sealed_json`` wrote, without their digest.
+
+    Raises:
+        ValueError: they do not match their digest.
+    """
+    if value != _sealed(value):
+        raise ValueError("its fields do not match its digest")
+    return {name: field for name, field in value.items() if name != _DIGEST}
+
+
 def _sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Add the digest by which a reader notices a changed field."""
     plain = json.loads(json.dumps({k: v for k, v in fields.items() if k != _DIGEST}))
@@ -144,7 +155,7 @@ def read_json(
     Args:
         path: the file.
         what: how to call what it belongs to.
-        exact: where it has a digest, it must be to the byte what ``write_manifest`` wrote.
+        exact: it must be to the byte what ``write_manifest`` wrote, its digest included.
         remedy: what to do about damage.
         missing: what to do where it is not there.
 
@@ -164,7 +175,7 @@ def read_json(
         raise ArtifactError(f"{path} of {what} cannot be read ({error}); {remedy}") from error
     if not isinstance(value, dict):
         raise _damaged(path, f"it is of {what}, and holds no JSON object", remedy)
-    if exact and _DIGEST in value and data != sealed_json(value):
+    if exact and data != sealed_json(value):
         raise _damaged(path, "its fields do not match its digest", remedy)
     return value
 

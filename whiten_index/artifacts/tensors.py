@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError
 
-_HEADER = "__metadata__"
+_HEADER, _CONTENT = "__metadata__", "content"
+_REMEDY = "restore it from a copy, or build again"
 # The library takes no longer ones either.
 _HEADER_BYTES = 100_000_000
 _TYPES = {
@@ -52,6 +54,50 @@ def write_tensors(
     with Path(path).open("wb") as file:
         file.write(_framed(header))
         file.write(memoryview(data)[start:])
+
+
+def content_digest(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> str:
+    """Return what tells arrays and facts from others, for a file that no manifest lists."""
+    sha = hashlib.sha256(repr(sorted(facts.items())).encode())
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        sha.update(repr((name, array.dtype.str, array.shape)).encode())
+        sha.update(array.tobytes())
+    return sha.hexdigest()
+
+
+def write_sealed(
+    path: Path | str,
+    tensors: Mapping[str, NDArray[Any]],
+    *,
+    kind: str,
+    version: int,
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Do as ``write_tensors``, with a digest by which ``read_sealed`` notices a changed bit."""
+    told = {"kind": kind, "format_version": str(version), **(facts or {})}
+    sealed = {**(facts or {}), _CONTENT: content_digest(tensors, told)}
+    write_tensors(path, tensors, kind=kind, version=version, facts=sealed)
+
+
+def read_sealed(
+    path: Path | str,
+    *,
+    kind: str,
+    version: int,
+    shapes: Mapping[str, str],
+    remedy: str = _REMEDY,
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Read what ``write_sealed`` wrote; see ``read_tensors``.
+
+    Raises:
+        ArtifactError: as ``read_tensors``, or the content does not match its digest.
+    """
+    tensors, facts = read_tensors(path, kind=kind, version=version, shapes=shapes, remedy=remedy)
+    told = {name: value for name, value in facts.items() if name != _CONTENT}
+    if facts.get(_CONTENT) != content_digest(tensors, told):
+        raise ArtifactError(f"{path} is damaged: its content does not match its digest; {remedy}")
+    return tensors, facts
 
 
 def create_tensor(
@@ -91,7 +137,7 @@ def read_tensors(
     kind: str,
     version: int,
     shapes: Mapping[str, str],
-    remedy: str = "restore it from a copy, or build again",
+    remedy: str = _REMEDY,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Read what ``write_tensors`` wrote.
 

@@ -101,13 +101,13 @@ class Carry:
     """A version whose codes are taken over as they are.
 
     Attributes:
-        folder: of the version.
+        source: the version and its files.
         old_rows: (n,) int64, the row there of each row to be, −1 where it is new.
         tuned: what that index is set to, and its index recall.
         rerank: candidates a query to score again from the store, None for its own scores.
     """
 
-    folder: Path
+    source: faiss_index.Version
     old_rows: NDArray[np.int64]
     tuned: OperatingPoint
     rerank: int | None

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import device_option, json_option, threads_option, with_options
+from whiten_index.cli.options import (
+    device_option,
+    json_option,
+    threads_option,
+    verify_option,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from whiten_index.search import Hit, SearchIndex
@@ -64,12 +70,7 @@ how_options = [
         help="Read the index file as it is searched, not as a whole. [default: where it is larger "
         "than the memory budget it was built with]",
     ),
-    click.option(
-        "--verify",
-        type=click.Choice(["full", "manifest"]),
-        help="Check every file's checksum, or sizes and the manifest only. [default: full; "
-        "manifest for what is mapped]",
-    ),
+    verify_option,
     json_option,
 ]
 

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import exists, reading
+from whiten_index.artifacts.files import reading
 from whiten_index.corpus import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index.documents import Documents
@@ -33,9 +32,10 @@ from whiten_index.index.transforms import Transforms
 from whiten_index.index.vectors import vectors_of
 from whiten_index.index.versions import (
     DOCUMENTS,
+    FULL,
     INDEX,
     WHITENING,
-    Current,
+    Version,
     mending,
     read_version,
     with_published,
@@ -65,31 +65,36 @@ class Bundle:
     """An opened version of an index.
 
     Attributes:
-        folder: of the version.
-        manifest: as published.
+        source: the version and its files.
         whitening: the transform, in float64.
         index: FAISS's index, raw d-dim rows in.
         transforms: what these go through first.
         documents: row -> id and kept columns.
         placed: a copy of the index proper on a GPU, which searches all rows by embeddings; None
             where the CPU does everything.
-        sha256: what ``CURRENT`` said of the manifest; None where the version was opened by its
-            folder.
     """
 
-    folder: Path
-    manifest: Mapping[str, Any]
+    source: Version
     whitening: Whitening
     index: Any
     transforms: Transforms
     documents: Documents
     placed: Placed | None = None
-    sha256: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the version."""
+        return self.source.folder
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The version's manifest."""
+        return self.source.fields
 
     @property
     def version(self) -> str:
         """Name of the version."""
-        return self.folder.name
+        return self.source.name
 
     @property
     def dim(self) -> int:
@@ -234,7 +239,7 @@ class Bundle:
 def open_bundle(
     root: Path | str,
     *,
-    verify: str | None = None,
+    verify: str = FULL,
     mapped: bool | None = None,
     device: str = "cpu",
 ) -> Bundle:
@@ -242,9 +247,9 @@ def open_bundle(
 
     Args:
         root: the index folder.
-        verify: see ``read_fields``; by default full, but manifest for what is mapped.
-            What a manifest check does not see, flipped bits in the files beside it, may give other
-            hits or end the process, as FAISS and Arrow trust what they read.
+        verify: ``full`` compares the SHA-256 of every file, which reads all of it once;
+            ``manifest`` only its size. A flipped bit that nobody looks for may give other hits or
+            end the process, as FAISS and Arrow trust what they read.
         mapped: read the index file as it is searched, not as a whole first; see
             ``maps_by_default``. Lists in a file of their own are never read as a whole.
         device: ``cpu``; ``gpu`` searches by a copy on a GPU, and so does ``auto`` where there is
@@ -255,53 +260,37 @@ def open_bundle(
         ArtifactError: nothing is published there, or it is damaged.
     """
 
-    def opened(folder: Path, current: Current) -> Bundle:
-        sha256 = current.manifest_sha256
-        return open_version(folder, verify=verify, mapped=mapped, device=device, sha256=sha256)
+    def opened(version: Version) -> Bundle:
+        return open_files(version, mapped=mapped, device=device)
 
-    return with_published(Path(root), opened)
+    return with_published(Path(root), opened, verify=verify)
 
 
 def open_version(
-    folder: Path,
-    *,
-    verify: str | None = None,
-    mapped: bool | None = None,
-    device: str = "cpu",
-    sha256: str | None = None,
+    folder: Path, *, verify: str = FULL, mapped: bool | None = None, device: str = "cpu"
 ) -> Bundle:
-    """Open one version of an index, or a candidate, by its folder.
+    """Open one version of an index, or a candidate, by its folder; see ``open_bundle``."""
+    return open_files(read_version(folder, verify=verify), mapped=mapped, device=device)
 
-    Args:
-        folder: of the version.
-        verify: see ``open_bundle``.
-        mapped: see ``open_bundle``.
-        device: see ``open_bundle``.
-        sha256: what ``CURRENT`` says of its manifest.
+
+def open_files(version: Version, *, mapped: bool | None = None, device: str = "cpu") -> Bundle:
+    """Open a version for search, with all its files checked.
 
     Raises:
         ConfigError: ``gpu`` was asked for and cannot be had, or the index is mapped.
-        ArtifactError: it is missing or damaged.
+        ArtifactError: a file is missing or damaged.
     """
-    fields = read_version(folder, verify=verify or "manifest", sha256=sha256)
-    mapped = maps_by_default(fields) if mapped is None else mapped
-    if verify is None and not mapped:
-        remedy = mending(folder.parent.parent)
-        manifest.check_files(folder, fields, content=True, remedy=remedy)
-    index = _read_index(folder, on_disk=IVF_DATA in fields["files"], mapped=mapped)
-    whitening = Whitening.load(folder / WHITENING)
-    documents = Documents(folder / DOCUMENTS)
-    if index.ntotal != len(documents) or index.d != whitening.dim:
+    mapped = maps_by_default(version.fields) if mapped is None else mapped
+    bundle = _bundle(version.check(), mapped=mapped)
+    index = bundle.index
+    if index.ntotal != len(bundle.documents) or index.d != bundle.whitening.dim:
         raise ArtifactError(
-            f"{folder} does not fit together: {index.ntotal} vectors, {len(documents)} documents; "
-            f"{mending(folder.parent.parent)}"
+            f"{version.folder} does not fit together: {index.ntotal} vectors, "
+            f"{len(bundle.documents)} documents; {mending(version.folder.parent.parent)}"
         )
-    transforms = Transforms(index)
-    bundle = Bundle(folder, fields, whitening, index, transforms, documents, sha256=sha256)
     if not mapped and (vectors := flat_vectors(inner_of(index))) is not None:
         gather_pages(vectors)
-    on_disk = IVF_DATA in fields["files"]
-    return replace(bundle, placed=_placed(bundle, device, mapped=mapped or on_disk))
+    return replace(bundle, placed=_placed(bundle, device, mapped=mapped or IVF_DATA in version))
 
 
 def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
@@ -316,9 +305,14 @@ def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
     Raises:
         ArtifactError: a file cannot be read.
     """
-    index = _read_index(folder, on_disk=exists(folder / IVF_DATA), mapped=True)
-    whitening, documents = Whitening.load(folder / WHITENING), Documents(folder / DOCUMENTS)
-    return Bundle(folder, fields, whitening, index, Transforms(index), documents)
+    return _bundle(Version(folder, dict(fields), verify=None), mapped=True)
+
+
+def _bundle(version: Version, *, mapped: bool) -> Bundle:
+    index = read_index(version, mapped=mapped)
+    whitening = Whitening.load(version.file(WHITENING))
+    documents = Documents(version.file(DOCUMENTS))
+    return Bundle(version, whitening, index, Transforms(index), documents)
 
 
 def _placed(bundle: Bundle, device: str, *, mapped: bool) -> Placed | None:
@@ -345,18 +339,25 @@ def maps_by_default(fields: Mapping[str, Any]) -> bool:
     return larger or IVF_DATA in fields["files"]
 
 
-def _read_index(folder: Path, *, on_disk: bool, mapped: bool) -> Any:
-    faiss = load_faiss()
+def read_index(version: Version, *, mapped: bool) -> Any:
+    """Return the FAISS index of a version.
+
+    Raises:
+        ArtifactError: a file is missing or damaged.
+    """
+    faiss, path = load_faiss(), version.file(INDEX)
     flags = faiss.IO_FLAG_MMAP_IFC if mapped else 0
+    on_disk = IVF_DATA in version
     if on_disk:
+        version.file(IVF_DATA)
         # The lists are mapped from the file beside it, wherever both were when they were written.
         flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
     try:
-        with reading(folder / INDEX), _silenced() if on_disk else contextlib.nullcontext():
-            return faiss.read_index(str(folder / INDEX), flags)
+        with reading(path), _silenced() if on_disk else contextlib.nullcontext():
+            return faiss.read_index(str(path), flags)
     except RuntimeError as error:
         raise ArtifactError(
-            f"FAISS cannot read {folder / INDEX}; {mending(folder.parent.parent)}"
+            f"FAISS cannot read {path}; {mending(version.folder.parent.parent)}"
         ) from error
 
 

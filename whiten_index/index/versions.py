@@ -52,10 +52,8 @@ MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
 RECORD, CHANGES = "corpus.json", "changes.arrow"
 _VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
 _NAME, _SHA256 = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*"), re.compile(r"[0-9a-f]{64}")
-# Releases before versions could be withdrawn wrote two keys and no digest.
-_OLD_KEYS = {"version", "manifest_sha256"}
-_KEYS = _OLD_KEYS | {"withdrawn", "withdrawn_facts", "digest"}
-VERIFY = ("full", "manifest")
+_KEYS = {"version", "manifest_sha256", "withdrawn", "withdrawn_facts", "digest"}
+FULL, MANIFEST_ONLY = VERIFY = ("full", "manifest")
 # Each try needs a version published and another removed since the one before.
 _TRIES = 20
 
@@ -84,6 +82,59 @@ class Current:
         return mine == (other.version, other.manifest_sha256)
 
 
+@dataclass(frozen=True, eq=False)
+class Version:
+    """A version whose manifest is checked, and whose files are checked before their first use.
+
+    Readers get at a file of a version through ``file`` and nowhere else.
+
+    Attributes:
+        folder: of the version.
+        fields: its manifest.
+        verify: ``full`` compares the SHA-256 of a file, ``manifest`` only its size; None checks
+            nothing, for a version that is still being made.
+        sha256: of the manifest as ``CURRENT`` has it; None for a version opened by its folder.
+    """
+
+    folder: Path
+    fields: dict[str, Any]
+    verify: str | None = FULL
+    sha256: str | None = None
+    _checked: set[str] = field(default_factory=set, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the version."""
+        return self.folder.name
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether the version has a file of that name."""
+        return name in self.fields["files"] if self.verify else exists(self.folder / name)
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file, whose content is checked once.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
+        if self.verify and name not in self._checked:
+            one = {"files": {name: self.fields["files"].get(name)}}
+            remedy = mending(self.folder.parent.parent)
+            manifest.check_files(self.folder, one, content=self.verify == FULL, remedy=remedy)
+            self._checked.add(name)
+        return self.folder / name
+
+    def check(self) -> Version:
+        """Check every file.
+
+        Raises:
+            ArtifactError: one is missing or damaged.
+        """
+        for name in self.fields["files"]:
+            self.file(name)
+        return self
+
+
 def read_current(root: Path, mirror: Here = HERE) -> Current:
     """Return what is published.
 
@@ -110,7 +161,7 @@ def _read_current(root: Path) -> Current:
     version, digest = value.get("version"), value.get("manifest_sha256")
     withdrawn = value.get("withdrawn", [])
     if not (
-        set(value) in (_KEYS, _OLD_KEYS)
+        set(value) == _KEYS
         and _is_name(version)
         and isinstance(digest, str)
         and _SHA256.fullmatch(digest)
@@ -181,7 +232,7 @@ def withdrawn_facts(root: Path) -> Mapping[str, Mapping[str, str]]:
 
 def _facts(root: Path, name: str) -> dict[str, str]:
     try:
-        fields = read_version(root / VERSIONS / name, verify="manifest")
+        fields = read_version(root / VERSIONS / name).fields
         return {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
     except (ArtifactError, KeyError):
         return {}
@@ -256,9 +307,9 @@ def find_version(root: Path, identity: str, mirror: Here = HERE) -> str | None:
     for name in reversed(version_names(root)):
         folder = root / VERSIONS / name
         try:
-            fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
-            if fields.get("identity") == identity and name not in withdrawn:
-                manifest.check_files(folder, fields, content=True)
+            version = read_version(folder)
+            if version.fields.get("identity") == identity and name not in withdrawn:
+                version.check()
                 mirror.keep(folder)
                 return name
         except ArtifactError:
@@ -337,16 +388,19 @@ def write_index(index: Any, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here = HERE) -> T:
-    """Return what ``use`` makes of the published version's folder.
+def with_published(
+    root: Path, use: Callable[[Version], T], mirror: Here = HERE, *, verify: str = FULL
+) -> T:
+    """Return what ``use`` makes of the published version.
 
     Where it fails on a version that was replaced meanwhile, and so may have been removed under its
     hands, it is called again with the one published since.
 
     Args:
         root: the index folder.
-        use: takes a version's folder and what ``CURRENT`` says of it.
+        use: takes the version.
         mirror: the bucket that counts, if there is one.
+        verify: see ``Version``.
 
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
@@ -355,7 +409,7 @@ def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here =
         current = read_current(root, mirror)
         for _ in range(_TRIES):
             try:
-                return use(_fetched(root, current, mirror), current)
+                return use(_fetched(root, current, mirror, verify))
             except (ArtifactError, StorageError) as error:
                 latest = read_current(root, mirror)
                 damaged = isinstance(error, ArtifactError)
@@ -364,11 +418,11 @@ def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here =
                 elif not (damaged and mirror.fetch_again(root / VERSIONS / current.version)):
                     _require_there(root, current.version, mirror)
                     raise
-        return use(_fetched(root, current, mirror), current)
+        return use(_fetched(root, current, mirror, verify))
 
 
-def _fetched(root: Path, current: Current, mirror: Here) -> Path:
-    """Return the folder of the published version, with what the bucket has of it."""
+def _fetched(root: Path, current: Current, mirror: Here, verify: str) -> Version:
+    """Return the published version, with what the bucket has of it."""
     folder = root / VERSIONS / current.version
     mirror.fetch(folder, compare=True)
     if not mirror.holds(folder):
@@ -376,7 +430,7 @@ def _fetched(root: Path, current: Current, mirror: Here) -> Path:
             # It was published since the bucket was listed.
             mirror.fetch(folder, compare=True)
         _require_there(root, current.version, mirror)
-    return folder
+    return read_version(folder, verify=verify, sha256=current.manifest_sha256)
 
 
 def require_published(root: Path) -> Current | None:
@@ -408,40 +462,27 @@ def _require_there(root: Path, version: str, mirror: Here = HERE) -> None:
         )
 
 
-def read_fields(root: Path, *, verify: str = "full") -> tuple[Path, dict[str, Any]]:
-    """Return the published version's folder and manifest, checked before anyone uses them.
-
-    Args:
-        root: the index folder.
-        verify: ``full`` checks every file's SHA-256, ``manifest`` its size and the manifest.
+def read_published(root: Path) -> Version:
+    """Return the published version of an index.
 
     Raises:
-        ArtifactError: nothing is published there, or it is damaged.
+        ArtifactError: nothing is published there, or its manifest is damaged.
     """
-
-    def read(folder: Path, current: Current) -> tuple[Path, dict[str, Any]]:
-        return folder, read_version(folder, verify=verify, sha256=current.manifest_sha256)
-
-    return with_published(root, read)
+    return with_published(root, lambda version: version)
 
 
-def read_version(
-    folder: Path,
-    *,
-    verify: str = "full",
-    sha256: str | None = None,
-    files: Collection[str] | None = None,
-) -> dict[str, Any]:
-    """Return the manifest of one version, published or not, checked.
+def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None) -> Version:
+    """Return a version, published or not, by its folder.
+
+    Its manifest is checked now, and each of its files when it is asked for.
 
     Args:
         folder: of the version.
-        verify: see ``read_fields``.
-        sha256: what ``CURRENT`` says of its manifest.
-        files: names of those to look at; the others need not be there. By default all.
+        verify: see ``Version``.
+        sha256: of the manifest as ``CURRENT`` has it.
 
     Raises:
-        ArtifactError: it is missing or damaged.
+        ArtifactError: the manifest is missing or damaged.
         ConfigError: ``verify`` is unknown.
     """
     if verify not in VERIFY:
@@ -450,15 +491,14 @@ def read_version(
     fields = manifest.read_manifest(
         folder, kind=KIND, version=FORMAT_VERSION, remedy=remedy, missing=remedy
     )
+    path = folder / manifest.MANIFEST
     if sha256 not in (None, manifest_sha256(folder)):
+        raise ArtifactError(f"{path} is damaged: it does not match {CURRENT}; {remedy}")
+    if fields.get("version") != folder.name:
         raise ArtifactError(
-            f"{folder / manifest.MANIFEST} is damaged: it does not match {CURRENT}; {remedy}"
+            f"{path} is damaged: it is the manifest of {fields.get('version')}; {remedy}"
         )
-    looked_at = fields
-    if files is not None and isinstance(fields.get("files"), dict):
-        looked_at = {"files": {name: fields["files"].get(name) for name in files}}
-    manifest.check_files(folder, looked_at, content=verify == "full", remedy=remedy)
-    return fields
+    return Version(folder, fields, verify, sha256)
 
 
 def manifest_sha256(folder: Path) -> str:

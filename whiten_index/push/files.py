@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 from whiten_index.artifacts.atomic import replacing, require_replaceable
 from whiten_index.artifacts.files import exists, is_link, reading, writing
 from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.manifest import sealed_json, unsealed
 from whiten_index.errors import ConfigError
 from whiten_index.sinks import VECTOR, Generation, Layout, VectorDtype, vectors_of
 from whiten_index.sinks.rows import vectors_array
@@ -78,7 +78,7 @@ def written_version(path: Path) -> Generation | None:
         return None
     require_replaceable(described, _is_ours, _HOLDS)
     try:
-        facts = load_json(_schema(described).metadata[MARK.encode()])
+        facts = unsealed(load_json(_schema(described).metadata[MARK.encode()]))
         return Generation.from_json({"transform": "", "name": "", "done": facts["rows"], **facts})
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -129,7 +129,7 @@ def write_rows(path: Path, layout: Layout, told: Generation) -> Iterator[_Write]
     """
     half = layout.dtype is VectorDtype.FLOAT16
     facts = {name: value for name, value in told.to_json().items() if name in _TOLD}
-    marked = {MARK: json.dumps(facts)}
+    marked = {MARK: sealed_json(facts).decode()}
     with contextlib.ExitStack() as open_files:
         open_files.enter_context(writing(path, kept=""))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.files import exists, writing
+from whiten_index.errors import ArtifactError
 from whiten_index.given import is_uri
 from whiten_index.objects import Here, Place, settled
 
@@ -64,6 +65,10 @@ class Users:
             ArtifactError: it is damaged.
         """
         fields = manifest.read_manifest(self.folder, kind=_KIND, version=_VERSION, name=path.name)
+        if f"{manifest.fingerprint({'index': fields['index']})}.json" != path.name:
+            raise ArtifactError(
+                f"{path} is damaged: it is the file of {fields['index']}; {manifest.REMEDY}"
+            )
         return str(fields["index"])
 
     def _by_file(self) -> dict[Path, str]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from whiten_index import index as faiss_index
 from whiten_index.changes import apart
 from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.origin import corpus_record
 from whiten_index.row_keys import KeyTable, digest_keys
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, KnownRows
 from whiten_index.update.base import Base
@@ -65,8 +66,8 @@ def _withdrawn(root: Path) -> dict[str, CorpusRecord]:
     found = {}
     for name in faiss_index.withdrawn_versions(root):
         with contextlib.suppress(ArtifactError):
-            path = root / faiss_index.VERSIONS / name / faiss_index.RECORD
-            found[name] = CorpusRecord.load(path)
+            version = faiss_index.read_version(root / faiss_index.VERSIONS / name)
+            found[name] = corpus_record(version)
     return found
 
 

@@ -92,7 +92,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         else:
             faiss_index.set_current(out, version)
         _remember(base, encoded)
-        _, fields = faiss_index.read_fields(out, verify="manifest")
+        fields = faiss_index.read_published(out).fields
         gates = tuple(fields.get("gates") or ())
         return UpdateReport(out, base.version, version, fields, changes, encoded, facts, gates)
 
@@ -106,7 +106,7 @@ def _interrupted(out: Path, identity: str, base: Base) -> str | None:
     version = faiss_index.find_version(out, identity)
     if version is None:
         return None
-    fields = faiss_index.read_version(out / faiss_index.VERSIONS / version, verify="manifest")
+    fields = faiss_index.read_version(out / faiss_index.VERSIONS / version).fields
     made_of = (fields.get("update") or {}).get("base")
     return version if made_of == base.version else None
 

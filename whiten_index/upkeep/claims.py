@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists, is_file, is_folder
 from whiten_index.artifacts.lock import LOCK
-from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.artifacts.manifest import MANIFEST, records_in
 from whiten_index.errors import ArtifactError, ConfigError, FormatError
 from whiten_index.index import (
     CANDIDATES,
     CURRENT,
-    FORMAT_VERSION,
-    KIND,
     RECORD,
     VERSIONS,
+    Version,
+    read_version,
     require_published,
     strange_entries,
     version_names,
 )
+from whiten_index.origin import corpus_record
 from whiten_index.store import CorpusRecord, EmbeddingStore
 
 _PARTS = (CURRENT, VERSIONS, CANDIDATES)
@@ -166,13 +166,13 @@ def corpora_claims(store: EmbeddingStore) -> Iterator[Claim]:
         ArtifactError: the record of one is damaged.
     """
     for path in record_paths(store):
-        record = CorpusRecord.load(path)
+        record = store.record(path.name)
         yield Claim(f"corpus {corpus_name(record)}", store.fingerprint, record)
 
 
 def record_paths(store: EmbeddingStore) -> list[Path]:
     """Return the files of a store that remember corpora."""
-    return manifest.records_in(store.folder / "corpora")
+    return records_in(store.folder / "corpora")
 
 
 def corpus_name(record: CorpusRecord) -> str:
@@ -229,13 +229,16 @@ def version_claim(folder: Path, root: Path, stores: Collection[EmbeddingStore]) 
         ArtifactError: it cannot be told.
     """
     by = f"version {folder.name} of index {folder.parent.parent}"
-    fields = _fields(folder)
+    version = _version(folder)
+    fields = None if version is None else version.fields
     encoder = None if fields is None else str(fields.get("encoder_fingerprint"))
     mine = [store for store in stores if encoder in (None, store.fingerprint)]
     if not mine:
         return None
     try:
-        return Claim(by, encoder, CorpusRecord.load(folder / RECORD))
+        # Without its manifest, a record that its own digest proves sound says what is needed.
+        own = CorpusRecord.load(folder / RECORD) if version is None else corpus_record(version)
+        return Claim(by, encoder, own)
     except FormatError:
         raise
     except ArtifactError:
@@ -250,9 +253,9 @@ def version_claim(folder: Path, root: Path, stores: Collection[EmbeddingStore]) 
     )
 
 
-def _fields(folder: Path) -> dict[str, Any] | None:
+def _version(folder: Path) -> Version | None:
     try:
-        return manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+        return read_version(folder)
     except FormatError:
         raise
     except ArtifactError:

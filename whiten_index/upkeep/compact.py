@@ -29,7 +29,6 @@ from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import require_published
 from whiten_index.space import require_space
 from whiten_index.store import (
-    CorpusRecord,
     EmbeddingStore,
     InFolder,
     Member,
@@ -141,7 +140,7 @@ def _compact(store: EmbeddingStore, pack_rows: int) -> CompactReport:
     with only_writer(store.folder, what="store"):
         store.tidy()
         inventory = Inventory.take(store)
-        records = [CorpusRecord.load(path) for path in record_paths(store)]
+        records = [store.record(path.name) for path in record_paths(store)]
         shards = list(dict.fromkeys(name for record in records for name in record.shards))
         before, plan = _room(inventory), Plan.make(inventory, shards, _others(store), pack_rows)
         _require_space(store, plan)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import exists, is_folder, require_path, size_of
+from whiten_index.artifacts.files import is_folder, require_path, size_of
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.index import (
     CANDIDATES,
@@ -17,14 +18,14 @@ from whiten_index.index import (
     VERSIONS,
     Current,
     Documents,
+    Version,
     read_current,
     read_version,
     strange_entries,
     version_names,
     version_number,
 )
-from whiten_index.origin import missing_shards, store_places
-from whiten_index.store import CorpusRecord
+from whiten_index.origin import corpus_record, missing_shards, store_places
 from whiten_index.upkeep.claims import is_index, version_folders
 from whiten_index.upkeep.report import Damage, VerifyReport, reason, remedy_for
 
@@ -143,11 +144,13 @@ class _Check:
         published = self.current is not None and self.current.version == folder.name
         in_versions = folder.parent.name == VERSIONS
         sha256 = self.current.manifest_sha256 if self.current and published else None
-        fields = read_version(folder, verify="full", sha256=sha256 if in_versions else None)
+        version = read_version(folder, sha256=sha256 if in_versions else None).check()
+        fields = version.fields
         self._note_store(fields)
-        counts = {DOCUMENTS: len(Documents(folder / DOCUMENTS))}
-        if exists(folder / RECORD):
-            counts[RECORD] = CorpusRecord.load(folder / RECORD).rows
+        counts = {
+            DOCUMENTS: len(Documents(version.file(DOCUMENTS))),
+            RECORD: corpus_record(version).rows,
+        }
         wrong = [f"{name} of {n}" for name, n in counts.items() if n != fields["rows"]]
         if wrong:
             raise ArtifactError(
@@ -155,11 +158,12 @@ class _Check:
                 f"{fields['rows']}"
             )
         if self.with_store:
-            self._check_store(folder)
+            self._check_store(version)
 
-    def _check_store(self, folder: Path) -> None:
+    def _check_store(self, version: Version) -> None:
         """Look whether the store has the shards of a version that is sound itself."""
-        store, missing = missing_shards(self.root, folder)
+        folder = version.folder
+        store, missing = missing_shards(self.root, version)
         if store is None:
             self.notes.append(
                 f"the store of {_kind(folder)} {folder.name} is not there, and was not looked at; "
@@ -173,7 +177,7 @@ class _Check:
                 "nor updated"
             )
 
-    def _note_store(self, fields: dict[str, Any]) -> None:
+    def _note_store(self, fields: Mapping[str, Any]) -> None:
         places = (place for place in store_places(self.root, fields) if isinstance(place, Path))
         self.stores += [str(place) for place in places if is_folder(place)][:1]
 

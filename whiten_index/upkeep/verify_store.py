@@ -17,7 +17,6 @@ from whiten_index.index import CURRENT, require_published
 from whiten_index.moments import Moments
 from whiten_index.store import (
     CorpusPart,
-    CorpusRecord,
     EmbeddingStore,
     InFolder,
     Member,
@@ -156,7 +155,7 @@ class _Check:
         if not self._looks_at("manifests", path):
             return
         try:
-            manifest.read_manifest(self.folder, kind=store.KIND, version=store.FORMAT_VERSION)
+            store.read_encoder(self.folder)
         except (ArtifactError, StorageError) as error:
             remedy = (
                 "run whiten-index encode with one of its corpora and the same model again: it "
@@ -167,7 +166,7 @@ class _Check:
     def _corpora(self) -> Iterator[Claim]:
         for path in record_paths(self.store):
             try:
-                record = CorpusRecord.load(path)
+                record = self.store.record(path.name)
             except (ArtifactError, StorageError) as error:
                 if self._looks_at("corpora", path):
                     self._add(path, error, *self._mending_record(path))
