@@ -153,7 +153,7 @@ def test_an_owner_who_cannot_be_made_out_is_waited_for_like_another_hosts(
 @pytest.mark.parametrize("changes", [{"boot": "another"}, {"machine": "another"}, {}])
 def test_a_dead_owner_of_this_host_is_followed_at_once(tmp_path, monkeypatch, changes):
     monkeypatch.setattr(lock.time, "sleep", None)
-    monkeypatch.setattr(lock, "_host", lambda: {"host": "h", "machine": "m", "boot": "b"})
+    monkeypatch.setattr(lock, "host_facts", lambda: {"host": "h", "machine": "m", "boot": "b"})
     owned_by(tmp_path, **{"host": "h", "machine": "m", "boot": "b", **changes})
     enter(tmp_path)
     owned_by(tmp_path, host="h", machine="another", boot="another")

@@ -15,7 +15,6 @@ import errno
 import hashlib
 import json
 import os
-import socket
 import tempfile
 import threading
 import time
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import make_folder
+from whiten_index.artifacts.atomic import host_facts, make_folder
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import BusyError
 
@@ -78,7 +77,7 @@ class Held:
         self._path = folder / _OWNER
         # The thread that renews the file may have to make it anew, and so may this one.
         self._making = threading.Lock()
-        self._me = {**_host(), "pid": os.getpid(), "since": _now(), "token": uuid.uuid4().hex}
+        self._me = {**host_facts(), "pid": os.getpid(), "since": _now(), "token": uuid.uuid4().hex}
 
     def require(self) -> None:
         """Check that this is so still; for right before what cannot be taken back.
@@ -199,7 +198,7 @@ class Held:
 
     def _aside(self, name: str) -> Path:
         # One name a host, so that what a killed process leaves is written over.
-        host = hashlib.sha256(json.dumps(_host()).encode()).hexdigest()[:12]
+        host = hashlib.sha256(json.dumps(host_facts()).encode()).hexdigest()[:12]
         return self._folder / f".tmp-{host}~{name}{_OWNER}"
 
 
@@ -226,7 +225,7 @@ class _Seen:
         One of the same kernel and another name, as in another container, is none: what both see as
         a folder may be mounts that know nothing of each other's locks.
         """
-        me, owner = _host(), self.owner
+        me, owner = host_facts(), self.owner
         same = {name for name, value in me.items() if value == owner.get(name)}
         return "host" in same and bool(same & {"boot", "machine"})
 
@@ -273,22 +272,6 @@ def _busy(folder: Path, what: str, seen: _Seen | None, *, shared: bool = False) 
         f"{what} {folder} is being written by {seen or 'another process'}; wait for it to end, or "
         f"choose another folder{gone if shared else ''}"
     )
-
-
-def _host() -> dict[str, str]:
-    """Return what tells hosts apart: name, machine, and the kernel's present run."""
-    return {
-        "host": socket.gethostname(),
-        "machine": _read("/etc/machine-id"),
-        "boot": _read("/proc/sys/kernel/random/boot_id"),
-    }
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _now() -> str:

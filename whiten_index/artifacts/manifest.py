@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import make_folder, replace_file, temporary_name
+from whiten_index.artifacts.atomic import make_folder, replace_file, temporary_folder
 from whiten_index.artifacts.files import (
     exists,
     fsync_path,
@@ -57,9 +56,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
     """
     with writing(final):
         make_folder(final.parent)
-        temporary = final.parent / temporary_name(final.name)
-        temporary.mkdir()
-        try:
+        with temporary_folder(final) as temporary:
             fields = fill(temporary)
             manifest = _sealed({**fields, "files": describe_files(temporary)})
             for name in manifest["files"]:
@@ -74,8 +71,6 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
                     raise
                 manifest = read_json(final / MANIFEST, what="an artifact")
             fsync_path(final.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
     return manifest
 
 
