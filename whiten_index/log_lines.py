@@ -21,6 +21,7 @@ from whiten_index.stopping import (
     heed_stop,
     leave_stage,
 )
+from whiten_index.streams import guarded, plain_json
 
 _EVERY_SECONDS = 10.0
 
@@ -50,8 +51,8 @@ class LogForm(Enum):
         In text, what is nested is named with dots (``rows.new=3``) and lists are JSON.
         """
         if self is LogForm.JSON:
-            return json.dumps(fields, default=str)
-        return " ".join(f"{_key(name)}={_value(value)}" for name, value in _flat(fields))
+            return plain_json(json.dumps(fields, default=str))
+        return plain_json(" ".join(f"{_key(k)}={_value(value)}" for k, value in _flat(fields)))
 
 
 class LogLines:
@@ -137,7 +138,8 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
         kept: what an interruption leaves finished, for the next run to go on from.
         lines: where it is logged; JSON lines where it is left out.
     """
-    status = _ended(work, kept=kept, lines=lines or LogLines())
+    with guarded() as streams:
+        status = streams.end(_ended(work, kept=kept, lines=lines or LogLines()))
     finish_undisturbed(status)
     return status
 

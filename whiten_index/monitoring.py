@@ -15,7 +15,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import fsync_path, is_folder, writing
+from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.files import is_folder, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.given import cut, require_path
@@ -95,7 +96,7 @@ def check_metrics(path: Path) -> None:
     if not path.name:
         raise ConfigError(f"metrics file {path} is a folder; name a file in it")
     try:
-        _new_of(path).lstat()
+        path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
@@ -141,20 +142,9 @@ def write_metrics(path: Path, run: LastRun, *, index: Path) -> None:
     for gate in run.gates:
         samples.append(("update_gate_passed", {"gate": gate["name"]}, float(gate["passed"])))
     text: bytes = _client().generate_latest(_Collector(samples, label))
-    # It does not end in .prom, so that nobody reads half of it; and unlike the name that the
-    # library's own writer takes it is the same every night, so that a killed run leaves no litter.
-    temporary = _new_of(path)
+    # node_exporter reads no folders, so that it never sees half of the file.
     with writing(path, kept=""):
-        try:
-            temporary.write_bytes(text)
-            fsync_path(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _new_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.new")
+        replace_file(path, text)
 
 
 def _client() -> Any:

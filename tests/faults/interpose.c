@@ -262,6 +262,10 @@ int renameat(int at, const char *from, int other, const char *to) {
     REAL(renameat);
     return fails(RENAME, other, to) ? -1 : real(at, from, other, to);
 }
+int renameat2(int at, const char *from, int other, const char *to, unsigned flags) {
+    REAL(renameat2);
+    return fails(RENAME, other, to) ? -1 : real(at, from, other, to, flags);
+}
 
 #define CHANGES(name, kind) \
     int name(const char *path) { \

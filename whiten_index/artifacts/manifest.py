@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import (
-    discard,
     leftovers_in,
     make_folder,
     replace_file,
-    temporary_name,
+    temporary_folder,
 )
 from whiten_index.artifacts.files import (
     exists,
@@ -63,9 +62,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
     """
     with writing(final):
         make_folder(final.parent)
-        temporary = final.parent / temporary_name(final.name)
-        temporary.mkdir()
-        try:
+        with temporary_folder(final) as temporary:
             fields = fill(temporary)
             manifest = _sealed({**fields, "files": describe_files(temporary)})
             for name in manifest["files"]:
@@ -80,8 +77,6 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
                     raise
                 manifest = read_json(final / MANIFEST, what="an artifact")
             fsync_path(final.parent)
-        finally:
-            discard(temporary)
     return manifest
 
 

@@ -4,7 +4,7 @@ Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or que
 5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk, bucket ·
 8 the embeddings do not allow the whitening · 9 a gate kept a new version from being published ·
 10 a database cannot be reached, or refuses · 11 a cluster cannot be reached, or has no worker ·
-12 shards were set aside, all others are done · 130 interrupted.
+12 shards were set aside, all others are done · 130 interrupted · 141 whoever read the output ended.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from whiten_index.collector import spare_what_was_imported
 from whiten_index.errors import ConfigError, SetAsideError, WhitenIndexError
 from whiten_index.given import require_no_secret, require_plain_environment
 from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
+from whiten_index.streams import cell, guarded, open_closed_descriptors
 
 
 class _Commands(click.Group):
@@ -61,6 +62,15 @@ class _Commands(click.Group):
             context.exit(error.exit_code)
         return super().parse_args(context, args)
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        with guarded() as streams:
+            try:
+                return super().main(*args, **options)
+            except SystemExit as ended:
+                if not isinstance(ended.code, int | None):
+                    raise
+                raise SystemExit(streams.end(ended.code or 0)) from None
+
     def invoke(self, context: click.Context) -> Any:
         try:
             try:
@@ -68,7 +78,7 @@ class _Commands(click.Group):
             finally:
                 finish_undisturbed()
         except WhitenIndexError as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"Error: {cell(error)}", err=True)
             if isinstance(error, SetAsideError) and "--json" in sys.argv:
                 terminal.print_json({"error": str(error), "set_aside": error.items})
             context.exit(error.exit_code)
@@ -91,10 +101,15 @@ class _Commands(click.Group):
 
 @click.group(
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    # With colour click removes no escapes: these are shown.
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "color": True,
+    },
     epilog="Exit status: 0 done, 2 options, 3 corpus or queries, 4 encoder, 5 damaged or missing "
     "artifact, 6 folder in use, 7 disk or bucket, 8 whitening impossible, 9 kept back by a gate, "
-    "10 database, 11 cluster, 12 shards set aside, 130 interrupted.",
+    "10 database, 11 cluster, 12 shards set aside, 130 interrupted, 141 broken pipe.",
 )
 @click.version_option(whiten_index.__version__, prog_name="whiten-index")
 def cli() -> None:
@@ -140,6 +155,7 @@ def _print_exception(*raised: Any) -> None:
 
 def main() -> None:
     """Run the command line."""
+    open_closed_descriptors()
     sys.excepthook = _print_exception
     spare_what_was_imported()
     stop_on_signals()

@@ -15,6 +15,7 @@ from whiten_index.cli.options import (
     verify_option,
     with_options,
 )
+from whiten_index.streams import cell
 
 if TYPE_CHECKING:
     from whiten_index.search import Hit, SearchIndex
@@ -114,7 +115,7 @@ def search(
         terminal.print_json({"results": [_result(query, hits) for query, hits in found]})
         return
     for query, hits in found:
-        click.echo(query)
+        click.echo(cell(query))
         for hit in hits:
             _print_hit(hit, passages=opened.grouped)
 
@@ -167,7 +168,7 @@ def _print_hit(hit: Hit, *, passages: bool) -> None:
 
     columns, added = hit.columns, PASSAGE_COLUMNS if passages else ()
     kept = "  ".join(str(value) for name, value in columns.items() if name not in added)
-    click.echo(f"  {hit.score:.4f}  {hit.id}  {terminal.one_line(kept)}".rstrip())
+    click.echo(f"  {hit.score:.4f}  {cell(hit.id)}  {terminal.one_line(kept)}".rstrip())
     if passages:
         place = f"[{columns[PASSAGE_START]}:{columns[PASSAGE_END]}]"
         click.echo(f"          {place} {terminal.one_line(columns[PASSAGE_TEXT])}")

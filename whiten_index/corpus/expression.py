@@ -94,32 +94,29 @@ class RowFilter:
         return cls(text, tuple(sorted(_columns(tree))), tree)
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """Return the rows of ``table`` where the condition holds.
+        """Return the rows of ``table`` where the condition holds; see ``mask``."""
+        return table.filter(pa.array(self.mask(table)))
 
-        Raises:
-            CorpusError: a column is compared with a value of another type.
-        """
-        types = {each.name: each.type for each in table.schema}
-        try:
-            return table.filter(_condition(self._tree, types))
-        except (pa.ArrowException, TypeError) as error:
-            raise CorpusError(
-                f"the row filter {cut(self.text, most=200)!r} does not fit the columns "
-                f"({str(error).splitlines()[0]}); compare a column with a value of its own type"
-            ) from error
-
-    def mask(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return which rows (n,) of ``batch`` the condition holds for.
+    def mask(self, rows: pa.Table | pa.RecordBatch) -> NDArray[np.bool_]:
+        """Return which rows (n,) the condition holds for.
 
         Raises:
             CorpusError: a column is compared with a value of another type.
         """
         # A name that no column of the condition has.
         number = max((*self.columns, ""), key=len) + "#"
-        columns = {name: batch.column(name) for name in self.columns}
-        table = pa.table({**columns, number: np.arange(batch.num_rows)})
-        mask = np.zeros(batch.num_rows, dtype=np.bool_)
-        mask[self.apply(table).column(number).to_numpy()] = True
+        columns = {name: rows.column(name) for name in self.columns}
+        table = pa.table({**columns, number: np.arange(rows.num_rows)})
+        types = {each.name: each.type for each in table.schema}
+        try:
+            passing = table.filter(_condition(self._tree, types)).column(number)
+        except (pa.ArrowException, TypeError) as error:
+            raise CorpusError(
+                f"the row filter {cut(self.text, most=200)!r} does not fit the columns "
+                f"({str(error).splitlines()[0]}); compare a column with a value of its own type"
+            ) from error
+        mask = np.zeros(rows.num_rows, dtype=np.bool_)
+        mask[passing.to_numpy()] = True
         return mask
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.atomic import scratch_folder
 from whiten_index.assemble import blocks
 from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
@@ -165,7 +165,7 @@ class Spaces:
     def _encoded(self, source: str, column: str) -> Iterator[NDArray[np.floating]]:
         config = self._config
         with ExitStack() as stack:
-            store = config.store or stack.enter_context(tempfile.TemporaryDirectory())
+            store = config.store or str(stack.enter_context(scratch_folder()))
             encoder = {f.name: getattr(config.encoder, f.name) for f in fields(config.encoder)}
             build = BuildConfig(corpus=(source,), text_columns=(column,), store=store, **encoder)
             report = encode_corpus(build, progress=self._stages.watcher)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import remove_path
+from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import list_folder, writing
 from whiten_index.artifacts.manifest import check_files, fingerprint, publish_folder, read_manifest
 from whiten_index.artifacts.tensors import create_tensor, map_tensor, read_tensors, write_tensors
@@ -221,8 +220,8 @@ def kept_states(
         rows = {text: row for row, text in enumerate(distinct)}
         yield PooledStates(values, tuple(poolings), spec, rows)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        yield PooledStates.of(texts, config.encoder, Path(folder), stages, poolings=poolings)
+    with scratch_folder() as folder:
+        yield PooledStates.of(texts, config.encoder, folder, stages, poolings=poolings)
 
 
 def _note_head(model: ModelFolder, stages: Stages) -> None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +38,6 @@ from whiten_index.index.versions import (
 from whiten_index.whitening import Whitening
 
 Search = Callable[[NDArray[np.float32], int], tuple[Scores, Rows]]
-_SILENCING = threading.Lock()
 
 
 class Rescorer(Protocol):
@@ -350,32 +344,17 @@ def read_index(version: Version, *, mapped: bool) -> Any:
     on_disk = IVF_DATA in version
     if on_disk:
         version.file(IVF_DATA)
-        # The lists are mapped from the file beside it, wherever both were when they were written.
-        flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
+        # FAISS's own flag for lists that were moved prints on standard output.
+        flags = faiss.IO_FLAG_SKIP_IVF_DATA | faiss.IO_FLAG_READ_ONLY
     try:
-        with reading(path), _silenced() if on_disk else contextlib.nullcontext():
-            return faiss.read_index(str(path), flags)
+        with reading(path):
+            index = faiss.read_index(str(path), flags)
+            if on_disk:
+                lists = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)
+                lists.filename = str(version.file(IVF_DATA))
+                lists.do_mmap()
     except RuntimeError as error:
         raise ArtifactError(
             f"FAISS cannot read {path}; {mending(version.folder.parent.parent)}"
         ) from error
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    """Drop what FAISS prints on standard output, where the results go, about moved lists."""
-    library = ctypes.CDLL(None)
-    # Of two threads at once, the second would take the first one's nowhere for standard output.
-    with _SILENCING:
-        sys.stdout.flush()
-        library.fflush(None)
-        kept = os.dup(1)
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.close(nowhere)
-            yield
-        finally:
-            library.fflush(None)
-            os.dup2(kept, 1)
-            os.close(kept)
+    return index
