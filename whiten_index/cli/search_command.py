@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import device_option, json_option, threads_option, with_options
+from whiten_index.cli.options import (
+    device_option,
+    json_option,
+    threads_option,
+    trust_option,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from whiten_index.search import Hit, SearchIndex
 
 _OPENING = (
-    "model", "device", "threads", "verify", "mapped", "rerank", "rerank_by", "store",
-    "index_device",
+    "model", "trust_remote_code", "device", "threads", "verify", "mapped", "rerank", "rerank_by",
+    "store", "index_device",
 )  # fmt: skip
 _QUERIES = ("run", "text_columns", "embedding_column", "id_column")
 
@@ -47,6 +53,7 @@ how_options = [
     ),
     click.option("--store", help="Where the raw embeddings are now, if they moved."),
     click.option("--model", help="Where the index's own encoder is now, if it moved."),
+    trust_option,
     device_option,
     threads_option,
     click.option(
