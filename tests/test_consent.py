@@ -272,6 +272,16 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
     assert not mark.exists()
 
 
+def test_attention_code_of_a_hub_needs_consent(plain, tmp_path):
+    """transformers fetches and runs such code by the name in ``config.json`` alone."""
+    for key in ("attn_implementation", "_attn_implementation"):
+        edit_json(tmp_path / "plain-model" / "config.json", **{key: "acme/fast"})
+        code, _, err = run("search", plain, "the cat")
+        assert code == ENCODER_EXIT
+        assert "names attention code on the hub ('acme/fast')" in " ".join(err.split())
+        assert FLAG in err
+
+
 @pytest.mark.parametrize("flag", [(), (FLAG,)])
 def test_a_pickle_among_the_weights_never_runs(flag, plain, tmp_path):
     """Its digest is forged too, so that only the reader of weights stands in the way."""

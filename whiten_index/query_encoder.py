@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whiten_index.encoding import (
     EncoderConfig,
@@ -30,28 +30,16 @@ class QueryEncoder:
     """The encoder of queries, loaded when first needed; threads may share it."""
 
     def __init__(
-        self,
-        recorded: EncoderSpec | None,
-        *,
-        model: str | None = None,
-        trust_remote_code: bool = False,
-        device: str = "auto",
-        threads: int | None = None,
-        instead: str = _OF_AN_INDEX,
+        self, recorded: EncoderSpec | None, *, instead: str = _OF_AN_INDEX, **opening: Any
     ) -> None:
-        """Take what a manifest names, and what its opener allows; see ``recorded_config``.
+        """Take what a manifest names, and what its opener allows.
 
         Args:
             recorded: the encoder's identity, None where the index knows none.
-            model: see ``recorded_config``.
-            trust_remote_code: see ``recorded_config``.
-            device: of the encoder.
-            threads: CPU threads of the encoder.
             instead: what the caller can do where the index knows none, for the message.
+            opening: the options of ``recorded_config``.
         """
-        self._recorded = recorded
-        self._options = (model, trust_remote_code, device, threads)
-        self._instead = instead
+        self._recorded, self._instead, self._opening = recorded, instead, opening
         self._encoder: Encoder | None = None
         self._loading = threading.Lock()
 
@@ -62,16 +50,8 @@ class QueryEncoder:
         Raises:
             EncoderError: the model needs code that the opener does not allow.
         """
-        if self._recorded is None:
-            return None
-        model, trusted, device, threads = self._options
-        return recorded_config(
-            self._recorded,
-            model=model,
-            trust_remote_code=trusted,
-            device=device,
-            threads=threads,
-        )
+        recorded = self._recorded
+        return None if recorded is None else recorded_config(recorded, **self._opening)
 
     @property
     def loaded(self) -> bool:

@@ -90,11 +90,9 @@ class QueryTransform:
         self.encoder_facts = dict(encoder)
         self.version = version
         self._options: dict[str, Any] = {
-            "model": model,
-            "trust_remote_code": trust_remote_code,
-            "device": device,
+            "model": model, "trust_remote_code": trust_remote_code, "device": device,
             "threads": threads,
-        }
+        }  # fmt: skip
         self._spec = recorded_spec(self.encoder_facts)
         if self._spec is not None and self._spec.dim != whitening.dim:
             raise ConfigError(

@@ -95,9 +95,15 @@ class ModelFolder:
 
     @property
     def has_code(self) -> bool:
-        """Whether transformers would run Python code that comes with the model."""
+        """Whether transformers would run code that comes with the model, given consent."""
         tokenizer = read_object(self.path / "tokenizer_config.json")
-        return bool(self.config.get("auto_map") or tokenizer.get("auto_map"))
+        return bool(self.config.get("auto_map") or tokenizer.get("auto_map") or self.hub_kernel)
+
+    @property
+    def hub_kernel(self) -> str | None:
+        """The repository of attention code that the configuration names, None for none."""
+        named = (str(self.config.get(f"{dash}attn_implementation")) for dash in ("", "_"))
+        return next((each for each in named if "/" in each), None)
 
     @property
     def hidden_size(self) -> int:
@@ -158,6 +164,11 @@ def find_model(
         StorageError: the hub's cache cannot be written.
     """
     found = _find(name, revision, local_files_only=local_files_only)
+    if found.hub_kernel and not trust_remote_code:
+        raise EncoderError(
+            f"config.json of model {name} names attention code on the hub ({found.hub_kernel!r}); "
+            "if you trust that code, allow it with --trust-remote-code"
+        )
     return replace(found, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
 
 

@@ -65,11 +65,9 @@ class QueryHalf:
         require_folder(source, what="the query half")
         self.given, self._source, self._k = str(source), Path(source).absolute(), k
         self._options: dict[str, Any] = {
-            "model": model,
-            "trust_remote_code": trust_remote_code,
-            "device": device,
+            "model": model, "trust_remote_code": trust_remote_code, "device": device,
             "threads": threads,
-        }
+        }  # fmt: skip
         self._opened: QueryTransform | None = None
         self._expected: str | None = None
         self._opening = threading.Lock()
