@@ -454,7 +454,7 @@ def test_whole_numbers_as_ids_are_those_of_the_judgements(tiny_model, tmp_path, 
         ({"sets": ["a"], "run": "r.trec", "run_out": "o.trec"}, "--run-out writes what is"),
         ({"sets": ["a"], "index": "i", "store": "s"}, "--store says how to build, and an index"),
         ({"sets": ["a"], "index": "i", "max_length": 9}, "--index and --max-length each say what"),
-        ({"sets": ["a"], "run": "r.trec", "model": "m"}, "--model says how to build, and a run"),
+        ({"sets": ["a"], "run": "r.trec", "model": "m"}, "--model is for a search, and a run"),
         (
             {"qrels": "q.tsv", "run": "r.trec", "queries": "q.jsonl"},
             "--queries is for a search, and",

@@ -374,7 +374,8 @@ def test_dropped_pairs_are_told(pairs, tiny_model, tmp_path, write_parquet):
         (("--set", "STS12"), 2, "there is no set STS12; the sets are mine"),
         (("--split", "mine"), 2, "no SET=SPLIT"),
         (("--word-vectors", "x.txt"), 2, "each say what to evaluate"),
-        (("--index", "nowhere"), 2, "each say what to evaluate"),
+        (("--index", "nowhere", "--dtype", "int8"), 2, "each say what to evaluate"),
+        (("--index", "nowhere"), 5, "nowhere does not exist"),
     ],
 )
 def test_bad_input_ends_with_a_sentence(pairs, tiny_model, arguments, code, message):

@@ -22,6 +22,7 @@ from whiten_index.encoding import (
     EncoderConfig,
     EncoderSpec,
     find_model,
+    recorded_config,
     resolve_encoder,
 )
 from whiten_index.errors import ConfigError, EncoderError
@@ -190,7 +191,7 @@ def test_a_spec_read_from_a_manifest_resolves_to_itself(copy_of, tmp_path, insid
     assert spec.lower_case
     again = EncoderSpec.from_json(json.loads(json.dumps(spec.to_json())))
     assert again == spec
-    found = resolve_encoder(again.as_config())[0]
+    found = resolve_encoder(recorded_config(again))[0]
     assert found.fingerprint == spec.fingerprint
     assert replace(found, model=spec.model) == spec
 

@@ -25,7 +25,7 @@ from tests.build_helpers import build, closed_form, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index, query_encoder
 from whiten_index.artifacts.manifest import sealed_json
 from whiten_index.cli import cli
-from whiten_index.encoding import Encoder
+from whiten_index.encoding import Encoder, recorded_spec
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -39,7 +39,7 @@ from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
 from whiten_index.push.config import PushConfig
 from whiten_index.push.source import PushSource
-from whiten_index.query_encoder import digest_of, recorded_spec
+from whiten_index.query_encoder import digest_of
 from whiten_index.whitening import Affine, Kind, Whitening
 
 ROWS, K = 120, 6

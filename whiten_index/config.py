@@ -31,6 +31,8 @@ _COUNTING_ESTIMATORS = (Estimator.LEDOIT_WOLF, Estimator.OAS)
 _OF_AUTO = ("queries", "qrels", "qrels_split", "pairs")
 RUNNERS = ("local", "ray")
 _OF_RUNNER = ("runner", "address", "workers")
+# What a user allows is asked for every time, and never read from a manifest.
+_ALLOWED = ("trust_remote_code", "local_files_only")
 _LISTS = ("corpus", "text_columns", "keep", "layers")
 _OPTIONS = {"text_column": "text_columns", "filter": "row_filter"}
 
@@ -53,8 +55,8 @@ class BuildConfig:
         shard_rows: rows a shard at most.
         model, revision, pooling, layers, max_length, dtype, compile, device, threads,
             document_prompt, query_prompt, document_prompt_name, query_prompt_name,
-            trust_remote_code: see ``EncoderConfig``. With an embedding column, ``model`` names the
-            encoder of the queries.
+            trust_remote_code, local_files_only: see ``EncoderConfig``. With an embedding column,
+            ``model`` names the encoder of the queries.
         passage_tokens: cut texts into passages of so many tokens at most; see ``PassageConfig``.
         overlap: tokens that neighbouring passages share at most; 0 where it is left out.
         store_dtype: float16, float32 or own; the default is float16, or own for a column.
@@ -105,6 +107,7 @@ class BuildConfig:
     document_prompt_name: str | None = None
     query_prompt_name: str | None = None
     trust_remote_code: bool = False
+    local_files_only: bool = False
     passage_tokens: int | None = None
     overlap: int | None = None
     store_dtype: str | None = None
@@ -306,8 +309,9 @@ class BuildConfig:
         return require_dtype(self.store_dtype, own=self.embedding_column is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values, but for who did the work: it made no difference."""
-        return {name: value for name, value in asdict(self).items() if name not in _OF_RUNNER}
+        """Return the fields as JSON values, but for who did the work and what the user allowed."""
+        left_out = (*_OF_RUNNER, *_ALLOWED)
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

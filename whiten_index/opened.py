@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.corpus import RowFilter
+from whiten_index.encoding import recorded_spec
 from whiten_index.index import (
     Bundle,
     Current,
@@ -20,7 +21,7 @@ from whiten_index.index import (
     with_published,
 )
 from whiten_index.objects import HERE, Here, Place
-from whiten_index.query_encoder import QueryEncoder, recorded_spec, require_texts
+from whiten_index.query_encoder import QueryEncoder, require_texts
 from whiten_index.rerank import Reranker, open_reranker
 
 
@@ -67,6 +68,7 @@ class Opening:
     root: Path
     mirror: Here = HERE
     model: str | None = None
+    trust_remote_code: bool = False
     device: str = "auto"
     threads: int | None = None
     verify: str = "full"
@@ -116,9 +118,10 @@ class Opening:
         return Opened(bundle, reranker, self._query_encoder(bundle, before))
 
     def _query_encoder(self, bundle: Bundle, before: Opened | None) -> QueryEncoder:
-        made = QueryEncoder.of(
+        made = QueryEncoder(
             recorded_spec(bundle.manifest["encoder"]),
             model=self.model,
+            trust_remote_code=self.trust_remote_code,
             device=self.device,
             threads=self.threads,
         )

@@ -5,11 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
+from whiten_index.encoding import (
+    EncoderConfig,
+    EncoderSpec,
+    ModelFolder,
+    recorded_config,
+    resolve_encoder,
+)
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.given import shown
 from whiten_index.whitening import Whitening
@@ -21,49 +27,31 @@ _OF_AN_INDEX = "search with --like or with embeddings"
 
 
 class QueryEncoder:
-    """The encoder of queries, loaded when first needed; threads may share it.
-
-    Attributes:
-        config: how to load it; None where the index knows none.
-    """
+    """The encoder of queries, loaded when first needed; threads may share it."""
 
     def __init__(
-        self,
-        recorded: EncoderSpec | None,
-        config: EncoderConfig | None,
-        *,
-        instead: str = _OF_AN_INDEX,
+        self, recorded: EncoderSpec | None, *, instead: str = _OF_AN_INDEX, **opening: Any
     ) -> None:
-        """Take what a manifest names.
+        """Take what a manifest names, and what its opener allows.
 
         Args:
-            recorded: the encoder's identity.
-            config: how to load it.
+            recorded: the encoder's identity, None where the index knows none.
             instead: what the caller can do where the index knows none, for the message.
+            opening: the options of ``recorded_config``.
         """
-        self.config = config
-        self._recorded = recorded
-        self._instead = instead
+        self._recorded, self._instead, self._opening = recorded, instead, opening
         self._encoder: Encoder | None = None
         self._loading = threading.Lock()
 
-    @classmethod
-    def of(
-        cls,
-        recorded: EncoderSpec | None,
-        *,
-        model: str | None = None,
-        device: str = "auto",
-        threads: int | None = None,
-        instead: str = _OF_AN_INDEX,
-    ) -> QueryEncoder:
-        """Take an encoder's identity, and where its model is now, if no longer where it was."""
-        if recorded is None:
-            return cls(None, None, instead=instead)
-        config = recorded.as_config(device=device, threads=threads)
-        if model is not None:
-            config = replace(config, model=model, revision=None)
-        return cls(recorded, config, instead=instead)
+    @property
+    def config(self) -> EncoderConfig | None:
+        """How to load it; None where the index knows none.
+
+        Raises:
+            EncoderError: the model needs code that the opener does not allow.
+        """
+        recorded = self._recorded
+        return None if recorded is None else recorded_config(recorded, **self._opening)
 
     @property
     def loaded(self) -> bool:
@@ -105,25 +93,24 @@ class QueryEncoder:
                 self._encoder = self._load()
             return self._encoder
 
-    def resolve(self) -> tuple[EncoderSpec, ModelFolder]:
+    def resolve(self) -> tuple[EncoderSpec, ModelFolder, EncoderConfig]:
         """Find the model's files and check that they are those of the index, without loading them.
 
         Raises:
             ConfigError: no model is known for queries.
-            EncoderError: the model is gone, or is not the one the index was built with.
+            EncoderError: the model is gone, needs code that the opener does not allow, or is not
+                the one the index was built with.
         """
         recorded, config = self.recorded, self.config
         assert config is not None
         spec, folder = resolve_encoder(config)
         require_same(recorded, spec.fingerprint, spec.model)
-        return spec, folder
+        return spec, folder, config
 
     def _load(self) -> Encoder:
-        spec, folder = self.resolve()
         from whiten_index.encoding import Encoder
 
-        assert self.config is not None
-        return Encoder(spec, folder, self.config)
+        return Encoder(*self.resolve())
 
 
 def require_same(recorded: EncoderSpec, fingerprint: str, model: str) -> None:
@@ -135,8 +122,9 @@ def require_same(recorded: EncoderSpec, fingerprint: str, model: str) -> None:
     if fingerprint != recorded.fingerprint:
         raise EncoderError(
             f"the index was built with {recorded.model} ({recorded.fingerprint[:8]}) and "
-            f"{model} ({fingerprint[:8]}) gives other embeddings; search with the "
-            "model it was built with, or build again with the new one"
+            f"{model} ({fingerprint[:8]}) gives other embeddings; name where "
+            "the same model is now with --model (in Python model=), or build a new index with the "
+            "new one"
         )
 
 
@@ -174,14 +162,6 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:
-    """Return the encoder of queries that a manifest names, None where it names none."""
-    if encoder["kind"] == "transformer":
-        return EncoderSpec.from_json(dict(encoder))
-    query = encoder.get("query_encoder")
-    return None if query is None else EncoderSpec.from_json(query)
 
 
 def digest_of(fingerprint: str, whitening: Whitening, queries: EncoderSpec | None) -> str:

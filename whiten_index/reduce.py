@@ -21,14 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.artifacts.manifest import MANIFEST, check_files, publish_folder, read_manifest
-from whiten_index.encoding import EncoderSpec, ModelFolder
+from whiten_index.encoding import EncoderSpec, ModelFolder, recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, WhitenIndexError
 from whiten_index.given import require_folder
 from whiten_index.index import WHITENING, Version, with_published
 from whiten_index.query_encoder import (
     QueryEncoder,
     digest_of,
-    recorded_spec,
     require_same,
     require_texts,
 )
@@ -67,6 +66,7 @@ class QueryTransform:
         *,
         version: str = "",
         model: str | None = None,
+        trust_remote_code: bool = False,
         device: str = "auto",
         threads: int | None = None,
     ) -> None:
@@ -78,6 +78,8 @@ class QueryTransform:
                 names no model.
             version: of the index.
             model: where the encoder is now, if no longer where it was; it must be the same one.
+                What is named here may be fetched from the hub.
+            trust_remote_code: let the encoder run Python code that comes with its model.
             device: of the encoder: ``auto``, ``cpu``, ``cuda``.
             threads: CPU threads of the encoder.
 
@@ -87,14 +89,17 @@ class QueryTransform:
         self.whitening = whitening
         self.encoder_facts = dict(encoder)
         self.version = version
-        self._options: dict[str, Any] = {"model": model, "device": device, "threads": threads}
+        self._options: dict[str, Any] = {
+            "model": model, "trust_remote_code": trust_remote_code, "device": device,
+            "threads": threads,
+        }  # fmt: skip
         self._spec = recorded_spec(self.encoder_facts)
         if self._spec is not None and self._spec.dim != whitening.dim:
             raise ConfigError(
                 f"the whitening takes embeddings of {whitening.dim} dims and {self._spec.model} "
                 f"gives {self._spec.dim}; name the model that it was fitted on"
             )
-        self._queries = QueryEncoder.of(self._spec, **self._options, instead=_INSTEAD)
+        self._queries = QueryEncoder(self._spec, **self._options, instead=_INSTEAD)
 
     def __reduce__(self) -> tuple[Callable[[], QueryTransform], tuple[()]]:
         """Copy and pickle what it is made of; the encoder is loaded anew."""
@@ -113,6 +118,7 @@ class QueryTransform:
         k: int | None = None,
         verify: str | None = None,
         model: str | None = None,
+        trust_remote_code: bool = False,
         device: str = "auto",
         threads: int | None = None,
     ) -> QueryTransform:
@@ -124,6 +130,7 @@ class QueryTransform:
             verify: None checks the manifest and the transform, whose neighbours need not be there;
                 ``full`` checks every file's checksum, ``manifest`` their sizes.
             model: see ``QueryTransform``.
+            trust_remote_code: see ``QueryTransform``.
             device: see ``QueryTransform``.
             threads: see ``QueryTransform``.
 
@@ -145,6 +152,7 @@ class QueryTransform:
             encoder,
             version=fields["version"],
             model=model,
+            trust_remote_code=trust_remote_code,
             device=device,
             threads=threads,
         )
@@ -156,6 +164,7 @@ class QueryTransform:
         folder: Path | str,
         *,
         model: str | None = None,
+        trust_remote_code: bool = False,
         device: str = "auto",
         threads: int | None = None,
     ) -> QueryTransform:
@@ -164,6 +173,7 @@ class QueryTransform:
         Args:
             folder: as given to ``save``.
             model: see ``QueryTransform``.
+            trust_remote_code: see ``QueryTransform``.
             device: see ``QueryTransform``.
             threads: see ``QueryTransform``.
 
@@ -180,6 +190,7 @@ class QueryTransform:
                 fields["encoder"],
                 version=fields["version"],
                 model=model,
+                trust_remote_code=trust_remote_code,
                 device=device,
                 threads=threads,
             )
@@ -296,7 +307,8 @@ class QueryTransform:
             ConfigError: the index knows none.
             EncoderError: the model is gone, or is not the one the index was built with.
         """
-        return self._queries.resolve()
+        spec, folder, _ = self._queries.resolve()
+        return spec, folder
 
     def check(self, fingerprint: str, *, model: str = "the encoder given") -> None:
         """Refuse an encoder whose embeddings this transform was not fitted on.

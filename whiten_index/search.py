@@ -18,13 +18,12 @@ from whiten_index.given import absolute
 from whiten_index.index import Bundle, set_threads
 from whiten_index.objects import place_of
 from whiten_index.opened import Hit, Opened, Opening, Ranking
-from whiten_index.query_encoder import recorded_spec
 from whiten_index.rerank import Reranker
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
 
-__all__ = ["Hit", "Ranking", "SearchIndex", "open_index", "recorded_spec"]
+__all__ = ["Hit", "Ranking", "SearchIndex", "open_index"]
 
 _QUERY_ROWS = 1024
 
@@ -49,7 +48,12 @@ class SearchIndex:
 
     @property
     def encoder_config(self) -> EncoderConfig | None:
-        """The encoder of queries, which is loaded on the first query by text."""
+        """The encoder of queries, which is loaded on the first query by text.
+
+        Raises:
+            EncoderError: the model needs code, and the index was opened without
+                ``trust_remote_code``.
+        """
         return self._opened.queries.config
 
     @property
@@ -203,6 +207,7 @@ def open_index(
     path: Path | str,
     *,
     model: str | None = None,
+    trust_remote_code: bool = False,
     device: str = "auto",
     threads: int | None = None,
     verify: str = "full",
@@ -217,7 +222,9 @@ def open_index(
     Args:
         path: the index folder, or its URI; of one in an object store the published version is
             copied to this machine, once.
-        model: where the encoder is now, if no longer where it was; it must be the same one.
+        model: where the encoder is now, if no longer where it was; it must be the same one. What
+            is named here may be fetched from the hub; what the index names is not.
+        trust_remote_code: let the encoder run Python code that comes with its model.
         device: of the encoder.
         threads: CPU threads of the encoder and of FAISS.
         verify: ``full`` compares every file's checksum when it is opened, which reads it once, and
@@ -249,6 +256,7 @@ def open_index(
             root=root,
             mirror=mirror,
             model=model,
+            trust_remote_code=trust_remote_code,
             device=device,
             threads=threads,
             verify=verify,

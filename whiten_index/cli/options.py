@@ -88,6 +88,11 @@ revision_option = click.option("--revision", help="Commit or branch on the hub."
 trust_option = click.option(
     "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
 )
+local_option = click.option(
+    "--local-files-only",
+    is_flag=True,
+    help="Use a model that is on this machine, and fetch none from the hub.",
+)
 verify_option = click.option(
     "--verify",
     type=click.Choice(["full", "manifest"]),
@@ -169,6 +174,7 @@ encoder_options = [
         "--query-prompt-name", help="Name of the model's prompt for queries, not its text."
     ),
     trust_option,
+    local_option,
 ]
 stored_options = [
     click.option(

@@ -12,6 +12,7 @@ from whiten_index.cli.options import (
     device_option,
     json_option,
     threads_option,
+    trust_option,
     verify_option,
     with_options,
 )
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from whiten_index.search import Hit, SearchIndex
 
 _OPENING = (
-    "model", "device", "threads", "verify", "mapped", "rerank", "rerank_by", "store",
-    "index_device",
+    "model", "trust_remote_code", "device", "threads", "verify", "mapped", "rerank", "rerank_by",
+    "store", "index_device",
 )  # fmt: skip
 _QUERIES = ("run", "text_columns", "embedding_column", "id_column")
 
@@ -54,6 +55,7 @@ how_options = [
     ),
     click.option("--store", help="Where the raw embeddings are now, if they moved."),
     click.option("--model", help="Where the index's own encoder is now, if it moved."),
+    trust_option,
     device_option,
     threads_option,
     click.option(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import json_option
+from whiten_index.cli.options import json_option, trust_option
 from whiten_index.errors import GateError
 
 
@@ -17,6 +17,7 @@ from whiten_index.errors import GateError
 @click.option("--index", required=True, help="Folder of the index to bring up to date.")
 @click.option("--store", help="Folder of the raw embeddings. [default: where they were]")
 @click.option("--model", help="Where the same encoder is now. [default: where it was]")
+@trust_option
 @click.option("--device", default="auto", show_default=True, help="Of the encoder.")
 @click.option("--threads", type=int, help="CPU threads of the encoder and of FAISS.")
 @click.option(

@@ -9,6 +9,7 @@ from whiten_index.collector import collector_held_back
 from whiten_index.encoding.devices import chosen_devices, window_factor
 from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
 from whiten_index.encoding.passages import PassageConfig, PassageSplitter
+from whiten_index.encoding.recorded import recorded_config, recorded_spec
 from whiten_index.encoding.spec import (
     DEFAULT_MODEL,
     DTYPES,
@@ -44,6 +45,8 @@ __all__ = [
     "chosen_devices",
     "embedded_available",
     "find_model",
+    "recorded_config",
+    "recorded_spec",
     "resolve_encoder",
     "states_spec",
     "window_factor",

@@ -16,7 +16,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASON_LETTERS = 160
 
 
-def fetch_model(name: str, revision: str | None, *, otherwise: str = "") -> Path:
+def fetch_model(
+    name: str, revision: str | None, *, local_files_only: bool = False, otherwise: str = ""
+) -> Path:
     """Return the folder of a commit in the hub's cache, fetching the files that it lacks.
 
     Fetched are configuration, tokenizer and safetensors; pickled weights only of a module that
@@ -25,6 +27,7 @@ def fetch_model(name: str, revision: str | None, *, otherwise: str = "") -> Path
     Args:
         name: on the hub.
         revision: branch, tag or commit; None for the hub's default.
+        local_files_only: look in the cache alone.
         otherwise: how else this model is to be had, added to the message where there is no network.
 
     Raises:
@@ -37,7 +40,11 @@ def fetch_model(name: str, revision: str | None, *, otherwise: str = "") -> Path
 
     def fetch(patterns: list[str]) -> Path:
         got = snapshot_download(
-            name, revision=revision, allow_patterns=patterns, ignore_patterns=_UNWANTED
+            name,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=_UNWANTED,
+            local_files_only=local_files_only,
         )
         return Path(got)
 
@@ -52,9 +59,21 @@ def fetch_model(name: str, revision: str | None, *, otherwise: str = "") -> Path
             f"model {name!r} is neither a folder here nor a name on the hub; check the spelling"
         ) from error
     except Exception as error:
+        if local_files_only:
+            raise not_here(name, revision, otherwise) from error
         # The hub's client raises errors of several libraries here; all mean: not to be had.
         raise _explained(name, revision, error, otherwise) from error
     return path
+
+
+def not_here(name: str, revision: str | None, otherwise: str = "") -> EncoderError:
+    """Return the error of a model that is not on this machine and may not be fetched."""
+    of = "" if revision is None else f" at revision {revision!r}"
+    return EncoderError(
+        f"model {name!r}{of} is not on this machine and is not fetched unasked; if you trust it, "
+        "name it with --model (in Python model=) and leave out --local-files-only, which fetches "
+        f"it from the hub, or name the folder that it is in now{otherwise}"
+    )
 
 
 def _without_safetensors(path: Path) -> list[str]:

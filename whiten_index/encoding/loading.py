@@ -25,7 +25,9 @@ def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         try:
             return transformers.AutoTokenizer.from_pretrained(
-                folder.path, trust_remote_code=spec.trust_remote_code
+                folder.path,
+                trust_remote_code=folder.trust_remote_code,
+                local_files_only=folder.local_files_only,
             )
         except Exception as error:
             raise cannot_load(f"the tokenizer of {spec.model}", error) from error

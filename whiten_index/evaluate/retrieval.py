@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import writing
 from whiten_index.build import build_index
-from whiten_index.encoding import resolve_encoder
+from whiten_index.encoding import recorded_spec, resolve_encoder
 from whiten_index.evaluate.retrieval_config import RetrievalConfig
 from whiten_index.evaluate.retrieval_sets import RetrievalSet, judgements, naming, read_sets
 from whiten_index.evaluate.runs import drops_self, evaluate_run, run_figures
@@ -24,7 +24,7 @@ from whiten_index.labels import qrels_splits, read_qrels
 from whiten_index.metrics import require_evaluator
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.run_file import check_place, read_run, write_run
-from whiten_index.search import Ranking, SearchIndex, open_index, recorded_spec
+from whiten_index.search import Ranking, SearchIndex, open_index
 from whiten_index.store import EmbeddingStore
 from whiten_index.whitening import Kind, WhiteningConfig
 
@@ -133,9 +133,8 @@ def _open(
 ) -> tuple[SearchIndex, EmbeddingStore | None]:
     """Return the index that is there, or build one of a set, and its store."""
     base = each.config.base
-    how: dict[str, Any] = {"device": base.encoder.device, "threads": base.encoder.threads}
     if base.index is not None:
-        return open_index(base.index, **how), None
+        return open_index(base.index, **base.opening), None
     build = each.config.build_config(
         transform, corpus=each.corpus, out=str(out), store=base.store or str(work / "store")
     )
@@ -143,7 +142,7 @@ def _open(
         report = build_index(build, progress=stages.watcher)
     for name, seconds in report.encoded.stages.seconds.items():
         stages.seconds[name] = stages.seconds.get(name, 0.0) + seconds
-    return open_index(out, **how), report.encoded.store
+    return open_index(out, **{**base.opening, "model": None}), report.encoded.store
 
 
 def _judge(

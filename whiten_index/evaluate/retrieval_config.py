@@ -12,7 +12,7 @@ from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.config import BuildConfig
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.evaluate.config import TARGET, EvalConfig
+from whiten_index.evaluate.config import OF_OPENING, TARGET, EvalConfig
 from whiten_index.evaluate.data import VARIABLE
 from whiten_index.given import require_no_secret
 from whiten_index.labels.beir import is_set
@@ -22,8 +22,6 @@ from whiten_index.whitening import WhiteningConfig
 
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map@100")
 _SPLIT = "test"
-# Of the encoder's options, those that an index's own encoder takes too.
-_OF_SEARCH = ("device", "threads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +215,7 @@ class RetrievalConfig:
         given += [
             f"--{name.replace('_', '-')}"
             for name, value in vars(base.encoder).items()
-            if name not in _OF_SEARCH and value != getattr(EncoderConfig, name)
+            if name not in OF_OPENING and value != getattr(EncoderConfig, name)
         ]
         if not self.builds and given:
             what = "an index" if self.run is None else "a run"
@@ -228,12 +226,11 @@ class RetrievalConfig:
 
     def _require_searched(self) -> None:
         """Refuse what only a search looks at."""
-        encoder = self.base.encoder
         of_searches = {
             "--queries": self.queries is not None,
             **{
-                f"--{name}": getattr(encoder, name) != getattr(EncoderConfig, name)
-                for name in _OF_SEARCH
+                f"--{name.replace('_', '-')}": value != getattr(EncoderConfig, name)
+                for name, value in self.base.opening.items()
             },
         }
         given = [name for name, value in of_searches.items() if value]

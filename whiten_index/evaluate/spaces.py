@@ -18,6 +18,7 @@ from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.encode import encode_corpus
+from whiten_index.encoding import recorded_spec
 from whiten_index.encoding.words import WordEmbedder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError
 from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
@@ -27,7 +28,6 @@ from whiten_index.evaluation import common_component, without_component
 from whiten_index.index import WHITENING, read_published
 from whiten_index.moments import Moments
 from whiten_index.progress import Stages
-from whiten_index.search import recorded_spec
 from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
 
 RAW: dict[str, Any] = {"kind": "none"}

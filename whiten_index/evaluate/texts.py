@@ -9,14 +9,19 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
-from whiten_index.errors import ConfigError, EncoderError, StorageError
+from whiten_index.encoding import (
+    EncoderConfig,
+    EncoderSpec,
+    ModelFolder,
+    recorded_spec,
+    resolve_encoder,
+)
+from whiten_index.errors import StorageError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.fits import check_fit
 from whiten_index.evaluate.kept import KeptTexts
-from whiten_index.index import read_published
 from whiten_index.progress import Stages
-from whiten_index.search import recorded_spec
+from whiten_index.query_encoder import QueryEncoder
 from whiten_index.store import EmbeddingStore
 
 
@@ -136,18 +141,14 @@ def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
             cased=config.cased,
         )
     if config.index is None:
-        asked, recorded = config.encoder, None
+        asked = config.encoder
         spec, folder = resolve_encoder(asked)
     else:
-        recorded = _recorded(config.index)
-        asked = recorded.as_config(device=config.encoder.device, threads=config.encoder.threads)
-        spec, folder = resolve_encoder(asked)
-        if spec.fingerprint != recorded.fingerprint:
-            raise EncoderError(
-                f"{config.index} was built with {recorded.model} ({recorded.fingerprint[:8]}), and "
-                f"{spec.model} ({spec.fingerprint[:8]}) gives other embeddings; put back the model "
-                "it was built with, or build it again"
-            )
+        spec, folder, asked = QueryEncoder(
+            recorded_spec(read_published(Path(config.index)).fields["encoder"]),
+            **config.opening,
+            instead="evaluate its model with --model alone",
+        ).resolve()
     for wanted in config.transforms:
         wanted.require_dim(spec.dim)
     store = None if config.store is None else Path(config.store)
@@ -161,13 +162,3 @@ def encoder_facts(spec: EncoderSpec) -> dict[str, Any]:
     if spec.document_prompt:
         facts["prompt"] = spec.document_prompt
     return {"kind": "transformer", **facts, "fingerprint": spec.fingerprint}
-
-
-def _recorded(index: str) -> EncoderSpec:
-    spec = recorded_spec(read_published(Path(index)).fields["encoder"])
-    if spec is None:
-        raise ConfigError(
-            f"{index} was built from an embedding column and names no encoder for texts; evaluate "
-            "its model with --model, or build it again with --model"
-        )
-    return spec

@@ -44,6 +44,7 @@ class _Embedder:
         *,
         k: int | None = None,
         model: str | None = None,
+        trust_remote_code: bool = False,
         device: str = "auto",
         threads: int | None = None,
     ) -> None:
@@ -53,6 +54,7 @@ class _Embedder:
             source: the folder of an index, or one that ``QueryTransform.save`` wrote.
             k: keep the first k numbers of each vector; None for all.
             model: where the encoder is now, if no longer where it was; it must be the same one.
+            trust_remote_code: let the encoder run Python code that comes with its model.
             device: of the encoder: ``auto``, ``cpu``, ``cuda``.
             threads: CPU threads of the encoder.
 
@@ -62,7 +64,8 @@ class _Embedder:
         self._settings: dict[str, Any] = {
             "source": str(source), "k": k, "model": model, "device": device, "threads": threads,
         }  # fmt: skip
-        self._half = QueryHalf(**self._settings)
+        # Not a setting that is written down: what a file says is no permission.
+        self._half = QueryHalf(**self._settings, trust_remote_code=trust_remote_code)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values."""
@@ -131,6 +134,7 @@ class WhitenedDocumentEmbedder(_Embedder):
         *,
         k: int | None = None,
         model: str | None = None,
+        trust_remote_code: bool = False,
         device: str = "auto",
         threads: int | None = None,
         meta_fields_to_embed: Sequence[str] = (),
@@ -143,6 +147,7 @@ class WhitenedDocumentEmbedder(_Embedder):
             source: the folder of an index, or one that ``QueryTransform.save`` wrote.
             k: keep the first k numbers of each vector; None for all.
             model: where the encoder is now, if no longer where it was; it must be the same one.
+            trust_remote_code: let the encoder run Python code that comes with its model.
             device: of the encoder: ``auto``, ``cpu``, ``cuda``.
             threads: CPU threads of the encoder.
             meta_fields_to_embed: put before the content; empty ones are left out.
@@ -153,7 +158,15 @@ class WhitenedDocumentEmbedder(_Embedder):
             ConfigError: the path can name nothing.
         """
         # Haystack makes the class anew, which ``super()`` would not know.
-        _Embedder.__init__(self, source, k=k, model=model, device=device, threads=threads)
+        _Embedder.__init__(
+            self,
+            source,
+            k=k,
+            model=model,
+            trust_remote_code=trust_remote_code,
+            device=device,
+            threads=threads,
+        )
         self.meta_fields_to_embed = list(meta_fields_to_embed)
         self.embedding_separator = embedding_separator
         self.progress_bar = progress_bar
@@ -223,6 +236,7 @@ class WhitenedIndexRetriever:
         text_column: str | None = None,
         row_filter: str | None = None,
         options: dict[str, Any] | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         """Take the settings; ``warm_up`` opens the index.
 
@@ -233,6 +247,8 @@ class WhitenedIndexRetriever:
                 holds passages, else ``text``.
             row_filter: condition on kept columns that documents must pass, as ``lang == 'en'``.
             options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
+            trust_remote_code: let the encoder run Python code that comes with its model; it is
+                not written down.
 
         Raises:
             ConfigError: the path can name nothing, top_k is below 1, or an option is unknown.
@@ -240,7 +256,7 @@ class WhitenedIndexRetriever:
         require_top_k(top_k)
         self.index, self.options = str(index), plain_options(options or {})
         self.top_k, self.text_column, self.row_filter = top_k, text_column, row_filter
-        self._reader = IndexReader(self.index, self.options)
+        self._reader = IndexReader(self.index, self.options, trust_remote_code)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values."""

@@ -51,7 +51,12 @@ class IndexReader:
         options: of ``open_index``.
     """
 
-    def __init__(self, folder: Path | str, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        options: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
         """Take what ``open_index`` needs; no file is read yet.
 
         Raises:
@@ -60,17 +65,18 @@ class IndexReader:
         require_path(str(folder), what="the index")
         self.given, self.folder = str(folder), str(absolute(folder))
         self.options = plain_options(options or {})
+        self._trusted = trust_remote_code
         self._opened: SearchIndex | None = None
         self._opening = threading.Lock()
 
-    def __reduce__(self) -> tuple[Callable[..., IndexReader], tuple[str, str, dict[str, Any]]]:
+    def __reduce__(self) -> tuple[Callable[..., IndexReader], tuple[Any, ...]]:
         """Copy and pickle how the index is opened."""
-        return self._again, (self.given, self.folder, self.options)
+        return self._again, (self.given, self.folder, self.options, self._trusted)
 
     @classmethod
-    def _again(cls, given: str, folder: str, options: dict[str, Any]) -> IndexReader:
+    def _again(cls, given: str, folder: str, options: dict[str, Any], trusted: bool) -> IndexReader:
         """Return what was pickled, perhaps in another folder or process."""
-        made = cls(given, options)
+        made = cls(given, options, trusted)
         made.folder = folder
         return made
 
@@ -78,15 +84,16 @@ class IndexReader:
         return (
             isinstance(other, IndexReader)
             and other.folder == self.folder
-            and other.serves(self.given, self.options)
+            and other.serves(self.given, self.options, self._trusted)
         )
 
     def __hash__(self) -> int:
         return hash(self.folder)
 
-    def serves(self, folder: Path | str, options: Mapping[str, Any]) -> bool:
+    def serves(self, folder: Path | str, options: Mapping[str, Any], trusted: bool) -> bool:
         """Tell whether this is what was made of these, wherever the process was then."""
-        return (self.given, self.options) == (str(folder), plain_options(options))
+        asked = (str(folder), plain_options(options), trusted)
+        return (self.given, self.options, self._trusted) == asked
 
     @property
     def index(self) -> SearchIndex:
@@ -98,7 +105,7 @@ class IndexReader:
         """
         with self._opening:
             if self._opened is None:
-                opened = open_index(self.folder, **self.options)
+                opened = open_index(self.folder, trust_remote_code=self._trusted, **self.options)
                 if opened.encoder_config is None:
                     raise no_encoder(self.folder, "a retriever")
                 self._opened = opened
@@ -179,12 +186,18 @@ class IndexReader:
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of ``open_index`` as JSON values.
+    """Return options of ``open_index`` as JSON values, which frameworks write down.
 
     Raises:
-        ConfigError: one is unknown.
+        ConfigError: one is unknown, or a permission, which is never written down.
     """
-    known = [name for name in inspect.signature(open_index).parameters if name != "path"]
+    if "trust_remote_code" in options:
+        raise ConfigError(
+            "trust_remote_code is an argument beside options, which frameworks write down; move it "
+            "out of options"
+        )
+    apart = ("path", "trust_remote_code")
+    known = [name for name in inspect.signature(open_index).parameters if name not in apart]
     if unknown := [name for name in options if name not in known]:
         raise ConfigError(
             f"{', '.join(unknown)} is no option of open_index; it takes {', '.join(known)}"

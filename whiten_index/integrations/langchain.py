@@ -61,6 +61,7 @@ class WhitenedEmbeddings(Embeddings):
         *,
         k: int | None = None,
         model: str | None = None,
+        trust_remote_code: bool = False,
         device: str = "auto",
         threads: int | None = None,
     ) -> None:
@@ -70,6 +71,7 @@ class WhitenedEmbeddings(Embeddings):
             source: the folder of an index, or one that ``QueryTransform.save`` wrote.
             k: keep the first k numbers of each vector; None for all.
             model: where the encoder is now, if no longer where it was; it must be the same one.
+            trust_remote_code: let the encoder run Python code that comes with its model.
             device: of the encoder: ``auto``, ``cpu``, ``cuda``.
             threads: CPU threads of the encoder.
 
@@ -77,7 +79,14 @@ class WhitenedEmbeddings(Embeddings):
             ArtifactError: there is none, or it is damaged.
             ConfigError: an option cannot be used, or no encoder of texts is known.
         """
-        self._half = QueryHalf(source, k=k, model=model, device=device, threads=threads)
+        self._half = QueryHalf(
+            source,
+            k=k,
+            model=model,
+            trust_remote_code=trust_remote_code,
+            device=device,
+            threads=threads,
+        )
         self.name = self._half.name
 
     def __repr__(self) -> str:
@@ -117,6 +126,8 @@ class WhitenedRetriever(BaseRetriever):
         row_filter: condition on kept columns that documents must pass, such as ``lang == 'en'``.
         score_key: name of the score among the metadata.
         options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
+        trust_remote_code: let the encoder run Python code that comes with its model; it is not
+            written down.
         reader: the opened index, made from ``index`` and ``options``.
     """
 
@@ -128,6 +139,7 @@ class WhitenedRetriever(BaseRetriever):
     row_filter: str | None = None
     score_key: str = "score"
     options: dict[str, Any] = Field(default_factory=dict)
+    trust_remote_code: bool = Field(default=False, exclude=True)
     reader: IndexReader | None = Field(default=None, exclude=True, repr=False)
 
     @classmethod
@@ -165,8 +177,9 @@ class WhitenedRetriever(BaseRetriever):
 
     def _reader(self) -> IndexReader:
         with _TAKING:
-            if self.reader is None or not self.reader.serves(self.index, self.options):
-                self.reader = IndexReader(self.index, self.options)
+            how = (self.index, self.options, self.trust_remote_code)
+            if self.reader is None or not self.reader.serves(*how):
+                self.reader = IndexReader(*how)
             return self.reader
 
     def _get_relevant_documents(

@@ -64,6 +64,8 @@ class WhitenedEmbedding(BaseEmbedding):
         source: the folder of an index, or one that ``QueryTransform.save`` wrote.
         k: how many numbers of each vector are kept; None for all.
         model: where the encoder is now, if no longer where it was; it must be the same one.
+        trust_remote_code: let the encoder run Python code that comes with its model; it is not
+            written down.
         device: of the encoder: ``auto``, ``cpu``, ``cuda``.
         threads: CPU threads of the encoder.
     """
@@ -74,6 +76,7 @@ class WhitenedEmbedding(BaseEmbedding):
     source: str = Field(frozen=True)
     k: int | None = Field(default=None, frozen=True)
     model: str | None = Field(default=None, frozen=True)
+    trust_remote_code: bool = Field(default=False, frozen=True, exclude=True)
     device: str = Field(default="auto", frozen=True)
     threads: int | None = Field(default=None, frozen=True)
     _half: QueryHalf = PrivateAttr()
@@ -84,6 +87,7 @@ class WhitenedEmbedding(BaseEmbedding):
         *,
         k: int | None = None,
         model: str | None = None,
+        trust_remote_code: bool = False,
         device: str = "auto",
         threads: int | None = None,
         **settings: Any,
@@ -94,6 +98,7 @@ class WhitenedEmbedding(BaseEmbedding):
             source: see ``WhitenedEmbedding``.
             k: see ``WhitenedEmbedding``.
             model: see ``WhitenedEmbedding``.
+            trust_remote_code: see ``WhitenedEmbedding``.
             device: see ``WhitenedEmbedding``.
             threads: see ``WhitenedEmbedding``.
             settings: those of ``BaseEmbedding``, such as ``embed_batch_size``. ``model_name`` is
@@ -103,7 +108,14 @@ class WhitenedEmbedding(BaseEmbedding):
             ArtifactError: there is none, or it is damaged.
             ConfigError: an option cannot be used, or no encoder of texts is known.
         """
-        half = QueryHalf(source, k=k, model=model, device=device, threads=threads)
+        half = QueryHalf(
+            source,
+            k=k,
+            model=model,
+            trust_remote_code=trust_remote_code,
+            device=device,
+            threads=threads,
+        )
         # What was written down names the transform of then.
         named = settings.pop("model_name", None)
         if not (named is None or _MADE_NAME.fullmatch(str(named))):
@@ -115,6 +127,7 @@ class WhitenedEmbedding(BaseEmbedding):
             source=str(source),
             k=k,
             model=model,
+            trust_remote_code=trust_remote_code,
             device=device,
             threads=threads,
             **{"model_name": half.name, "embed_batch_size": _BATCH, **settings},
@@ -182,6 +195,7 @@ class WhitenedIndexRetriever(BaseRetriever):
         text_column: str | None = None,
         row_filter: str | None = None,
         options: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
         **settings: Any,
     ) -> None:
         """Open the index.
@@ -193,6 +207,7 @@ class WhitenedIndexRetriever(BaseRetriever):
                 holds passages, else ``text``.
             row_filter: condition on kept columns that nodes must pass, such as ``lang == 'en'``.
             options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
+            trust_remote_code: let the encoder run Python code that comes with its model.
             settings: those of ``BaseRetriever``, such as ``callback_manager``.
 
         Raises:
@@ -200,7 +215,7 @@ class WhitenedIndexRetriever(BaseRetriever):
             ConfigError: an option cannot be used, the text column is not kept, or the index knows
                 no encoder of queries.
         """
-        self._reader = IndexReader(index, options)
+        self._reader = IndexReader(index, options, trust_remote_code)
         self._reader.check(top_k=top_k, text_column=text_column, row_filter=row_filter)
         self._top_k, self._text_column, self._row_filter = top_k, text_column, row_filter
         super().__init__(**settings)

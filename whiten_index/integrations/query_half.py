@@ -45,6 +45,7 @@ class QueryHalf:
         *,
         k: int | None = None,
         model: str | None = None,
+        trust_remote_code: bool = False,
         device: str = "auto",
         threads: int | None = None,
     ) -> None:
@@ -54,6 +55,7 @@ class QueryHalf:
             source: the folder of an index, or one that ``QueryTransform.save`` wrote.
             k: keep the first k numbers of each vector; None for all.
             model: where the encoder is now, if no longer where it was; it must be the same one.
+            trust_remote_code: let the encoder run Python code that comes with its model.
             device: of the encoder: ``auto``, ``cpu``, ``cuda``.
             threads: CPU threads of the encoder.
 
@@ -63,7 +65,10 @@ class QueryHalf:
         require_path(str(source), what="the index or query transform")
         require_folder(source, what="the query half")
         self.given, self._source, self._k = str(source), Path(source).absolute(), k
-        self._options: dict[str, Any] = {"model": model, "device": device, "threads": threads}
+        self._options: dict[str, Any] = {
+            "model": model, "trust_remote_code": trust_remote_code, "device": device,
+            "threads": threads,
+        }  # fmt: skip
         self._opened: QueryTransform | None = None
         self._expected: str | None = None
         self._opening = threading.Lock()

@@ -18,6 +18,7 @@ from whiten_index.arrow_types import without_views
 from whiten_index.artifacts.files import exists
 from whiten_index.batch import ID
 from whiten_index.draw import CorpusEmbeddings
+from whiten_index.encoding import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import (
     DOCUMENTS,
@@ -30,7 +31,7 @@ from whiten_index.index import (
 )
 from whiten_index.origin import corpus_record, open_store
 from whiten_index.push.config import PushConfig
-from whiten_index.query_encoder import digest_of, recorded_spec
+from whiten_index.query_encoder import digest_of
 from whiten_index.row_keys import KeyTable, string_keys
 from whiten_index.sinks import VECTOR, Generation, Layout, Metric, VectorDtype
 from whiten_index.sinks.rows import vectors_array

@@ -12,12 +12,12 @@ from typing import Any
 from whiten_index import index as faiss_index
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import ParquetCorpus
-from whiten_index.encoding import resolve_encoder
-from whiten_index.errors import ArtifactError, ConfigError, EncoderError
+from whiten_index.encoding import recorded_spec
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.fit import Fitted
 from whiten_index.moments import Moments
 from whiten_index.origin import corpus_record, open_store
-from whiten_index.search import recorded_spec
+from whiten_index.query_encoder import QueryEncoder
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.update.config import UpdateConfig
 from whiten_index.whitening import Whitening, WidthWish
@@ -48,7 +48,8 @@ class Base:
 
         Raises:
             ArtifactError: nothing is published, or it or its store is damaged or missing.
-            EncoderError: the model is gone, or is another one by now.
+            EncoderError: the model is gone, is another one by now, or needs code that the update
+                does not allow.
         """
         root = Path(config.index)
         source = faiss_index.with_published(root, faiss_index.Version.check)
@@ -59,7 +60,6 @@ class Base:
         if config.store is not None:
             _require_parts(store, record, source.name)
         build = _build_config(config, fields, store)
-        _require_same_encoder(build, fields)
         choice = fields.get("choice")
         fitted = Fitted(
             Moments.load(source.file(faiss_index.MOMENTS)),
@@ -174,26 +174,20 @@ def _build_config(
             "index_device": config.index_device,
         }
     )
-    spec = recorded_spec(fields["encoder"])
-    if config.model is not None:
-        return replace(build, model=config.model, revision=None)
-    if spec is not None and spec.revision not in (None, "embedded"):
-        # The hub's branch may have moved on; the embeddings are of one commit.
-        return replace(build, revision=spec.revision)
-    return build
-
-
-def _require_same_encoder(build: BuildConfig, fields: Mapping[str, Any]) -> None:
     recorded = recorded_spec(fields["encoder"])
     if recorded is None:
-        return
-    spec, _ = resolve_encoder(build.encoder_config())
-    if spec.fingerprint != recorded.fingerprint:
-        raise EncoderError(
-            f"the index was built with {recorded.model} ({recorded.fingerprint[:8]}), and "
-            f"{spec.model} ({spec.fingerprint[:8]}) gives other embeddings; name where the same "
-            "model is now with --model, or build a new index with the new one"
+        return replace(
+            build,
+            model=config.model,
+            revision=None,
+            trust_remote_code=config.trust_remote_code,
         )
+    _, _, found = QueryEncoder(
+        recorded, model=config.model, trust_remote_code=config.trust_remote_code
+    ).resolve()
+    # The encoder record alone says which model, and the update's own options what it may do.
+    taken = ("model", "revision", "trust_remote_code", "local_files_only")
+    return replace(build, **{name: getattr(found, name) for name in taken})
 
 
 def named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:

@@ -22,7 +22,9 @@ class UpdateConfig:
         index: folder of the index.
         corpus: Parquet files, folders, globs or URIs; empty for those that it was built from.
         store: folder of the raw embeddings, where it is no longer where it was.
-        model: where the encoder is now, if no longer where it was; it must be the same one.
+        model: where the encoder is now, if no longer where it was; it must be the same one. What
+            is named here may be fetched from the hub.
+        trust_remote_code: let the encoder run Python code that comes with its model.
         device: of the encoder.
         threads: CPU threads of the encoder and of FAISS.
         index_device: where an index is made that is trained anew: ``auto``, ``cpu`` or ``gpu``.
@@ -38,6 +40,7 @@ class UpdateConfig:
     corpus: tuple[str, ...] = ()
     store: str | None = None
     model: str | None = None
+    trust_remote_code: bool = False
     device: str = "auto"
     threads: int | None = None
     index_device: str = "auto"

@@ -105,7 +105,12 @@ class IndexedSearch:
                 _write(temporary, batches)
         config = replace(self._config, corpus=(str(path),), out=str(place / "index"))
         build_index(config)
-        self._index = open_index(place / "index", device=config.device, threads=config.threads)
+        self._index = open_index(
+            place / "index",
+            trust_remote_code=config.trust_remote_code,
+            device=config.device,
+            threads=config.threads,
+        )
 
     def search(
         self,
