@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests import tiny_models
+from whiten_index.artifacts.files import sha256_file
 from whiten_index.artifacts.manifest import write_manifest
-from whiten_index.index import manifest_sha256
 
 _CODE = """
 from pathlib import Path
@@ -68,7 +68,7 @@ def forged(index: Path, folder: Path, **encoder: Any) -> Path:
     fields["config"]["trust_remote_code"] = True
     fields["encoder"] |= encoder
     seal(version / "manifest.json", fields)
-    seal(folder / "CURRENT", {**current, "manifest_sha256": manifest_sha256(version)})
+    seal(folder / "CURRENT", {**current, "manifest_sha256": sha256_file(version / "manifest.json")})
     return folder
 
 
