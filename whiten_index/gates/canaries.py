@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from whiten_index.assemble import blocks
 from whiten_index.draw import embeddings_of
-from whiten_index.errors import ConfigError, CorpusError, WhitenIndexError
+from whiten_index.errors import ConfigError, CorpusError, StorageError, WhitenIndexError
 from whiten_index.gates.config import Gate, GateConfig
 from whiten_index.gates.file import CanaryFile
 from whiten_index.index import (
@@ -127,6 +127,9 @@ def check_canaries(
     bound = _bounds(trial.candidate, config, sampled, 0 if canaries is None else len(canaries))
     try:
         found, faults = _measured(trial, config, canaries, encode, bound, seed=seed)
+    except StorageError:
+        # A failed read says nothing about the version.
+        raise
     except WhitenIndexError as error:
         return Gate.of("canaries", {}, bound, [f"they could not be tried: {error}"])
     return Gate.of("canaries", found, bound, faults)
