@@ -423,7 +423,8 @@ def test_pickled_weights_are_fetched_where_there_are_no_others(bert_with, tmp_pa
     torch.save(weights, hub / "2_Dense" / "pytorch_model.bin")
     (hub / "pytorch_model.bin").write_bytes(b"not needed")
 
-    def snapshot(name, *, revision, allow_patterns, ignore_patterns):
+    def snapshot(name, *, revision, allow_patterns, ignore_patterns, local_files_only):
+        assert not local_files_only
         names = [file.relative_to(hub).as_posix() for file in hub.rglob("*") if file.is_file()]
         for each in filter_repo_objects(
             names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
