@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -463,11 +464,13 @@ def test_the_old_folder_stays_where_the_new_one_cannot_be_put(
     rename = Path.rename
 
     def fails(self: Path, target: Path) -> Path:
-        if self.suffix == ".new":
+        if self.name == "new":
             raise error
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fails)
+    # A system that cannot swap two folders in one step.
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: object())
     with pytest.raises(raised):
         transform.truncate(3).save(folder)
     monkeypatch.undo()
