@@ -1,14 +1,13 @@
-"""Nights of a small index with a fault at one file operation after the other, each in a fork.
+"""Nights of a small index whose disk loses its power, or takes no changes.
 
 ``python tests/faults_child.py FOLDER PART PARTS EVERY`` does its part of the points, every
-``EVERY``-th of them, and prints what it found: a JSON object a point, whose ``problems`` are to be
-empty. ``test_faults.py`` starts it; what forks has imported everything and done nothing.
+``EVERY``-th of them, and prints a JSON object for each, whose ``problems`` should be empty.
+``test_faults.py`` starts it. The processes that it forks have imported everything.
 
 A point is a flow, a fault and a number. Flows: ``keep``, an update that keeps its transform and
 lists; ``night``, the nightly job, which fits again, removes versions and shards and packs others.
-Faults: ``kill``, SIGKILL right before operation n, half of it done where it writes; ``full``, a
-disk that is full at it for once; ``stays full``, from it on; ``power``, what may be on a disk whose
-power goes right before it. ``read-only`` and ``forbidden`` have one point: nothing may be changed.
+Faults: ``power``, each state in which a power cut before operation n may leave the disk;
+``read-only`` and ``forbidden``, a disk that refuses every change. ``tests/faults`` has the others.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.disk_model import Disk, Tree, read_tree, write_tree
-from tests.file_operations import Operation, Tap, fail_at, kill_at, refuse_all
+from tests.file_operations import Operation, Tap, refuse_all
 
 FLOWS = ("keep", "night")
-FAULTS = ("kill", "full", "stays full", "power", "read-only", "forbidden")
+FAULTS = ("power", "read-only", "forbidden")
 _REFUSED = {
     "read-only": (errno.EROFS, "the file system is read-only"),
     "forbidden": (errno.EACCES, "permission is denied"),
@@ -323,8 +322,7 @@ class Setting:
     def points(self, fault: str) -> Iterator[Point]:
         """Yield the points of a fault."""
         if fault != "power":
-            last = 1 if fault in _REFUSED else len(self.operations)
-            yield from (Point(self.place.flow, fault, number) for number in range(1, last + 1))
+            yield Point(self.place.flow, fault, 1)
             return
         self.place.put(self.before)
         disk, seen = Disk(self.place.disk), set[bytes]()
@@ -364,30 +362,18 @@ class Setting:
         }
 
     def _disturbed(self, point: Point) -> tuple[int, list[str]]:
-        place, code, reason = self.place, errno.ENOSPC, "the disk is full"
-        if point.fault == "kill":
-            before = kill_at(point.number)
-        elif point.fault in _REFUSED:
-            code, reason = _REFUSED[point.fault]
-            before = refuse_all(code)
-        else:
-            before = fail_at(point.number, code, stays=point.fault == "stays full")
+        place, (code, reason) = self.place, _REFUSED[point.fault]
 
         def work() -> int:
-            Tap(place.disk, before=before).install()
+            Tap(place.disk, before=refuse_all(code)).install()
             return place.run()
 
         status, _ = in_fork(place, work)
-        said = place.log.read_text()
-        if point.fault == "kill":
-            as_expected = status == -signal.SIGKILL
-        elif point.fault in _REFUSED:
-            as_expected = status == DISK and read_tree(place.disk) == self.before
-        else:
-            as_expected = status in (0, DISK)
-        told = re.search(rf"cannot write [^\n]*: {reason}; free space", said)
-        if not as_expected or (status == DISK and not told) or "Traceback" in said:
-            return status, [f"status {status}: {said}"]
+        output = place.log.read_text()
+        as_expected = status == DISK and read_tree(place.disk) == self.before
+        named = re.search(rf"cannot write [^\n]*: {reason}; free space", output)
+        if not as_expected or not named or "Traceback" in output:
+            return status, [f"status {status}: {output}"]
         return status, []
 
     def _looked(

@@ -8,7 +8,6 @@ it; ``disk_model.Disk`` tells, since what it makes of the operations must equal 
 from __future__ import annotations
 
 import builtins
-import errno
 import fcntl
 import io
 import os
@@ -20,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What takes room on a disk, and so fails for as long as it is full; what is there may be removed.
-GROWING = {"open", "write", "mkdir", "link", "truncate", "allocate", "fsync"}
 _CHANGES_OPEN = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _ONE_PATH = {
     "mkdir": "mkdir",
@@ -64,12 +61,6 @@ class Operation:
     offset: int = 0
     empties: bool = False
     size: int = 0
-
-    @property
-    def grows(self) -> bool:
-        """Whether a full disk refuses it."""
-        opens = self.name == "open" and Path(self.path).exists()
-        return self.name in GROWING and not opens
 
 
 # Takes the operation and its number, from 1; it may raise, or never come back.
@@ -284,27 +275,6 @@ def kill_at(nth: int) -> Before:
         if number == nth:
             _write_half(operation)
             os.kill(os.getpid(), signal.SIGKILL)
-
-    return before
-
-
-def fail_at(nth: int, code: int = errno.ENOSPC, *, stays: bool = False) -> Before:
-    """Return what refuses an operation; of what it writes there, half arrives.
-
-    Args:
-        nth: the operation.
-        code: of the error.
-        stays: whether all later ones that take room are refused too. What fails once is over.
-    """
-
-    def before(operation: Operation, number: int) -> None:
-        if operation.name == "flock":
-            return  # which takes nothing of a disk
-        if number == nth:
-            _write_half(operation)
-        elif not (stays and number > nth and operation.grows):
-            return
-        raise OSError(code, os.strerror(code), operation.path)
 
     return before
 
