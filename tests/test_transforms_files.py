@@ -66,7 +66,7 @@ def test_a_row_of_another_width_is_refused_and_a_damaged_export_too(tmp_path):
         affine.apply(np.zeros((3, 11)))
     affine.save(path)
     save_file(load_file(path), path, {"kind": "affine", "format_version": "1"})
-    with pytest.raises(ArtifactError, match="cannot be read as an exported matrix"):
+    with pytest.raises(ArtifactError, match="does not match its digest; export it again"):
         Affine.load(path)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from whiten_index.arrow_types import times_as_numbers, times_of
 from whiten_index.batch import DIGEST_BYTES, ID, PASSAGE, PASSAGE_COLUMNS, row_digests
+from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.row_keys import Keys, KeyTable, joined, string_keys
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
 
@@ -127,7 +128,7 @@ class StoredRows:
             ArtifactError: a part cannot be read.
         """
         for part in self.parts:
-            yield document_rows(self.store.documents(part), self.store.shards.digests(part.shard))
+            yield document_rows(self.store.documents(part), digests_of(self.store, part))
 
     def ids(self, number: int) -> pa.Array:
         """Return the ids of the documents of a part alone.
@@ -136,6 +137,22 @@ class StoredRows:
             ArtifactError: the part cannot be read.
         """
         return _ids(self.store.documents(self.parts[number]))
+
+
+def digests_of(store: EmbeddingStore, part: CorpusPart) -> NDArray[np.uint8]:
+    """Return the digests (n, 16) of a part's texts, random ones if its shard is damaged.
+
+    Random ones equal no others, so that each of its documents counts as changed.
+
+    Raises:
+        FormatError: a later release wrote the shard.
+    """
+    try:
+        return store.shards.digests(part.shard)
+    except FormatError:
+        raise
+    except ArtifactError:
+        return np.random.default_rng().integers(0, 256, (part.rows, DIGEST_BYTES), dtype=np.uint8)
 
 
 def stored_rows(store: EmbeddingStore, parts: Iterable[CorpusPart]) -> StoredRows:

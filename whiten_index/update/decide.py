@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from whiten_index import index as faiss_index
 from whiten_index.assemble import Carry, IndexPlan
 from whiten_index.build import index_plan
-from whiten_index.changes import apart
+from whiten_index.changes import apart, digests_of
 from whiten_index.encode import EncodeReport
 from whiten_index.errors import ConfigError
 from whiten_index.fit import fit_moments, fit_whitening, read_labels
@@ -101,7 +101,7 @@ def carried_rows(
         places.setdefault((part.shard, part.documents), []).append(int(start))
     new, old = set(map(id, came)), set(map(id, gone))
     lost = [start for part, start in zip(before.parts, starts, strict=False) if id(part) in old]
-    known = KnownRows((part.shard, store.shards.digests(part.shard)) for part in gone if part.rows)
+    known = KnownRows((part.shard, digests_of(store, part)) for part in gone if part.rows)
     begins = np.array([start for part, start in zip(gone, lost, strict=True) if part.rows])
     found = list[NDArray[np.int64]]()
     for part in now.parts:
