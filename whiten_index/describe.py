@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.index import WHITENING, Current, read_version, with_published
+from whiten_index.index import WHITENING, Current, VersionManifest, read_version, with_published
 from whiten_index.objects import Place, place_of
 from whiten_index.whitening import Whitening, variance_kept
 
@@ -39,10 +39,10 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
     return {**fields, "path": str(folder), "spectrum": spectrum}
 
 
-def _opened(place: Place, *, verify: str) -> tuple[Path, dict[str, Any], Whitening]:
+def _opened(place: Place, *, verify: str) -> tuple[Path, VersionManifest, Whitening]:
     """Return the published version's folder, manifest and transform, all of one version."""
 
-    def read(folder: Path, current: Current) -> tuple[Path, dict[str, Any], Whitening]:
+    def read(folder: Path, current: Current) -> tuple[Path, VersionManifest, Whitening]:
         fields = read_version(folder, verify=verify, sha256=current.manifest_sha256)
         return folder, fields, Whitening.load(folder / WHITENING)
 

@@ -41,6 +41,7 @@ def main() -> None:
         id_column="id",
         keep=("year",),
         k=2,
+        whiten="whitening",
         out=str(FOLDER / "index"),
         store=str(FOLDER / "store"),
     )

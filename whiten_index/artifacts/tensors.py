@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from whiten_index.artifacts.files import open_regular
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError
 
 _HEADER = "__metadata__"
@@ -106,7 +108,8 @@ def read_tensors(
         ArtifactError: missing, damaged, of another kind, or written by a later release.
     """
     try:
-        data = Path(path).read_bytes()
+        with open_regular(path) as file:
+            data = file.read()
         tensors, facts = load(data), _facts(data)
         if facts.get("kind") != kind or int(facts["format_version"]) > version:
             raise ArtifactError(
@@ -128,9 +131,9 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
         ArtifactError: it is missing or damaged.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+            header = load_json(file.read(length))
             _require_length(file.seek(0, os.SEEK_END), header, start=8 + length)
         entry = header[name]
         first, _ = entry["data_offsets"]
@@ -159,7 +162,7 @@ def _require_length(found: int, header: Mapping[str, Any], *, start: int) -> Non
 
 def _facts(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
-    facts: dict[str, str] = json.loads(data[8 : 8 + length]).get(_HEADER) or {}
+    facts: dict[str, str] = load_json(data[8 : 8 + length]).get(_HEADER) or {}
     return facts
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.limits import load_json
+from whiten_index.index.schema import VERSION_SCHEMA
 from whiten_index.index.versions import VERSIONS, version_number
 from whiten_index.objects import Mirror
 
@@ -45,15 +46,13 @@ def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[InBucket]:
             continue
         sizes = mirror.sizes(root / VERSIONS / name, data)
         whole = sum(sizes.values()) + len(data)
-        try:
-            fields = json.loads(data)
-            wanted = {file: entry["bytes"] for file, entry in fields["files"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            yield InBucket(
-                name, {}, whole, f"{mirror.uri}/{VERSIONS}/{name} has a damaged manifest"
-            )
-            continue
-        wrong = sorted(file for file, size in wanted.items() if sizes.get(file) != size)
         place = f"{mirror.uri}/{VERSIONS}/{name}"
+        try:
+            fields = VERSION_SCHEMA.check(load_json(data))
+        except ValueError:
+            yield InBucket(name, {}, whole, f"{place} has a damaged manifest")
+            continue
+        wanted = {file: entry["bytes"] for file, entry in fields["files"].items()}
+        wrong = sorted(file for file, size in wanted.items() if sizes.get(file) != size)
         sound = f"{', '.join(wrong)} of {place} is missing or of another size" if wrong else ""
         yield InBucket(name, fields, whole, sound)

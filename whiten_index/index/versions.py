@@ -27,22 +27,23 @@ from whiten_index.artifacts.files import fsync_path, sha256_file, writing
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.given import cut
 from whiten_index.index.library import load_faiss
+from whiten_index.index.schema import (
+    CURRENT_SCHEMA,
+    VERSION_SCHEMA,
+    VersionManifest,
+    WithdrawnFacts,
+)
 from whiten_index.objects import HERE, ChangedError, Here, Tag, naming
 
 T = TypeVar("T")
 # Writes a version's files into the folder given, and returns what its manifest is to say.
 Fill = Callable[[Path], Mapping[str, Any]]
 
-KIND, FORMAT_VERSION = "index", 1
 CURRENT, VERSIONS, CANDIDATES = "CURRENT", "versions", "candidates"
 INDEX, WHITENING = "index.faiss", "whitening.safetensors"
 MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
 RECORD, CHANGES = "corpus.json", "changes.arrow"
 _VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
-_NAME, _SHA256 = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*"), re.compile(r"[0-9a-f]{64}")
-# Releases before versions could be withdrawn wrote two keys and no digest.
-_OLD_KEYS = {"version", "manifest_sha256"}
-_KEYS = _OLD_KEYS | {"withdrawn", "withdrawn_facts", "digest"}
 VERIFY = ("full", "manifest")
 # Each try needs a version published and another removed since the one before.
 _TRIES = 20
@@ -64,7 +65,7 @@ class Current:
     version: str
     manifest_sha256: str
     withdrawn: tuple[str, ...] = ()
-    withdrawn_facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    withdrawn_facts: Mapping[str, WithdrawnFacts] = field(default_factory=dict)
 
     def same_version(self, other: Current) -> bool:
         """Tell whether both publish the same."""
@@ -101,19 +102,11 @@ def _read_current(root: Path) -> Current:
     # To the byte, so that any damage to it shows.
     remedy = mending(root)
     value = manifest.read_json(path, what="a published index", exact=True, remedy=remedy)
-    version, digest = value.get("version"), value.get("manifest_sha256")
-    withdrawn = value.get("withdrawn", [])
-    if not (
-        set(value) in (_KEYS, _OLD_KEYS)
-        and _is_name(version)
-        and isinstance(digest, str)
-        and _SHA256.fullmatch(digest)
-        and isinstance(withdrawn, list)
-        and all(map(_is_name, withdrawn))
-        and set(value.get("withdrawn_facts", {})) == set(withdrawn)
-    ):
-        raise ArtifactError(f"{path} is damaged: it does not say what a {CURRENT} does; {remedy}")
-    return Current(str(version), digest, tuple(withdrawn), value.get("withdrawn_facts", {}))
+    found = manifest.checked(value, CURRENT_SCHEMA, path, remedy=remedy)
+    withdrawn, facts = found["withdrawn"], found["withdrawn_facts"]
+    if set(withdrawn) != set(facts):
+        raise ArtifactError(f"{path} is damaged: its withdrawn versions differ; {remedy}")
+    return Current(found["version"], found["manifest_sha256"], withdrawn, facts)
 
 
 def set_current(
@@ -165,7 +158,7 @@ def withdrawn_versions(root: Path) -> tuple[str, ...]:
         return ()
 
 
-def withdrawn_facts(root: Path) -> Mapping[str, Mapping[str, str]]:
+def withdrawn_facts(root: Path) -> Mapping[str, WithdrawnFacts]:
     """Return what is known of the versions withdrawn; see ``Current``."""
     try:
         return read_current(root).withdrawn_facts
@@ -173,11 +166,11 @@ def withdrawn_facts(root: Path) -> Mapping[str, Mapping[str, str]]:
         return {}
 
 
-def _facts(root: Path, name: str) -> dict[str, str]:
+def _facts(root: Path, name: str) -> WithdrawnFacts:
     try:
         fields = read_version(root / VERSIONS / name, verify="manifest")
         return {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
-    except (ArtifactError, KeyError):
+    except ArtifactError:
         return {}
 
 
@@ -239,8 +232,8 @@ def find_version(root: Path, identity: str, mirror: Here = HERE) -> str | None:
     for name in reversed(version_names(root)):
         folder = root / VERSIONS / name
         try:
-            fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
-            if fields.get("identity") == identity and name not in withdrawn:
+            fields = manifest.read_manifest(folder, VERSION_SCHEMA)
+            if fields["identity"] == identity and name not in withdrawn:
                 manifest.check_files(folder, fields, content=True)
                 mirror.keep(folder)
                 return name
@@ -373,7 +366,7 @@ def _require_there(root: Path, version: str) -> None:
         )
 
 
-def read_fields(root: Path, *, verify: str = "full") -> tuple[Path, dict[str, Any]]:
+def read_fields(root: Path, *, verify: str = "full") -> tuple[Path, VersionManifest]:
     """Return the published version's folder and manifest, checked before anyone uses them.
 
     Args:
@@ -384,7 +377,7 @@ def read_fields(root: Path, *, verify: str = "full") -> tuple[Path, dict[str, An
         ArtifactError: nothing is published there, or it is damaged.
     """
 
-    def read(folder: Path, current: Current) -> tuple[Path, dict[str, Any]]:
+    def read(folder: Path, current: Current) -> tuple[Path, VersionManifest]:
         return folder, read_version(folder, verify=verify, sha256=current.manifest_sha256)
 
     return with_published(root, read)
@@ -396,7 +389,7 @@ def read_version(
     verify: str = "full",
     sha256: str | None = None,
     files: Collection[str] | None = None,
-) -> dict[str, Any]:
+) -> VersionManifest:
     """Return the manifest of one version, published or not, checked.
 
     Args:
@@ -412,16 +405,18 @@ def read_version(
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
     remedy = mending(folder.parent.parent)
-    fields = manifest.read_manifest(
-        folder, kind=KIND, version=FORMAT_VERSION, remedy=remedy, missing=remedy
-    )
+    fields = manifest.read_manifest(folder, VERSION_SCHEMA, remedy=remedy, missing=remedy)
+    required = {INDEX, WHITENING, MOMENTS, DOCUMENTS, RECORD}
+    if fields["version"] != folder.name or not required <= set(fields["files"]):
+        raise ArtifactError(
+            f"{folder / manifest.MANIFEST} is damaged: it is of another version; {remedy}"
+        )
     if sha256 not in (None, manifest_sha256(folder)):
         raise ArtifactError(
             f"{folder / manifest.MANIFEST} is damaged: it does not match {CURRENT}; {remedy}"
         )
-    looked_at = fields
-    if files is not None and isinstance(fields.get("files"), dict):
-        looked_at = {"files": {name: fields["files"].get(name) for name in files}}
+    every = fields["files"]
+    looked_at = {"files": every if files is None else {name: every[name] for name in files}}
     manifest.check_files(folder, looked_at, content=verify == "full", remedy=remedy)
     return fields
 
@@ -458,7 +453,3 @@ def vector_bytes(index: Any, *, file_bytes: int) -> int:
     holder = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
     size = getattr(holder, "code_size", None)
     return int(index.ntotal) * int(size) if size else file_bytes
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and _NAME.fullmatch(value) is not None

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import time
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import make_folder
-from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.manifest import MANIFEST, fingerprint
+from whiten_index.artifacts.files import read_bytes, writing
+from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.manifest import MANIFEST, MANIFEST_BYTES, fingerprint
+from whiten_index.artifacts.schema import Files, Schema
 from whiten_index.objects.bucket import endpoint
 
 DOWNLOADS = ".downloads"
 _LEFT_BEHIND = 24 * 3600.0  # seconds
+_FILES = Schema("files", 1, Files)
 
 
 def cache_folder(uri: str) -> Path:
@@ -50,7 +52,7 @@ def stamp(manifest: bytes) -> str:
 def manifest_of(path: Path) -> bytes:
     """Return the bytes of the manifest of an artifact here, none where it has none."""
     try:
-        return (path / MANIFEST).read_bytes()
+        return read_bytes(path / MANIFEST, limit=MANIFEST_BYTES)
     except FileNotFoundError:
         return b""
 
@@ -58,10 +60,10 @@ def manifest_of(path: Path) -> bytes:
 def files_in(data: bytes) -> dict[str, int] | None:
     """Return the files that a manifest names and their bytes, None where it is damaged."""
     try:
-        files = {name: int(entry["bytes"]) for name, entry in json.loads(data)["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        files = _FILES.check(load_json(data)["files"])
+    except (ValueError, KeyError, TypeError):
         return None
-    return files if all("/" not in name and name not in ("", ".", "..") for name in files) else None
+    return None if any("/" in name for name in files) else {n: f["bytes"] for n, f in files.items()}
 
 
 def remove(path: Path) -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from whiten_index.artifacts.files import open_regular
+from whiten_index.errors import ArtifactError
+
 
 def rows_as_bytes(documents: pa.Table) -> bytes:
     """Return rows as bytes, equal for equal rows however they are chunked or sliced."""
@@ -22,9 +25,9 @@ def rows_as_bytes(documents: pa.Table) -> bytes:
 def content(path: Path) -> bytes | None:
     """Return what a compressed file holds, None where it is missing or cannot be read."""
     try:
-        with pa.input_stream(str(path), compression="zstd") as stream:
+        with open_regular(path) as file, pa.input_stream(file, compression="zstd") as stream:
             data: bytes = stream.read()
-    except (OSError, pa.ArrowException):
+    except (ArtifactError, OSError, pa.ArrowException):
         return None
     return data
 

@@ -35,11 +35,13 @@ from numpy.typing import NDArray
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, remove_leftovers
 from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.schema import Schema, Sealed
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.objects import Mirror, Place, place_of
 from whiten_index.store.documents import DocumentFiles
 from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.encoder import EncoderFacts
 from whiten_index.store.gathered import EmbeddingRows
 from whiten_index.store.notes import Notes
 from whiten_index.store.packs import Packs
@@ -50,6 +52,15 @@ from whiten_index.store.users import Users, owner_of
 
 FORMAT_VERSION = 1
 KIND = "store"
+
+
+class StoreManifest(Sealed):
+    """Manifest of the folder of an encoder."""
+
+    encoder: EncoderFacts
+
+
+SCHEMA = Schema(KIND, FORMAT_VERSION, StoreManifest)
 
 
 class EmbeddingStore:
@@ -132,7 +143,7 @@ class EmbeddingStore:
                 f"{root} holds embeddings of {len(folders)} encoders ({names}); name the corpus "
                 "and the encoder's options as when they were encoded"
             )
-        found = manifest.read_manifest(folders[0], kind=KIND, version=FORMAT_VERSION)
+        found = manifest.read_manifest(folders[0], SCHEMA)
         # What was listed is not listed again.
         there = mirror if isinstance(mirror, Mirror) else place
         return cls(there, found["encoder"], folders[0].name)
@@ -352,7 +363,7 @@ class EmbeddingStore:
         """Return the encoder as last written; its name or query prompt may have changed since."""
         self.mirror.latest(self.folder / manifest.MANIFEST)
         try:
-            found = manifest.read_manifest(self.folder, kind=KIND, version=FORMAT_VERSION)
+            found = manifest.read_manifest(self.folder, SCHEMA)
         except FormatError:
             raise
         except ArtifactError:
@@ -379,5 +390,5 @@ def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Mom
 
 
 def _encoder_name(folder: Path) -> str:
-    found = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)["encoder"]
+    found = manifest.read_manifest(folder, SCHEMA)["encoder"]
     return f"{found.get('model', found.get('column'))} {folder.name[:8]}"

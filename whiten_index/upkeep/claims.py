@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.manifest import MANIFEST
@@ -14,10 +13,10 @@ from whiten_index.errors import ArtifactError, ConfigError, FormatError, Storage
 from whiten_index.index import (
     CANDIDATES,
     CURRENT,
-    FORMAT_VERSION,
-    KIND,
     RECORD,
+    VERSION_SCHEMA,
     VERSIONS,
+    VersionManifest,
     strange_entries,
     version_names,
 )
@@ -66,7 +65,7 @@ def indexes_of(
     ]
     # One that was moved and linked to its old place is registered by both.
     found = {real_place(index): None for _, index in known}
-    # Those of earlier releases did not tell; most have their store in them.
+    # An index that was moved or restored with its store registers itself at its next build.
     around = real_place(root).parent
     if is_index(around):
         found[around] = None
@@ -245,53 +244,35 @@ def version_claim(folder: Path, root: Path, stores: Collection[EmbeddingStore]) 
     """
     by = f"version {folder.name} of index {folder.parent.parent}"
     fields = _fields(folder)
-    encoder = None if fields is None else str(fields.get("encoder_fingerprint"))
-    mine = [store for store in stores if encoder in (None, store.fingerprint)]
-    if not mine:
+    encoder = None if fields is None else fields["encoder_fingerprint"]
+    if not any(encoder in (None, store.fingerprint) for store in stores):
         return None
     try:
         return Claim(by, encoder, CorpusRecord.load(folder / RECORD))
     except FormatError:
         raise
     except ArtifactError:
-        record = None if fields is None else _remembered(fields, mine)
-    if record is not None:
-        return Claim(by, encoder, record)
-    if fields is not None and _is_elsewhere(fields, root):
-        return None
+        if fields is not None and _is_elsewhere(fields, root):
+            return None
     raise ArtifactError(
-        f"{by} does not say which shards of {root} it needs: it is damaged, or an earlier release "
-        f"made it; run whiten-index prune {folder.parent.parent} --keep N with a version made since"
+        f"{by} is damaged and does not say which shards of {root} it needs; run whiten-index "
+        f"prune {folder.parent.parent} --keep N with a sound version"
         if folder.parent.name == VERSIONS
         else f"candidate {folder} is damaged and does not say which shards of {root} it needs; "
         "remove that folder: the next update makes another"
     )
 
 
-def _fields(folder: Path) -> dict[str, Any] | None:
+def _fields(folder: Path) -> VersionManifest | None:
     try:
-        return manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+        return manifest.read_manifest(folder, VERSION_SCHEMA)
     except FormatError:
         raise
     except ArtifactError:
         return None
 
 
-def _remembered(fields: dict[str, Any], stores: Collection[EmbeddingStore]) -> CorpusRecord | None:
-    """Return the shards of a version of an earlier release, if the store has not moved on."""
-    for store in stores:
-        try:
-            record = store.corpus(fields["corpus"]["source"])
-        except FormatError:
-            raise
-        except ArtifactError:
-            continue
-        if record.fingerprint == fields["corpus"]["fingerprint"]:
-            return record
-    return None
-
-
-def _is_elsewhere(fields: dict[str, Any], root: Path) -> bool:
+def _is_elsewhere(fields: VersionManifest, root: Path) -> bool:
     """Tell whether a version was built from another store that is there."""
-    built_from = Path(str(fields.get("store", root)))
+    built_from = Path(fields["store"])
     return built_from.is_dir() and real_place(built_from) != real_place(root)

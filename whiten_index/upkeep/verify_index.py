@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from whiten_index.artifacts.files import require_path
 from whiten_index.errors import ArtifactError, StorageError
@@ -17,6 +16,7 @@ from whiten_index.index import (
     VERSIONS,
     Current,
     Documents,
+    VersionManifest,
     read_current,
     read_version,
     strange_entries,
@@ -168,7 +168,7 @@ class _Check:
                 "nor updated"
             )
 
-    def _note_store(self, fields: dict[str, Any]) -> None:
+    def _note_store(self, fields: VersionManifest) -> None:
         places = (place for place in store_places(self.root, fields) if isinstance(place, Path))
         self.stores += [str(place) for place in places if place.is_dir()][:1]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -19,7 +19,6 @@ from whiten_index.store import (
     CorpusRecord,
     EmbeddingStore,
     InFolder,
-    Member,
     other_sources,
     packs,
     places,
@@ -36,6 +35,7 @@ from whiten_index.upkeep.claims import (
 from whiten_index.upkeep.inventory import encoder_folders, shard_names, size_of
 from whiten_index.upkeep.report import Damage, VerifyReport, reason, remedy_for
 
+T = TypeVar("T")
 # Rows of what no corpus names.
 _ANY = -1
 _GC = "whiten-index gc {root} --keep-days 0"
@@ -144,7 +144,7 @@ class _Check:
         if not self._looks_at("manifests", path):
             return
         try:
-            manifest.read_manifest(self.folder, kind=store.KIND, version=store.FORMAT_VERSION)
+            manifest.read_manifest(self.folder, store.SCHEMA)
         except (ArtifactError, StorageError) as error:
             remedy = (
                 "run whiten-index encode with one of its corpora and the same model again: it "
@@ -194,26 +194,24 @@ class _Check:
     def _look_around(self) -> None:
         """Note which shards pick from which, and which are in which pack, as far as can be read."""
         for name in shard_names(self._shards.folder):
-            fields = self._quietly(self._places.fields, name)
-            for source, _ in [] if fields is None else other_sources(fields):
+            shard = self._quietly(self._places.fields, name)
+            for source, _ in [] if shard is None else other_sources(shard):
                 self._pickers.setdefault(source, set()).add(name)
         for name in self._packs.names():
-            fields = self._quietly(self._packs.fields, name)
-            members: list[Member] = [] if fields is None else fields["members"]
+            pack = self._quietly(self._packs.fields, name)
+            members = () if pack is None else pack["members"]
             self._members[name] = tuple(member.fingerprint for member in members)
 
-    def _quietly(
-        self, read: Callable[..., dict[str, Any] | None], name: str
-    ) -> dict[str, Any] | None:
+    def _quietly(self, read: Callable[..., T | None], name: str) -> T | None:
         try:
             return read(name, verify=False)
         except (ArtifactError, StorageError):
             return None
 
     def _check_shard(self, folder: Path) -> None:
-        fields = manifest.read_manifest(folder, kind=places.KIND, version=places.FORMAT_VERSION)
+        fields = places.read_shard(folder)
         manifest.check_files(folder, fields, content=True)
-        place = InFolder.of(folder, fields)
+        place = InFolder(folder, fields)
         rows, picks = place.shard.rows, place.picks()
         own = len(place.tensor("embeddings"))
         lengths = {"digests": len(place.tensor("digests"))}
@@ -234,9 +232,9 @@ class _Check:
                 )
 
     def _check_pack(self, folder: Path) -> None:
-        fields = manifest.read_manifest(folder, kind=packs.KIND, version=packs.FORMAT_VERSION)
+        fields = packs.read_pack(folder)
         manifest.check_files(folder, fields, content=True)
-        members = [Member(**each) for each in fields["members"]]
+        members = fields["members"]
         lengths = [len(self._packs.embeddings(member)) for member in members]
         lengths += [len(self._packs.tensor(member, "digests")) for member in members]
         if lengths != 2 * [member.rows for member in members]:
