@@ -83,8 +83,15 @@ class World:
         """Write a manifest so that every digest of it is right."""
         path = self.root / name
         write_manifest(path, fields)
+        listed = path.with_name(MANIFEST)
+        if path != listed and listed.exists():
+            data = path.read_bytes()
+            facts = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            about = json.loads(listed.read_text())
+            files = {**about["files"], path.name: facts}
+            self.write(listed.relative_to(self.root).as_posix(), {**about, "files": files})
         published = json.loads(self.current.read_text()) if path != self.current else {}
-        if path.parent.name == published.get("version"):
+        if path == listed and path.parent.name == published.get("version"):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             write_manifest(self.current, {**published, "manifest_sha256": digest})
 
@@ -133,8 +140,3 @@ def crafted(fields: dict[str, Any], place: Place, craft: str) -> dict[str, Any]:
     else:
         holder[last] = CRAFTS[craft]
     return made
-
-
-def added(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields with one that no schema names."""
-    return {**fields, "not a field": 1}

@@ -95,8 +95,8 @@ def fuzz(world: World, seed: int, count: int) -> None:
             error.add_note(f"{which} with {name} {place} {how}")
             raise
         if world.content().keys() == before.keys():
-            shutil.copyfile(world.kept / name, world.root / name)
-            shutil.copyfile(world.kept / "index" / "CURRENT", world.current)
+            for each in {name, f"{Path(name).parent}/manifest.json", "index/CURRENT"} & {*before}:
+                shutil.copyfile(world.kept / each, world.root / each)
         if world.content() != before:
             world.restore()
 
@@ -145,7 +145,7 @@ def test_a_field_that_no_schema_names_is_damage(world: World) -> None:
     for name in world.manifests():
         fields = json.loads((world.root / name).read_text())
         world.write(name, {**fields, "more": 1})
-        with pytest.raises(WhitenIndexError, match="field 'more'|is missing or damaged"):
+        with pytest.raises(WhitenIndexError, match=r"field 'more'|is missing or damaged"):
             read_all(world)
         world.restore()
 
