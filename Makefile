@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test slow browser units services soak lint types imports tables clean
+.PHONY: demo test slow browser units services faults soak lint types imports tables clean
 
 .venv/runtime: $(SETTINGS)
 	$(PYTHON) -m venv .venv
@@ -31,7 +31,7 @@ test: .venv/tools
 	$(BIN)/python -m pytest
 
 slow: .venv/tools
-	$(BIN)/python -m pytest -m "slow and not service"
+	$(BIN)/python -m pytest -m "slow and not service and not faults"
 
 # Debian's package; elsewhere name a browser in WHITEN_INDEX_CHROMIUM.
 CHROMIUM := $(or $(WHITEN_INDEX_CHROMIUM),/usr/bin/chromium)
@@ -64,8 +64,36 @@ units: .venv/tools $(SYSTEMD) $(PROMTOOL)
 services: .venv/service
 	$(BIN)/python -m pytest -m "service and not slow" -o asyncio_mode=auto
 
-# A worker and then a machine of a cluster killed in mid-build, ten times in a row: some minutes.
-soak: .venv/service
+# Debian's packages: a C compiler, and strace to see what the compiled library might miss.
+STRACE := /usr/bin/strace
+CC := $(or $(shell command -v cc),/usr/bin/cc)
+$(STRACE) $(CC):
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends gcc libc6-dev strace
+
+# A later Python than that of .venv. Commands on embedding columns need no torch.
+LATER ?= $(lastword $(foreach python,python3.12 python3.13 python3.14 \
+    $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[2-9]*/bin/python3),\
+    $(shell $(python) -c 'import sys; sys.version_info >= (3, 12) and print("$(python)")' 2> /dev/null)))
+
+.venv/later: $(SETTINGS)
+	@test -n "$(LATER)" || { echo "Set LATER to a Python of 3.12 or later." >&2; exit 2; }
+	$(LATER) -m venv .venv/python-later
+	.venv/python-later/bin/python -m pip --disable-pip-version-check install --quiet \
+	    --constraint constraints.txt faiss-cpu pytest pytest-timeout \
+	    $$($(LATER) -c "import tomllib; print(*(name for name in tomllib.load(open('pyproject.toml', 'rb')) \
+	    ['project']['dependencies'] if not name.startswith(('torch', 'transformers', 'huggingface'))))")
+	touch $@
+
+# A sample of the faults of the system at every file operation, by this Python and a later one.
+faults: .venv/tools .venv/later $(STRACE) $(CC)
+	$(BIN)/python -m pytest -m "faults and not slow"
+	.venv/python-later/bin/python -m pytest -m "faults and not slow"
+
+# All of those faults, which takes hours; then a worker and a machine of a cluster are killed in
+# mid-build, ten times in a row.
+soak: .venv/service $(STRACE) $(CC)
+	$(BIN)/python -m pytest -m "faults and slow"
 	$(BIN)/python -m pytest -m "service and slow"
 
 lint: .venv/tools

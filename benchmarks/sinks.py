@@ -56,7 +56,7 @@ from benchmarks.sinks_engines import (
     require_all,
 )
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.index import read_fields
+from whiten_index.index import read_published
 from whiten_index.push import PushConfig, push_index
 from whiten_index.push.source import PushSource
 from whiten_index.sinks import VectorDtype, open_sink
@@ -162,7 +162,7 @@ def corpus(index: Path, work: Path, rows: int | None) -> Corpus:
             normalize_input=whitening.normalize_input, factory="Flat",
         )
     )  # fmt: skip
-    _, fields = read_fields(index)
+    fields = read_published(index).fields
     facts = {
         "texts": [Path(name).stem for name in fields["corpus"]["source"]["sources"]],
         "model": {**fields["encoder"]}.get("model"),

@@ -24,6 +24,7 @@ from benchmarks.results_file import RESULTS, read
 
 README = Path(__file__).parents[1] / "README.md"
 SCALING = README.parent / "docs" / "scaling.md"
+PROMISES = README.parent / "docs" / "promises.md"
 _MARK = r"<!-- table (\w+) -->"
 
 
@@ -38,6 +39,24 @@ def store_dtype() -> str:
         lines.append(
             f"| {row['setting']} | {k} | {row['cosine_min']:.8f} | {row['top10_overlap']:.4f} |"
         )
+    return "\n".join(lines)
+
+
+def faults() -> str:
+    """Return the table of faults of the system that were tried, a line for each kind."""
+    rows = read("faults")
+    lines = ["| fault | commands | points | harmful |", "|---|---:|---:|---:|"]
+    for fault in sorted({row["fault"] for row in rows}):
+        some = [row for row in rows if row["fault"] == fault]
+        points, harmful = (sum(row[name] for row in some) for name in ("points", "harmful"))
+        lines.append(f"| {fault} | {len(some)} | {points:,} | {harmful:,} |")
+    points, machine = sum(row["points"] for row in rows), rows[0]["machine"]
+    lines += [
+        "",
+        f"{points:,} points by `{rows[0]['command']}` at commit {rows[0]['commit']}, "
+        f"{machine['date']}, Python {machine['python']}, {machine['cores']} cores, "
+        f"{rows[0]['seconds'] / 60:,.0f} minutes.",
+    ]
     return "\n".join(lines)
 
 
@@ -212,6 +231,7 @@ def main(arguments: list[str]) -> int:
     documents: list[tuple[Path, Callable[[str], str]]] = [
         (README, filled),
         (SCALING, lambda text: filled_where_marked(text, cluster_tables.TABLES)),
+        (PROMISES, lambda text: filled_where_marked(text, {"faults": faults})),
     ]
     same = True
     for path, fill in documents:

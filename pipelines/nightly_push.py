@@ -74,9 +74,7 @@ def target(config: PushConfig) -> str:
 
 
 def _where(config: PushConfig) -> dict[str, str]:
-    from whiten_index.sinks import without_secrets
-
-    to = without_secrets(config.to)
+    to = config.to.partition("?")[0]
     # Servers of one machine differ in nothing else.
     host = parse_qs(config.to.partition("?")[2]).get("host", [""])[0]
     if re.fullmatch(r"/[\w./-]*", host):

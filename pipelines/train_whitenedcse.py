@@ -22,7 +22,6 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import shutil
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,8 +32,8 @@ from typing import Any
 import click
 
 from pipelines.training_tables import pictures, tables
-from whiten_index.artifacts.atomic import make_folder, replace_file
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.atomic import discard, make_folder, replace_file
+from whiten_index.artifacts.files import exists, is_file, is_folder, reading, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding import EncoderConfig, EncoderSpec
@@ -225,7 +224,8 @@ class Job:
                 if key in failed:
                     continue
                 result, row = done.get(key), {"table": run.table, "name": run.name}
-                lacking, kept = result is None or self._lacks(result), self._folder(key).is_dir()
+                lacking = result is None or self._lacks(result)
+                kept = is_folder(self._folder(key))
                 if lacking:
                     place = {**row, "seed": run.options["seed"]}
                     log("training", **place, number=number + 1, of=len(self.runs))
@@ -244,13 +244,13 @@ class Job:
                 _write(self.out / RESULTS, done)
                 if lacking and not (kept or self.keep_models):
                     # Once its result is written, not before.
-                    shutil.rmtree(self._folder(key), ignore_errors=True)
+                    discard(self._folder(key))
             rows = zip(self.runs, keys, strict=True)
             return [(run, done[key]) for run, key in rows if key in done], list(failed.values())
 
     def _lacks(self, result: Mapping[str, Any]) -> bool:
         """Tell whether what is asked for now was not kept, or not scored."""
-        unkept = self.keep_models and not self._folder(result["key"]).is_dir()
+        unkept = self.keep_models and not is_folder(self._folder(result["key"]))
         return unkept or (self.sts is not None and result.get("sts_of") != _facts_of(self.sts))
 
     def _keys(self) -> list[str]:
@@ -317,7 +317,7 @@ def _drawn(rows: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[str]:
 def _facts_of(name: str) -> list[Any]:
     """Return what tells that a file is another one now: of folders and URIs the name alone."""
     path = Path(name)
-    if not path.is_file():
+    if not is_file(path):
         return [name]
     found = path.stat()
     return [name, found.st_size, found.st_mtime_ns]
@@ -330,10 +330,11 @@ def read_results(out: Path) -> list[dict[str, Any]]:
         ConfigError: its file of results cannot be read.
     """
     path = out / RESULTS
-    if not path.exists():
+    if not exists(path):
         return []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with reading(path):
+            lines = path.read_text(encoding="utf-8").splitlines()
         results = [{"rows": [], **json.loads(line)} for line in lines]
         for result in results:
             _require_result(result)

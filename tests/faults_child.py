@@ -185,11 +185,12 @@ def facts_of(out: Path) -> Facts:
     """Open what is published, every checksum looked at, and return what it holds and answers."""
     import faiss
 
-    from whiten_index.index import MOMENTS, read_fields
+    from whiten_index.index import MOMENTS, read_published
     from whiten_index.moments import Moments
     from whiten_index.search import open_index
 
-    folder, fields = read_fields(out, verify="full")
+    version = read_published(out).check()
+    folder, fields = version.folder, version.fields
     opened = open_index(out, verify="full")
     bundle = opened.bundle
     assert bundle.version == folder.name
@@ -219,11 +220,12 @@ def facts_of(out: Path) -> Facts:
 
 def store_damages(out: Path) -> list[str]:
     """Return what is wrong with the index and with the shards of its published version."""
-    from whiten_index.index import RECORD, read_fields
+    from whiten_index.index import RECORD, read_published
     from whiten_index.store import CorpusRecord, EmbeddingStore
     from whiten_index.upkeep import verify_index
 
-    folder, fields = read_fields(out, verify="manifest")
+    version = read_published(out)
+    folder, fields = version.folder, version.fields
     store = EmbeddingStore.open(out / "store", fingerprint=fields["encoder_fingerprint"])
     record = CorpusRecord.load(folder / RECORD)
     lost = [f"lost {part}" for part in record.parts if not store.has(part)]

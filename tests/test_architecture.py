@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,32 @@ def test_the_numerics_need_numpy_only(name: str) -> None:
 def test_torch_and_faiss_load_when_they_are_used(name: str) -> None:
     loaded = loaded_by(f"import whiten_index; whiten_index.{name}")
     assert not loaded & {"torch", "transformers", "tokenizers", "faiss"}
+
+
+# Looks and lists that take errors of the system for "no" or for "nothing".
+_SWALLOWING = {
+    *("exists", "is_dir", "is_file", "is_mount", "is_symlink", "isdir", "isfile", "islink"),
+    *("ismount", "lexists", "glob", "iglob", "rglob", "iterdir", "listdir", "scandir", "walk"),
+    "ignore_errors",
+}
+_ALLOWED = {
+    ("artifacts/files.py", "scandir"): "the one place that lists",
+    ("corpus/expression.py", "walk"): "of a syntax tree",
+}
+
+
+def test_files_are_looked_at_and_listed_in_one_place() -> None:
+    """Everything else takes the functions of artifacts/files, which raise what the system says."""
+    package, used = ROOT / "whiten_index", set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Attribute):
+                names = [node.attr]
+            elif isinstance(node, ast.keyword):
+                names = [node.arg]
+            elif isinstance(node, ast.ImportFrom) and node.module in ("glob", "os", "os.path"):
+                names = [alias.name for alias in node.names]
+            file = path.relative_to(package).as_posix()
+            used |= {(file, name) for name in names if name in _SWALLOWING}
+    assert used == set(_ALLOWED)

@@ -373,7 +373,9 @@ def test_a_name_too_long_that_the_system_does_not_repeat_is_an_error_of_options(
     with pytest.raises(SystemExit) as caught:
         cli.main(["inspect", "index"])
     assert caught.value.code == OPTIONS
-    assert_one_error(capsys.readouterr().err, match="Error: a name that was given is too long")
+    assert_one_error(
+        capsys.readouterr().err, match="Error: a name that was given is longer than a path"
+    )
 
 
 @pytest.mark.parametrize("name", ["sts", "retrieval", "geometry", "layers", "transfer"])
@@ -383,5 +385,5 @@ def test_data_named_by_a_path_that_no_file_can_have(
 ) -> None:
     status, _, stderr = run("eval", name, path, "--model", tiny_model)
     assert status == OPTIONS
-    assert_one_error(stderr, match="too long for a path")
+    assert_one_error(stderr, match="is longer than a path can be")
     place.assert_unharmed()

@@ -21,7 +21,7 @@ from tests import tiny_models
 from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.encoding import Encoder
-from whiten_index.index import Documents, read_fields
+from whiten_index.index import Documents, read_published
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
 from whiten_index.integrations.sql_names import KEYWORDS
@@ -608,10 +608,10 @@ def fill(database: psycopg.Connection[Any], index: Path) -> None:
     """Make a table of the documents: vectors as pushed, and reduced by the database itself."""
     source = PushSource.open(PushConfig(index=str(index), to="x.npy"))
     sent = np.concatenate(list(source.vectors()))
-    place, _ = read_fields(index)
+    place = read_published(index).folder
     ids = Documents(place / "documents.arrow").ids(range(ROWS))
     texts = next(
-        pq.ParquetFile(read_fields(index)[1]["config"]["corpus"][0]).iter_batches(
+        pq.ParquetFile(read_published(index).fields["config"]["corpus"][0]).iter_batches(
             ROWS, columns=["text"]
         )
     )

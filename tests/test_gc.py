@@ -338,7 +338,7 @@ def test_every_encoder_of_the_store_is_looked_at(tmp_path):
     source = {**mine.corpus().source, "sources": ["c"]}
     other.save_corpus(CorpusRecord(source, (part,), {}))
     report = gc_store(world.place, keep_days=0)
-    assert (report.shards, report.kept["shards"], report.kept["missing"]) == (1, 4, 0)
+    assert (report.shards, report.kept["shards"]) == (1, 4)
     assert other.find(names[0]) is not None
     assert other.find(names[1]) is None
     assert mine.find(world.records[0][0].parts[0].shard) is not None
@@ -474,5 +474,5 @@ def test_a_path_that_is_too_long_is_one_clear_error(tmp_path, given):
     world = new_world(tmp_path, 10)
     status, _, err = run(*[world.place if word == "STORE" else word for word in given])
     assert status == 2
-    assert "is longer than a path can be (5,000 characters)" in err
+    assert "is longer than a path can be" in err
     assert "Traceback" not in err

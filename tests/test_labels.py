@@ -17,7 +17,7 @@ from corpus_helpers import IN_TMP_PATH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError, CorpusError, StorageError
 from whiten_index.labels import read_pairs, read_qrels, read_queries
 from whiten_index.labels.readers import to_score
 from whiten_index.labels.table import check_readable
@@ -377,7 +377,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
         # Root may read everything; nobody may not.
         os.seteuid(65_534)
     try:
-        with pytest.raises(CorpusError, match=r"q\.tsv cannot be read .*make it readable"):
+        with pytest.raises(StorageError, match=r"cannot read .*q\.tsv: permission is denied"):
             read_qrels(path)
     finally:
         os.seteuid(was)

@@ -83,19 +83,19 @@ def test_the_vectors_of_a_mapped_index_are_not_read_when_it_is_opened(
     assert len(opened) == ROWS
 
 
-def test_a_mapped_index_is_checked_by_sizes_unless_asked(tmp_path: Path, rows: np.ndarray) -> None:
+def test_a_mapped_index_is_checked_in_full_unless_asked(tmp_path: Path, rows: np.ndarray) -> None:
     out = build(tmp_path, rows)
     (file,) = out.glob("versions/*/index.faiss")
     data = bytearray(file.read_bytes())
     data[-40] ^= 1
     file.write_bytes(data)
-    assert len(open_index(out, mapped=True)) == ROWS
-    for options in ({}, {"mapped": True, "verify": "full"}):
+    assert len(open_index(out, mapped=True, verify="manifest")) == ROWS
+    for options in ({}, {"mapped": True}):
         with pytest.raises(ArtifactError, match="does not match its checksum"):
             open_index(out, **options)
     file.write_bytes(data[:-4])
     with pytest.raises(ArtifactError, match="bytes instead of"):
-        open_index(out, mapped=True)
+        open_index(out, mapped=True, verify="manifest")
 
 
 def test_an_index_beyond_its_memory_budget_is_mapped_by_default(
@@ -144,7 +144,7 @@ def test_lists_in_a_file_of_their_own_are_found_after_a_move(
     tmp_path: Path, on_disk: Path, rows: np.ndarray
 ) -> None:
     expected = hits_of(open_index(build(tmp_path / "same", rows, factory="IVF6,SQ8")), rows[:5])
-    for verify in (None, "full"):
+    for verify in ("manifest", "full"):
         assert hits_of(open_index(on_disk, verify=verify), rows[:5]) == expected
     on_disk.rename(tmp_path / "moved")
     read_only(tmp_path / "moved")

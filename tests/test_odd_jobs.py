@@ -13,9 +13,6 @@ import pytest
 
 from pipelines.nightly_reindex import run
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.artifacts import atomic
-from whiten_index.artifacts.atomic import replace_file
-from whiten_index.artifacts.files import fsync_path
 from whiten_index.config import read_toml
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.gates.file import CanaryFile
@@ -64,25 +61,6 @@ def test_weights_whose_sum_rounds_below_the_rows(tmp_path: Path) -> None:
         report = update_index(UpdateConfig(index=str(index))).to_json()
         below += report["drift"]["rows_today"] < ROWS
     assert below, "no sum was below: take other seeds"
-
-
-def test_a_temporary_file_that_another_tidied_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, lost = fsync_path, []
-
-    def tidied(path: Path) -> None:
-        if path.is_file() and not lost:
-            lost.append(path)
-            path.unlink()
-        real(path)
-
-    monkeypatch.setattr(atomic, "fsync_path", tidied)
-    replace_file(tmp_path / "record.json", b"{}")
-    assert lost
-    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
-    with pytest.raises(FileNotFoundError):
-        replace_file(tmp_path / "gone" / "record.json", b"{}")
 
 
 def test_ids_between_any_two_rows(tmp_path: Path) -> None:

@@ -328,9 +328,27 @@ def test_a_list_of_changes_that_is_damaged(world: World, what: bytes | None) -> 
         left = {name: value for name, value in table.schema.metadata.items() if name != what}
         with pa.ipc.new_file(str(path), table.schema.with_metadata(left)) as made:
             made.write_table(table.replace_schema_metadata(left))
-    with pytest.raises(ArtifactError, match=r"changes\.arrow cannot be read .*--full"):
+    with pytest.raises(ArtifactError, match=r"changes\.arrow is damaged: .*--full"):
         world.push()
     assert world.push(full=True).mode == "all"
+    world.assert_same()
+
+
+def test_a_flipped_bit_in_the_list_of_changes_leaves_no_row_as_it_was(world: World) -> None:
+    world.push()
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update()
+    (path,) = world.root.glob("index/versions/*/changes.arrow")
+    whole = path.read_bytes()
+    assert whole.count(b"d1") == 1
+    # Arrow reads it all the same: another document would be changed, and this one never.
+    path.write_bytes(whole.replace(b"d1", b"d0"))
+    with pa.ipc.open_file(path.read_bytes()) as file:
+        assert file.read_all()["id"].to_pylist() == ["d0"]
+    with pytest.raises(ArtifactError, match=r"changes\.arrow is damaged: its content .*--full"):
+        world.push()
+    path.write_bytes(whole)
+    assert world.push().mode == "changes"
     world.assert_same()
 
 
@@ -505,7 +523,7 @@ def test_damaged_embeddings_are_not_pushed(world: World, changed: bool) -> None:
         data = bytearray(path.read_bytes())
         data[-4:] = np.float32(10).tobytes()
         path.write_bytes(data)
-    with pytest.raises(ArtifactError, match=r"shard .* is missing or damaged"):
+    with pytest.raises(ArtifactError, match=r"embeddings\.safetensors is damaged"):
         world.push()
     assert (world.server.published is not None) == changed
 
@@ -935,13 +953,6 @@ def test_an_address_that_cannot_be_used_is_told_before_anything_is_read(tmp_path
     for to in ("mysql://h/db", "qdrnt://h", "docs.csv"):
         with pytest.raises(ConfigError, match="address of no database"):
             push_index(PushConfig(index=str(tmp_path / "none"), to=to, table="docs"))
-
-
-def test_a_configuration_shows_no_secrets() -> None:
-    config = PushConfig(
-        index="i", to="postgresql://me:hunter2@h/db", options={"storage.key": "hunter3"}
-    )
-    assert "hunter" not in repr(config)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def push(index: Path, *more: str) -> tuple[int, str, str]:
-    return run("push", index, "--to", f"memory://me:{SECRET}@here", "--table", "docs", *more)
+    return run("push", index, "--to", "memory://here", "--table", "docs", *more)
 
 
 def test_what_is_printed(index: Path, server: Server) -> None:
@@ -66,7 +66,6 @@ def test_what_is_printed(index: Path, server: Server) -> None:
     assert status == 0
     assert "it has this version already" in out
     assert out.count("the table was made with other options") == 1
-    assert SECRET not in out
 
 
 def test_json(index: Path, server: Server) -> None:
@@ -75,7 +74,6 @@ def test_json(index: Path, server: Server) -> None:
     told = json.loads(out)
     assert (told["mode"], told["k"], told["dtype"], told["notes"]) == ("all", 3, "float16", [])
     assert told["check"]["compared"] == 5
-    assert SECRET not in out
 
 
 def test_a_file(index: Path, tmp_path: Path) -> None:
@@ -108,7 +106,7 @@ def test_addresses_that_cannot_be_used(index: Path) -> None:
     for address in (f"me:{SECRET}@h/db", f"host=h password={SECRET}", f"mysql://u:{SECRET}@h/d"):
         status, out, error = run("push", index, "--to", address, "--table", "docs")
         assert status == 2
-        assert "no database" in error
+        assert "no database" in error or "leave it out" in error
         assert SECRET not in out + error
 
 

@@ -119,6 +119,7 @@ def test_a_file_tells_which_query_half_fits(index: Path, tmp_path: Path, name: s
     else:
         schema = pq.read_schema(path)
     facts = json.loads(schema.metadata[b"whiten_index"])
+    del facts["digest"]  # of the other facts
     assert facts == {
         "version": report.version, "rows": ROWS, "k": k, "dtype": "float32",
         "columns": ["id", "vector", "text"],

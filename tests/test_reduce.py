@@ -33,7 +33,7 @@ from whiten_index.errors import (
     FormatError,
     StorageError,
 )
-from whiten_index.index import read_fields
+from whiten_index.index import read_published
 from whiten_index.integrations.query_half import QueryHalf
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
@@ -210,7 +210,8 @@ def test_halves_that_give_the_same_vectors_have_one_digest(
 ) -> None:
     found = set[str]()
     for number, root in enumerate((index, columns)):
-        place, fields = read_fields(root)
+        version = read_published(root)
+        place, fields = version.folder, version.fields
         whole = QueryTransform.of(root)
         for k in (K, 4):
             transform = QueryTransform.of(root, k=k)
@@ -348,7 +349,8 @@ def test_whether_the_tokens_of_a_query_prompt_are_pooled_is_in_the_digest(index:
 
 def test_only_the_manifest_and_the_transform_are_read(index: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(index, tmp_path / "copy"))
-    place, fields = read_fields(copy)
+    version = read_published(copy)
+    place, fields = version.folder, version.fields
     raw = np.random.default_rng(0).standard_normal((5, 32))
     before = QueryTransform.of(copy).reduce(raw)
     for name in set(fields["files"]) - {"whitening.safetensors"}:
@@ -410,7 +412,7 @@ def test_what_is_not_ours_is_not_replaced(index: Path, tmp_path: Path, export: A
     with pytest.raises(ConfigError, match="is no folder"):
         export(transform, tmp_path / "file")
     assert (tmp_path / "own" / "notes.txt").read_text() == "mine"
-    read_fields(Path(copy))
+    read_published(Path(copy)).check()
     assert {path.name for path in tmp_path.iterdir()} == {"own", "file", "index"}
 
 
@@ -684,7 +686,7 @@ def test_export_tells_the_form_by_the_ending(columns: Path, tmp_path: Path) -> N
 
 def test_a_file_that_is_no_exported_matrix_is_not_lost(columns: Path, tmp_path: Path) -> None:
     transform, path = QueryTransform.of(columns), tmp_path / "w.safetensors"
-    place, _ = read_fields(columns)
+    place = read_published(columns).folder
     for mine in (b"mine", b"", (place / "whitening.safetensors").read_bytes()):
         path.write_bytes(mine)
         with pytest.raises(ConfigError, match="something else than an exported matrix"):

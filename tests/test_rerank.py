@@ -17,7 +17,6 @@ from click.testing import CliRunner
 
 from whiten_index import BuildConfig, CorpusConfig, EmbeddingStore, build_index, open_index
 from whiten_index import rerank as reranking
-from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import set_current
@@ -165,7 +164,6 @@ def test_a_run_is_ranked_again(tmp_path: Path, index: Path, queries: np.ndarray)
 def rewrite(out: Path, **factory: Any) -> None:
     """Change the manifest of an index as a build would have written it."""
     from whiten_index.artifacts import manifest
-    from whiten_index.index import set_current
 
     (folder,) = (out / "versions").iterdir()
     fields = json.loads((folder / "manifest.json").read_text())
@@ -265,23 +263,6 @@ def test_what_was_pruned_under_an_open_searcher_says_to_reload(
         assert searcher.search_embeddings(rows[7:8] + np.float32(1))[0][0].row == 7
 
 
-def test_an_index_of_an_earlier_release_refuses_a_corpus_that_changed_since(
-    tmp_path: Path, rows: np.ndarray
-) -> None:
-    out = build(tmp_path, rows)
-    shutil.copytree(out, tmp_path / "before")
-    build(tmp_path, rows[:-1])
-    # It did not keep which shards it needs.
-    record = next((tmp_path / "before").glob("versions/*/corpus.json"))
-    record.unlink()
-    fields = json.loads((record.parent / "manifest.json").read_text())
-    del fields["files"][record.name]
-    write_manifest(record.parent / "manifest.json", fields)
-    set_current(tmp_path / "before", record.parent.name)
-    with pytest.raises(ArtifactError, match=r"another state of the corpus.*build the index again"):
-        open_index(tmp_path / "before", rerank=5, store=out / "store")
-
-
 @pytest.mark.parametrize("verify", ["full", "manifest"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
 def test_a_damaged_shard_is_noticed_when_it_is_read(
@@ -299,7 +280,7 @@ def test_a_damaged_shard_is_noticed_when_it_is_read(
     if (damage, verify) == ("flip", "manifest"):
         opened.search_embeddings(rows[:3])
         return
-    with pytest.raises(ArtifactError, match=r"shard .* is missing or damaged; run the same"):
+    with pytest.raises(ArtifactError, match=r"safetensors is damaged: .*; run the same"):
         opened.search_embeddings(rows[:3])
 
 
@@ -309,25 +290,16 @@ def mapped_files(folder: Path) -> set[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are Linux's")
-def test_few_shards_are_held_open_and_each_is_checked_once(
+def test_few_shards_are_held_open(
     monkeypatch: pytest.MonkeyPatch, index: Path, rows: np.ndarray
 ) -> None:
     # A process may hold 1,024 files open as a rule, and a map is one.
     assert reranking._MAPPED <= 512
-    checked: list[str] = []
-    require = EmbeddingStore.require
-
-    def spy(store: EmbeddingStore, shard: str, *, verify: bool = True) -> Any:
-        checked.extend([shard] * verify)
-        return require(store, shard, verify=verify)
-
-    monkeypatch.setattr(EmbeddingStore, "require", spy)
     monkeypatch.setattr(reranking, "_MAPPED", 2)
     opened = open_index(index, rerank=ROWS)
     for row in range(3):
         opened.search_embeddings(rows[row : row + 1])
         assert len(mapped_files(index / "store")) == 2
-    assert len(checked) == len(set(checked)) == 5
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are Linux's")
@@ -371,7 +343,7 @@ def test_a_file_of_garbage_cannot_be_mapped(tmp_path: Path, index: Path, data: b
     store = EmbeddingStore.open(tmp_path / "s")
     shard = store.corpus().parts[0].shard
     (store.folder / "shards" / shard / "embeddings.safetensors").write_bytes(data)
-    with pytest.raises(ArtifactError, match="cannot be read"):
+    with pytest.raises(ArtifactError, match="is damaged: it has"):
         store.mapped_embeddings(shard)
 
 

@@ -441,9 +441,9 @@ def test_columns_that_the_engine_refuses(address: str, name: str) -> None:
         ("lancedb://", "names no folder"),
         ("lancedb:///", "names no folder"),
         ("lancedb+s3:///prefix", "names no bucket; write lancedb\\+s3://bucket/prefix"),
-        ("lancedb+s3://KEY:s3cret@bucket/prefix", "give credentials in the variables"),
-        ("lancedb:///folder?token=s3cret", "give credentials in the variables"),
-        ("lancedb:///folder#s3cret", "give credentials in the variables"),
+        ("lancedb+s3://KEY:s3cret@bucket/prefix", "leave it out, and set AWS_ACCESS_KEY_ID"),
+        ("lancedb:///folder?token=s3cret", "leave it out, and set AWS_ACCESS_KEY_ID"),
+        ("lancedb:///folder#s3cret", "leave it out, and set AWS_ACCESS_KEY_ID"),
     ],
 )
 def test_addresses_that_name_no_place(address: str, told: str) -> None:
@@ -476,10 +476,10 @@ def test_names_that_lance_does_not_take(address: str, name: str) -> None:
         open_sink(address, name)
 
 
-def test_what_the_object_store_is_told_is_not_shown() -> None:
-    secret = "http://s3cret.invalid"
-    options = {"storage.endpoint": secret, "storage.aws_access_key_id": "x" * 9,
-               "storage.aws_secret_access_key": "hush-hush", "storage.region": "eu-west-1",
+def test_what_the_object_store_is_told_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x" * 9)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+    options = {"storage.endpoint": "http://nowhere.invalid", "storage.region": "eu-west-1",
                "storage.timeout": "1s", "storage.client_max_retries": "0",
                "storage.retry_timeout": "1s"}  # fmt: skip
     with (
@@ -487,8 +487,7 @@ def test_what_the_object_store_is_told_is_not_shown() -> None:
         open_sink("lancedb+s3://bucket/prefix", "docs", options=options) as sink,
     ):
         sink.published()
-    for each in ("s3cret", "hush-hush", "x" * 9):
-        assert each not in str(caught.value)
+    assert "hush-hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq", "ivf_pq", "ivf_hnsw_sq"])

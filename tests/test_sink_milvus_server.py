@@ -342,10 +342,10 @@ def test_a_push_of_a_user_with_a_password(
     root.create_user("pusher", SECRET)
     root.grant_role("pusher", "admin")
     try:
-        with open_sink(f"milvus://pusher:{quote(SECRET, safe='')}@{place}", "docs") as sink:
+        monkeypatch.setenv("MILVUS_TOKEN", f"pusher:{SECRET}")
+        with open_sink(f"milvus://{place}", "docs") as sink:
             assert_no_secret(sink.target, "pusher", SECRET)
             fill(sink, old)
-        monkeypatch.setenv("MILVUS_TOKEN", f"pusher:{SECRET}")
         with open_sink(f"milvus://{place}", "docs") as sink:
             assert_holds(sink, old)
             with sink.changing(after.generation, old.layout) as changing:
@@ -357,18 +357,22 @@ def test_a_push_of_a_user_with_a_password(
         root.drop_user("pusher")
 
 
-def test_users_that_are_not_let_in(guarded: Server, root: MilvusClient) -> None:
+def test_users_that_are_not_let_in(
+    guarded: Server, root: MilvusClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = f"127.0.0.1:{guarded.port}"
-    told = "give user:password in the address, or the token in MILVUS_TOKEN"
+    told = "give user:password, or the token, in MILVUS_TOKEN"
     hidden = quote(SECRET, safe="")
-    for user in ("", f"root:{hidden}@", f"nobody:{hidden}@"):
+    for token in ("", f"root:{SECRET}", f"nobody:{SECRET}"):
+        monkeypatch.setenv("MILVUS_TOKEN", token)
         with pytest.raises(SinkError, match=told) as caught:
-            open_sink(f"milvus://{user}{place}", "docs").published()
+            open_sink(f"milvus://{place}", "docs").published()
         assert_no_secret(caught.value, SECRET, hidden)
     root.create_user("reader", SECRET)
     try:
         rows = Rows.make()
-        with open_sink(f"milvus://reader:{hidden}@{place}", "docs") as sink:
+        monkeypatch.setenv("MILVUS_TOKEN", f"reader:{SECRET}")
+        with open_sink(f"milvus://{place}", "docs") as sink:
             with pytest.raises(SinkError, match=told) as caught:
                 fill(sink, rows)
             assert_no_secret(caught.value, SECRET, hidden)
@@ -381,10 +385,12 @@ def test_users_that_are_not_let_in(guarded: Server, root: MilvusClient) -> None:
 
 @pytest.mark.parametrize("within", [False, True])
 def test_the_server_is_killed_in_mid_push(
-    guarded: Server, root: MilvusClient, tmp_path: Path, within: bool
-) -> None:
+    guarded: Server, root: MilvusClient, tmp_path: Path, within: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Between two batches, or at any moment of another process; then it is started again."""
-    address, old, rows = f"milvus://{ROOT}@127.0.0.1:{guarded.port}", Rows.make(), pushed_by_child()
+    monkeypatch.setenv("MILVUS_TOKEN", ROOT)
+    address, old, rows = f"milvus://127.0.0.1:{guarded.port}", Rows.make(), pushed_by_child()
     with open_sink(address, "docs") as sink:
         fill(sink, old)
         if within:
@@ -443,8 +449,11 @@ def _push_and_kill(server: Server, address: str, marker: Path) -> None:
     assert b"see that the server runs" in told.splitlines()[-1]
 
 
-def test_the_server_is_killed_while_rows_are_changed(guarded: Server, root: MilvusClient) -> None:
-    address = f"milvus://{ROOT}@127.0.0.1:{guarded.port}"
+def test_the_server_is_killed_while_rows_are_changed(
+    guarded: Server, root: MilvusClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILVUS_TOKEN", ROOT)
+    address = f"milvus://127.0.0.1:{guarded.port}"
     old, after, put = some_changes()
     with open_sink(address, "docs") as sink:
         fill(sink, old)

@@ -22,13 +22,11 @@ from whiten_index.sinks import (
     require_address,
     require_options,
     shaping_options,
-    without_secrets,
 )
 from whiten_index.sinks.options import (
     first_line,
     one_of,
     real_number,
-    redacted,
     require_known,
     whole_number,
     yes_or_no,
@@ -38,40 +36,8 @@ from whiten_index.sinks.rows import blocks, new_writer, padded_scores, vectors_a
 SECRET = "s3cr3t"
 
 
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("postgresql://me@h:5/db?sslmode=require", "postgresql://me@h:5/db"),
-        (f"postgresql://me:{SECRET}@h/db", "postgresql://me@h/db"),
-        (f"postgresql://me@h/db?password={SECRET}", "postgresql://me@h/db"),
-        (f"postgresql://me@h/db;password={SECRET}", "postgresql://…"),
-        (f"postgresql://me@h/db;{SECRET}", "postgresql://me@h/db"),
-        (f"postgresql://me:12/34{SECRET}@h/db", "postgresql://…"),
-        (f"postgresql://me:12?{SECRET}@h/db", "postgresql://…"),
-        (f"postgresql://me:12#{SECRET}@h/db", "postgresql://…"),
-        (f"postgresql://me:a@{SECRET}@h/db", "postgresql://…"),
-        (f"postgresql://me@h/db password={SECRET}", "postgresql://…"),
-        (f"postgresql://[{SECRET}", "postgresql://…"),
-        ("postgresql://[::1]:5432/db", "postgresql://[::1]:5432/db"),
-        (f"host=h user=me password={SECRET}", "…"),
-        (f"me:{SECRET}@h/db", "…"),
-        (f"me://{SECRET}@h/db", "me://…"),
-        (f"{SECRET} {SECRET}://h", "…"),
-        (f"milvus://{SECRET}@h:19530/db", "milvus://h:19530/db"),
-        (f"milvus://root:{SECRET}@h", "milvus://h"),
-        (f"qdrant://{SECRET}@h:6333", "qdrant://h:6333"),
-        (f"qdrant+https://:{SECRET}@h", "qdrant+https://h"),
-        ("lancedb:///data/vectors", "lancedb:///data/vectors"),
-        ("lancedb+s3://bucket/prefix", "lancedb+s3://bucket/prefix"),
-        ("vectors.parqet", "vectors.parqet"),
-    ],
-)
-def test_what_is_shown_of_an_address(address: str, shown: str) -> None:
-    assert without_secrets(address) == shown
-
-
 def test_addresses_of_no_database() -> None:
-    for address in (f"mysql://{SECRET}@h", f"postgresql:{SECRET}", f"u:{SECRET}@h", "x.csv", ""):
+    for address in ("mysql://h", f"postgresql:{SECRET}", f"u:{SECRET}@h", "x.csv", ""):
         with pytest.raises(ConfigError, match=r"no database .*postgresql://.*milvus://") as told:
             open_sink(address, "docs")
         assert SECRET not in str(told.value)
@@ -88,21 +54,18 @@ def test_addresses_of_no_database() -> None:
         ("vectors:6333", r"did you mean qdrant://vectors:6333\?$"),
         ("milvus:19530", r"did you mean milvus://milvus:19530\?$"),
         ("http://h:6333", r"did you mean qdrant://h:6333 or milvus://h:6333\?$"),
-        (
-            f"http://{SECRET}@h:6333?key={SECRET}",
-            r"did you mean qdrant://h:6333 or milvus://h:6333\?$",
-        ),
-        (f"http://me:12/{SECRET}@h", r"did you mean qdrant://… or milvus://…\?$"),
+        (f"http://{SECRET}@h:6333?key={SECRET}", "may be, a secret .* leave it out"),
+        (f"http://me:12/{SECRET}@h", "may be, a secret .* leave it out"),
         ("https://h", r"did you mean qdrant\+https://h or milvus\+https://h\?$"),
         ("qdrants://h:6333", r"did you mean qdrant\+https://h:6333\?$"),
         ("qdrnt://h", r"did you mean qdrant://h\?$"),
         ("postgress://me@h/db", r"did you mean postgres://me@h/db\?$"),
         ("pg://me@h/db", r"did you mean postgresql://me@h/db\?$"),
-        (f"pgvector://me:{SECRET}@h/db", r"did you mean postgresql://me@h/db\?$"),
+        (f"pgvector://me:{SECRET}@h/db", "leave it out, and set PGPASSWORD"),
         ("postgresql+psycopg://me@h/db", r"did you mean postgresql://me@h/db\?$"),
         ("lance:///data", r"did you mean lancedb:///data\?$"),
         ("s3://bucket/prefix", r"did you mean lancedb\+s3://bucket/prefix\?$"),
-        (f"s3://key:{SECRET}@bucket/v.parquet", r"; a file is given by its path alone"),
+        ("s3://bucket/v.parquet", r"; a file is given by its path alone"),
         ("file:///tmp/v.arrow", r"; a file is given by its path alone"),
         ("file:///tmp/v.csv", r"; a file is .* ends in .parquet, .arrow or .npy$"),
         (
@@ -110,15 +73,15 @@ def test_addresses_of_no_database() -> None:
             r"^lancedb:/tmp/x is the address of .*; after lancedb: two slashes are missing; "
             r"did you mean lancedb:///tmp/x\?$",
         ),
-        (f"lancedb:/key:{SECRET}@bucket", r"^the address given .*did you mean lancedb://…\?$"),
+        (f"lancedb:/key:{SECRET}@bucket", "may be, a secret .* leave it out"),
         (f"qdrant:/x;{SECRET}", r"^the address given .*did you mean qdrant://…\?$"),
         ("milvus:docs.db", r"two slashes are missing; did you mean milvus://…\?$"),
-        (f"postgresql:/me:{SECRET}@h/db", r"did you mean postgresql://…\?$"),
+        (f"postgresql:/me:{SECRET}@h/db", "leave it out, and set PGPASSWORD"),
         (f"postgresql:/{SECRET}", r"^the address given .*did you mean postgresql://…\?$"),
-        (f"postgres:{SECRET}@h/db", r"did you mean postgres://…\?$"),
+        (f"postgres:{SECRET}@h/db", "may be, a secret .* leave it out"),
         (
             "mysql://h/db",
-            r"^mysql://… is the address of no database that rows can be pushed to; give one of "
+            r"^mysql://h/db is the address of no database that rows can be pushed to; give one of "
             r"postgresql://.*, qdrant://.*, lancedb://.*, milvus://.*, or a file that ends in "
             r".parquet, .arrow or .npy$",
         ),
@@ -297,12 +260,12 @@ def test_words() -> None:
         require_known({"n": "1"}, ("m",), "Qdrant")
 
 
-def test_secrets_are_replaced_before_a_text_is_cut() -> None:
+def test_secrets_are_hidden_before_a_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     long = "p/ä " * 200
-    assert redacted("a p%2F%C3%A4+ b p/ä c", ["p/ä", "p/ä "]) == "a … b …c"
-    assert first_line(f"{'x' * 495}{long}tail", [long]) == f"{'x' * 495}…tail"[:500]
+    monkeypatch.setenv("QDRANT_API_KEY", long)
+    assert first_line(f"{'x' * 494} {long} tail") == f"{'x' * 494} … tail"[:500]
     assert first_line("  one\ntwo") == "one"
-    assert first_line(ValueError(""), ["", "x"]) == "ValueError"
+    assert first_line(ValueError("")) == "ValueError"
 
 
 def test_columns_of_vectors() -> None:

@@ -77,6 +77,7 @@ def test_addresses_without_secrets(address: str) -> None:
         f"postgresql://h?dbname=postgresql://me:{SECRET}@h/db",
         f"postgresql://h?dbname=postgresql%3A%2F%2Fme%3A{SECRET}%40h/db",
         f"postgresql://h/db?user=me:{SECRET}",
+        f"postgresql://h/?dbname=db%09{SECRET}",
         f"postgresql://h/db?options=-c%20app.password%3D{SECRET}",
         f"postgresql://h/db?options=-csearch_path=x%20-capp.key={SECRET}",
         f"postgresql://h/db?options={SECRET}",
@@ -107,7 +108,7 @@ def test_addresses_with_secrets(address: str) -> None:
     variable = {"p": "PGPASSWORD", "q": "QDRANT_API_KEY", "m": "MILVUS_TOKEN"}.get(
         address[0], "AWS_SECRET_ACCESS_KEY"
     )
-    told = f"is, or may be, a secret; it belongs in the environment: leave .*{variable}"
+    told = f"is, or may be, a secret and would be .* leave it out, and .*{variable}"
     with pytest.raises(ConfigError, match=told) as raised:
         require_no_secrets(address, {})
     assert SECRET not in str(raised.value)
@@ -116,12 +117,12 @@ def test_addresses_with_secrets(address: str) -> None:
 @pytest.mark.parametrize(
     ("address", "named"),
     [
-        (f"postgresql://h/db?sslmode=require&sslpassword={SECRET}", "a parameter sslpassword that"),
-        (f"milvus://h?token={SECRET}", "a parameter token that"),
+        (f"postgresql://h/db?sslmode=require&sslpassword={SECRET}", "parameter sslpassword"),
+        (f"milvus://h?token={SECRET}", "parameter token"),
         # A token may have the form of a name, and be cut off at a character of its own.
-        ("milvus://h?deadbeef=", "a parameter that"),
-        ("milvus://h?deadbeef", "a parameter that"),
-        (f"milvus://h?Dead-beef={SECRET}", "a parameter that"),
+        ("milvus://h?deadbeef=", "a parameter"),
+        ("milvus://h?deadbeef", "a parameter"),
+        (f"milvus://h?Dead-beef={SECRET}", "a parameter"),
     ],
 )
 def test_a_parameter_is_named(address: str, named: str) -> None:
@@ -178,7 +179,7 @@ def test_options_without_secrets(name: str, value: str) -> None:
     ],
 )
 def test_options_with_secrets(name: str, value: str) -> None:
-    told = f"^--option {re.escape(name)} is, or may be, a secret; .* AWS_SECRET_ACCESS_KEY"
+    told = f"{re.escape(name)}.* is, or may be, a secret .* AWS_SECRET_ACCESS_KEY"
     with pytest.raises(ConfigError, match=told) as raised:
         require_no_secrets("lancedb+s3://bucket", {"index": "none", name: value})
     assert SECRET not in str(raised.value)

@@ -215,7 +215,7 @@ def test_without_verify_only_the_sizes_are_looked_at(store):
 def test_embeddings_that_cannot_be_read_say_what_to_do(store, damage):
     shard = write(store, make_embeddings())
     damage(shard_files(store, shard)["embeddings"])
-    with pytest.raises(ArtifactError, match=r"embeddings\.safetensors cannot be read .*encode"):
+    with pytest.raises(ArtifactError, match=r"embeddings\.safetensors is damaged: .*encode"):
         store.embeddings(shard.fingerprint)
 
 

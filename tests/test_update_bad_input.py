@@ -163,8 +163,8 @@ def test_a_path_of_thousands_of_characters_is_that_of_no_index(place: Place) -> 
         ("inspect", LONG),
     ):
         status, _, stderr = run(*arguments)
-        assert status == ARTIFACT
-        assert_one_error(stderr, match=r"a+\.\.\. cannot be an index|none in a+\.\.\.;")
+        assert status == OPTIONS
+        assert_one_error(stderr, match=r"a+\.\.\. is longer than a path can be")
         assert len(stderr) < 500
 
 
@@ -172,8 +172,8 @@ def test_a_path_of_thousands_of_characters_is_that_of_no_index(place: Place) -> 
 def test_no_path_is_too_long_for_a_sentence(place: Place, name: str) -> None:
     for arguments in ((name,), ("--canary-file", name), ("--model", name)):
         status, _, stderr = run("update", "--index", place.out, *arguments)
-        assert status in (CORPUS, ENCODER), arguments
-        assert_one_error(stderr, match="check the path|check the pattern|a Parquet file|no model")
+        assert status in (OPTIONS, CORPUS, ENCODER), arguments
+        assert_one_error(stderr, match="is longer than a path can be|check the pattern|no model")
 
 
 def test_another_store_is_refused_before_anything_is_written_there(
@@ -268,17 +268,17 @@ def test_links_that_lead_somewhere_are_followed_and_bookkeeping_is_not(place: Pl
 def test_a_folder_that_cannot_be_listed_is_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shut, real = place.corpus / "shut", os.listdir
+    shut, real = place.corpus / "shut", os.scandir
     shut.mkdir()
 
-    def listdir(path: Any) -> list[str]:
+    def scandir(path: Any) -> Any:
         if Path(path) == shut:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return real(path)
 
     # Tests may run as a user whom no permission keeps out.
-    monkeypatch.setattr(os, "listdir", listdir)
-    with pytest.raises(CorpusError, match=f"{shut} cannot be listed \\(Permission denied\\)"):
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(StorageError, match=f"cannot list {shut}: permission is denied"):
         place.update()
 
 

@@ -129,7 +129,9 @@ def test_other_content_under_the_same_time_is_seen_by_its_footer(place: Place) -
     assert_holds(place)
 
 
-def test_what_neither_time_nor_footer_tells_is_seen_where_all_is_read(place: Place) -> None:
+@pytest.mark.parametrize("how", ["in place", "renamed"])
+def test_other_content_that_size_time_and_footer_hide_is_seen(place: Place, how: str) -> None:
+    """No program sets the ctime."""
     path = place.corpus / "a.parquet"
     before, data = path.stat(), path.read_bytes()
     rows = dict(place.files["a.parquet"])
@@ -137,12 +139,23 @@ def test_what_neither_time_nor_footer_tells_is_seen_where_all_is_read(place: Pla
     row[0], row[1] = row[1], row[0]
     rows[3] = row, rows[3][1]
     place.files = {**place.files, "a.parquet": rows}
+    if how == "renamed":
+        path.rename(place.root / "aside")
     place.write()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.read_bytes() != data
-    place.update()
-    place.update(read_all=True)
+    assert skipped(place) == 1
     assert_holds(place)
+
+
+def test_a_file_that_is_copied_over_itself_is_read_and_nothing_is_encoded(place: Place) -> None:
+    path = place.corpus / "a.parquet"
+    shutil.copy2(path, place.root / "copy")
+    (place.root / "copy").replace(path)
+    assert skipped(place) == 1
+    report = place.update()
+    assert (report.up_to_date, report.encoded.counts.encoded) == (True, 0)
+    assert skipped(place) == 2
 
 
 @pytest.mark.parametrize("id_column", ["id", None])

@@ -22,13 +22,14 @@ from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.index import (
     Current,
+    Version,
     find_version,
     next_version,
     open_version,
     promote,
     publish_candidate,
     read_current,
-    read_fields,
+    read_published,
     read_version,
     set_current,
     version_names,
@@ -36,7 +37,7 @@ from whiten_index.index import (
 )
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.upkeep import verify_index
-from whiten_index.versions import Rolled, list_versions, prune, rollback
+from whiten_index.versions import list_versions, prune, rollback
 
 WIDTHS = (2, 3, 4, 5)
 
@@ -80,8 +81,12 @@ def fill_from(out: Path, name: str, **changes: Any) -> Any:
             if path.name != manifest.MANIFEST:
                 shutil.copyfile(path, folder / path.name)
         fields = json.loads((source / manifest.MANIFEST).read_text())
-        version = next_version(out, "f" * 32)
-        return {**fields, "version": version, "identity": "f" * 32, **changes}
+        return {
+            **fields,
+            "version": next_version(out, "f" * 32),
+            "identity": "f" * 32,
+            **changes,
+        }
 
     return fill
 
@@ -117,7 +122,7 @@ def test_current_says_what_is_published_and_what_was_withdrawn(out: Path) -> Non
     current = read_current(out)
     assert current.same_version(Current(second, digest))
     assert current.withdrawn == (first,)
-    fields = read_version(out / "versions" / first)
+    fields = read_version(out / "versions" / first).fields
     facts = {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
     assert current.withdrawn_facts == {first: facts}
     value = json.loads((out / "CURRENT").read_text())
@@ -147,7 +152,7 @@ def test_current_says_what_is_published_and_what_was_withdrawn(out: Path) -> Non
 def test_current_with_other_keys_or_values_is_damaged(out: Path, change: dict[str, Any]) -> None:
     value = json.loads((out / "CURRENT").read_text()) | change
     (out / "CURRENT").write_bytes((json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
-    for use in (read_current, open_index, read_fields):
+    for use in (read_current, open_index, read_published):
         with pytest.raises(
             ArtifactError, match=r"CURRENT is damaged.*; whiten-index verify .*out says"
         ):
@@ -398,7 +403,12 @@ def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
         return read(path)
 
     monkeypatch.setattr(manifest, "sha256_file", read_or_fail)
-    assert rollback(out, to=second if named else None).to == second
+    if not named:
+        with pytest.raises(StorageError, match=rf"{third}.*rollback {out} --to VERSION"):
+            rollback(out)
+        assert read_current(out).version == last
+    rolled = rollback(out, to=second)
+    assert (rolled.to, f"{last} is not withdrawn" in rolled.note) == (second, True)
     # It may be made again.
     assert read_current(out).withdrawn == ()
     with pytest.raises(StorageError, match="the disk reports an input/output error"):
@@ -488,7 +498,7 @@ def test_a_prune_that_dies_leaves_no_half_a_version(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(manifest.shutil, "rmtree", die)
+        patched.setattr(shutil, "rmtree", die)
         with pytest.raises(KeyboardInterrupt):
             prune(out, keep=1)
     assert names(out) == [second, third, last]
@@ -538,13 +548,12 @@ def test_a_reader_whose_version_was_replaced_and_removed_opens_the_new_one(out: 
     set_current(out, first)
     calls: list[str] = []
 
-    def read(folder: Path, current: Current) -> str:
-        calls.append(current.version)
+    def read(version: Version) -> str:
+        calls.append(version.name)
         if len(calls) == 1:
             set_current(out, last)
             prune(out, keep=1)
-        fields = faiss_index.read_version(folder, sha256=current.manifest_sha256)
-        return str(fields["version"])
+        return version.check().name
 
     assert with_published(out, read) == last
     assert calls == [first, last]
@@ -554,9 +563,9 @@ def test_a_damaged_version_is_an_error_at_once_while_nothing_else_is_published(o
     damage(out, names(out)[-1])
     calls: list[str] = []
 
-    def read(folder: Path, current: Current) -> None:
-        calls.append(current.version)
-        faiss_index.read_version(folder)
+    def read(version: Version) -> None:
+        calls.append(version.name)
+        version.check()
 
     with pytest.raises(ArtifactError, match="does not match its checksum"):
         with_published(out, read)
@@ -585,7 +594,7 @@ def test_the_commands_say_what_they_found_and_did(out: Path) -> None:
     told = json.loads(stdout)
     assert (told["removed"], told["kept"]) == ([first, last], [second, third])
     status, stdout, _ = run("rollback", out, "--to", second, "--json")
-    assert json.loads(stdout) == {"left": third, "to": second, "note": ""}
+    assert json.loads(stdout) == {"left": third, "to": second, "note": "", "skipped": {}}
     assert np.array_equal(sorted(names(out)), [second, third])
 
 
@@ -613,7 +622,8 @@ def test_a_rollback_says_what_the_store_lacks(tmp_path: Path) -> None:
         rollback(out, to=second)
     assert read_current(out).version == last
     # As a damaged one it is passed over.
-    assert rollback(out) == Rolled(last, first)
+    rolled = rollback(out)
+    assert (rolled.left, rolled.to, list(rolled.skipped)) == (last, first, [second])
     rollback(out, to=last)
     lose_shards(out, first)
     with pytest.raises(
@@ -646,7 +656,7 @@ def test_links_among_the_versions_are_left_alone(out: Path, tmp_path: Path) -> N
     assert (pruned.kept, pruned.strange) == (tuple(before[2:]), tuple(map(str, strange)))
     assert all(path.is_symlink() for path in strange[:3])
     status, _, err = run("prune", out, "--keep", 1)
-    assert (status, err.count("is a link or no folder, and was left alone")) == (0, 4)
+    assert (status, err.count("and was left alone")) == (0, 4)
     damages = {damage.path: damage for damage in verify_index(out).damages}
     assert set(damages) == set(map(str, strange))
     status, _, err = run("verify", out)

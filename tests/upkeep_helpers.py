@@ -166,8 +166,6 @@ def add_version(world: World, index: Path, record: CorpusRecord, number: int) ->
 
     def fill(folder: Path) -> dict[str, Any]:
         record.save(folder / versions.RECORD)
-        for name in (versions.INDEX, versions.WHITENING, versions.MOMENTS, versions.DOCUMENTS):
-            (folder / name).touch()
         return {
             **built_manifest(),
             "version": version,

@@ -123,6 +123,10 @@ def _published(
     # What is left to do needs no model in memory.
     encoded = replace(encoded, work=None)
     version = faiss_index.find_version(out, settled.identity, mirror)
+    for place in mirror.mended:
+        stages.watcher.note(
+            f"note: {place} was missing or damaged, and was put there again from a copy here"
+        )
     up_to_date = version is not None and version == _current(out)
     if version is None:
         version = faiss_index.next_version(out, settled.identity, mirror)
@@ -133,7 +137,7 @@ def _published(
         write_version(config, encoded, settled, version, stages, publish)
     if not up_to_date:
         faiss_index.set_current(out, version, mirror=mirror, tag=before)
-    _, fields = faiss_index.read_fields(out, verify="manifest")
+    fields = faiss_index.read_published(out).fields
     return BuildReport(config.out_place, version, up_to_date, fields, encoded)
 
 
@@ -150,7 +154,7 @@ def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
 def _current(out: Path) -> str | None:
     """Return the published version; a damaged ``CURRENT`` counts as none and is replaced."""
     try:
-        _, fields = faiss_index.read_fields(out, verify="manifest")
+        fields = faiss_index.read_published(out).fields
     except ArtifactError:
         return None
     return str(fields["version"])

@@ -12,10 +12,12 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.limits import read_bounded
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
-from whiten_index.given import as_place, is_uri, require_path, shown
+from whiten_index.given import as_place, is_uri, require_no_secret, require_path, shown
 from whiten_index.index import DEVICES, TARGET_RECALL, parse_bytes
 from whiten_index.store import StoreDtype, require_dtype
 from whiten_index.whitening import Estimator, Kind, Weighting, WhiteningConfig, parse_shrinkage
@@ -136,6 +138,7 @@ class BuildConfig:
     def __post_init__(self) -> None:
         for name, expected in get_type_hints(BuildConfig).items():
             _require_type(name, getattr(self, name), expected)
+            require_no_secret(getattr(self, name), what=_option(name))
         for name in ("corpus", "text_columns", "keep"):
             given = getattr(self, name)
             listed = (given,) if isinstance(given, str | Path) else given
@@ -315,7 +318,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     try:
         # Editors of Windows mark UTF-8 at the front.
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        with reading(path):
+            values = tomllib.loads(read_bounded(path).decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"job file {path} cannot be read ({error}); check the path") from error
     except UnicodeDecodeError as error:
@@ -323,6 +327,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # Integers of thousands of digits, and arrays within arrays, are more than it reads.
         raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
+    require_no_secret(values, what=f"job file {path}")
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.index import WHITENING, Current, VersionManifest, read_version, with_published
+from whiten_index.index import WHITENING, Version, read_version, with_published
 from whiten_index.objects import Place, place_of
 from whiten_index.whitening import Whitening, variance_kept
 
@@ -25,7 +25,7 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
     """
-    folder, fields, whitening = _opened(root, verify=verify)
+    version, whitening = _opened(root, verify=verify)
     rank = max(whitening.rank, 1)
     widths = {k for k in _WIDTHS if k <= rank} | {min(whitening.k, rank), rank}
     spectrum = [
@@ -36,20 +36,19 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
         }
         for k in sorted(widths)
     ]
-    return {**fields, "path": str(folder), "spectrum": spectrum}
+    return {**version.fields, "path": str(version.folder), "spectrum": spectrum}
 
 
-def _opened(place: Place, *, verify: str) -> tuple[Path, VersionManifest, Whitening]:
-    """Return the published version's folder, manifest and transform, all of one version."""
+def _opened(place: Place, *, verify: str) -> tuple[Version, Whitening]:
+    """Return the published version, all of it checked, and its transform."""
 
-    def read(folder: Path, current: Current) -> tuple[Path, VersionManifest, Whitening]:
-        fields = read_version(folder, verify=verify, sha256=current.manifest_sha256)
-        return folder, fields, Whitening.load(folder / WHITENING)
+    def read(version: Version) -> tuple[Version, Whitening]:
+        return version, Whitening.load(version.check().file(WHITENING))
 
     root, mirror = place_of(place)
-    return with_published(root, read, mirror)
+    return with_published(root, read, mirror, verify=verify)
 
 
 def eigenvalues_of(description: Mapping[str, Any]) -> NDArray[np.float64]:
     """Return all the eigenvalues (d,), falling, of an index described by ``describe_index``."""
-    return Whitening.load(Path(description["path"]) / WHITENING).eigenvalues
+    return Whitening.load(read_version(Path(description["path"])).file(WHITENING)).eigenvalues

@@ -42,17 +42,9 @@ def row_starts(record: CorpusRecord) -> NDArray[np.int64]:
 class CorpusEmbeddings:
     """The raw embeddings of a corpus by row number; the shard read last stays open."""
 
-    def __init__(
-        self, store: EmbeddingStore, record: CorpusRecord, *, verified: bool = False
-    ) -> None:
-        """Take the corpus and the store that has its shards.
-
-        Args:
-            store: has the shards.
-            record: the corpus.
-            verified: whether the content of each shard is checked, once, when it is first read.
-        """
-        self._store, self._record, self._verified = store, record, verified
+    def __init__(self, store: EmbeddingStore, record: CorpusRecord) -> None:
+        """Take the corpus and the store that has its shards."""
+        self._store, self._record = store, record
         self._open: tuple[CorpusPart, EmbeddingRows] | None = None
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -66,8 +58,6 @@ class CorpusEmbeddings:
         found = np.empty((len(rows), int(self._store.encoder["dim"])))
         for part, inside, places in _by_part(self._record, rows):
             if self._open is None or self._open[0] is not part:
-                if self._verified:
-                    self._store.require(part.shard)
                 self._open = part, mapped_part(self._store, part)
             found[inside] = self._open[1][places]
         return found

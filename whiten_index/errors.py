@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whiten_index.address import hide_secrets
+
 
 class WhitenIndexError(Exception):
     """Base of every error this package raises on purpose.
@@ -12,6 +14,10 @@ class WhitenIndexError(Exception):
     """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        # A library's message, which many errors quote, may name an address with its password.
+        return hide_secrets(super().__str__())
 
 
 class ConfigError(WhitenIndexError):

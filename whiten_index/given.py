@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from whiten_index.address import Address, hide_secrets
 from whiten_index.errors import ConfigError
 
+_ADDRESS_VARIABLES = (
+    "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT",
+    "RAY_ADDRESS", "HF_ENDPOINT",
+)  # fmt: skip
 _MOST_SHOWN = 80
 _OBJECTS = ("s3", "gs", "az")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def require_no_secret(given: object, *, what: str) -> None:
+    """Refuse an address with a secret in it, which would be stored and printed.
+
+    Args:
+        given: what a user gave, of any type. Lists and mappings are searched.
+        what: the option or key, for the error.
+
+    Raises:
+        ConfigError: it names the variable or file for the secret, and not the secret.
+    """
+    if isinstance(given, Mapping):
+        for name, each in given.items():
+            require_no_secret(each, what=f"{what}: {name}")
+    elif isinstance(given, list | tuple):
+        for number, each in enumerate(given, 1):
+            require_no_secret(each, what=f"{what} {number}")
+    elif isinstance(given, str | Path) and (secret := (address := Address(str(given))).secret):
+        raise ConfigError(
+            f"{what} ({address}) has {secret}, which is, or may be, a secret and would be stored "
+            f"and shown; leave it out, and {address.remedy}"
+        )
+
+
+def require_plain_environment() -> None:
+    """Refuse an address with a secret in the environment's variables.
+
+    Raises:
+        ConfigError: it names the variable.
+    """
+    for name in _ADDRESS_VARIABLES:
+        require_no_secret(os.environ.get(name), what=name)
 
 
 def require_path(path: str, *, what: str) -> None:
@@ -22,8 +62,9 @@ def require_path(path: str, *, what: str) -> None:
         what: how to call it in the error.
 
     Raises:
-        ConfigError: it is empty, or has a NUL character.
+        ConfigError: it is empty, has a NUL character, or holds a secret.
     """
+    require_no_secret(path, what=what)
     if not path:
         raise ConfigError(f"an empty path was given for {what}; name a folder or file")
     if "\0" in path:
@@ -74,6 +115,7 @@ def absolute(place: Path | str) -> Path | str:
     Raises:
         ConfigError: it can name nothing.
     """
+    require_no_secret(place, what="the place")
     if not is_uri(place):
         return Path(place).absolute()
     found = as_place(str(place), what="the place")
@@ -88,8 +130,9 @@ def require_folder(place: Path | str, *, what: str) -> None:
         what: who works in it, for the error.
 
     Raises:
-        ConfigError: it is a URI.
+        ConfigError: it is a URI, or holds a secret.
     """
+    require_no_secret(place, what="the path")
     if is_uri(place):
         raise ConfigError(
             f"{what} works in folders, not at {place}; copy what is there to a folder, or leave it "
@@ -112,7 +155,7 @@ def shown(value: object) -> str:
     except ValueError:
         # Python refuses to write integers of more than some thousand digits.
         return "a number of thousands of digits"
-    return cut(text)
+    return cut(hide_secrets(text))
 
 
 def cut(text: str, *, most: int = _MOST_SHOWN) -> str:

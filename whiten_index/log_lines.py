@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError, GateError, WhitenIndexError
 from whiten_index.stopping import (
     INTERRUPTED,
@@ -20,6 +21,7 @@ from whiten_index.stopping import (
     heed_stop,
     leave_stage,
 )
+from whiten_index.streams import guarded, plain_json
 
 _EVERY_SECONDS = 10.0
 
@@ -49,8 +51,8 @@ class LogForm(Enum):
         In text, what is nested is named with dots (``rows.new=3``) and lists are JSON.
         """
         if self is LogForm.JSON:
-            return json.dumps(fields, default=str)
-        return " ".join(f"{_key(name)}={_value(value)}" for name, value in _flat(fields))
+            return plain_json(json.dumps(fields, default=str))
+        return plain_json(" ".join(f"{_key(k)}={_value(value)}" for k, value in _flat(fields)))
 
 
 class LogLines:
@@ -136,7 +138,8 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
         kept: what an interruption leaves finished, for the next run to go on from.
         lines: where it is logged; JSON lines where it is left out.
     """
-    status = _ended(work, kept=kept, lines=lines or LogLines())
+    with guarded() as streams:
+        status = streams.end(_ended(work, kept=kept, lines=lines or LogLines()))
     finish_undisturbed(status)
     return status
 
@@ -161,7 +164,7 @@ def _ended(work: Callable[[], Ending], *, kept: str, lines: LogLines) -> int:
     except Exception as error:
         # Whoever reads the log lines must see an end, whatever it was; the rest is for people.
         lines.log("failed", **failure(error), exit_code=1)
-        traceback.print_exc()
+        print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
         return 1
     lines.log(ending.event, **ending.fields)
     return ending.exit_code
@@ -169,7 +172,7 @@ def _ended(work: Callable[[], Ending], *, kept: str, lines: LogLines) -> int:
 
 def failure(error: BaseException) -> dict[str, str]:
     """Return what a log line says of an error."""
-    return {"error": type(error).__name__, "message": str(error)}
+    return {"error": type(error).__name__, "message": hide_secrets(str(error))}
 
 
 def _flat(fields: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -15,11 +15,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import fsync_path, writing
+from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.files import is_folder, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.given import cut, require_path
-from whiten_index.index import read_fields
+from whiten_index.index import read_published
 
 _PREFIX = "whiten_index_"
 _LAST_SUCCESS = "last_success_timestamp_seconds"
@@ -95,21 +96,21 @@ def check_metrics(path: Path) -> None:
     if not path.name:
         raise ConfigError(f"metrics file {path} is a folder; name a file in it")
     try:
-        _new_of(path).lstat()
+        path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
         raise ConfigError(
             f"metrics file {cut(str(path))} cannot be used ({error.strerror}); name another"
         ) from error
-    if path.is_dir():
+    if is_folder(path):
         raise ConfigError(f"metrics file {path} is a folder; name a file in it, or remove it")
     if path.suffix != ".prom":
         raise ConfigError(
             f"metrics file {path} does not end in .prom, and node_exporter reads no others; "
             "rename it"
         )
-    if not path.parent.is_dir():
+    if not is_folder(path.parent):
         raise ConfigError(
             f"metrics file {path} belongs in a folder that is not there; name one that "
             "node_exporter reads (--collector.textfile.directory)"
@@ -141,20 +142,9 @@ def write_metrics(path: Path, run: LastRun, *, index: Path) -> None:
     for gate in run.gates:
         samples.append(("update_gate_passed", {"gate": gate["name"]}, float(gate["passed"])))
     text: bytes = _client().generate_latest(_Collector(samples, label))
-    # It does not end in .prom, so that nobody reads half of it; and unlike the name that the
-    # library's own writer takes it is the same every night, so that a killed run leaves no litter.
-    temporary = _new_of(path)
+    # node_exporter reads no folders, so that it never sees half of the file.
     with writing(path, kept=""):
-        try:
-            temporary.write_bytes(text)
-            fsync_path(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _new_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.new")
+        replace_file(path, text)
 
 
 def _client() -> Any:
@@ -205,7 +195,8 @@ def _of_run(run: LastRun, last_success: float | None) -> Iterator[_Sample]:
 def _published(index: Path) -> Iterator[_Sample]:
     """Say what is published; nothing where nothing is, or it is damaged."""
     try:
-        folder, fields = read_fields(index, verify="manifest")
+        published = read_published(index)
+        folder, fields = published.folder, published.fields
         sizes = {name: int(entry["bytes"]) for name, entry in fields["files"].items()}
         sizes[MANIFEST] = (folder / MANIFEST).stat().st_size
     except (WhitenIndexError, OSError):

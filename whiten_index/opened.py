@@ -14,8 +14,8 @@ from whiten_index.corpus import RowFilter
 from whiten_index.index import (
     Bundle,
     Current,
-    maps_by_default,
-    open_version,
+    Version,
+    open_files,
     read_current,
     with_published,
 )
@@ -69,7 +69,7 @@ class Opening:
     model: str | None = None
     device: str = "auto"
     threads: int | None = None
-    verify: str | None = None
+    verify: str = "full"
     mapped: bool | None = None
     rerank: int | None = None
     rerank_by: str | None = None
@@ -88,7 +88,10 @@ class Opening:
                 one the index was built from.
         """
         return with_published(
-            self.root, lambda folder, now: self._opened(folder, now, before), self.mirror
+            self.root,
+            lambda version: self._opened(version, before),
+            self.mirror,
+            verify=self.verify,
         )
 
     def current(self) -> Current:
@@ -100,22 +103,15 @@ class Opening:
         """Where the index is, as users name it."""
         return self.mirror.uri or self.root
 
-    def _opened(self, folder: Path, current: Current, before: Opened | None) -> Opened:
-        bundle = open_version(
-            folder,
-            verify=self.verify,
-            mapped=self.mapped,
-            device=self.index_device,
-            sha256=current.manifest_sha256,
-        )
-        mapped = maps_by_default(bundle.manifest) if self.mapped is None else self.mapped
+    def _opened(self, version: Version, before: Opened | None) -> Opened:
+        bundle = open_files(version, mapped=self.mapped, device=self.index_device)
         reranker = open_reranker(
             bundle,
             self.place,
             candidates=self.rerank,
             by=self.rerank_by,
             store=self.store,
-            verify=self.verify or ("manifest" if mapped else "full"),
+            verify=self.verify,
         )
         return Opened(bundle, reranker, self._query_encoder(bundle, before))
 
@@ -152,7 +148,7 @@ class Opened:
 
     def is_published(self, current: Current) -> bool:
         """Tell whether ``CURRENT`` still names this very version."""
-        return current.same_version(Current(self.bundle.version, self.bundle.sha256 or ""))
+        return current.same_version(Current(self.bundle.version, self.bundle.source.sha256 or ""))
 
     def filter(self, text: str | None) -> RowFilter | None:
         """Return a filter, checked before any query is encoded."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.given import cut, is_uri
-from whiten_index.index import RECORD, read_version
+from whiten_index.index import RECORD, Version
 from whiten_index.objects import Place
 from whiten_index.store import CorpusRecord, EmbeddingStore
 
@@ -42,6 +42,7 @@ def open_store(
     given: Path | str | None,
     reader: str,
     remedy: str,
+    verify: bool = True,
 ) -> EmbeddingStore:
     """Open the store that a version was built from.
 
@@ -51,6 +52,7 @@ def open_store(
         given: where it is, where that was said.
         reader: what reads it, for the error.
         remedy: what to do without it, for the error.
+        verify: see ``EmbeddingStore``.
 
     Raises:
         ArtifactError: none of the places has a store of the version's encoder.
@@ -59,9 +61,8 @@ def open_store(
     places = [given] if given is not None else list(dict.fromkeys(store_places(root, fields)))
     for place in places:
         try:
-            return EmbeddingStore.open(place, fingerprint=encoder)
-        except (ArtifactError, OSError) as error:
-            # A name too long for the system is that of no store either.
+            return EmbeddingStore.open(place, fingerprint=encoder, verify=verify)
+        except ArtifactError as error:
             reason = error
     raise ArtifactError(
         f"{reader} reads the store of raw embeddings of encoder {encoder[:8]}, and there is none "
@@ -69,56 +70,37 @@ def open_store(
     ) from reason
 
 
-def corpus_record(
-    folder: Path, fields: Mapping[str, Any], store: EmbeddingStore
-) -> CorpusRecord | None:
+def corpus_record(version: Version) -> CorpusRecord:
     """Return which shards have the rows of a version, in its order.
 
-    An earlier release left that to the store, which may have moved on to other rows since: None.
-
-    Args:
-        folder: of the version.
-        fields: its manifest.
-        store: that it was built from.
-
     Raises:
-        ArtifactError: the record is damaged.
+        ArtifactError: the record is missing or damaged.
     """
-    own, corpus = folder / RECORD, fields["corpus"]
-    if own.exists():
-        return CorpusRecord.load(own)
-    try:
-        record = store.corpus(corpus["source"])
-    except ArtifactError:
-        return None
-    return record if record.fingerprint == corpus["fingerprint"] else None
+    return CorpusRecord.load(version.file(RECORD))
 
 
-def missing_shards(root: Place, folder: Path) -> tuple[Place | None, list[str]]:
+def missing_shards(root: Place, version: Version) -> tuple[Place | None, list[str]]:
     """Return the store of a version, None where it cannot be reached, and what it lacks of it.
 
     Args:
         root: the index folder, or its URI.
-        folder: of the version, sound.
+        version: of the index.
 
     Returns:
         The store's root folder, and the shards of the version that are missing in it or, by their
-        sizes, damaged; none of a version of an earlier release whose shards are not known.
+        sizes, damaged.
 
     Raises:
         ArtifactError: the version is damaged.
         FormatError: a later release wrote the store.
     """
-    fields = read_version(folder, verify="manifest")
-    for place in dict.fromkeys(store_places(root, fields)):
+    for place in dict.fromkeys(store_places(root, version.fields)):
         try:
-            store = EmbeddingStore.open(place, fingerprint=fields["encoder_fingerprint"])
+            store = EmbeddingStore.open(place, fingerprint=version.fields["encoder_fingerprint"])
         except FormatError:
             raise
         except ArtifactError:
             continue
-        if not (folder / RECORD).exists():
-            return place, []
-        record = CorpusRecord.load(folder / RECORD)
-        return place, [name for name in record.shards if not store.seems_there(name)]
+        shards = corpus_record(version).shards
+        return place, [name for name in shards if not store.seems_there(name)]
     return None, []

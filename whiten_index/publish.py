@@ -38,14 +38,14 @@ class Settled:
         plan: the index.
         identity: of the version.
         carry: the version whose codes are taken over, None where all are made.
-        kept: folder of the version whose transform this is, None where it was fitted.
+        kept: the version whose transform this is, None where it was fitted.
     """
 
     fitted: Fitted
     plan: IndexPlan
     identity: str
     carry: Carry | None = None
-    kept: Path | None = None
+    kept: faiss_index.Version | None = None
 
 
 def settle(
@@ -194,7 +194,7 @@ def _save_transform(settled: Settled, folder: Path) -> None:
     """Write the transform and the moments that it was fitted on; what is kept to the byte."""
     if settled.kept is not None:
         for name in (faiss_index.WHITENING, faiss_index.MOMENTS):
-            shutil.copyfile(settled.kept / name, folder / name)
+            shutil.copyfile(settled.kept.file(name), folder / name)
         return
     settled.fitted.whitening.save(folder / faiss_index.WHITENING)
     settled.fitted.moments.save(folder / faiss_index.MOMENTS)

@@ -25,7 +25,7 @@ from whiten_index.artifacts.schema import Described, Digest, Schema
 from whiten_index.encoding import EncoderSpec, ModelFolder
 from whiten_index.errors import ConfigError, FormatError, WhitenIndexError
 from whiten_index.given import require_folder
-from whiten_index.index import WHITENING, Current, VersionManifest, read_version, with_published
+from whiten_index.index import WHITENING, Version, VersionManifest, with_published
 from whiten_index.query_encoder import (
     QueryEncoder,
     digest_of,
@@ -147,16 +147,12 @@ class QueryTransform:
         """
         require_folder(index, what="an export")
 
-        def read(folder: Path, current: Current) -> tuple[VersionManifest, Whitening]:
-            fields = read_version(
-                folder,
-                verify=verify or "full",
-                sha256=current.manifest_sha256,
-                files=(WHITENING,) if verify is None else None,
-            )
-            return fields, Whitening.load(folder / WHITENING)
+        def read(version: Version) -> tuple[VersionManifest, Whitening]:
+            if verify is not None:
+                version.check()
+            return version.fields, Whitening.load(version.file(WHITENING))
 
-        fields, whitening = with_published(Path(index), read)
+        fields, whitening = with_published(Path(index), read, verify=verify or "full")
         encoder = {**fields["encoder"], "fingerprint": fields["encoder_fingerprint"]}
         made = cls(
             whitening,

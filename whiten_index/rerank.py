@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import exists
 from whiten_index.draw import mapped_part, row_starts
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import Bundle
@@ -47,7 +48,6 @@ class Reranker:
         *,
         candidates: int,
         by: RerankBy = RerankBy.VECTORS,
-        verify: str = "full",
         version: Path | None = None,
     ) -> None:
         """Take the store and the corpus whose rows, in order, are those of the index.
@@ -58,8 +58,6 @@ class Reranker:
             whitening: the index's transform.
             candidates: rows a query to rank again.
             by: what the scores are cosines of.
-            verify: ``full`` checks each shard's checksum when it is first read, ``manifest`` its
-                size.
             version: folder of the index's version, None where that is never removed.
         """
         self.candidates = candidates
@@ -68,7 +66,7 @@ class Reranker:
         self._starts = row_starts(record)
         # Of the parts and not of this object, which would keep itself, and every map, alive.
         # What is mapped can be read even when gc has removed it since.
-        parts = _Parts(store, record, verify=verify == "full", version=version)
+        parts = _Parts(store, record, version=version)
         self._part = functools.lru_cache(_MAPPED)(parts)
 
     def embeddings(self, rows: Rows) -> NDArray[np.float64]:
@@ -112,14 +110,12 @@ class Reranker:
 
 
 class _Parts:
-    """Maps the parts of a corpus; each is checked once, however often it is mapped anew."""
+    """Maps the parts of a corpus."""
 
     def __init__(
-        self, store: EmbeddingStore, record: CorpusRecord, *, verify: bool, version: Path | None
+        self, store: EmbeddingStore, record: CorpusRecord, *, version: Path | None
     ) -> None:
-        self._store, self._record, self._verify = store, record, verify
-        self._version = version
-        self._checked: set[str] = set()
+        self._store, self._record, self._version = store, record, version
 
     def __call__(self, position: int) -> EmbeddingRows:
         """Return the embeddings (n, d) of a part.
@@ -129,11 +125,9 @@ class _Parts:
         """
         part = self._record.parts[position]
         try:
-            self._store.require(part.shard, verify=self._verify and part.shard not in self._checked)
-            self._checked.add(part.shard)
             return mapped_part(self._store, part)
         except ArtifactError as error:
-            if self._version is None or self._version.exists():
+            if self._version is None or exists(self._version):
                 raise
             raise ArtifactError(
                 f"version {self._version.name} was pruned while it was open for search, and the "
@@ -159,7 +153,8 @@ def open_reranker(
         candidates: rows a query, 0 for no re-ranking; by default as the index was built for.
         by: ``vectors`` (default) or ``embeddings``.
         store: where the raw embeddings are, by default where the build had them.
-        verify: see ``Reranker``.
+        verify: ``full`` compares the checksums of a shard before its first row is read,
+            ``manifest`` its sizes.
 
     Raises:
         ConfigError: the number or ``by`` cannot be used, or they are given and nothing is to be
@@ -176,7 +171,14 @@ def open_reranker(
                 "--rerank N, or leave it out"
             )
         return None
-    found = open_store(root, bundle.manifest, given=store, reader="re-ranking", remedy=_REMEDY)
+    found = open_store(
+        root,
+        bundle.manifest,
+        given=store,
+        reader="re-ranking",
+        remedy=_REMEDY,
+        verify=verify == "full",
+    )
     record = _record(bundle, found)
     return Reranker(
         found,
@@ -184,7 +186,6 @@ def open_reranker(
         bundle.whitening,
         candidates=wanted,
         by=ranked_by,
-        verify=verify,
         version=bundle.folder,
     )
 
@@ -193,22 +194,17 @@ def _record(bundle: Bundle, store: EmbeddingStore) -> CorpusRecord:
     """Return the rows of the index, whose shards are there.
 
     Raises:
-        ArtifactError: the store does not hold them, or holds others by now.
+        ArtifactError: the store does not hold them.
     """
     try:
-        record = corpus_record(bundle.folder, bundle.manifest, store)
-        for shard in () if record is None else record.shards:
+        record = corpus_record(bundle.source)
+        for shard in record.shards:
             store.shards.require_there(shard)
     except ArtifactError as error:
         raise ArtifactError(
             f"the store {store.place} does not hold the corpus of the index, whose rows re-ranking "
             f"reads; {_REMEDY}"
         ) from error
-    if record is None:
-        raise ArtifactError(
-            f"the store {store.place} holds another state of the corpus than the index; build the "
-            "index again, or search it with --rerank 0"
-        )
     return record
 
 

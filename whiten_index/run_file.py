@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, is_folder, is_link, reading, writing
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.readers import to_id, to_number
 from whiten_index.labels.table import check_readable, first_line, read_lines, shown
@@ -73,10 +74,10 @@ def check_place(path: Path) -> None:
         StorageError: a folder of its name is there, or no file can be made where it is to lie.
     """
     with writing(path, kept=""):
-        if path.is_dir():
+        if is_folder(path):
             raise IsADirectoryError(errno.EISDIR, "is a folder")
         folder = path.parent
-        while not (folder.exists() or folder.is_symlink()):
+        while not (exists(folder) or is_link(folder)):
             folder = folder.parent
         # Permissions alone do not say it: some file systems take no files from anybody.
         tempfile.TemporaryFile(dir=folder).close()
@@ -210,12 +211,12 @@ def _jsonl_lines(path: Path) -> Iterator[_Line]:
     for number, line in read_lines(path):
         where = f"{path}, line {number},"
         try:
-            ranking = json.loads(line)
+            ranking = load_json(line)
             query, hits = (
                 ranking["query_id"],
                 [(hit["id"], hit["score"]) for hit in ranking["hits"]],
             )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise CorpusError(
                 f'{where} is no ranking such as {{"query_id": "q1", "hits": [{{"id": "d1", '
                 f'"score": 0.5}}]}} ({type(error).__name__}: {first_line(error)}): {shown(line)}; '
@@ -231,7 +232,7 @@ def _jsonl_lines(path: Path) -> Iterator[_Line]:
 
 def _parquet_lines(path: Path) -> Iterator[_Line]:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
             if missing := [name for name in _READ if name not in names]:
                 raise CorpusError(

@@ -205,7 +205,7 @@ def open_index(
     model: str | None = None,
     device: str = "auto",
     threads: int | None = None,
-    verify: str | None = None,
+    verify: str = "full",
     mapped: bool | None = None,
     rerank: int | None = None,
     rerank_by: str | None = None,
@@ -220,10 +220,10 @@ def open_index(
         model: where the encoder is now, if no longer where it was; it must be the same one.
         device: of the encoder.
         threads: CPU threads of the encoder and of FAISS.
-        verify: ``full`` checks every file's checksum, ``manifest`` sizes and the manifest only;
-            by default full, but manifest for what is mapped, which is not to be read as a whole.
-            What a manifest check does not see, flipped bits in the files beside it, may give other
-            hits or end the process, as FAISS and Arrow trust what they read.
+        verify: ``full`` compares every file's checksum when it is opened, which reads it once, and
+            that of each shard of the store before its first row ranks a hit again; ``manifest``
+            compares sizes. A flipped bit that nobody looks for may give other hits or end the
+            process, as FAISS and Arrow trust what they read.
         mapped: read the index file as it is searched, not as a whole; by default where its lists
             are in a file of their own, or it is larger than the memory budget of its build.
         rerank: candidates a query, top_k at least, whose order the raw embeddings in the store

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, writing
 from whiten_index.errors import StorageError
 
 
@@ -68,6 +68,6 @@ def free_bytes(path: Path) -> int | None:
 def _nearest(path: Path) -> Path:
     """Return the path itself where it exists, else the nearest folder above it that does."""
     path = path.absolute()
-    while not path.exists() and path != path.parent:
+    while not exists(path) and path != path.parent:
         path = path.parent
     return path

@@ -7,15 +7,14 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import replace_folder, require_free
-from whiten_index.artifacts.files import require_path, writing
+from whiten_index.artifacts.atomic import discard, replace_folder, require_free
+from whiten_index.artifacts.files import is_file, list_folder, require_path, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.schema import Described, Schema
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
@@ -297,10 +296,10 @@ class _Training:
         """Remove what it was gone on from, and the folder if that is all."""
         with writing(self.work, kept=""):
             if self.left_something:
-                shutil.rmtree(self.work / _CHECKPOINTS, ignore_errors=True)
+                discard(self.work / _CHECKPOINTS)
                 (self.work / RUN).unlink(missing_ok=True)
             if not self._others():
-                shutil.rmtree(self.work, ignore_errors=True)
+                discard(self.work)
 
     def require_own_place(self) -> None:
         """Refuse to put checkpoints into a folder of something else.
@@ -316,14 +315,12 @@ class _Training:
 
     def _others(self) -> list[Path]:
         """Return what is in the folder of checkpoints beside the files of its lock."""
-        if not self.work.is_dir():
-            return []
-        return [p for p in self.work.iterdir() if not p.name.startswith((".lock", ".tmp-"))]
+        return [p for p in list_folder(self.work) if not p.name.startswith((".lock", ".tmp-"))]
 
     def _record(self) -> Mapping[str, Any] | None:
         """Return what tells whose the checkpoints are, None where nothing does."""
         path = self.work / RUN
-        if not path.is_file():
+        if not is_file(path):
             return None
         found = manifest.read_json(path, what=_RECORD, remedy="remove the folder to train anew")
         return _identity(found) if found.get("kind") == _RECORD else None

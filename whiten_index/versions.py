@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import remove_folder
-from whiten_index.artifacts.files import require_path
+from whiten_index.artifacts.files import exists, require_path, size_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import read_manifest
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
@@ -21,6 +21,7 @@ from whiten_index.index import (
     InBucket,
     read_current,
     read_version,
+    require_published,
     set_current,
     strange_entries,
     tidy,
@@ -47,6 +48,7 @@ class VersionFacts:
         withdrawn: whether it was published and taken back.
         candidate: whether it was made and never published, as a gate kept it back.
         sound: empty, or what is damaged.
+        unread: empty, or why the system does not let it be read; it may be sound.
         decision: of the update that made it: keep or refit; None where a build did.
         base: the version that update started from.
     """
@@ -59,6 +61,7 @@ class VersionFacts:
     withdrawn: bool
     candidate: bool
     sound: str
+    unread: str
     decision: str | None
     base: str | None
 
@@ -74,12 +77,14 @@ class Rolled:
     Attributes:
         left: the version left, None where it was not known which.
         to: the one published.
-        note: what of the store it lacks, empty where nothing is known to be lacking.
+        note: what of the store it lacks, or what could not be checked; else empty.
+        skipped: newer version -> why it was not taken.
     """
 
     left: str | None
     to: str
     note: str = ""
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,8 @@ class Pruned:
         removed: versions, oldest first.
         bytes: of these.
         kept: versions.
-        strange: paths that have the name of a version and are links or no folders; left alone.
+        strange: paths that may be versions and are links, no folders or named otherwise; left
+            alone.
     """
 
     removed: tuple[str, ...]
@@ -157,6 +163,7 @@ def rollback(root: Path | str, *, to: str | None = None, without_store: bool = F
         ArtifactError: the version is damaged, the store lacks some of its embeddings, or none is
             left to go back to.
         BusyError: another process is writing the index.
+        StorageError: a version that may be sound cannot be read.
     """
     place, mirror = place_of(root)
     with naming():
@@ -166,21 +173,27 @@ def rollback(root: Path | str, *, to: str | None = None, without_store: bool = F
 def _rolled(folder: Path, mirror: Here, *, to: str | None, without_store: bool) -> Rolled:
     tag = mirror.latest(folder / CURRENT)
     _require_index(folder, mirror)
-    with only_writer(folder, what=_WHAT) as held:
+    with only_writer(folder, what=_WHAT):
         left = _current_or_none(folder) if to is not None else read_current(folder)
         if left is not None:
             mirror.fetch(folder / VERSIONS / left.version)
+        skipped = dict[str, str]()
         if to is None and left:
-            chosen, note = _older(folder, left, without_store, mirror)
+            chosen, note = _older(folder, left, without_store, mirror, skipped)
         else:
             chosen, note = _named(folder, left, str(to), without_store, mirror)
         withdrawn = set() if left is None else set(left.withdrawn)
-        older = left is not None and version_number(chosen) < version_number(left.version)
-        if left is not None and older and _is_given_up(folder / VERSIONS / left.version):
-            withdrawn.add(left.version)
-        held.require()
+        if left is not None and version_number(chosen) < version_number(left.version):
+            try:
+                # A damaged version is left for its damage: the next build may make it again.
+                if _is_sound(folder / VERSIONS / left.version, "full"):
+                    withdrawn.add(left.version)
+            except StorageError as error:
+                # A disk that fails is a reason to go back.
+                unread = f"version {left.version} is not withdrawn, as it was not checked ({error})"
+                note = "; ".join(filter(None, (note, unread)))
         set_current(folder, chosen, withdrawn=withdrawn, mirror=mirror, tag=tag)
-        return Rolled(None if left is None else left.version, chosen, note)
+        return Rolled(None if left is None else left.version, chosen, note, skipped)
 
 
 def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
@@ -198,7 +211,7 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
 
     Raises:
         ConfigError: ``keep`` is no whole number, or below 1.
-        ArtifactError: it cannot be told which version is published.
+        ArtifactError: the published version is missing, or it cannot be told which one it is.
         BusyError: another process is writing the index.
         StorageError: the disk cannot be read or written.
     """
@@ -206,14 +219,13 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
         raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep!r} was given")
     folder = require_path(root)
     _require_index(folder)
-    with only_writer(folder, what=_WHAT) as held:
-        current = read_current(folder)
+    with only_writer(folder, what=_WHAT):
+        current = require_published(folder) or read_current(folder)
         names = version_names(folder)
         kept = _kept(folder, current, keep, verify)
         others = [name for name in names if name not in kept]
         removed = [name for name in others if not _is_of_later_release(folder, name)]
-        freed = sum(_bytes_of(folder / VERSIONS / name) for name in removed)
-        held.require()
+        freed = sum(size_of(folder / VERSIONS / name) for name in removed)
         tidy(folder)
         for name in removed:
             remove_folder(folder / VERSIONS / name)
@@ -243,24 +255,15 @@ def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
 def _is_sound(folder: Path, verify: str) -> bool:
     """Tell whether a version is whole; a disk that cannot be read is no answer, and raises."""
     try:
-        read_version(folder, verify=verify)
+        read_version(folder, verify=verify).check()
     except ArtifactError:
         return False
     return True
 
 
-def _is_given_up(folder: Path) -> bool:
-    """Tell whether a version that is left was left for what it is made of, and not for damage."""
-    try:
-        return _is_sound(folder, "full")
-    except StorageError:
-        # A disk that fails is what one goes back for.
-        return False
-
-
 def _is_of_later_release(root: Path, name: str) -> bool:
     try:
-        read_version(root / VERSIONS / name, verify="manifest")
+        read_version(root / VERSIONS / name)
     except FormatError:
         return True
     except ArtifactError:
@@ -276,20 +279,29 @@ def _names(root: Path, mirror: Here) -> list[str]:
     return sorted(found, key=lambda name: (version_number(name), name))
 
 
-def _older(root: Path, current: Current, without_store: bool, mirror: Here) -> tuple[str, str]:
-    """Return the newest sound version older than the published one, and what to note of it."""
-    damaged = []
+def _older(
+    root: Path, current: Current, without_store: bool, mirror: Here, skipped: dict[str, str]
+) -> tuple[str, str]:
+    """Return the newest sound version older than the published one, and what to note of it.
+
+    Those that are damaged are added to ``skipped``. One that cannot be read may be sound: whether
+    to go back further is for the user to say.
+    """
     for name in reversed(_names(root, mirror)):
         older = version_number(name) < version_number(current.version)
         if not older or name in current.withdrawn:
             continue
         try:
             return name, _checked(root, name, without_store, mirror)
-        except (ArtifactError, StorageError) as error:
-            damaged.append(str(error))
+        except ArtifactError as error:
+            skipped[name] = str(error)
+        except StorageError as error:
+            raise StorageError(
+                f"{error}; or name another version: whiten-index rollback {root} --to VERSION"
+            ) from error
     raise ArtifactError(
         f"{root} has no sound version older than {current.version} to go back to"
-        + "".join(f"; {reason}" for reason in damaged)
+        + "".join(f"; {reason}" for reason in skipped.values())
         + f"; see them with whiten-index versions {root}, name one with --to, or build again"
     )
 
@@ -316,8 +328,12 @@ def _checked(root: Path, name: str, without_store: bool, mirror: Here) -> str:
     """
     folder = root / VERSIONS / name
     mirror.settle(folder)
-    read_version(folder, verify="full")
-    store, missing = missing_shards(mirror.uri or root, folder)
+    version = read_version(folder).check()
+    mirror.keep(folder)
+    try:
+        store, missing = missing_shards(mirror.uri or root, version)
+    except StorageError as error:
+        return f"the store that {name} was built from was not checked: {error}"
     if store is None:
         return (
             f"the store that {name} was built from cannot be reached, so that it was not checked; "
@@ -342,19 +358,22 @@ def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFact
     published = current is not None and current.version == name and not candidate
     sha256 = current.manifest_sha256 if current is not None and published else None
     fields: Mapping[str, Any] = {}
-    sound = ""
+    size, sound, unread = 0, "", ""
     try:
-        fields = read_version(folder, verify=verify, sha256=sha256)
-    except (ArtifactError, StorageError) as error:
-        if not folder.exists():
+        size = size_of(folder)
+        fields = read_version(folder, verify=verify, sha256=sha256).check().fields
+    except ArtifactError as error:
+        if not exists(folder):
             return None
         sound, fields = str(error), _as_far_as_readable(folder)
-    seen = InBucket(name, fields, _bytes_of(folder), sound)
-    return _told(seen, current, published=published, candidate=candidate)
+    except StorageError as error:
+        unread, fields = str(error), _as_far_as_readable(folder)
+    seen = InBucket(name, fields, size, sound)
+    return _told(seen, current, published=published, candidate=candidate, unread=unread)
 
 
 def _told(
-    seen: InBucket, current: Current | None, *, published: bool, candidate: bool
+    seen: InBucket, current: Current | None, *, published: bool, candidate: bool, unread: str = ""
 ) -> VersionFacts:
     update = seen.fields.get("update")
     return VersionFacts(
@@ -366,6 +385,7 @@ def _told(
         withdrawn=current is not None and seen.name in current.withdrawn and not candidate,
         candidate=candidate,
         sound=seen.sound,
+        unread=unread,
         decision=update and update["decision"]["whitening"],
         base=update and update["base"],
     )
@@ -404,18 +424,6 @@ def _as_far_as_readable(folder: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _bytes_of(folder: Path) -> int:
-    return sum(_sizes(folder))
-
-
-def _sizes(folder: Path) -> Iterator[int]:
-    for path in folder.glob("**/*"):
-        try:
-            yield path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
-
-
 def _current_or_none(root: Path) -> Current | None:
     try:
         return read_current(root)
@@ -426,5 +434,8 @@ def _current_or_none(root: Path) -> Current | None:
 def _require_index(root: Path, mirror: Here = HERE) -> None:
     """Refuse a folder that is no index, in which even a lock would be out of place."""
     if not _names(root, mirror):
-        read_current(root)
-        raise ArtifactError(f"{root} holds no versions; build the index again")
+        current = read_current(root)
+        raise ArtifactError(
+            f"{root} holds no versions, and {CURRENT} names {current.version}; mount the disk of "
+            f"{root / VERSIONS}, or build the index again"
+        )

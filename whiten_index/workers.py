@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import make_folder
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, is_folder, list_folder, reading, writing
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import require_reachable
 from whiten_index.errors import CorpusError, StorageError
@@ -49,9 +49,7 @@ def hired(config: BuildConfig, stages: Stages) -> Iterator[tuple[BuildConfig, Ca
     ]
     size = Size(workers=config.workers, gpu=_wants_gpu(config))
     sources = tuple(
-        Path(source).absolute()
-        for source in config.corpus
-        if not is_uri(source) and Path(source).exists()
+        Path(source).absolute() for source in config.corpus if not is_uri(source) and exists(source)
     )
     remote = tuple(source for source in config.corpus if is_uri(source))
     with (
@@ -70,7 +68,7 @@ def on_every_machine(config: BuildConfig) -> BuildConfig:
     if config.runner != "ray":
         return config
     model = config.model
-    if model is not None and Path(model).is_dir():
+    if model is not None and is_folder(model):
         model = str(Path(model).absolute())
     return replace(
         config,
@@ -117,7 +115,7 @@ def _shared(
 
 def _tidy(folder: Path) -> None:
     """Remove what builds left that were killed a day ago or longer."""
-    for left in folder.glob(f"{_PROBE}*"):
+    for left in list_folder(folder, f"{_PROBE}*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _SECONDS_A_DAY:
                 left.unlink()
@@ -138,15 +136,16 @@ def _require_shared(
                 "start has on each machine"
             ) from error
     for source in sources:
-        if not source.exists():
+        if not exists(source):
             raise CorpusError(
                 f"{source} of the corpus is not there; on a cluster it must be on a disk that all "
                 "machines mount at the same path, or in a bucket"
             )
     for probe in probes:
         try:
-            same = probe.read_text() == token
-        except OSError:
+            with reading(probe):
+                same = probe.read_text() == token
+        except FileNotFoundError:
             same = False
         if not same:
             raise StorageError(

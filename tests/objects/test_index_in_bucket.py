@@ -111,7 +111,7 @@ def test_a_changed_corpus_is_a_new_version(
     assert len(open_index(out)) == SHARDS * ROWS
 
 
-def test_a_second_opening_asks_for_current_alone(
+def test_a_second_opening_compares_and_downloads_nothing(
     s3: Any, bucket: str, machine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = f"s3://{bucket}/index"
@@ -122,8 +122,9 @@ def test_a_second_opening_asks_for_current_alone(
     assert sum("GET" in line for line in caplog.messages) > 3
     caplog.clear()
     open_index(out)
-    assert len(caplog.messages) == 1
+    assert len(caplog.messages) == 2
     assert "/index/CURRENT" in caplog.messages[0]
+    assert "list-type=2&prefix=index/versions/" in caplog.messages[1]
 
 
 def test_of_two_builds_at_once_one_is_published(

@@ -25,4 +25,4 @@ def sql_name(name: str) -> str:
 
 
 def as_role(address: str, role: str) -> str:
-    return address.replace("postgres:@", f"{role}:{SECRET}@")
+    return address.replace("postgres:@", f"{role}@")

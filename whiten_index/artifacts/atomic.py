@@ -1,14 +1,23 @@
 """Atomic replacement of files and folders, and removal of what killed writers left.
 
-A writer makes a temporary file or folder, flushes it, and renames it: a reader sees the old one or
-the new one, whole.
+A writer works in a temporary folder next to its target, flushes what it made, and renames it: a
+reader sees the old file or folder or the new one, whole. The writer holds a lock on the temporary
+folder, which the system frees when the process dies, however it dies. The next writer of the same
+target removes the temporary folders that nobody holds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
+import hashlib
 import os
+import re
 import shutil
+import socket
+import tempfile
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -24,48 +33,138 @@ from whiten_index.artifacts.files import (
     walk_files,
     writing,
 )
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, StorageError
 
 _TEMPORARY = ".tmp-"
+_FORM = re.compile(re.escape(_TEMPORARY) + r"(.*)~([0-9a-f]{8})-[0-9a-f]{12}", re.DOTALL)
+_MOVED_ASIDE = ".moved-aside"
 _TRIES = 3
+_DAY = 86_400.0
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write, and put it at ``path`` in one step when the block ends."""
-    temporary = path.with_name(temporary_name(path.name))
-    try:
+    with temporary_folder(path) as folder:
+        temporary = folder / path.name
         yield temporary
         fsync_path(temporary)
         temporary.replace(path)
         fsync_path(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` in one step: a reader sees the old bytes or the new ones."""
-    for left in reversed(range(_TRIES)):
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextlib.contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Give a new folder next to ``path`` to prepare it in, and remove it when the block ends.
+
+    Folders that killed writers of the same ``path`` left are removed first. One that cannot be
+    locked, as on file systems without locks, stays.
+    """
+    for each in leftovers_in(path.parent):
+        form = _FORM.fullmatch(each.name)
+        if form is None or form[1] != _cut(path.name):
+            continue
+        with contextlib.suppress(OSError, StorageError), _locked(each):
+            if form[2] == _this_host() or _is_old(each):
+                _discard(each, path)
+    with contextlib.ExitStack() as held:
+        for left in reversed(range(_TRIES)):
+            temporary = path.with_name(temporary_name(path.name))
+            temporary.mkdir()
+            try:
+                held.enter_context(_locked(temporary))
+                break
+            except (BlockingIOError, FileNotFoundError):
+                # Another process locked it first, and removes it.
+                if not left:
+                    raise
+            except OSError:
+                # There are no locks here.
+                break
         try:
-            with replacing(path) as temporary:
-                temporary.write_bytes(data)
-        except FileNotFoundError:
-            # Whoever tidies the folder may take what is written here for a leftover.
-            if not left or not is_folder(path.parent):
-                raise
-        else:
-            return
+            yield temporary
+        finally:
+            # If that fails, the next writer does it.
+            with contextlib.suppress(OSError, StorageError):
+                _discard(temporary, path)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Give a folder in the system's folder for temporary files that only this user can read."""
+    with temporary_folder(Path(tempfile.gettempdir()) / "whiten-index") as folder:
+        folder.chmod(0o700)
+        yield folder
 
 
 def remove_leftovers(folder: Path) -> int:
     """Remove the temporary files and folders in ``folder``, and return how many there were.
 
-    Only for whoever is the one writer of ``folder``, so that all of them are of dead processes.
+    Those that a live process holds stay. Others are taken for those of dead processes, so the
+    caller must be the only writer of ``folder``.
     """
-    leftovers = [path for path in list_folder(folder) if path.name.startswith(_TEMPORARY)]
-    for path in leftovers:
-        remove_path(path)
-    return len(leftovers)
+    removed = 0
+    for path in leftovers_in(folder):
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(_locked(path))
+            except BlockingIOError:
+                continue
+            except OSError:
+                pass
+            remove_path(path)
+            removed += 1
+    return removed
+
+
+def leftovers_in(folder: Path) -> list[Path]:
+    """Return the temporary files and folders in ``folder``, those of live writers included."""
+    return list_folder(folder, f"{_TEMPORARY}*")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a temporary.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        FileNotFoundError: another process removed it.
+        OSError: it cannot be locked.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.stat()
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _discard(temporary: Path, path: Path) -> None:
+    """Remove a temporary folder, after the folder that was moved from ``path`` is back there."""
+    if exists(temporary / _MOVED_ASIDE) and not exists(path):
+        (temporary / _MOVED_ASIDE).rename(path)
+    remove_path(temporary)
+
+
+def _is_old(folder: Path) -> bool:
+    """Return whether nothing in a folder changed for a day.
+
+    Some shared file systems do not show locks to other hosts.
+    """
+    newest = max(each.lstat().st_mtime for each in (folder, *walk_files(folder)))
+    return time.time() - newest > _DAY
+
+
+def _this_host() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def remove_path(path: Path) -> None:
@@ -79,6 +178,15 @@ def remove_path(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def discard(path: Path) -> None:
+    """Remove a file or a folder that nothing needs any more, as far as the system lets it go.
+
+    For the end of work: what is left behind does no harm.
+    """
+    with contextlib.suppress(StorageError):
+        remove_path(path)
 
 
 def make_folder(path: Path) -> None:
@@ -105,10 +213,16 @@ def remove_folder(path: Path) -> None:
 
 
 def temporary_name(name: str) -> str:
-    """Return a new name that ``remove_leftovers`` recognises, for work on ``name``."""
-    whole = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}~{name}"
+    """Return a new name for a temporary folder in which ``name`` is prepared.
+
+    It does not end as ``name`` does, as other programs look for files by their endings.
+    """
+    return f"{_TEMPORARY}{_cut(name)}~{_this_host()}-{uuid.uuid4().hex[:12]}"
+
+
+def _cut(name: str) -> str:
     # Disks count bytes, and a name that fills them all leaves no room for more.
-    return os.fsencode(whole)[:200].decode("utf-8", "ignore")
+    return os.fsencode(name)[:160].decode("utf-8", "ignore")
 
 
 def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) -> None:
@@ -170,7 +284,8 @@ def replace_folder(
 ) -> Path:
     """Make a folder under another name, and put it at ``path`` when it is whole.
 
-    An old one is renamed first and removed last, so that one of the two is there whatever fails.
+    Where the system cannot swap two folders in one step, a process that is killed between two
+    renames leaves none at ``path``; the next writer puts the old one back.
 
     Args:
         path: where it goes; missing, an empty folder, or one of the same kind made before.
@@ -188,29 +303,34 @@ def replace_folder(
         WhitenIndexError: ``files`` does not let the folder be replaced.
     """
     final = require_free(path, files=files, what=what)
-    there = exists(final)
-    aside, before = (
-        final.with_name(f".whiten-index-{uuid.uuid4().hex[:12]}.{name}") for name in ("new", "old")
-    )
-    try:
-        with writing(final, kept=""):
-            make_folder(final.parent)
-            make(aside)
-            if there:
-                final.rename(before)
-            try:
-                aside.rename(final)
-            except BaseException:
-                if there:
-                    before.rename(final)
-                raise
+    with writing(final, kept=""):
+        make_folder(final.parent)
+        with temporary_folder(final) as temporary:
+            new = temporary / "new"
+            make(new)
+            _put_in_place(new, final, aside=temporary / _MOVED_ASIDE)
             fsync_path(final.parent)
-            if there:
-                shutil.rmtree(before)
-    finally:
-        if exists(aside):
-            remove_folder(aside)
     return final
+
+
+def _put_in_place(new: Path, final: Path, *, aside: Path) -> None:
+    if _exchanged(new, final):
+        return
+    if exists(final):
+        final.rename(aside)
+    try:
+        new.rename(final)
+    except OSError:
+        # Another writer may have put its folder there.
+        if not _exchanged(new, final):
+            raise
+
+
+def _exchanged(new: Path, final: Path) -> bool:
+    """Swap two folders in one step, and return whether the system can do that."""
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(final))
+    return swap is not None and swap(*names, _RENAME_EXCHANGE) == 0
 
 
 def _require_ours(folder: Path, files: Collection[str] | None, what: str) -> None:

@@ -14,11 +14,14 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
+from safetensors import SafetensorError
+
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.given import require_folder
+from whiten_index.given import cut, require_folder
 
 _BLOCK = 1 << 20
 _KEPT = "what was published and the shards already finished are kept"
@@ -38,31 +41,56 @@ _REASONS = {
     errno.ENFILE: "the system has too many files open",
     errno.ENOMEM: "the system is out of memory",
     errno.ELOOP: "it is a link that leads back to itself",
+    errno.ESTALE: "the file server no longer knows it",
 }
-# A path that is not there; ENOTDIR is the answer below a file.
-_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+# What libraries in C++ and Rust report of the system's errors: the words, without the number.
+_WORDS = {os.strerror(number): number for number in _REASONS if number != errno.ENOENT}
+# A path that is not there; ENOTDIR is the answer below a file, ELOOP of a link to itself.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
-def system_error(path: Path | str, error: OSError, *, action: str = "read") -> StorageError:
-    """Return the error to raise for a system that fails or refuses, which is no sign of damage."""
-    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+def system_error(
+    path: Path | str, error: BaseException, *, action: str = "read"
+) -> StorageError | ConfigError:
+    """Return the error to raise for a system that fails or refuses, which is no sign of damage.
+
+    A name that is longer than the system allows is the user's: that is a ``ConfigError``.
+    """
+    number = _number_of(error) or 0
+    if number == errno.ENAMETOOLONG:
+        return ConfigError(f"{cut(str(path))} is longer than a path can be; check it")
+    reason = _REASONS.get(number) or (os.strerror(number) if number else str(error))
     return StorageError(
         f"cannot {action} {path}: {reason}; fix that and run the same command again"
     )
+
+
+def _number_of(error: BaseException) -> int | None:
+    """Return the number of the system's error, None for an error of the content."""
+    if isinstance(error, OSError):
+        return error.errno
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    return next((_WORDS[words] for words in _WORDS if words in str(error)), None)
 
 
 @contextlib.contextmanager
 def reading(path: Path | str) -> Iterator[None]:
     """Turn the system's errors into a ``StorageError`` that names ``path``.
 
+    What is left is an error of the content, which the caller may take for damage: Arrow, FAISS and
+    safetensors report the system's errors too, and only these become a ``StorageError``.
+
     A missing file passes as ``FileNotFoundError`` or ``NotADirectoryError``: the caller knows
     whether it may be missing. So does ``IsADirectoryError``.
     """
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnicodeError):
         raise
-    except OSError as error:
+    except (OSError, MemoryError, RuntimeError, SafetensorError) as error:
+        if _number_of(error) is None:
+            raise
         raise system_error(path, error) from error
 
 
@@ -95,23 +123,8 @@ def require_path(path: Path | str) -> Path:
         StorageError: the system does not let it be looked at.
     """
     require_folder(path, what="this")
-    found = Path(path)
-    try:
-        found.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except ValueError as error:
-        raise ConfigError(f"{str(path)[:80]!r} is no path ({error}); check it") from error
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return found
-        if error.errno == errno.ENAMETOOLONG:
-            raise ConfigError(
-                f"{str(path)[:80]}… is longer than a path can be ({len(str(path)):,} characters); "
-                "check it"
-            ) from error
-        raise system_error(found, error) from error
-    return found
+    mode_of(path)
+    return Path(path)
 
 
 def mode_of(path: Path | str, *, follow: bool = True) -> int:
@@ -130,6 +143,8 @@ def mode_of(path: Path | str, *, follow: bool = True) -> int:
         if error.errno in _ABSENT:
             return 0
         raise system_error(path, error) from error
+    except ValueError as error:
+        raise ConfigError(f"{str(path)[:80]!r} is no path ({error}); check it") from error
 
 
 def exists(path: Path | str) -> bool:
@@ -152,19 +167,24 @@ def is_link(path: Path | str) -> bool:
     return stat.S_ISLNK(mode_of(path, follow=False))
 
 
-def list_folder(folder: Path | str) -> list[Path]:
+def list_folder(folder: Path | str, pattern: str = "*") -> list[Path]:
     """Return the paths in a folder, sorted by name; none if it does not exist.
+
+    Args:
+        folder: to list.
+        pattern: of the names, as ``fnmatch`` reads it.
 
     Raises:
         StorageError: it is no folder, or the system does not list all of it.
     """
     try:
         with os.scandir(folder) as entries:
-            return [Path(folder) / name for name in sorted(entry.name for entry in entries)]
+            names = sorted(entry.name for entry in entries if fnmatchcase(entry.name, pattern))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise system_error(folder, error, action="list") from error
+    return [Path(folder) / name for name in names]
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
@@ -238,10 +258,31 @@ def read_bytes(path: Path | str, *, limit: int) -> bytes:
     return data
 
 
+def size_of(path: Path) -> int:
+    """Return the bytes of a file or of a folder's files; 0 for a link or what does not exist.
+
+    Raises:
+        StorageError: the system does not say.
+    """
+    try:
+        with reading(path):
+            found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    if stat.S_ISDIR(found.st_mode):
+        return sum(map(size_of, list_folder(path)))
+    return 0 if stat.S_ISLNK(found.st_mode) else found.st_size
+
+
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a regular file, as 64 hex digits."""
+    """Return the SHA-256 of a regular file, as 64 hex digits.
+
+    Raises:
+        StorageError: the system does not let it be read.
+        FileNotFoundError: it does not exist.
+    """
     sha = hashlib.sha256()
-    with open_regular(path) as file:
+    with reading(path), open_regular(path) as file:
         while block := file.read(_BLOCK):
             sha.update(block)
     return sha.hexdigest()

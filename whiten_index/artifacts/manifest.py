@@ -9,15 +9,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whiten_index.artifacts.atomic import make_folder, replace_file, temporary_name
+from whiten_index.artifacts.atomic import (
+    leftovers_in,
+    make_folder,
+    replace_file,
+    temporary_folder,
+)
 from whiten_index.artifacts.files import (
     exists,
     fsync_path,
+    list_folder,
     read_bytes,
     reading,
     require_regular,
@@ -65,9 +70,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
     """
     with writing(final):
         make_folder(final.parent)
-        temporary = final.parent / temporary_name(final.name)
-        temporary.mkdir()
-        try:
+        with temporary_folder(final) as temporary:
             fields = fill(temporary)
             manifest = _sealed({**fields, "files": describe_files(temporary)})
             for name in manifest["files"]:
@@ -82,8 +85,6 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
                     raise
                 manifest = read_json(final / MANIFEST, what="an artifact")
             fsync_path(final.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
     return manifest
 
 
@@ -107,10 +108,30 @@ def sealed_json(fields: Mapping[str, Any]) -> bytes:
     return _pretty_json(_sealed(fields))
 
 
+def unsealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of what ``sealed_json`` wrote, without their digest.
+
+    Raises:
+        ValueError: they do not match their digest.
+    """
+    if value != _sealed(value):
+        raise ValueError("its fields do not match its digest")
+    return {name: field for name, field in value.items() if name != _DIGEST}
+
+
 def _sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Add the digest by which a reader notices a changed field."""
     plain = json.loads(json.dumps({k: v for k, v in fields.items() if k != _DIGEST}))
     return {**plain, _DIGEST: hashlib.sha256(canonical_json(plain).encode()).hexdigest()}
+
+
+def records_in(folder: Path) -> list[Path]:
+    """Return the files of records in a folder, hidden ones and copies among them.
+
+    A record must not be passed over for its name: what only it names would be deleted.
+    """
+    found = set(list_folder(folder, "*.json*")) - set(leftovers_in(folder))
+    return sorted(found)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -137,7 +158,7 @@ def read_json(
     Args:
         path: the file.
         what: how to call what it belongs to.
-        exact: where it has a digest, it must be to the byte what ``write_manifest`` wrote.
+        exact: it must be to the byte what ``write_manifest`` wrote, its digest included.
         remedy: what to do about damage.
         missing: what to do where it is not there.
 
@@ -157,7 +178,7 @@ def read_json(
         raise ArtifactError(f"{path} of {what} cannot be read ({error}); {remedy}") from error
     if not isinstance(value, dict):
         raise _damaged(path, f"it is of {what}, and holds no JSON object", remedy)
-    if exact and _DIGEST in value and data != sealed_json(value):
+    if exact and data != sealed_json(value):
         raise _damaged(path, "its fields do not match its digest", remedy)
     return value
 
@@ -245,8 +266,10 @@ def check_files(
                 raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}", remedy)
             if checksum != expected["sha256"]:
                 raise _damaged(path, "its content does not match its checksum", remedy)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise _damaged(path, "it is missing", remedy) from error
+        except IsADirectoryError as error:
+            raise _damaged(path, "it is a folder", remedy) from error
 
 
 def first_damaged(folder: Path, schema: Schema[Any]) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from whiten_index.artifacts.files import open_regular
+from whiten_index.artifacts.files import open_regular, reading
 from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError
 
-_HEADER = "__metadata__"
+_HEADER, _CONTENT = "__metadata__", "content"
+_REMEDY = "restore it from a copy, or build again"
+# The library takes no longer ones either.
+_HEADER_BYTES = 100_000_000
 _TYPES = {
     "F16": np.float16,
     "F32": np.float32,
@@ -50,6 +54,50 @@ def write_tensors(
     with Path(path).open("wb") as file:
         file.write(_framed(header))
         file.write(memoryview(data)[start:])
+
+
+def content_digest(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> str:
+    """Return what tells arrays and facts from others, for a file that no manifest lists."""
+    sha = hashlib.sha256(repr(sorted(facts.items())).encode())
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        sha.update(repr((name, array.dtype.str, array.shape)).encode())
+        sha.update(array.tobytes())
+    return sha.hexdigest()
+
+
+def write_sealed(
+    path: Path | str,
+    tensors: Mapping[str, NDArray[Any]],
+    *,
+    kind: str,
+    version: int,
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Do as ``write_tensors``, with a digest by which ``read_sealed`` notices a changed bit."""
+    told = {"kind": kind, "format_version": str(version), **(facts or {})}
+    sealed = {**(facts or {}), _CONTENT: content_digest(tensors, told)}
+    write_tensors(path, tensors, kind=kind, version=version, facts=sealed)
+
+
+def read_sealed(
+    path: Path | str,
+    *,
+    kind: str,
+    version: int,
+    shapes: Mapping[str, str],
+    remedy: str = _REMEDY,
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Read what ``write_sealed`` wrote; see ``read_tensors``.
+
+    Raises:
+        ArtifactError: as ``read_tensors``, or the content does not match its digest.
+    """
+    tensors, facts = read_tensors(path, kind=kind, version=version, shapes=shapes, remedy=remedy)
+    told = {name: value for name, value in facts.items() if name != _CONTENT}
+    if facts.get(_CONTENT) != content_digest(tensors, told):
+        raise ArtifactError(f"{path} is damaged: its content does not match its digest; {remedy}")
+    return tensors, facts
 
 
 def create_tensor(
@@ -89,7 +137,7 @@ def read_tensors(
     kind: str,
     version: int,
     shapes: Mapping[str, str],
-    remedy: str = "restore it from a copy, or build again",
+    remedy: str = _REMEDY,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Read what ``write_tensors`` wrote.
 
@@ -106,9 +154,10 @@ def read_tensors(
 
     Raises:
         ArtifactError: missing, damaged, of another kind, or written by a later release.
+        StorageError: the system does not let it be read.
     """
     try:
-        with open_regular(path) as file:
+        with reading(path), open_regular(path) as file:
             data = file.read()
         tensors, facts = load(data), _facts(data)
         if facts.get("kind") != kind or int(facts["format_version"]) > version:
@@ -129,28 +178,23 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
 
     Raises:
         ArtifactError: it is missing or damaged.
+        StorageError: the system does not let it be read.
     """
     try:
-        with open_regular(path) as file:
+        with reading(path), open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")
-            header = load_json(file.read(length))
-            _require_length(file.seek(0, os.SEEK_END), header, start=8 + length)
+            size = os.fstat(file.fileno()).st_size
+            header = load_json(file.read(min(length, _HEADER_BYTES)))
+        _require_length(size, header, start=8 + length)
         entry = header[name]
         first, _ = entry["data_offsets"]
         dtype = np.dtype(_TYPES[entry["dtype"]])
         shape = tuple(entry["shape"])
         if 0 in shape:
             return np.empty(shape, dtype)  # nothing can be mapped
-        return np.memmap(path, dtype, mode="r", offset=8 + length + first, shape=shape)
-    except (
-        OSError,
-        AttributeError,
-        KeyError,
-        ValueError,
-        TypeError,
-        OverflowError,
-        MemoryError,
-    ) as error:
+        with reading(path):
+            return np.memmap(path, dtype, mode="r", offset=8 + length + first, shape=shape)
+    except (OSError, AttributeError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}); {remedy}") from error
 
 

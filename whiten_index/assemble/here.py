@@ -15,10 +15,7 @@ from whiten_index.index import IndexBytes
 def carried_over(carry: Carry, job: Job, folder: Path) -> Assembled:
     """Write an index of codes taken over and of new ones, in memory or on disk as for any other."""
     # Mapped, so that no more of the old one is held than what is being copied.
-    old, again = (
-        faiss_index.open_version(carry.folder, verify="manifest", mapped=True).index
-        for _ in range(2)
-    )
+    old, again = (faiss_index.read_index(carry.source, mapped=True) for _ in range(2))
     carried = faiss_index.CarriedCodes(old, again, carry.old_rows)
     vectors = job.vectors_of(carried.new_rows, carried.index, stage="project and add")
     inner = faiss_index.inner_of(carried.index)

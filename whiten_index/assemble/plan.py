@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.files import exists
 from whiten_index.index import FactoryChoice, IndexBytes, OperatingPoint
 
 
@@ -80,7 +81,7 @@ class Assembled:
     ) -> Assembled:
         """Look at an index and its files."""
         names = (faiss_index.INDEX, faiss_index.IVF_DATA)
-        files = [path for path in (folder / name for name in names) if path.exists()]
+        files = [path for path in (folder / name for name in names) if exists(path)]
         file_bytes = sum(path.stat().st_size for path in files)
         return cls(
             nprobe=faiss_index.nprobe(index),
@@ -100,13 +101,13 @@ class Carry:
     """A version whose codes are taken over as they are.
 
     Attributes:
-        folder: of the version.
+        source: the version and its files.
         old_rows: (n,) int64, the row there of each row to be, −1 where it is new.
         tuned: what that index is set to, and its index recall.
         rerank: candidates a query to score again from the store, None for its own scores.
     """
 
-    folder: Path
+    source: faiss_index.Version
     old_rows: NDArray[np.int64]
     tuned: OperatingPoint
     rerank: int | None

@@ -6,7 +6,6 @@ What they hand on lies beside the index to be, in a folder that is gone when it 
 from __future__ import annotations
 
 import functools
-import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
-from whiten_index.artifacts.files import fsync_path
+from whiten_index.artifacts.atomic import discard, remove_path
+from whiten_index.artifacts.files import exists, fsync_path
 from whiten_index.assemble.examination import (
     Examination,
     examination_of,
@@ -82,11 +82,11 @@ def made_on_workers(job: Job, folder: Path, calls: Calls) -> Assembled:
 def _remove(folder: Path) -> None:
     """Remove a folder in which a worker that was late may write as it is being ended."""
     for _ in range(_TRIES):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
+        discard(folder)
+        if not exists(folder):
             return
         time.sleep(_SECONDS_BETWEEN_TRIES)
-    shutil.rmtree(folder)
+    remove_path(folder)
 
 
 def _ranges(parts: Sequence[CorpusPart]) -> Iterator[Range]:
@@ -126,7 +126,7 @@ def _code(job: Job, parts: Path, each: Range) -> None:
             coded.append(kept)
             yield block
 
-    if (parts / _QUERIES).exists():
+    if exists(parts / _QUERIES):
         scores, rows = nearest(vectors(), np.load(parts / _QUERIES))
         _save(each.file(parts, "scores"), scores)
         _save(each.file(parts, "rows"), rows + np.where(rows < 0, 0, each.start))
@@ -221,6 +221,6 @@ def _save(path: Path, array: NDArray[Any]) -> None:
     with temporary.open("wb") as file:
         np.save(file, array, allow_pickle=False)
     fsync_path(temporary)
-    if not path.exists():
+    if not exists(path):
         temporary.replace(path)
     temporary.unlink(missing_ok=True)

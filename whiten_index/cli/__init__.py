@@ -4,18 +4,21 @@ Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or que
 5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk, bucket ·
 8 the embeddings do not allow the whitening · 9 a gate kept a new version from being published ·
 10 a database cannot be reached, or refuses · 11 a cluster cannot be reached, or has no worker ·
-12 shards were set aside, all others are done · 130 interrupted.
+12 shards were set aside, all others are done · 130 interrupted · 141 whoever read the output ended.
 """
 
 from __future__ import annotations
 
 import errno
 import sys
+import traceback
 from typing import Any
 
 import click
 
 import whiten_index
+from whiten_index.address import hide_secrets
+from whiten_index.artifacts.files import system_error
 from whiten_index.cli import (
     commands,
     eval_commands,
@@ -37,12 +40,36 @@ from whiten_index.cli import (
 )
 from whiten_index.collector import spare_what_was_imported
 from whiten_index.errors import ConfigError, SetAsideError, WhitenIndexError
-from whiten_index.given import cut
+from whiten_index.given import require_no_secret, require_plain_environment
 from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
+from whiten_index.streams import cell, guarded, open_closed_descriptors
 
 
 class _Commands(click.Group):
     """Turns this package's errors into one line on standard error and their exit status."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # Before click itself names a value in an error of its own.
+        option = "an argument"
+        try:
+            require_plain_environment()
+            for each in args:
+                name, _, value = each.partition("=") if each.startswith("-") else (option, "", each)
+                require_no_secret(value, what=name)
+                option = each if each.startswith("-") else "an argument"
+        except ConfigError as error:
+            click.echo(f"Error: {error}", err=True)
+            context.exit(error.exit_code)
+        return super().parse_args(context, args)
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        with guarded() as streams:
+            try:
+                return super().main(*args, **options)
+            except SystemExit as ended:
+                if not isinstance(ended.code, int | None):
+                    raise
+                raise SystemExit(streams.end(ended.code or 0)) from None
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -51,17 +78,17 @@ class _Commands(click.Group):
             finally:
                 finish_undisturbed()
         except WhitenIndexError as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"Error: {cell(error)}", err=True)
             if isinstance(error, SetAsideError) and "--json" in sys.argv:
                 terminal.print_json({"error": str(error), "set_aside": error.items})
             context.exit(error.exit_code)
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
+        except (OSError, MemoryError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
-            # Any option that names a file can be given one that no file system takes.
-            name = cut(str(error.filename or "a name that was given"), most=200)
-            click.echo(f"Error: {name} is too long for a path; name a file or a folder", err=True)
-            context.exit(ConfigError.exit_code)
+            named = getattr(error, "filename", None)
+            failed = system_error(named or "a name that was given", error)
+            click.echo(f"Error: {failed}", err=True)
+            context.exit(failed.exit_code)
         except KeyboardInterrupt:
             finish_undisturbed()
             click.echo(
@@ -74,10 +101,15 @@ class _Commands(click.Group):
 
 @click.group(
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    # With colour click removes no escapes: these are shown.
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "color": True,
+    },
     epilog="Exit status: 0 done, 2 options, 3 corpus or queries, 4 encoder, 5 damaged or missing "
     "artifact, 6 folder in use, 7 disk or bucket, 8 whitening impossible, 9 kept back by a gate, "
-    "10 database, 11 cluster, 12 shards set aside, 130 interrupted.",
+    "10 database, 11 cluster, 12 shards set aside, 130 interrupted, 141 broken pipe.",
 )
 @click.version_option(whiten_index.__version__, prog_name="whiten-index")
 def cli() -> None:
@@ -116,8 +148,15 @@ for command in (
     eval_commands.evaluate.add_command(command)
 
 
+def _print_exception(*raised: Any) -> None:
+    # A library's message may name an address with its password.
+    sys.stderr.write(hide_secrets("".join(traceback.format_exception(*raised))))
+
+
 def main() -> None:
     """Run the command line."""
+    open_closed_descriptors()
+    sys.excepthook = _print_exception
     spare_what_was_imported()
     stop_on_signals()
     status: object = 1

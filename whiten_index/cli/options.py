@@ -93,7 +93,7 @@ verify_option = click.option(
     type=click.Choice(["full", "manifest"]),
     default="full",
     show_default=True,
-    help="Check every file's checksum, or sizes and the manifest only.",
+    help="Compare every file's checksum, or only its size, which misses flipped bits.",
 )
 
 corpus_options = [

@@ -47,8 +47,8 @@ def push(options: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
     What the database has of an earlier version by the same transform is changed in place. Else a
     new table is filled beside it, indexed, checked against brute force and swapped in in one step.
-    Run again after anything went wrong: it goes on. Passwords come in the URL or from the
-    variables that the database's client reads, and are never shown.
+    Run again after anything went wrong: it goes on. Passwords come from the
+    variables that the database's client reads, never in the URL.
     """
     from whiten_index.push import PushConfig, push_index
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import device_option, json_option, threads_option, with_options
+from whiten_index.cli.options import (
+    device_option,
+    json_option,
+    threads_option,
+    verify_option,
+    with_options,
+)
+from whiten_index.streams import cell
 
 if TYPE_CHECKING:
     from whiten_index.search import Hit, SearchIndex
@@ -64,12 +71,7 @@ how_options = [
         help="Read the index file as it is searched, not as a whole. [default: where it is larger "
         "than the memory budget it was built with]",
     ),
-    click.option(
-        "--verify",
-        type=click.Choice(["full", "manifest"]),
-        help="Check every file's checksum, or sizes and the manifest only. [default: full; "
-        "manifest for what is mapped]",
-    ),
+    verify_option,
     json_option,
 ]
 
@@ -113,7 +115,7 @@ def search(
         terminal.print_json({"results": [_result(query, hits) for query, hits in found]})
         return
     for query, hits in found:
-        click.echo(query)
+        click.echo(cell(query))
         for hit in hits:
             _print_hit(hit, passages=opened.grouped)
 
@@ -166,7 +168,7 @@ def _print_hit(hit: Hit, *, passages: bool) -> None:
 
     columns, added = hit.columns, PASSAGE_COLUMNS if passages else ()
     kept = "  ".join(str(value) for name, value in columns.items() if name not in added)
-    click.echo(f"  {hit.score:.4f}  {hit.id}  {terminal.one_line(kept)}".rstrip())
+    click.echo(f"  {hit.score:.4f}  {cell(hit.id)}  {terminal.one_line(kept)}".rstrip())
     if passages:
         place = f"[{columns[PASSAGE_START]}:{columns[PASSAGE_END]}]"
         click.echo(f"          {place} {terminal.one_line(columns[PASSAGE_TEXT])}")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from whiten_index.stopping import enter_stage, heed_stop, leave_stage
+from whiten_index.streams import cell, plain_json
 
 _INDEX_PARTS = ("codes", "ids", "lists", "graph", "matrix", "codebooks", "centroids")
 _RARE_COUNTS = {
@@ -52,7 +53,7 @@ class Bars:
         """Print a line beside the bars: what needs heed on standard error."""
         heed = message.startswith("note:")
         if heed or self.facts:
-            click.echo(message, err=heed)
+            click.echo(cell(message), err=heed)
 
 
 def in_words(size: float) -> str:
@@ -85,21 +86,21 @@ def duration(seconds: float) -> str:
 
 
 def one_line(text: str, width: int = 100) -> str:
-    """Return a text without line breaks, cut to ``width`` letters."""
-    joined = " ".join(text.split())
+    """Return a text without line breaks and control characters, cut to ``width`` letters."""
+    joined = cell(" ".join(text.split()))
     return joined if len(joined) <= width else joined[: width - 1] + "…"
 
 
 def table(rows: Iterable[Sequence[object]], *, indent: str = "  ") -> str:
     """Return rows as aligned columns: the first to the left, the others to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[cell(each) for each in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         indent
         + "  ".join(
             [
                 row[0].ljust(widths[0]),
-                *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
+                *(each.rjust(w) for each, w in zip(row[1:], widths[1:], strict=True)),
             ]
         ).rstrip()
         for row in cells
@@ -109,7 +110,7 @@ def table(rows: Iterable[Sequence[object]], *, indent: str = "  ") -> str:
 def facts(rows: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
     """Return names and what is to be said of them, both to the left."""
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{indent}{name.ljust(width)}  {told}" for name, told in rows)
+    return "\n".join(f"{indent}{name.ljust(width)}  {cell(told)}" for name, told in rows)
 
 
 def encoder_lines(report: Mapping[str, Any]) -> list[str]:
@@ -281,4 +282,4 @@ def print_json(value: Mapping[str, Any]) -> None:
 
     # Made as a whole first: half an object would be worse than none.
     text = json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
-    sys.stdout.write(text.encode(errors="replace").decode() + "\n")
+    sys.stdout.write(plain_json(text).encode(errors="replace").decode() + "\n")

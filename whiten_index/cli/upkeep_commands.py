@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from whiten_index.cli import terminal
 from whiten_index.cli.options import json_option
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, StorageError
 
 if TYPE_CHECKING:
     from whiten_index.upkeep import VerifyReport
@@ -88,12 +87,6 @@ def gc(
             "nothing, and younger than "
             f"{keep_days:g} days; --keep-days 0 removes them too"
         )
-    if kept["missing"]:
-        click.echo(
-            f"note: {_shards_are(kept['missing'])} needed and not there; whiten-index verify "
-            f"{store} says more",
-            err=True,
-        )
 
 
 @click.command()
@@ -135,19 +128,25 @@ def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
     from whiten_index.upkeep import verify_paths
 
     reports = verify_paths(paths, with_stores=not no_store)
-    damages = sum(len(report.damages) for report in reports)
+    damages, unread = (
+        sum(len(getattr(report, name)) for report in reports) for name in ("damages", "unread")
+    )
     if as_json:
-        terminal.print_json(
-            {"sound": not damages, "reports": [report.to_json() for report in reports]}
-        )
+        sound = all(report.sound for report in reports)
+        terminal.print_json({"sound": sound, "reports": [report.to_json() for report in reports]})
     else:
         for report in reports:
             _print_report(report)
+    where = " and ".join(report.path for report in reports if not report.sound)
     if damages:
-        where = " and ".join(report.path for report in reports if not report.sound)
         raise ArtifactError(
             f"{damages:,} {'thing is' if damages == 1 else 'things are'} damaged in {where}; "
             "each is named above with what mends it"
+        )
+    if unread:
+        raise StorageError(
+            f"{unread:,} {'thing' if unread == 1 else 'things'} could not be read in {where}, and "
+            "may be sound; each is named above: mend the disk or the permissions, and verify again"
         )
 
 
@@ -178,11 +177,12 @@ def _print_report(report: VerifyReport) -> None:
         terminal.counted(n, *_CHECKED[kind]) for kind, n in report.checked.items() if n
     )
     size = terminal.in_words(report.bytes)
-    found = "sound" if report.sound else f"{len(report.damages):,} damaged"
-    click.echo(f"{report.kind} {Path(report.path)}: {found} ({looked}; {size})")
+    counts = (("damaged", report.damages), ("not read", report.unread))
+    found = ", ".join(f"{len(each):,} {how}" for how, each in counts if each) or "sound"
+    click.echo(f"{report.kind} {report.path}: {found} ({looked}; {size})")
     for note in report.notes:
         click.echo(f"  note: {note}")
-    for damage in report.damages:
+    for damage in (*report.damages, *report.unread):
         click.echo(f"  {damage.path}\n    {damage.why}")
         if damage.touches:
             click.echo(f"    needed by {'; '.join(damage.touches)}")

@@ -37,8 +37,8 @@ def versions(index: str, verify: str, as_json: bool) -> None:
     header = ("version", "rows", "bytes", "whitening", "created", "")
     click.echo(terminal.table([header, *map(_row, found)]))
     for facts in found:
-        if facts.sound:
-            click.echo(f"  {facts.name}: {facts.sound}")
+        if told := facts.sound or facts.unread:
+            click.echo(f"  {facts.name}: {told}")
     if not any(facts.published for facts in found):
         click.echo(
             "note: none of them is published; to publish one: whiten-index rollback "
@@ -65,6 +65,8 @@ def rollback(index: str, to: str | None, without_store: bool, as_json: bool) -> 
         terminal.print_json(asdict(rolled))
         return
     click.echo(f"{index}: version {rolled.to} published, instead of {rolled.left or 'none'}")
+    for name, why in rolled.skipped.items():
+        click.echo(f"note: {name} was skipped: {why}", err=True)
     if rolled.note:
         click.echo(f"note: {rolled.note}", err=True)
 
@@ -101,7 +103,10 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
     for name in pruned.removed:
         click.echo(f"  {name} removed")
     for path in pruned.strange:
-        click.echo(f"note: {path} is a link or no folder, and was left alone", err=True)
+        click.echo(
+            f"note: {path} is a link, no folder, or has the name of no version, and was left alone",
+            err=True,
+        )
 
 
 def _row(facts: VersionFacts) -> tuple[str, ...]:
@@ -110,6 +115,7 @@ def _row(facts: VersionFacts) -> tuple[str, ...]:
         "withdrawn": facts.withdrawn,
         "candidate": facts.candidate,
         "damaged": bool(facts.sound),
+        "cannot be read": bool(facts.unread),
     }
     return (
         facts.name,

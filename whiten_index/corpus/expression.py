@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import datetime
-import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.given import cut
 
 _Types = Mapping[str, pa.DataType]
 
@@ -44,6 +44,9 @@ _NOT_UNDERSTOOD = (
     SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError,
 )  # fmt: skip
 _COLUMN = "column"
+# Arrow compares term by term, and recurses into what nests until the stack ends.
+_MOST_TERMS, _MOST_LEVELS, _MOST_CHARACTERS = 1_000, 100, 4 << 20
+_TOO_DEEP = f"it nests more than {_MOST_LEVELS} levels"
 # What dates and times are written as: day >= date('2024-01-31').
 _LITERALS: Mapping[str, Callable[[str], Any]] = {
     "date": datetime.date.fromisoformat,
@@ -72,45 +75,84 @@ class RowFilter:
         Raises:
             ConfigError: it is not a condition of the kind described above.
         """
+        shown = repr(cut(text, most=200))
         try:
+            if len(text) > _MOST_CHARACTERS:
+                raise ValueError(f"it has more than {_MOST_CHARACTERS:,} characters")
             tree = ast.parse(text.strip(), mode="eval").body
+            _require_limits(tree)
             _condition(tree, {})
         except _NOT_UNDERSTOOD as error:
+            why = cut(str(error), most=200)
+            if isinstance(error, RecursionError | MemoryError) or "nested" in why:
+                why = _TOO_DEEP
             raise ConfigError(
-                f"the row filter {text!r} is not understood ({error}); write conditions such as "
+                f"the row filter {shown} is not understood ({why}); write conditions such as "
                 "lang == 'en' and (year >= 2020 or source in ['a', 'b']) and title is not None, "
                 "day >= date('2024-01-31'), or column('my column') > 1"
             ) from error
         return cls(text, tuple(sorted(_columns(tree))), tree)
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """Return the rows of ``table`` where the condition holds.
+        """Return the rows of ``table`` where the condition holds; see ``mask``."""
+        return table.filter(pa.array(self.mask(table)))
 
-        Raises:
-            CorpusError: a column is compared with a value of another type.
-        """
-        types = {each.name: each.type for each in table.schema}
-        try:
-            return table.filter(_condition(self._tree, types))
-        except (pa.ArrowException, TypeError) as error:
-            raise CorpusError(
-                f"the row filter {self.text!r} does not fit the columns "
-                f"({str(error).splitlines()[0]}); compare a column with a value of its own type"
-            ) from error
-
-    def mask(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return which rows (n,) of ``batch`` the condition holds for.
+    def mask(self, rows: pa.Table | pa.RecordBatch) -> NDArray[np.bool_]:
+        """Return which rows (n,) the condition holds for.
 
         Raises:
             CorpusError: a column is compared with a value of another type.
         """
         # A name that no column of the condition has.
         number = max((*self.columns, ""), key=len) + "#"
-        columns = {name: batch.column(name) for name in self.columns}
-        table = pa.table({**columns, number: np.arange(batch.num_rows)})
-        mask = np.zeros(batch.num_rows, dtype=np.bool_)
-        mask[self.apply(table).column(number).to_numpy()] = True
+        columns = {name: rows.column(name) for name in self.columns}
+        table = pa.table({**columns, number: np.arange(rows.num_rows)})
+        types = {each.name: each.type for each in table.schema}
+        try:
+            passing = table.filter(_condition(self._tree, types)).column(number)
+        except (pa.ArrowException, TypeError) as error:
+            raise CorpusError(
+                f"the row filter {cut(self.text, most=200)!r} does not fit the columns "
+                f"({str(error).splitlines()[0]}); compare a column with a value of its own type"
+            ) from error
+        mask = np.zeros(rows.num_rows, dtype=np.bool_)
+        mask[passing.to_numpy()] = True
         return mask
+
+
+def _require_limits(tree: ast.expr) -> None:
+    """Refuse a condition that Arrow could not compute.
+
+    Raises:
+        ValueError: it has too many terms, or nests too deep.
+    """
+    terms, level = 0, [tree]
+    for _ in range(_MOST_LEVELS):
+        inside: list[ast.expr] = []
+        for node in level:
+            if isinstance(node, ast.BoolOp):
+                inside += node.values
+            elif isinstance(node, ast.UnaryOp):
+                inside.append(node.operand)
+            else:
+                terms += len(node.ops) if isinstance(node, ast.Compare) else 1
+        if terms > _MOST_TERMS:
+            raise ValueError(
+                f"it has more than {_MOST_TERMS:,} terms; compare a column with many values by "
+                "'in [...]', which may list any number"
+            )
+        if not inside:
+            return
+        level = inside
+    raise ValueError(_TOO_DEEP)
+
+
+def _joined(combine: Callable[[Any, Any], Any], parts: list[Any]) -> Any:
+    """Join conditions two by two, so that the expression nests as little as it can."""
+    while len(parts) > 1:
+        pairs = [combine(*parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]
+        parts = pairs + parts[2 * len(pairs) :]
+    return parts[0]
 
 
 def _condition(node: ast.expr, types: _Types) -> Any:
@@ -125,13 +167,13 @@ def _condition(node: ast.expr, types: _Types) -> Any:
     """
     if isinstance(node, ast.BoolOp):
         combine = operator.and_ if isinstance(node.op, ast.And) else operator.or_
-        return functools.reduce(combine, (_condition(each, types) for each in node.values))
+        return _joined(combine, [_condition(each, types) for each in node.values])
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return ~_condition(node.operand, types)
     if isinstance(node, ast.Compare):
         operands = [node.left, *node.comparators]
         links = zip(operands, node.ops, operands[1:], strict=False)
-        return functools.reduce(operator.and_, (_link(*link, types) for link in links))
+        return _joined(operator.and_, [_link(*link, types) for link in links])
     if (name := _column_name(node)) is not None:
         return pc.field(name)
     raise ValueError(f"{ast.unparse(node)!r} is no condition")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from whiten_index.artifacts.files import exists, is_link, list_folder, system_error
 from whiten_index.errors import CorpusError
 
 Test = Callable[[Sequence[str]], bool]
@@ -25,9 +27,9 @@ def walk(root: str, *, may_hold: Test, wanted: Test) -> Iterator[str]:
         wanted: likewise whether it is such a file.
 
     Raises:
-        CorpusError: a link leads nowhere or to a folder above itself, a folder cannot be listed,
-            or what has a file's name is none.
-        OSError: ``root`` itself cannot be listed.
+        CorpusError: a link leads nowhere or to a folder above itself, or what has a file's name is
+            none.
+        StorageError: the system does not list a folder, or does not let a file be looked at.
     """
     top = Path(root)
     found = top.stat()
@@ -37,7 +39,7 @@ def walk(root: str, *, may_hold: Test, wanted: Test) -> Iterator[str]:
 def _below(
     folder: Path, names: tuple[str, ...], above: set[_Place], may_hold: Test, wanted: Test
 ) -> Iterator[str]:
-    for path in _entries(folder, top=not names):
+    for path in _entries(folder):
         inside = (*names, path.name)
         if not may_hold(inside):
             continue
@@ -58,28 +60,22 @@ def _below(
             )
 
 
-def _entries(folder: Path, *, top: bool) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError as error:
-        if top:
-            raise
+def _entries(folder: Path) -> list[Path]:
+    entries = list_folder(folder)
+    if not entries and not exists(folder):
         raise CorpusError(
-            f"{folder} cannot be listed ({error.strerror}), and its files would be missing from "
-            "the corpus; mend that, or take it out of the corpus"
-        ) from error
+            f"{folder} was removed while the corpus was listed; run the same command again"
+        )
+    return entries
 
 
 def _look(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        if path.is_symlink():
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and is_link(path):
             raise CorpusError(
                 f"the link {path} leads nowhere ({error.strerror}), and what it named would be "
                 "missing from the corpus; restore that, or remove the link"
             ) from error
-        raise CorpusError(
-            f"{path} cannot be looked at ({error.strerror}), or went while the corpus was listed; "
-            "mend that and run the same command again"
-        ) from error
+        raise system_error(path, error) from error

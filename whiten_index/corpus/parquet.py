@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,8 +24,9 @@ from whiten_index.corpus.config import (
     filter_columns,
 )
 from whiten_index.corpus.expression import RowFilter
+from whiten_index.corpus.identity import SourceFile
 from whiten_index.corpus.plan import RowGroup, Shard, plan_shards
-from whiten_index.corpus.reader import SpanReader, open_parquet
+from whiten_index.corpus.reader import SpanReader, footer_digest, open_parquet, unchanged
 from whiten_index.corpus.rows import (
     Sieve,
     embedding_matrix,
@@ -34,11 +34,13 @@ from whiten_index.corpus.rows import (
     join_texts,
     rows_not_finite,
 )
-from whiten_index.corpus.sources import SourceFile, find_files, require_unchanged
-from whiten_index.errors import CorpusError
+from whiten_index.corpus.sources import find_files
+from whiten_index.errors import CorpusError, StorageError
 
 _SUSPECTS, _EXAMPLES = 1000, 3
-_FOOTER_THREADS = 8
+# A footer may claim any number, and shards are planned by it.
+_MOST_ROWS = 10**10
+_FILE_THREADS = 8
 # File systems tell times in steps of up to two seconds.
 _RACY_NS = 2_000_000_000
 
@@ -96,17 +98,15 @@ class ParquetCorpus:
             ConfigError: the row filter is not understood.
         """
         row_filter = RowFilter.parse(config.row_filter) if config.row_filter else None
-        files = tuple(find_files(config.sources))
+        found = find_files(config.sources)
         columns = columns_to_read(config, row_filter)
         now = time.time_ns()
-        with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-            read = list(pool.map(lambda file: _read_footer(file, config, columns), files))
-        check_same_types(files, [schema for _, schema, _ in read], config)
-        footers = tuple(groups for groups, _, _ in read)
-        fingerprints = tuple(
-            _fingerprint(file, footer, config, now=now)
-            for file, (_, _, footer) in zip(files, read, strict=True)
-        )
+        with ThreadPoolExecutor(_FILE_THREADS) as pool:
+            read = list(pool.map(lambda file: _read_footer(file, config, columns), found))
+        files = tuple(file for file, _, _ in read)
+        check_same_types(files, [schema for _, _, schema in read], config)
+        footers = tuple(groups for _, groups, _ in read)
+        fingerprints = tuple(_fingerprint(file, config, now=now) for file in files)
         shards = tuple(plan_shards(footers, shard_rows=config.shard_rows, limit=config.limit))
         if not shards:
             raise CorpusError(
@@ -125,10 +125,13 @@ class ParquetCorpus:
     def require_unchanged(self) -> None:
         """Make sure that no file was written to since the corpus was opened.
 
+        Each read makes sure of the file it read. This sees a file that another process read.
+
         Raises:
             CorpusError: one was, or is gone.
         """
-        require_unchanged(self.files)
+        with ThreadPoolExecutor(_FILE_THREADS) as pool:
+            list(pool.map(SourceFile.require_unchanged, self.files))
 
     def batches(self) -> Iterator[TextBatch | EmbeddingBatch]:
         """Yield the whole corpus, one batch a shard."""
@@ -237,27 +240,22 @@ class ParquetCorpus:
         table = pa.Table.from_batches(batches) if batches else pa.table({})
         if table.num_rows != shard.rows:
             self._reader.close()
-            raise CorpusError(
-                f"{file.path} changed while it was read; run the same command again when nothing "
-                "writes to it"
-            )
+            raise file.changed()
         return table
 
     def _blocks(self, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a shard as they are read, some thousands at a time."""
         file = self.files[shard.file]
         try:
-            for span in shard.spans:
-                for batch in self._reader.read(file, span, columns):
-                    # Damage that decodes all the same shows as text that is not UTF-8.
-                    batch.validate(full=True)
-                    yield batch
-        except (OSError, pa.ArrowException) as error:
+            with unchanged(file):
+                for span in shard.spans:
+                    for batch in self._reader.read(file, span, columns):
+                        # Damage that decodes all the same shows as text that is not UTF-8.
+                        batch.validate(full=True)
+                        yield batch
+        except (CorpusError, StorageError):
             self._reader.close()
-            raise CorpusError(
-                f"{file.path} is damaged ({str(error).splitlines()[0][:160]}); restore the file or "
-                "take it out of the corpus, then run the same command again"
-            ) from error
+            raise
 
     def _id_hashes(self, shard: Shard) -> np.ndarray[Any, np.dtype[np.uint64]]:
         digests = row_digests(str(value).encode() for value in self._ids(shard))
@@ -332,42 +330,47 @@ class ParquetCorpus:
 
 def _read_footer(
     file: SourceFile, config: CorpusConfig, columns: Sequence[str]
-) -> tuple[tuple[RowGroup, ...], pa.Schema, str]:
-    """Return the row groups, the schema, and a digest of the footer."""
-    try:
-        with open_parquet(file) as parquet:
-            metadata, schema = parquet.metadata, parquet.schema_arrow
-            footer = pa.BufferOutputStream()
-            metadata.write_metadata_file(footer)
-    except (OSError, pa.ArrowException) as error:
-        raise CorpusError(
-            f"{file.path} is not a readable Parquet file ({str(error).splitlines()[0][:160]}); "
-            "restore it or take it out of the corpus"
-        ) from error
+) -> tuple[SourceFile, tuple[RowGroup, ...], pa.Schema]:
+    """Return the file with its identity, its row groups and its schema."""
+    file = file.identified()
+    with unchanged(file, fault="is not a readable Parquet file"), open_parquet(file) as parquet:
+        metadata, schema = parquet.metadata, parquet.schema_arrow
+        file = replace(file, footer=footer_digest(metadata))
     check_columns(file, schema, config, columns)
     # Ids and kept columns do not count: asking for another one must not move the shards.
     wanted = {*config.text_columns, config.embedding_column or ""} - {""}
     indices = range(metadata.num_row_groups)
     groups = tuple(_describe_group(metadata.row_group(i), wanted) for i in indices)
-    return groups, schema, hashlib.sha256(footer.getvalue()).hexdigest()
+    rows = sum(group.rows for group in groups)
+    if min((group.rows for group in groups), default=0) < 0 or rows > _MOST_ROWS:
+        raise CorpusError(
+            f"{file.path} is not a readable Parquet file (its footer claims {rows:,} rows, and "
+            f"{_MOST_ROWS:,} is the limit for a file); restore it or split it"
+        )
+    return file, groups, schema
 
 
-def _fingerprint(file: SourceFile, footer: str, config: CorpusConfig, *, now: int) -> str:
+def _fingerprint(file: SourceFile, config: CorpusConfig, *, now: int) -> str:
     """Return what changes when a file does, or what is read of it.
 
     Empty where the file was written so lately, by whichever clock, that it may be written again
     under the same time.
     """
-    if file.modified is None or file.modified > now - _RACY_NS:
+    identity = file.identity
+    assert identity is not None
+    if not identity.tag and (identity.modified is None or identity.modified > now - _RACY_NS):
         return ""
     return fingerprint(
         {
             "name": file.name,
             # Another file may have the name, the size and, if it was copied, the time of this one.
             "place": file.place,
-            "size": file.size,
-            "modified": file.modified,
-            "footer": footer,
+            "size": identity.size,
+            "modified": identity.modified,
+            "tag": identity.tag,
+            # Not the inode, which some network file systems give anew each time.
+            "changed": identity.local and identity.local[1],
+            "footer": file.footer,
             "columns": config.source_identity() | {"sources": []},
             "id_column": config.id_column,
             "keep": list(config.keep),

@@ -1,26 +1,72 @@
-"""Read spans of rows from Parquet files, going on where the last span ended."""
+"""Reading of Parquet files, with a check that nothing writes to them meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from whiten_index.artifacts.files import reading
+from whiten_index.corpus.identity import SourceFile
 from whiten_index.corpus.plan import Span
-from whiten_index.corpus.sources import SourceFile
+from whiten_index.errors import CorpusError
 
 _BATCH_ROWS = 4096
 _BUFFER = 1 << 20
 
 
+@contextlib.contextmanager
+def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
+    """Check after the block that a file is still the one that was listed; for all reading.
+
+    Args:
+        file: with its identity.
+        fault: what to say of a file that cannot be read.
+
+    Raises:
+        CorpusError: the file changed since its identity was taken, or is damaged.
+        StorageError: the system does not let it be read.
+    """
+    try:
+        with reading(file.path):
+            yield
+    except (OSError, pa.ArrowException) as error:
+        # What is half of one file and half of another looks damaged.
+        file.require_unchanged()
+        raise CorpusError(
+            f"{file.path} {fault} ({str(error).splitlines()[0][:160]}); restore the file or take "
+            "it out of the corpus, then run the same command again"
+        ) from error
+    file.require_unchanged()
+
+
 def open_parquet(file: SourceFile) -> pq.ParquetFile:
-    """Open a file so that its columns are streamed, not loaded a row group at a time."""
+    """Open a file so that its columns are streamed, not loaded a row group at a time.
+
+    Raises:
+        CorpusError: the footer is not the one that was read first.
+    """
     source = file.filesystem.open_input_file(file.path)
-    return pq.ParquetFile(
+    parquet = pq.ParquetFile(
         source, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
     )
+    # Another process has no ctime to go by.
+    weak = file.identity is None or file.identity.local is None
+    if file.footer and weak and footer_digest(parquet.metadata) != file.footer:
+        parquet.close(force=True)
+        raise file.changed()
+    return parquet
+
+
+def footer_digest(metadata: pq.FileMetaData) -> str:
+    """Return a digest of all that a footer says."""
+    footer = pa.BufferOutputStream()
+    metadata.write_metadata_file(footer)
+    return hashlib.sha256(footer.getvalue()).hexdigest()
 
 
 class SpanReader:

@@ -56,11 +56,11 @@ class Sieve:
 
     def filter(self, row_filter: RowFilter) -> None:
         """Leave out, and count as ``filtered``, the rows that a user's filter does not want."""
-        kept = row_filter.apply(self.table.append_column("__row__", pa.array(self._positions)))
-        positions = kept.column("__row__").to_numpy()
-        if dropped := len(self._positions) - len(positions):
+        passing = row_filter.mask(self.table)
+        if dropped := len(passing) - int(passing.sum()):
             self.skipped["filtered"] = dropped
-        self.table, self._positions = kept.drop_columns(["__row__"]), positions
+            self.table = self.table.filter(pa.array(passing))
+            self._positions = self._positions[passing]
 
     def drop(self, bad: NDArray[np.bool_], reason: str, what: str, *, blank: bool) -> None:
         """Drop the rows marked in ``bad`` (n,), or stop at the first of them.

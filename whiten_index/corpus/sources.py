@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -14,40 +14,18 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from whiten_index.address import hide_secrets
+from whiten_index.artifacts.files import exists, reading
+from whiten_index.corpus.identity import SourceFile
 from whiten_index.corpus.listing import walk
-from whiten_index.errors import CorpusError
-from whiten_index.given import cut
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.given import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 _PLAIN = "".join(map(chr, range(33, 127)))
 _GLOB = frozenset("*?[")
 _HIDDEN = "._"
 _Test = Callable[[Sequence[str]], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One Parquet file.
-
-    Attributes:
-        name: its path below what the user named; part of a row's identity.
-        path: its path on ``filesystem``.
-        filesystem: the pyarrow file system that opens it.
-        size: bytes.
-        modified: nanoseconds since 1970 at which it was last written by the file system's clock,
-            None where that does not tell.
-    """
-
-    name: str
-    path: str
-    filesystem: Any
-    size: int
-    modified: int | None = None
-
-    @property
-    def place(self) -> str:
-        """Path and kind of file system, which tell files apart."""
-        return f"{self.filesystem.type_name}:{self.path}"
 
 
 def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
@@ -74,7 +52,10 @@ def resolve(source: str) -> tuple[Any, str]:
 
     Raises:
         CorpusError: no installed file system reads the URI.
+        ConfigError: the URI, or the endpoint in the environment, holds a secret.
     """
+    require_no_secret(source, what="the corpus")
+    require_plain_environment()
     if "://" not in source:
         return pafs.LocalFileSystem(), os.path.normpath(Path(source).expanduser().absolute())
     try:
@@ -129,12 +110,11 @@ def _files_of(source: str) -> list[SourceFile]:
     base = source if pattern_at is None else source[:pattern_at]
     filesystem, path = resolve(base or ".")
     try:
-        if pattern_at is not None:
-            found = _matching(filesystem, path, source[pattern_at:])
-        else:
-            found = _below(filesystem, path, source)
-    except CorpusError:
-        raise
+        with reading(path):
+            if pattern_at is not None:
+                found = _matching(filesystem, path, source[pattern_at:])
+            else:
+                found = _below(filesystem, path, source)
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
             f"{cut(source, most=200)} cannot be listed ({_line(error)}); check the path"
@@ -150,8 +130,8 @@ def _glob_position(source: str) -> int | None:
     if first is None:
         return None
     # A pattern may be longer than the system takes names.
-    with contextlib.suppress(OSError):
-        if Path(source).exists():
+    with contextlib.suppress(ConfigError):
+        if exists(source):
             return None
     return source.rfind("/", 0, first) + 1
 
@@ -205,7 +185,7 @@ def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
     if info.type == pafs.FileType.NotFound:
         raise CorpusError(f"{source} does not exist; check the path")
     if info.type == pafs.FileType.File:
-        return [_file(PurePosixPath(path).name, filesystem, info)]
+        return [SourceFile(PurePosixPath(path).name, info.path, filesystem)]
     files, listed = _list(filesystem, path, may_hold=_is_shown, wanted=_is_parquet)
     if not files:
         raise CorpusError(
@@ -215,57 +195,23 @@ def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
     return files
 
 
-def require_unchanged(files: Sequence[SourceFile]) -> None:
-    """Make sure that files are as they were when they were found.
-
-    Raises:
-        CorpusError: one is gone, or was written to.
-    """
-    for filesystem in {id(file.filesystem): file.filesystem for file in files}.values():
-        own = [file for file in files if file.filesystem is filesystem]
-        try:
-            infos = filesystem.get_file_info([file.path for file in own])
-        except (OSError, pa.ArrowException) as error:
-            raise CorpusError(
-                f"the corpus cannot be looked at again ({_line(error)}); run the same command again"
-            ) from error
-        for file, info in zip(own, infos, strict=True):
-            if info.type == pafs.FileType.NotFound:
-                raise CorpusError(
-                    f"{file.path} vanished while the corpus was read; restore it or take it out of "
-                    "the corpus, then run the same command again"
-                )
-            if _file(file.name, filesystem, info) != file:
-                raise CorpusError(
-                    f"{file.path} changed while it was read; run the same command again when "
-                    "nothing writes to it"
-                )
-
-
-def _file(name: str, filesystem: Any, info: Any) -> SourceFile:
-    return SourceFile(name, info.path, filesystem, info.size, info.mtime_ns)
-
-
 def _list(
     filesystem: Any, path: str, *, may_hold: _Test, wanted: _Test
 ) -> tuple[list[SourceFile], int]:
     """Return the files below a folder that are wanted by their names, and how many were seen."""
     if isinstance(filesystem, pafs.LocalFileSystem):
         # pyarrow leaves links that lead nowhere out, and follows one to a folder above for ever.
-        seen = list(walk(path, may_hold=may_hold, wanted=wanted))
-        paths = [each for each in seen if wanted(_names(each, path))]
-        for each in paths:
-            _require_utf8(each)
-        infos = filesystem.get_file_info(paths)
+        paths = list(walk(path, may_hold=may_hold, wanted=wanted))
     else:
-        found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-        seen = infos = [info for info in found if info.type == pafs.FileType.File]
+        infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+        paths = [info.path for info in infos if info.type == pafs.FileType.File]
     files = []
-    for info in infos:
-        names = _names(info.path, path)
+    for each in paths:
+        names = _names(each, path)
         if wanted(names):
-            files.append(_file("/".join(names), filesystem, info))
-    return files, len(seen)
+            _require_utf8(each)
+            files.append(SourceFile("/".join(names), each, filesystem))
+    return files, len(paths)
 
 
 def _require_utf8(path: str) -> None:
@@ -304,4 +250,5 @@ def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:
 
 
 def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+    lines = hide_secrets(str(error)).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

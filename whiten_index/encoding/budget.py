@@ -6,7 +6,6 @@ other so that neighbours hold texts of like length; the smallest rung within 2 %
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import fingerprint, write_json
 from whiten_index.errors import StorageError
 
@@ -100,7 +100,7 @@ class TokenBudget:
 def remembered(facts: Mapping[str, Any]) -> int | None:
     """Return the budget found before for the same model and device, None where none was."""
     try:
-        value = json.loads(_file(facts).read_text(encoding="utf-8"))["token_budget"]
+        value = load_json(_file(facts).read_bytes())["token_budget"]
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         return None
     lowest, highest = LADDERS["cpu"][0], LADDERS["other"][-1]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from whiten_index.artifacts.files import list_folder
 from whiten_index.errors import ConfigError
 
 _WINDOW_ROWS_FACTOR_ON_A_GPU = 4
@@ -26,7 +25,7 @@ def chosen_devices(asked: str) -> tuple[str, ...]:
             f"--device {asked!r} is not understood; use auto, cpu, cuda, cuda:1, or several with "
             "commas between, such as cuda:0,cuda:1"
         )
-    if names == ("auto",) and any(Path("/dev").glob("nvidia[0-9]*")):
+    if names == ("auto",) and list_folder("/dev", "nvidia[0-9]*"):
         import torch
 
         count = torch.cuda.device_count()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from whiten_index.artifacts.files import list_folder
 from whiten_index.encoding.modules import module_folder, read_modules, weighty
 from whiten_index.errors import EncoderError, StorageError, WhitenIndexError
 
@@ -64,7 +65,7 @@ def _without_safetensors(path: Path) -> list[str]:
     return [
         (folder.relative_to(path) / "pytorch_model*.bin").as_posix()
         for folder in sorted(folders)
-        if not list(folder.glob("*.safetensors"))
+        if not list_folder(folder, "*.safetensors")
     ]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import sha256_file
+from whiten_index.artifacts.files import exists, list_folder, reading, sha256_file
+from whiten_index.artifacts.limits import load_json, read_bounded
 from whiten_index.errors import EncoderError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -21,21 +21,22 @@ def read_json(path: Path) -> Any:
         EncoderError: the file cannot be read or is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with reading(path):
+            return load_json(read_bounded(path).decode())
     except (OSError, ValueError) as error:
         raise EncoderError(f"{path} cannot be read ({error}); restore the model folder") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; empty where there is no file or no object in it."""
-    value = read_json(path) if path.exists() else {}
+    value = read_json(path) if exists(path) else {}
     return value if isinstance(value, dict) else {}
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of weights, safetensors where there are some; empty for none."""
     for pattern in _WEIGHTS:
-        if found := sorted(folder.glob(pattern)):
+        if found := list_folder(folder, pattern):
             return found
     return []
 
@@ -55,8 +56,9 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
     if not files:
         raise EncoderError(f"{folder} holds no {what} for model {name}; complete the folder")
     try:
-        facts = [(file, file.stat()) for file in files]
-        digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
+        with reading(folder):
+            facts = [(file, file.stat()) for file in files]
+            digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
     except OSError as error:
         raise EncoderError(
             f"{what} of model {name} in {folder} cannot be read ({error.strerror}); change their "

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import sha256_file
+from whiten_index.artifacts.files import exists, is_folder, list_folder, sha256_file
 from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.encoding.hub import fetch_model
 from whiten_index.encoding.model_files import files_sha256, read_object, weight_files
@@ -26,7 +26,6 @@ from whiten_index.encoding.modules import (
     refuse_unknown,
 )
 from whiten_index.errors import EncoderError
-from whiten_index.given import cut
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -113,7 +112,7 @@ class ModelFolder:
         stable = {key: value for key, value in self.config.items() if key not in _VOLATILE}
         tokenizer = read_object(self.path / "tokenizer_config.json")
         settings = {key: tokenizer[key] for key in _TOKEN_SETTINGS if key in tokenizer}
-        code = {path.name: sha256_file(path) for path in sorted(self.path.glob("*.py"))}
+        code = {path.name: sha256_file(path) for path in list_folder(self.path, "*.py")}
         identity = {"config": stable, "tokenizer": settings, "code": code}
         return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
@@ -133,13 +132,7 @@ def find_model(name: str, *, revision: str | None = None) -> ModelFolder:
         EncoderError: no such model, the hub cannot be reached, or the folder cannot be used.
         StorageError: the hub's cache cannot be written.
     """
-    try:
-        local = bool(name) and Path(name).expanduser().is_dir()
-    except OSError as error:
-        raise EncoderError(
-            f"{cut(name)} is no model ({error.strerror}); name a folder, or a model on the hub"
-        ) from error
-    if local:
+    if name and is_folder(Path(name).expanduser()):
         return _read_folder(name, Path(name).expanduser().absolute(), None)
     if name in EMBEDDED_NAMES and revision is None and embedded_available():
         folder = _read_folder(name, _embedded_path(), "embedded")
@@ -246,6 +239,6 @@ def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
 
 
 def _tokenizer_files(root: Path) -> list[Path]:
-    if (whole := root / "tokenizer.json").exists():
+    if exists(whole := root / "tokenizer.json"):
         return [whole]
-    return sorted({file for pattern in _TOKENIZER for file in root.glob(pattern)})
+    return sorted({file for pattern in _TOKENIZER for file in list_folder(root, pattern)})

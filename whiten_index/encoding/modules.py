@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.encoding.model_files import files_sha256, read_json, read_object, weight_files
 from whiten_index.errors import EncoderError
@@ -68,7 +69,7 @@ def head_sha256(head: Sequence[HeadStep]) -> str | None:
 def read_modules(path: Path) -> list[dict[str, Any]]:
     """Return the modules of a folder in order, none where it is not of sentence-transformers."""
     file = path / "modules.json"
-    if not file.exists():
+    if not exists(file):
         return []
     value = read_json(file)
     modules = value if isinstance(value, list) else []

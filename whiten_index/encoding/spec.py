@@ -11,6 +11,7 @@ from whiten_index.encoding.models import ModelFolder, embedded_available, find_m
 from whiten_index.encoding.modules import head_sha256
 from whiten_index.encoding.prompts import choose_prompt, require_one
 from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.given import require_no_secret
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 POOLINGS = (
@@ -60,6 +61,7 @@ class EncoderConfig:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
+        require_no_secret(self.model, what="--model")
         require_one(self.document_prompt, self.document_prompt_name, "--document-prompt")
         require_one(self.query_prompt, self.query_prompt_name, "--query-prompt")
         if self.pooling is not None and self.pooling not in POOLINGS:

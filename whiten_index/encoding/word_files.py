@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines
 from whiten_index.errors import CorpusError
 from whiten_index.labels.table import PARQUET, check_readable, first_line, shown
 
@@ -24,9 +26,9 @@ _TEXT = (pa.string(), pa.large_string(), pa.string_view())
 _BINARY = ".bin"
 # First bytes of a fastText model, which holds parts of words and no plain table of vectors.
 _FASTTEXT = (793712314).to_bytes(4, "little")
-_CHUNK, _LONGEST_WORD, _WIDEST = 1 << 20, 4096, 1 << 16
+_CHUNK, _LONGEST_WORD, _WIDEST, _DIGITS = 1 << 20, 4096, 1 << 16, 18
 # What the libraries raise on a file that is not what its ending says.
-DAMAGE = (EOFError, zipfile.BadZipFile, zlib.error, OSError, pa.ArrowException)
+DAMAGE = (EOFError, zipfile.BadZipFile, zlib.error, OSError, pa.ArrowException, LimitError)
 _TAKES = "GloVe or fastText text, word2vec text or .bin, either as .gz or .zip, or Parquet"
 
 
@@ -102,13 +104,13 @@ def open_word_file(path: str | Path) -> Iterator[WordFile]:
     check_readable(path)
     with contextlib.ExitStack() as stack:
         try:
-            if path.suffix == PARQUET:
-                yield _parquet(
-                    path, stack.enter_context(pq.ParquetFile(path, page_checksum_verification=True))
-                )
-                return
-            stream, name = _unpacked(path, stack)
-            yield (_binary if name.endswith(_BINARY) else _text)(path, stream)
+            with reading(path):
+                if path.suffix == PARQUET:
+                    file = pq.ParquetFile(path, page_checksum_verification=True)
+                    yield _parquet(path, stack.enter_context(file))
+                else:
+                    stream, name, packed = _unpacked(path, stack)
+                    yield (_binary if name.endswith(_BINARY) else _text)(path, stream, packed)
         except DAMAGE as error:
             raise CorpusError(
                 f"{path} is damaged or cut short ({first_line(error)}); fetch it again"
@@ -120,23 +122,28 @@ def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
     Only a newline ends a line: words may hold what Unicode also calls one.
     """
-    with contextlib.ExitStack() as stack:
-        stream, _ = _unpacked(path, stack)
-        yield from _lines(stream)
+    with reading(path), contextlib.ExitStack() as stack:
+        stream, _, packed = _unpacked(path, stack)
+        yield from _lines(stream, packed)
 
 
-def _lines(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(stream, start=1):
+def _lines(stream: IO[bytes], packed: int | None) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(iterate_lines(stream, packed=packed), start=1):
         if line.strip():
             yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
 
 
-def _unpacked(path: Path, stack: contextlib.ExitStack) -> tuple[IO[bytes], str]:
-    """Return the bytes inside a file, and the name that tells their format."""
+def _unpacked(path: Path, stack: contextlib.ExitStack) -> tuple[IO[bytes], str, int | None]:
+    """Return the bytes inside a file, the name that tells their format, the size of a packed one.
+
+    Raises:
+        CorpusError: an archive holds none or several, or one that cannot be unpacked.
+    """
+    size = path.stat().st_size
     if path.suffix == ".gz":
-        return stack.enter_context(cast(IO[bytes], gzip.open(path, "rb"))), path.stem
+        return stack.enter_context(cast(IO[bytes], gzip.open(path, "rb"))), path.stem, size
     if path.suffix != ".zip":
-        return stack.enter_context(path.open("rb")), path.name
+        return stack.enter_context(path.open("rb")), path.name, None
     archive = stack.enter_context(zipfile.ZipFile(path))
     names = [n for n in archive.namelist() if not n.endswith("/") and not n.startswith("__MACOSX/")]
     if len(names) != 1:
@@ -147,20 +154,20 @@ def _unpacked(path: Path, stack: contextlib.ExitStack) -> tuple[IO[bytes], str]:
     if names[0].endswith((PARQUET, ".gz", ".zip")):
         raise CorpusError(f"{path} holds {names[0]}, which is packed itself; unpack the archive")
     try:
-        return stack.enter_context(archive.open(names[0])), PurePosixPath(names[0]).name
+        return stack.enter_context(archive.open(names[0])), PurePosixPath(names[0]).name, size
     except RuntimeError as error:
         raise CorpusError(f"{path} cannot be unpacked here ({error}); unpack it first") from error
 
 
-def _text(path: Path, stream: IO[bytes]) -> WordFile:
-    lines = _lines(stream)
+def _text(path: Path, stream: IO[bytes], packed: int | None) -> WordFile:
+    lines = _lines(stream, packed)
     number, first = next(lines, (0, b""))
     if not number:
         raise CorpusError(f"{path} is empty; name a file of word vectors: {_TAKES}")
     fields = first.split()
-    header = len(fields) == 2 and all(field.isdigit() for field in fields)
+    header = len(fields) == 2 and all(map(_is_count, fields))
     declared, dim = (int(fields[0]), int(fields[1])) if header else (None, len(fields) - 1)
-    if dim < 1 or b"\0" in first:
+    if not 0 < dim <= _WIDEST or b"\0" in first:
         raise CorpusError(
             f"{path}, line {number}, is neither a word with its numbers nor the header `words "
             f"dims` but {shown(first[:80])}; name {_TAKES}"
@@ -177,6 +184,11 @@ def _text(path: Path, stream: IO[bytes]) -> WordFile:
             raise _miscounted(path, read, declared)
 
     return WordFile(path, dim, "line {}", rows(), _parsed)
+
+
+def _is_count(field: bytes) -> bool:
+    """Return whether a field of a header is a number that a file can hold."""
+    return field.isdigit() and len(field) <= _DIGITS
 
 
 def _fields(path: Path, number: int, line: bytes, dim: int) -> WordRow:
@@ -212,33 +224,32 @@ def _miscounted(path: Path, read: int, declared: int) -> CorpusError:
     )
 
 
-def _binary(path: Path, stream: IO[bytes]) -> WordFile:
+def _binary(path: Path, stream: IO[bytes], packed: int | None) -> WordFile:
     head = stream.readline(_LONGEST_WORD)
     if head.startswith(_FASTTEXT):
         raise CorpusError(f"{path} is a fastText model, not a table of vectors; name its .vec file")
     fields = head.split()
-    if (
-        len(fields) != 2
-        or not all(field.isdigit() for field in fields)
-        or not (0 < int(fields[1]) <= _WIDEST)
-    ):
+    if len(fields) != 2 or not all(map(_is_count, fields)) or not (0 < int(fields[1]) <= _WIDEST):
         raise CorpusError(
             f"{path} does not begin with the header `words dims` of word2vec's binary format but "
             f"with {shown(head[:40])}; name {_TAKES}"
         )
     declared, dim = int(fields[0]), int(fields[1])
-    return WordFile(path, dim, "word {}", _entries(path, stream, declared, dim), _floats)
+    return WordFile(path, dim, "word {}", _entries(path, stream, declared, dim, packed), _floats)
 
 
-def _entries(path: Path, stream: IO[bytes], declared: int, dim: int) -> Iterator[WordRow]:
+def _entries(
+    path: Path, stream: IO[bytes], declared: int, dim: int, packed: int | None
+) -> Iterator[WordRow]:
     """Yield the entries of word2vec's binary: word, a blank, d float32; some end with a newline."""
-    width, held, start = 4 * dim, b"", 0
+    width, held, start, total = 4 * dim, b"", 0, 0
     for number in range(1, declared + 1):
         while (blank := held.find(b" ", start)) < 0 or len(held) < blank + 1 + width:
             if blank < 0 and len(held) - start > _LONGEST_WORD:
                 raise CorpusError(f"{path}, word {number}, has no end; fetch the file again")
             if not (more := stream.read(_CHUNK + width)):
                 raise _miscounted(path, number - 1, declared)
+            check_expanded(total := total + len(more), packed)
             held, start = held[start:] + more, 0
         yield WordRow(number, held[start:blank].lstrip(b"\n"), held[blank + 1 : blank + 1 + width])
         start = blank + 1 + width

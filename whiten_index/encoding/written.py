@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from whiten_index.artifacts.files import fsync_path
+from whiten_index.artifacts.files import fsync_path, is_file, list_folder, walk_files
 from whiten_index.encoding.model_files import weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
@@ -58,9 +58,9 @@ def write_transformer(
 ) -> None:
     """Copy a model's own files, with its weights or without."""
     for pattern in _COPIED:
-        for file in sorted(model.path.glob(pattern)):
+        for file in list_folder(model.path, pattern):
             index = file.name.endswith(".index.json") and not weights
-            if file.name not in _LEFT and not index and file.is_file():
+            if file.name not in _LEFT and not index and is_file(file):
                 shutil.copyfile(file, path / file.name)
     for file in weight_files(model.path) if weights else ():
         shutil.copyfile(file, path / file.name)
@@ -113,5 +113,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def flush(path: Path) -> None:
     """Have a folder and all in it on the disk."""
-    for each in (*path.rglob("*"), path):
+    files = list(walk_files(path))
+    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(path)}
+    for each in (*files, *folders, path):
         fsync_path(each)

@@ -8,7 +8,7 @@ from typing import Any
 
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_folder
+from whiten_index.given import require_folder, require_no_secret
 from whiten_index.whitening import Kind, WhiteningConfig
 
 TARGET, DISTINCT, SCORED, NLI = "target", "target-distinct", "target-scored", "nli"
@@ -54,6 +54,7 @@ class EvalConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_no_secret(vars(self), what="an option of an evaluation")
         paths = ("word_vectors", "word_counts", "index", "store", "fit", "nli")
         if empty := [name for name in paths if getattr(self, name) == ""]:
             raise ConfigError(f"--{empty[0].replace('_', '-')} is empty; name a file or folder")

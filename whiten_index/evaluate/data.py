@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from whiten_index.artifacts.files import exists
 from whiten_index.errors import ConfigError
 
 VARIABLE = "WHITEN_INDEX_DATA"
@@ -23,6 +24,6 @@ def data_path(name: str) -> Path:
             f"that holds {name}"
         )
     path = Path(folder) / name
-    if not path.exists():
+    if not exists(path):
         raise ConfigError(f"{VARIABLE} is {folder}, which has no {name}; name the files instead")
     return path

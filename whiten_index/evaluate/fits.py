@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from whiten_index.artifacts.files import reading
 from whiten_index.corpus import find_files
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluate.config import NLI, OF_TASKS, EvalConfig
@@ -52,7 +53,8 @@ def sentence_columns(source: str, asked: tuple[str, ...] | None = None) -> tuple
     """
     try:
         file = find_files([source])[0]
-        names = pq.read_schema(file.path, filesystem=file.filesystem).names
+        with reading(file.path):
+            names = pq.read_schema(file.path, filesystem=file.filesystem).names
     except (CorpusError, OSError, pa.ArrowException) as error:
         raise CorpusError(
             f"{source} cannot be fitted on ({str(error).splitlines()[0][:160]}); --fit takes "

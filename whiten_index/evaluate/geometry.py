@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluate.config import SCORED, EvalConfig
 from whiten_index.evaluate.spaces import Space, Spaces, raw_space
@@ -188,13 +189,13 @@ def _measure(
 def _opened(paths: Iterable[str | Path]) -> Iterator[Path]:
     """Yield files, those of a folder by name; a folder without any, which ``read_sts`` refuses."""
     for path in map(Path, paths):
-        inside = sorted(path.iterdir()) if path.is_dir() else []
+        inside = list_folder(path) if is_folder(path) else []
         yield from [each for each in inside if each.suffix in _ENDINGS] or [path]
 
 
 def _without_score(path: Path) -> LabelTable | None:
     """Return the splits of a file of pairs without a score; None where it has one."""
-    if path.is_dir():
+    if is_folder(path):
         return None
     table = LabelTable.read(path, _ENDINGS, {"score", "split"})
     return None if "score" in table.columns else table

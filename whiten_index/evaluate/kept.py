@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import replacing
-from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.tensors import read_tensors, write_tensors
+from whiten_index.artifacts.files import list_folder, writing
+from whiten_index.artifacts.tensors import content_digest, read_sealed, write_sealed
 from whiten_index.errors import ArtifactError
 
 _KIND, _VERSION = "texts", 1
@@ -34,7 +34,7 @@ class KeptTexts:
         self._folder = folder
         self._blocks: list[NDArray[np.floating]] = []
         self._places: dict[bytes, tuple[int, int]] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in list_folder(folder, "*.safetensors"):
             with contextlib.suppress(ArtifactError):
                 self._hold(*_read(path))
 
@@ -52,12 +52,11 @@ class KeptTexts:
         """
         digests = text_digests(texts)
         tensors: dict[str, NDArray[Any]] = {"digests": digests, "embeddings": embeddings}
-        path = self._folder / f"{_content(tensors)[:32]}.safetensors"
+        path = self._folder / f"{content_digest(tensors, {})[:32]}.safetensors"
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary:
-                facts = {"content": _content(tensors)}
-                write_tensors(temporary, tensors, kind=_KIND, version=_VERSION, facts=facts)
+                write_sealed(temporary, tensors, kind=_KIND, version=_VERSION)
         self._hold(digests, embeddings)
 
     def _hold(self, digests: NDArray[np.uint8], embeddings: NDArray[np.floating]) -> None:
@@ -69,14 +68,7 @@ class KeptTexts:
 
 def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.floating]]:
     shapes = {"digests": "nb", "embeddings": "nd"}
-    found, facts = read_tensors(path, kind=_KIND, version=_VERSION, shapes=shapes)
-    if facts.get("content") != _content(found) or found["digests"].shape[1] != _BYTES:
+    found, _ = read_sealed(path, kind=_KIND, version=_VERSION, shapes=shapes)
+    if found["digests"].shape[1] != _BYTES:
         raise ArtifactError(f"{path} is damaged; remove it, and its texts are encoded again")
     return found["digests"], found["embeddings"]
-
-
-def _content(tensors: dict[str, NDArray[Any]]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(np.ascontiguousarray(tensors[name]).data)
-    return digest.hexdigest()

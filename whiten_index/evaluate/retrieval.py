@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import writing
 from whiten_index.build import build_index
 from whiten_index.encoding import resolve_encoder
@@ -53,15 +52,15 @@ def evaluate_retrieval(
         return _judge_file(config, stages)
     _check_places(config)
     load_faiss()
-    with tempfile.TemporaryDirectory(prefix="whiten-index-") as folder:
-        sets = read_sets(config, Path(folder) / "corpora")
+    with scratch_folder() as folder:
+        sets = read_sets(config, folder / "corpora")
         for each in sets:
             _note_splits(each.judged.splits, stages)
         if config.base.transforms:
             dim = resolve_encoder(config.base.encoder)[0].dim
             for transform in config.base.transforms:
                 transform.require_dim(dim)
-        return _search_all(config, sets, Path(folder), stages)
+        return _search_all(config, sets, folder, stages)
 
 
 def _check_places(config: RetrievalConfig) -> None:
@@ -119,7 +118,7 @@ def _search_all(
             path = config.run_path(each.name, transform)
             run["datasets"][each.name] = _judge(each, opened, embeddings, path, stages)
             # Room for the next one; the store stays.
-            shutil.rmtree(index, ignore_errors=True)
+            remove_path(index)
     if len(sets) > 1:
         for run in runs.values():
             run["average"] = {

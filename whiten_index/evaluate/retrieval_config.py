@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.config import BuildConfig
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import TARGET, EvalConfig
 from whiten_index.evaluate.data import VARIABLE
+from whiten_index.given import require_no_secret
 from whiten_index.labels.beir import is_set
 from whiten_index.metrics import parse_metric
 from whiten_index.run_file import RUN_ENDINGS, check_run_path
@@ -59,6 +61,7 @@ class RetrievalConfig:
     drop_self: bool | None = None
 
     def __post_init__(self) -> None:
+        require_no_secret(vars(self), what="an option of an evaluation")
         if not self.metrics:
             raise ConfigError(f"no metric is named; use some such as {', '.join(METRICS)}")
         _ = self.depth
@@ -180,7 +183,7 @@ class RetrievalConfig:
         if self.run is not None:
             raise ConfigError("--run-out writes what is searched, and --run is judged; give one")
         path = Path(self.run_out)
-        if path.suffix and not path.is_dir():
+        if path.suffix and not is_folder(path):
             check_run_path(path)
         if self.writes_one_run and len(self.names) * max(1, len(self.base.transforms)) > 1:
             raise ConfigError(
@@ -244,9 +247,9 @@ class RetrievalConfig:
 def _at_hand() -> str:
     """Return what a user could name, where the public sets are."""
     folder = Path(os.environ.get(VARIABLE, "")) / "retrieval"
-    if not os.environ.get(VARIABLE) or not folder.is_dir():
+    if not os.environ.get(VARIABLE) or not is_folder(folder):
         return ""
-    sets = ", ".join(str(each) for each in sorted(folder.iterdir()) if is_set(each))
+    sets = ", ".join(str(each) for each in list_folder(folder) if is_set(each))
     return f"; {VARIABLE} has {sets}" if sets else ""
 
 

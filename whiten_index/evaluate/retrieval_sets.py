@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import is_file
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluate.retrieval_config import RetrievalConfig
@@ -111,7 +112,7 @@ def _with_corpus(
         # Each in a folder of its own: files of one name must not replace each other.
         each: parquet_corpus(Path(each), work / str(number))
         for number, each in enumerate(corpus)
-        if Path(each).is_file()
+        if is_file(each)
     }
     made_of = made_of or {str(file): each for each, file in files.items()}
     if files.keys() == set(corpus):

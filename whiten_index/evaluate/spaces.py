@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.manifest import check_files
+from whiten_index.artifacts.atomic import scratch_folder
 from whiten_index.assemble import blocks
 from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
@@ -25,7 +24,7 @@ from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
 from whiten_index.evaluate.fits import check_fit, fit_source, sentence_columns
 from whiten_index.evaluate.texts import TextEmbedder
 from whiten_index.evaluation import common_component, without_component
-from whiten_index.index import WHITENING, read_fields
+from whiten_index.index import WHITENING, read_published
 from whiten_index.moments import Moments
 from whiten_index.progress import Stages
 from whiten_index.search import recorded_spec
@@ -166,7 +165,7 @@ class Spaces:
     def _encoded(self, source: str, column: str) -> Iterator[NDArray[np.floating]]:
         config = self._config
         with ExitStack() as stack:
-            store = config.store or stack.enter_context(tempfile.TemporaryDirectory())
+            store = config.store or str(stack.enter_context(scratch_folder()))
             encoder = {f.name: getattr(config.encoder, f.name) for f in fields(config.encoder)}
             build = BuildConfig(corpus=(source,), text_columns=(column,), store=store, **encoder)
             report = encode_corpus(build, progress=self._stages.watcher)
@@ -199,13 +198,11 @@ def _published(index: str, embedder: TextEmbedder) -> Whitening:
     Raises:
         ArtifactError: it is damaged, or the index was published anew meanwhile.
     """
-    folder, fields = read_fields(Path(index), verify="manifest")
-    files = {name: entry for name, entry in fields["files"].items() if name == WHITENING}
-    check_files(folder, {**fields, "files": files}, content=True)
-    recorded = recorded_spec(fields["encoder"])
+    version = read_published(Path(index))
+    recorded = recorded_spec(version.fields["encoder"])
     if recorded is None or recorded.fingerprint != embedder.facts().get("fingerprint"):
         raise ArtifactError(f"{index} was published with another encoder meanwhile; run again")
-    return Whitening.load(folder / WHITENING)
+    return Whitening.load(version.file(WHITENING))
 
 
 def name_of(whitening: Whitening, wish: str | int | float | None = None) -> str:

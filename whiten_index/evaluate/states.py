@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.atomic import remove_path, scratch_folder
+from whiten_index.artifacts.files import list_folder, writing
 from whiten_index.artifacts.manifest import check_files, fingerprint, publish_folder, read_manifest
 from whiten_index.artifacts.schema import Described, Schema
 from whiten_index.artifacts.tensors import create_tensor, map_tensor, read_tensors, write_tensors
@@ -104,7 +103,7 @@ class PooledStates:
             with writing(final):
                 # What is there is damaged, or another process has just made it.
                 if _holding(folder, spec, distinct) is None:
-                    shutil.rmtree(final, ignore_errors=True)
+                    remove_path(final)
 
             def fill(temporary: Path) -> dict[str, Any]:
                 values = create_tensor(
@@ -232,8 +231,8 @@ def kept_states(
         rows = {text: row for row, text in enumerate(distinct)}
         yield PooledStates(values, tuple(poolings), spec, rows)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        yield PooledStates.of(texts, config.encoder, Path(folder), stages, poolings=poolings)
+    with scratch_folder() as folder:
+        yield PooledStates.of(texts, config.encoder, folder, stages, poolings=poolings)
 
 
 def _note_head(model: ModelFolder, stages: Stages) -> None:
@@ -267,7 +266,7 @@ def _holding(
 ) -> tuple[Path, NDArray[np.int64]] | None:
     """Return whole states that hold all of these texts, and the row of each; None without any."""
     wanted = [digest.tobytes() for digest in text_digests(texts)]
-    for final in sorted(folder.glob("states-*")):
+    for final in list_folder(folder, "states-*"):
         try:
             fields = read_manifest(final, _SCHEMA)
             if EncoderSpec.from_json({**fields["encoder"]}).fingerprint != spec.fingerprint:

@@ -14,7 +14,7 @@ from whiten_index.errors import ConfigError, EncoderError, StorageError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.fits import check_fit
 from whiten_index.evaluate.kept import KeptTexts
-from whiten_index.index import read_fields
+from whiten_index.index import read_published
 from whiten_index.progress import Stages
 from whiten_index.search import recorded_spec
 from whiten_index.store import EmbeddingStore
@@ -164,8 +164,7 @@ def encoder_facts(spec: EncoderSpec) -> dict[str, Any]:
 
 
 def _recorded(index: str) -> EncoderSpec:
-    _, fields = read_fields(Path(index), verify="manifest")
-    spec = recorded_spec(fields["encoder"])
+    spec = recorded_spec(read_published(Path(index)).fields["encoder"])
     if spec is None:
         raise ConfigError(
             f"{index} was built from an embedding column and names no encoder for texts; evaluate "

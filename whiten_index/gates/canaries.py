@@ -98,7 +98,7 @@ class Trial:
 
     def _exact_scores(self, most: int) -> Reranker:
         whitening = self.candidate.whitening
-        return Reranker(self.store, self.record, whitening, candidates=most, verify="manifest")
+        return Reranker(self.store, self.record, whitening, candidates=most)
 
 
 def check_canaries(

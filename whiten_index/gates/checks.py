@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from whiten_index.artifacts.files import walk_files
 from whiten_index.batch import ID
 from whiten_index.gates.config import Base, Gate, GateConfig
 from whiten_index.index import INDEX, IVF_DATA, Bundle, Examined, examine
@@ -123,7 +124,7 @@ def _broken_arrays(whitening: Whitening) -> list[str]:
 def check_size(candidate: Bundle, base: Base | None, config: GateConfig) -> Gate:
     """Tell whether rows and bytes are within bounds."""
     rows = len(candidate)
-    files = [path for path in candidate.folder.rglob("*") if path.is_file()]
+    files = list(walk_files(candidate.folder))
     size = sum(path.stat().st_size for path in files)
     found: dict[str, Any] = {"rows": rows, "bytes": size}
     bound: dict[str, Any] = {}

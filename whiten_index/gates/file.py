@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import exists, is_file, reading
 from whiten_index.batch import TextBatch
 from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus
 from whiten_index.errors import CorpusError
@@ -149,7 +150,8 @@ def _ids(name: str, value: Any) -> tuple[str, ...]:
 def _schema(path: Path) -> pa.Schema:
     try:
         # Opening a pipe would wait for someone to write to it.
-        found = None if path.exists() and not path.is_file() else pq.read_schema(path)
+        with reading(path):
+            found = None if exists(path) and not is_file(path) else pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
         reason = cut(str(error).splitlines()[0], most=200)
         raise CorpusError(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import reading
 from whiten_index.corpus import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index.documents import Documents
@@ -28,13 +23,15 @@ from whiten_index.index.library import load_faiss
 from whiten_index.index.nearest import nearest, nearest_on_gpu
 from whiten_index.index.on_disk import IVF_DATA
 from whiten_index.index.pages import gather_pages
+from whiten_index.index.schema import VersionManifest
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.vectors import vectors_of
 from whiten_index.index.versions import (
     DOCUMENTS,
+    FULL,
     INDEX,
     WHITENING,
-    Current,
+    Version,
     mending,
     read_version,
     with_published,
@@ -42,7 +39,6 @@ from whiten_index.index.versions import (
 from whiten_index.whitening import Whitening
 
 Search = Callable[[NDArray[np.float32], int], tuple[Scores, Rows]]
-_SILENCING = threading.Lock()
 
 
 class Rescorer(Protocol):
@@ -64,31 +60,36 @@ class Bundle:
     """An opened version of an index.
 
     Attributes:
-        folder: of the version.
-        manifest: as published.
+        source: the version and its files.
         whitening: the transform, in float64.
         index: FAISS's index, raw d-dim rows in.
         transforms: what these go through first.
         documents: row -> id and kept columns.
         placed: a copy of the index proper on a GPU, which searches all rows by embeddings; None
             where the CPU does everything.
-        sha256: what ``CURRENT`` said of the manifest; None where the version was opened by its
-            folder.
     """
 
-    folder: Path
-    manifest: Mapping[str, Any]
+    source: Version
     whitening: Whitening
     index: Any
     transforms: Transforms
     documents: Documents
     placed: Placed | None = None
-    sha256: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the version."""
+        return self.source.folder
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The version's manifest."""
+        return self.source.fields
 
     @property
     def version(self) -> str:
         """Name of the version."""
-        return self.folder.name
+        return self.source.name
 
     @property
     def dim(self) -> int:
@@ -233,7 +234,7 @@ class Bundle:
 def open_bundle(
     root: Path | str,
     *,
-    verify: str | None = None,
+    verify: str = FULL,
     mapped: bool | None = None,
     device: str = "cpu",
 ) -> Bundle:
@@ -241,9 +242,9 @@ def open_bundle(
 
     Args:
         root: the index folder.
-        verify: see ``read_fields``; by default full, but manifest for what is mapped.
-            What a manifest check does not see, flipped bits in the files beside it, may give other
-            hits or end the process, as FAISS and Arrow trust what they read.
+        verify: ``full`` compares the SHA-256 of every file, which reads all of it once;
+            ``manifest`` only its size. A flipped bit that nobody looks for may give other hits or
+            end the process, as FAISS and Arrow trust what they read.
         mapped: read the index file as it is searched, not as a whole first; see
             ``maps_by_default``. Lists in a file of their own are never read as a whole.
         device: ``cpu``; ``gpu`` searches by a copy on a GPU, and so does ``auto`` where there is
@@ -254,53 +255,37 @@ def open_bundle(
         ArtifactError: nothing is published there, or it is damaged.
     """
 
-    def opened(folder: Path, current: Current) -> Bundle:
-        sha256 = current.manifest_sha256
-        return open_version(folder, verify=verify, mapped=mapped, device=device, sha256=sha256)
+    def opened(version: Version) -> Bundle:
+        return open_files(version, mapped=mapped, device=device)
 
-    return with_published(Path(root), opened)
+    return with_published(Path(root), opened, verify=verify)
 
 
 def open_version(
-    folder: Path,
-    *,
-    verify: str | None = None,
-    mapped: bool | None = None,
-    device: str = "cpu",
-    sha256: str | None = None,
+    folder: Path, *, verify: str = FULL, mapped: bool | None = None, device: str = "cpu"
 ) -> Bundle:
-    """Open one version of an index, or a candidate, by its folder.
+    """Open one version of an index, or a candidate, by its folder; see ``open_bundle``."""
+    return open_files(read_version(folder, verify=verify), mapped=mapped, device=device)
 
-    Args:
-        folder: of the version.
-        verify: see ``open_bundle``.
-        mapped: see ``open_bundle``.
-        device: see ``open_bundle``.
-        sha256: what ``CURRENT`` says of its manifest.
+
+def open_files(version: Version, *, mapped: bool | None = None, device: str = "cpu") -> Bundle:
+    """Open a version for search, with all its files checked.
 
     Raises:
         ConfigError: ``gpu`` was asked for and cannot be had, or the index is mapped.
-        ArtifactError: it is missing or damaged.
+        ArtifactError: a file is missing or damaged.
     """
-    fields = read_version(folder, verify=verify or "manifest", sha256=sha256)
-    mapped = maps_by_default(fields) if mapped is None else mapped
-    if verify is None and not mapped:
-        remedy = mending(folder.parent.parent)
-        manifest.check_files(folder, fields, content=True, remedy=remedy)
-    index = _read_index(folder, on_disk=IVF_DATA in fields["files"], mapped=mapped)
-    whitening = Whitening.load(folder / WHITENING)
-    documents = Documents(folder / DOCUMENTS)
-    if index.ntotal != len(documents) or index.d != whitening.dim:
+    mapped = maps_by_default(version.fields) if mapped is None else mapped
+    bundle = _bundle(version.check(), mapped=mapped)
+    index = bundle.index
+    if index.ntotal != len(bundle.documents) or index.d != bundle.whitening.dim:
         raise ArtifactError(
-            f"{folder} does not fit together: {index.ntotal} vectors, {len(documents)} documents; "
-            f"{mending(folder.parent.parent)}"
+            f"{version.folder} does not fit together: {index.ntotal} vectors, "
+            f"{len(bundle.documents)} documents; {mending(version.folder.parent.parent)}"
         )
-    transforms = Transforms(index)
-    bundle = Bundle(folder, fields, whitening, index, transforms, documents, sha256=sha256)
     if not mapped and (vectors := flat_vectors(inner_of(index))) is not None:
         gather_pages(vectors)
-    on_disk = IVF_DATA in fields["files"]
-    return replace(bundle, placed=_placed(bundle, device, mapped=mapped or on_disk))
+    return replace(bundle, placed=_placed(bundle, device, mapped=mapped or IVF_DATA in version))
 
 
 def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
@@ -315,9 +300,14 @@ def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
     Raises:
         ArtifactError: a file cannot be read.
     """
-    index = _read_index(folder, on_disk=(folder / IVF_DATA).exists(), mapped=True)
-    whitening, documents = Whitening.load(folder / WHITENING), Documents(folder / DOCUMENTS)
-    return Bundle(folder, fields, whitening, index, Transforms(index), documents)
+    return _bundle(Version(folder, cast(VersionManifest, dict(fields)), verify=None), mapped=True)
+
+
+def _bundle(version: Version, *, mapped: bool) -> Bundle:
+    index = read_index(version, mapped=mapped)
+    whitening = Whitening.load(version.file(WHITENING))
+    documents = Documents(version.file(DOCUMENTS))
+    return Bundle(version, whitening, index, Transforms(index), documents)
 
 
 def _placed(bundle: Bundle, device: str, *, mapped: bool) -> Placed | None:
@@ -344,36 +334,28 @@ def maps_by_default(fields: Mapping[str, Any]) -> bool:
     return larger or IVF_DATA in fields["files"]
 
 
-def _read_index(folder: Path, *, on_disk: bool, mapped: bool) -> Any:
-    faiss = load_faiss()
+def read_index(version: Version, *, mapped: bool) -> Any:
+    """Return the FAISS index of a version.
+
+    Raises:
+        ArtifactError: a file is missing or damaged.
+    """
+    faiss, path = load_faiss(), version.file(INDEX)
     flags = faiss.IO_FLAG_MMAP_IFC if mapped else 0
+    on_disk = IVF_DATA in version
     if on_disk:
-        # The lists are mapped from the file beside it, wherever both were when they were written.
-        flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
+        version.file(IVF_DATA)
+        # FAISS's own flag for lists that were moved prints on standard output.
+        flags = faiss.IO_FLAG_SKIP_IVF_DATA | faiss.IO_FLAG_READ_ONLY
     try:
-        with _silenced() if on_disk else contextlib.nullcontext():
-            return faiss.read_index(str(folder / INDEX), flags)
+        with reading(path):
+            index = faiss.read_index(str(path), flags)
+            if on_disk:
+                lists = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)
+                lists.filename = str(version.file(IVF_DATA))
+                lists.do_mmap()
     except RuntimeError as error:
         raise ArtifactError(
-            f"FAISS cannot read {folder / INDEX}; {mending(folder.parent.parent)}"
+            f"FAISS cannot read {path}; {mending(version.folder.parent.parent)}"
         ) from error
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    """Drop what FAISS prints on standard output, where the results go, about moved lists."""
-    library = ctypes.CDLL(None)
-    # Of two threads at once, the second would take the first one's nowhere for standard output.
-    with _SILENCING:
-        sys.stdout.flush()
-        library.fflush(None)
-        kept = os.dup(1)
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.close(nowhere)
-            yield
-        finally:
-            library.fflush(None)
-            os.dup2(kept, 1)
-            os.close(kept)
+    return index

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.arrow_types import times_as_numbers
+from whiten_index.artifacts.files import reading
 from whiten_index.batch import ID, PASSAGE
 from whiten_index.corpus import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError
@@ -64,8 +65,9 @@ class Documents:
 
     def __init__(self, path: Path) -> None:
         try:
-            reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+            with reading(path):
+                reader = pa.ipc.open_file(pa.memory_map(str(path)))
+                self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         except (OSError, pa.ArrowException) as error:
             raise ArtifactError(
                 f"{path} cannot be read ({str(error).splitlines()[0]}); restore it or build again"

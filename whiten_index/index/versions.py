@@ -16,16 +16,28 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import make_folder, remove_folder, remove_leftovers
-from whiten_index.artifacts.files import fsync_path, sha256_file, writing
+from whiten_index.artifacts.atomic import (
+    leftovers_in,
+    make_folder,
+    remove_folder,
+    remove_leftovers,
+)
+from whiten_index.artifacts.files import (
+    exists,
+    fsync_path,
+    list_folder,
+    mode_of,
+    sha256_file,
+    writing,
+)
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
-from whiten_index.given import cut
 from whiten_index.index.library import load_faiss
 from whiten_index.index.schema import (
     CURRENT_SCHEMA,
@@ -44,7 +56,7 @@ INDEX, WHITENING = "index.faiss", "whitening.safetensors"
 MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
 RECORD, CHANGES = "corpus.json", "changes.arrow"
 _VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
-VERIFY = ("full", "manifest")
+FULL, MANIFEST_ONLY = VERIFY = ("full", "manifest")
 # Each try needs a version published and another removed since the one before.
 _TRIES = 20
 
@@ -73,6 +85,61 @@ class Current:
         return mine == (other.version, other.manifest_sha256)
 
 
+@dataclass(frozen=True, eq=False)
+class Version:
+    """A version whose manifest is checked, and whose files are checked before their first use.
+
+    Readers get at a file of a version through ``file`` and nowhere else.
+
+    Attributes:
+        folder: of the version.
+        fields: its manifest.
+        verify: ``full`` compares the SHA-256 of a file, ``manifest`` only its size; None checks
+            nothing, for a version that is still being made.
+        sha256: of the manifest as ``CURRENT`` has it; None for a version opened by its folder.
+    """
+
+    folder: Path
+    fields: VersionManifest
+    verify: str | None = FULL
+    sha256: str | None = None
+    _checked: set[str] = field(default_factory=set, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the version."""
+        return self.folder.name
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether the version has a file of that name."""
+        return name in self.fields["files"] if self.verify else exists(self.folder / name)
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file, whose content is checked once.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
+        if self.verify and name not in self._checked:
+            remedy = mending(self.folder.parent.parent)
+            if name not in self.fields["files"]:
+                raise ArtifactError(f"{self.folder} is damaged: it has no {name}; {remedy}")
+            one = {"files": {name: self.fields["files"][name]}}
+            manifest.check_files(self.folder, one, content=self.verify == FULL, remedy=remedy)
+            self._checked.add(name)
+        return self.folder / name
+
+    def check(self) -> Version:
+        """Check every file.
+
+        Raises:
+            ArtifactError: one is missing or damaged.
+        """
+        for name in self.fields["files"]:
+            self.file(name)
+        return self
+
+
 def read_current(root: Path, mirror: Here = HERE) -> Current:
     """Return what is published.
 
@@ -90,13 +157,7 @@ def read_current(root: Path, mirror: Here = HERE) -> Current:
 
 
 def _read_current(root: Path) -> Current:
-    try:
-        there = root.exists()
-    except OSError as error:
-        raise ArtifactError(
-            f"{cut(str(root))} cannot be an index ({error.strerror}); check the path"
-        ) from error
-    if not there:
+    if not exists(root):
         raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
     path = root / CURRENT
     # To the byte, so that any damage to it shows.
@@ -168,7 +229,7 @@ def withdrawn_facts(root: Path) -> Mapping[str, WithdrawnFacts]:
 
 def _facts(root: Path, name: str) -> WithdrawnFacts:
     try:
-        fields = read_version(root / VERSIONS / name, verify="manifest")
+        fields = read_version(root / VERSIONS / name).fields
         return {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
     except ArtifactError:
         return {}
@@ -181,7 +242,7 @@ def tidy(root: Path) -> None:
             remove_leftovers(folder)
         # A power cut in ``promote`` may have left both names on some file systems.
         for name in version_names(root, inside=CANDIDATES):
-            if (root / VERSIONS / name).exists():
+            if exists(root / VERSIONS / name):
                 remove_folder(root / CANDIDATES / name)
 
 
@@ -194,19 +255,30 @@ def version_names(root: Path, *, inside: str = VERSIONS) -> list[str]:
 
 
 def strange_entries(root: Path) -> list[Path]:
-    """Return what has the name of a version, or candidate, and is a link or no folder."""
-    inside = (*_entries(root, VERSIONS), *_entries(root, CANDIDATES))
-    return [path for path in inside if _is_strange(path)]
+    """Return what may be a version or candidate, and is not read as one.
+
+    That is what has such a name and is a link or no folder, and what holds the files of a version
+    and has another name.
+    """
+    found = []
+    for folder in (root / VERSIONS, root / CANDIDATES):
+        others = set(list_folder(folder)) - set(leftovers_in(folder))
+        for path in sorted(others):
+            holds = any(exists(path / name) for name in (manifest.MANIFEST, RECORD))
+            if _is_strange(path) if version_number(path.name) else holds:
+                found.append(path)
+    return found
 
 
 def _entries(root: Path, inside: str) -> list[Path]:
-    found = [path for path in (root / inside).glob("[0-9]*") if version_number(path.name)]
+    found = [path for path in list_folder(root / inside, "[0-9]*") if version_number(path.name)]
     return sorted(found, key=lambda path: (version_number(path.name), path.name))
 
 
 def _is_strange(path: Path) -> bool:
     """Tell whether a path is a link or no folder; what vanished is neither."""
-    return path.is_symlink() or path.is_file() or (path.exists() and not path.is_dir())
+    mode = mode_of(path, follow=False)
+    return mode != 0 and not stat.S_ISDIR(mode)
 
 
 def version_number(name: str) -> int:
@@ -232,9 +304,9 @@ def find_version(root: Path, identity: str, mirror: Here = HERE) -> str | None:
     for name in reversed(version_names(root)):
         folder = root / VERSIONS / name
         try:
-            fields = manifest.read_manifest(folder, VERSION_SCHEMA)
-            if fields["identity"] == identity and name not in withdrawn:
-                manifest.check_files(folder, fields, content=True)
+            version = read_version(folder)
+            if version.fields["identity"] == identity and name not in withdrawn:
+                version.check()
                 mirror.keep(folder)
                 return name
         except ArtifactError:
@@ -313,16 +385,19 @@ def write_index(index: Any, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here = HERE) -> T:
-    """Return what ``use`` makes of the published version's folder.
+def with_published(
+    root: Path, use: Callable[[Version], T], mirror: Here = HERE, *, verify: str = FULL
+) -> T:
+    """Return what ``use`` makes of the published version.
 
     Where it fails on a version that was replaced meanwhile, and so may have been removed under its
     hands, it is called again with the one published since.
 
     Args:
         root: the index folder.
-        use: takes a version's folder and what ``CURRENT`` says of it.
+        use: takes the version.
         mirror: the bucket that counts, if there is one.
+        verify: see ``Version``.
 
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
@@ -331,94 +406,94 @@ def with_published(root: Path, use: Callable[[Path, Current], T], mirror: Here =
         current = read_current(root, mirror)
         for _ in range(_TRIES):
             try:
-                return use(_fetched(root, current, mirror), current)
-            except (ArtifactError, StorageError):
+                return use(_fetched(root, current, mirror, verify))
+            except (ArtifactError, StorageError) as error:
                 latest = read_current(root, mirror)
+                damaged = isinstance(error, ArtifactError)
                 if not latest.same_version(current):
                     current = latest
-                elif not mirror.fetch_again(root / VERSIONS / current.version):
-                    _require_there(root, current.version)
+                elif not (damaged and mirror.fetch_again(root / VERSIONS / current.version)):
+                    _require_there(root, current.version, mirror)
                     raise
-        return use(_fetched(root, current, mirror), current)
+        return use(_fetched(root, current, mirror, verify))
 
 
-def _fetched(root: Path, current: Current, mirror: Here) -> Path:
-    """Return the folder of the published version, with what the bucket has of it."""
+def _fetched(root: Path, current: Current, mirror: Here, verify: str) -> Version:
+    """Return the published version, with what the bucket has of it."""
     folder = root / VERSIONS / current.version
-    mirror.fetch(folder)
-    if not folder.exists() and mirror.look_again():
-        # It was published since the bucket was listed.
-        mirror.fetch(folder)
-    return folder
+    mirror.fetch(folder, compare=True)
+    if not mirror.holds(folder):
+        if mirror.look_again():
+            # It was published since the bucket was listed.
+            mirror.fetch(folder, compare=True)
+        _require_there(root, current.version, mirror)
+    return read_version(folder, verify=verify, sha256=current.manifest_sha256)
 
 
-def _require_there(root: Path, version: str) -> None:
-    """Tell a published version that is gone from one that is damaged.
+def require_published(root: Path) -> Current | None:
+    """Check that the version that ``CURRENT`` names is there; for whoever deletes.
+
+    Where it is not, the disk of the versions may not be mounted, and what they need is not known.
+
+    Returns:
+        What ``CURRENT`` says, None where there is none.
 
     Raises:
-        ArtifactError: it is gone.
+        ArtifactError: that version is missing, or ``CURRENT`` is damaged.
+        StorageError: the system does not say.
     """
-    if not (root / VERSIONS / version).exists():
+    if not exists(root / CURRENT):
+        return None
+    current = read_current(root)
+    _require_there(root, current.version)
+    return current
+
+
+def _require_there(root: Path, version: str, mirror: Here = HERE) -> None:
+    """Raise ``ArtifactError`` for a published version that is missing."""
+    if not mirror.holds(root / VERSIONS / version):
         raise ArtifactError(
-            f"version {version}, which {root} publishes, is missing; restore its folder in "
-            f"{root / VERSIONS}, or publish another one of whiten-index versions {root} with: "
-            f"whiten-index rollback {root} --to VERSION"
+            f"version {version}, which {root} publishes, is missing; mount its disk or restore its "
+            f"folder in {root / VERSIONS}, or publish another one of whiten-index versions {root} "
+            f"with: whiten-index rollback {root} --to VERSION"
         )
 
 
-def read_fields(root: Path, *, verify: str = "full") -> tuple[Path, VersionManifest]:
-    """Return the published version's folder and manifest, checked before anyone uses them.
-
-    Args:
-        root: the index folder.
-        verify: ``full`` checks every file's SHA-256, ``manifest`` its size and the manifest.
+def read_published(root: Path) -> Version:
+    """Return the published version of an index.
 
     Raises:
-        ArtifactError: nothing is published there, or it is damaged.
+        ArtifactError: nothing is published there, or its manifest is damaged.
     """
-
-    def read(folder: Path, current: Current) -> tuple[Path, VersionManifest]:
-        return folder, read_version(folder, verify=verify, sha256=current.manifest_sha256)
-
-    return with_published(root, read)
+    return with_published(root, lambda version: version)
 
 
-def read_version(
-    folder: Path,
-    *,
-    verify: str = "full",
-    sha256: str | None = None,
-    files: Collection[str] | None = None,
-) -> VersionManifest:
-    """Return the manifest of one version, published or not, checked.
+def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None) -> Version:
+    """Return a version, published or not, by its folder.
+
+    Its manifest is checked now, and each of its files when it is asked for.
 
     Args:
         folder: of the version.
-        verify: see ``read_fields``.
-        sha256: what ``CURRENT`` says of its manifest.
-        files: names of those to look at; the others need not be there. By default all.
+        verify: see ``Version``.
+        sha256: of the manifest as ``CURRENT`` has it.
 
     Raises:
-        ArtifactError: it is missing or damaged.
+        ArtifactError: the manifest is missing or damaged.
         ConfigError: ``verify`` is unknown.
     """
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
     remedy = mending(folder.parent.parent)
     fields = manifest.read_manifest(folder, VERSION_SCHEMA, remedy=remedy, missing=remedy)
-    required = {INDEX, WHITENING, MOMENTS, DOCUMENTS, RECORD}
-    if fields["version"] != folder.name or not required <= set(fields["files"]):
-        raise ArtifactError(
-            f"{folder / manifest.MANIFEST} is damaged: it is of another version; {remedy}"
-        )
+    path = folder / manifest.MANIFEST
     if sha256 not in (None, manifest_sha256(folder)):
+        raise ArtifactError(f"{path} is damaged: it does not match {CURRENT}; {remedy}")
+    if fields["version"] != folder.name:
         raise ArtifactError(
-            f"{folder / manifest.MANIFEST} is damaged: it does not match {CURRENT}; {remedy}"
+            f"{path} is damaged: it is the manifest of {fields['version']}; {remedy}"
         )
-    every = fields["files"]
-    looked_at = {"files": every if files is None else {name: every[name] for name in files}}
-    manifest.check_files(folder, looked_at, content=verify == "full", remedy=remedy)
-    return fields
+    return Version(folder, fields, verify, sha256)
 
 
 def manifest_sha256(folder: Path) -> str:
@@ -438,7 +513,7 @@ def manifest_sha256(folder: Path) -> str:
 
 def mending(root: Path) -> str:
     """Return what to do about damage in an index, which depends on what else in it is sound."""
-    if not (root / CURRENT).exists():
+    if not exists(root / CURRENT):
         return manifest.REMEDY
     return f"whiten-index verify {root} says how to mend it; or restore it from a copy"
 

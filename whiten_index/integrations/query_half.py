@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ConfigError
 from whiten_index.given import require_folder, require_path
@@ -105,7 +106,7 @@ class QueryHalf:
 
     def _open(self) -> QueryTransform:
         source = self._source
-        saved = (source / MANIFEST).exists() and not (source / CURRENT).exists()
+        saved = exists(source / MANIFEST) and not exists(source / CURRENT)
         made = (QueryTransform.load if saved else QueryTransform.of)(source, **self._options)
         if made.spec is None:
             raise no_encoder(str(source), "an embedder")

@@ -11,13 +11,14 @@ encoder's own steps after that, a Normalize where the transform was fitted on un
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from whiten_index.artifacts.atomic import replace_folder
+from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.artifacts.manifest import read_manifest, write_manifest
 from whiten_index.artifacts.schema import Digest, FileName, Number, Positive, Schema, Sealed
 from whiten_index.encoding import EncoderSpec, ModelFolder
@@ -90,11 +91,7 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
             "query_digest": transform.query_digest,
             "version": transform.version,
         }
-        contents = [
-            each.relative_to(path).as_posix()
-            for each in sorted(path.rglob("*"))
-            if not each.is_dir() or not any(each.iterdir())
-        ]
+        contents = [each.relative_to(path).as_posix() for each in _leaves(path)]
         identity = {
             "kind": KIND,
             "format_version": FORMAT_VERSION,
@@ -198,3 +195,12 @@ def _files(folder: Path) -> Collection[str] | None:
     except ArtifactError:
         return None
     return {MARK, *fields["contents"]}
+
+
+def _leaves(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, and the folders with nothing in them."""
+    for path in list_folder(folder):
+        if is_folder(path) and list_folder(path):
+            yield from _leaves(path)
+        else:
+            yield path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import is_file, reading, writing
+from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.readers import to_id, to_utf8
@@ -92,12 +92,12 @@ def parquet_corpus(corpus: Path, work: Path) -> Path:
 
 def is_set(folder: Path) -> bool:
     """Tell whether a folder has the corpus of a set."""
-    return any((folder / name).is_file() for name in ("corpus.parquet", "corpus.jsonl"))
+    return any(is_file(folder / name) for name in ("corpus.parquet", "corpus.jsonl"))
 
 
 def _first(folder: Path, *names: str) -> Path:
     for name in names:
-        if (folder / name).is_file():
+        if is_file(folder / name):
             return folder / name
     raise ConfigError(f"{folder} is no retrieval set: it has no {' and no '.join(names)}")
 
@@ -124,7 +124,8 @@ def text_columns(corpus: Path) -> list[str]:
 
 def _columns(path: Path) -> list[str]:
     try:
-        return list(pq.read_schema(path).names)
+        with reading(path):
+            return list(pq.read_schema(path).names)
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
             f"{path} is not a readable Parquet file ({first_line(error)}); restore it"
@@ -155,7 +156,8 @@ def _identity(source: Path) -> bytes:
 def _made_of(target: Path) -> bytes | None:
     """Return the identity of what a file was made of; None where it is missing or damaged."""
     try:
-        metadata = pq.read_schema(target).metadata
+        with reading(target):
+            metadata = pq.read_schema(target).metadata
     except (OSError, pa.ArrowException):
         return None
     return (metadata or {}).get(_SOURCE)
@@ -173,9 +175,9 @@ def _batches(source: Path) -> Iterator[list[dict[str, str]]]:
 
 def _document(line: str, where: str) -> dict[str, str]:
     try:
-        found = json.loads(line)
+        found = load_json(line)
         name, title, text = found["_id"], found.get("title"), found["text"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorpusError(
             f"{where} is not a document of BEIR, an object with _id, title and text "
             f"({type(error).__name__}: {first_line(error)}); mend it or take it out"

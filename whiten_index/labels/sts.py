@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.readers import to_score, to_text
 from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable
@@ -162,8 +163,8 @@ def chosen_sets(sets: Sequence[StsSet], names: Sequence[str]) -> list[StsSet]:
 def _files(paths: Iterable[str | Path]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
-        if path.is_dir():
-            inside = [p for p in sorted(path.iterdir()) if p.suffix in (PARQUET, JSONL, TSV)]
+        if is_folder(path):
+            inside = [p for p in list_folder(path) if p.suffix in (PARQUET, JSONL, TSV)]
             if not inside:
                 raise CorpusError(
                     f"{path} holds no .parquet, .jsonl or .tsv file; name the pairs' file"

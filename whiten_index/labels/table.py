@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.limits import LimitError, iterate_lines, load_json
 from whiten_index.errors import ConfigError, CorpusError
 
 PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
@@ -123,16 +125,20 @@ def check_readable(path: Path) -> None:
     """Make sure that a file is there and can be read.
 
     Raises:
-        CorpusError: it is not.
+        CorpusError: it is not there.
+        StorageError: the system does not let it be read.
     """
     try:
-        path.open("rb").close()
+        with reading(path):
+            # To open a pipe waits for a writer.
+            if stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode):
+                path.open("rb").close()
+                return
     except FileNotFoundError as error:
         raise CorpusError(f"{path} does not exist; name {_another(path)}") from error
     except IsADirectoryError as error:
         raise CorpusError(f"{path} is a folder; name {_another(path)}") from error
-    except OSError as error:
-        raise CorpusError(f"{path} cannot be read ({error.strerror}); make it readable") from error
+    raise CorpusError(f"{path} is a pipe or a device; name {_another(path)}")
 
 
 def _another(path: Path) -> str:
@@ -142,12 +148,11 @@ def _another(path: Path) -> str:
 
 def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
             schema = file.schema_arrow
             texts = [field.name for field in schema if _is_text(field.type)]
             wanted = {*known, *(texts if len(texts) == 2 else ())}
             table = file.read([name for name in schema.names if name in wanted])
-            rows = file.metadata.num_rows
         # Damage that decodes all the same shows as text that is not UTF-8.
         table.validate(full=True)
         columns = dict(zip(table.column_names, (c.to_pylist() for c in table.columns), strict=True))
@@ -156,7 +161,7 @@ def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
             f"{path} is not a readable Parquet file ({first_line(error)}); restore it or name "
             "another"
         ) from error
-    return LabelTable(path, columns, schema.names, texts, _ROW, range(rows))
+    return LabelTable(path, columns, schema.names, texts, _ROW, range(table.num_rows))
 
 
 def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
@@ -164,8 +169,8 @@ def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
     names: dict[str, None] = {}
     for number, line in read_lines(path):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            record = load_json(line)
+        except ValueError as error:
             raise CorpusError(
                 f"{path}, line {number}, is not JSON ({first_line(error)}): {shown(line)}; write "
                 "one whole object a line"
@@ -210,19 +215,20 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of every line that is not blank.
 
     Raises:
-        CorpusError: a line is not UTF-8, or the file cannot be read.
+        CorpusError: a line is not UTF-8 or too long.
+        StorageError: the system does not let the file be read.
     """
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+        with reading(path), path.open("rb") as file:
+            for number, line in enumerate(iterate_lines(file), start=1):
                 # Only a newline ends a line: texts may hold what Unicode also calls one.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if text.strip(" "):
                     yield number, text
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}, line {number}, is not UTF-8; convert the file to it") from error
-    except OSError as error:
-        raise CorpusError(f"{path} cannot be read ({error.strerror}); make it readable") from error
+    except LimitError as error:
+        raise CorpusError(f"{path} cannot be read: {error}; split it into lines") from error
 
 
 def _is_text(kind: pa.DataType) -> bool:

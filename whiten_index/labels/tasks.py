@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.readers import to_text
 from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable, shown
@@ -114,7 +115,8 @@ def task_files(paths: Iterable[str | Path], names: Sequence[str] = ()) -> list[P
     """
     files: list[Path] = []
     for path in map(Path, paths):
-        inside = [p for p in path.iterdir() if p.suffix in _ENDINGS] if path.is_dir() else [path]
+        inside = list_folder(path) if is_folder(path) else [path]
+        inside = [each for each in inside if each.suffix in _ENDINGS or each == path]
         if not inside:
             raise CorpusError(f"{path} holds no {', '.join(_ENDINGS)} file; name a task's file")
         files += sorted(inside, key=_place)

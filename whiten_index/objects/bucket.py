@@ -7,6 +7,7 @@ answer is given up within seconds.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import os
 import re
@@ -15,8 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.given import shown
+from whiten_index.given import require_no_secret, require_plain_environment, shown
 
 SCHEMES = ("s3", "gs", "az")
 _URI = re.compile(r"(s3|gs|az)://([^/]+)(?:/(.*))?", re.DOTALL)
@@ -48,6 +50,8 @@ _ENDPOINTS = {
 # What tells an object as it was read from a later one: its e-tag, and where there is one, version.
 Tag = Mapping[str, Any]
 ANY: Tag = {}
+# Size and e-tag of an object, as a list gives them.
+Stat = tuple[int, str]
 
 
 class ChangedError(Exception):
@@ -65,8 +69,10 @@ class Bucket:
         """Take the URI; nothing is asked of the server yet.
 
         Raises:
-            ConfigError: it names no bucket, or obstore is not installed.
+            ConfigError: it names no bucket or holds a secret, as the endpoint in the environment
+                may, or obstore is not installed.
         """
+        require_plain_environment()
         self._scheme, self._name, self._prefix = split_uri(uri)
         self.uri = plain_uri(uri)
         self._obstore = _obstore()
@@ -86,8 +92,8 @@ class Bucket:
         except _MissingError:
             return None
 
-    def put(self, key: str, data: bytes, *, over: Tag | None = ANY) -> None:
-        """Put an object.
+    def put(self, key: str, data: bytes, *, over: Tag | None = ANY) -> Stat:
+        """Put an object, and return its size and e-tag.
 
         Args:
             key: of the object.
@@ -101,22 +107,27 @@ class Bucket:
         mode: Any = "create" if over is None else dict(over) or "overwrite"
         try:
             with self._told("write", key):
-                self._obstore.put(self._quick, self._key(key), data, mode=mode, use_multipart=False)
+                made = self._obstore.put(
+                    self._quick, self._key(key), data, mode=mode, use_multipart=False
+                )
+                return _stat(len(data), made)
         except (ChangedError, _MissingError) as error:
             # The answer to a put that came through may have been lost, and the put tried again.
             found = self.get(key)
             if found is None or found[0] != data:
                 raise ChangedError(key) from error
+            return _stat(len(data), found[1])
 
-    def upload(self, key: str, path: Path) -> None:
-        """Put a file, in parts where it is large.
+    def upload(self, key: str, path: Path) -> Stat:
+        """Put a file, in parts if it is large, and return its size and e-tag.
 
         Raises:
             StorageError: the server does not take it.
         """
         # Opened before, so that what the disk says is not taken for what the server does.
         with path.open("rb") as file, self._told("write", key):
-            self._obstore.put(self._bulk, self._key(key), file, chunk_size=_PART)
+            made = self._obstore.put(self._bulk, self._key(key), file, chunk_size=_PART)
+            return _stat(path.stat().st_size, made)
 
     def download(self, key: str, path: Path, size: int) -> bool:
         """Write an object to a path that is nobody's yet; tell whether there is one.
@@ -136,6 +147,25 @@ class Bucket:
         except _MissingError:
             return False
         return True
+
+    def digest(self, key: str, size: int) -> tuple[int, str] | None:
+        """Return the bytes of an object and their SHA-256 as it is read now, None for no object.
+
+        Args:
+            key: of the object.
+            size: about how many bytes it has.
+
+        Raises:
+            StorageError: the server does not give it.
+        """
+        read, sha = 0, hashlib.sha256()
+        try:
+            for data in self._parts(key) if size > _BLOCK else [self._whole(key)]:
+                read += len(data)
+                sha.update(data)
+        except _MissingError:
+            return None
+        return read, sha.hexdigest()
 
     def _whole(self, key: str) -> Any:
         with self._told("read", key):
@@ -158,16 +188,16 @@ class Bucket:
         with contextlib.suppress(_MissingError), self._told("remove", key):
             self._obstore.delete(self._quick, self._key(key))
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return key -> size of all objects in a folder and those below it.
+    def objects(self, folder: str) -> dict[str, Stat]:
+        """Return key -> size and e-tag of all objects in a folder and those below it.
 
         Raises:
             StorageError: the server does not tell.
         """
-        found: dict[str, int] = {}
+        found: dict[str, Stat] = {}
         with self._told("list", folder):
             for some in self._obstore.list(self._quick, self._key(folder) or None, chunk_size=1000):
-                found |= {self._relative(each["path"]): int(each["size"]) for each in some}
+                found |= {self._relative(each["path"]): _stat(each["size"], each) for each in some}
         return found
 
     def folders(self) -> list[str]:
@@ -248,12 +278,18 @@ class _MissingError(Exception):
     """There is no such object."""
 
 
+def _stat(size: int, of: Mapping[str, Any]) -> Stat:
+    # Some servers quote an e-tag in one answer and not in another.
+    return int(size), str(of.get("e_tag") or "").strip('"')
+
+
 def split_uri(uri: str) -> tuple[str, str, str]:
     """Return scheme, bucket and prefix; what is in the prefix is taken as it is written.
 
     Raises:
         ConfigError: it is no URI of an object store.
     """
+    require_no_secret(uri, what="the place")
     match = _URI.fullmatch(uri)
     prefix = "" if match is None else (match[3] or "").rstrip("/")
     parts = prefix.split("/") if prefix else []
@@ -316,5 +352,5 @@ def _is_silence(text: str) -> bool:
 
 
 def _first_words(text: str) -> str:
-    plain = " ".join(text.partition("Debug source:")[0].split())
+    plain = " ".join(hide_secrets(text).partition("Debug source:")[0].split())
     return plain[:200] or "the reason is not told"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.atomic import remove_path, replace_file
+from whiten_index.artifacts.files import exists, list_folder
 from whiten_index.objects.bucket import Tag
 
 # A folder, or the URI of a bucket's prefix.
@@ -18,18 +18,28 @@ class Here:
 
     Attributes:
         uri: of the prefix, empty for none.
+        mended: what was damaged in the bucket, and was put there again from a sound copy.
     """
 
     uri = ""
+    mended: Sequence[str] = ()
 
-    def fetch(self, path: Path) -> None:
-        """Get an artifact or a file that is in the bucket and not here."""
+    def fetch(self, path: Path, *, compare: bool = False) -> None:
+        """Get an artifact or a file that is in the bucket and not here.
+
+        Args:
+            path: where it belongs.
+            compare: replace a copy of an artifact if the bucket has another one by now.
+
+        Raises:
+            ArtifactError: what the bucket has instead of the copy is damaged.
+        """
 
     def fetch_all(self, paths: Iterable[Path]) -> None:
         """Fetch several at a time."""
 
     def fetch_again(self, path: Path) -> bool:
-        """Replace what is here, as it is damaged, by what the bucket has; tell whether it has."""
+        """Replace a damaged copy by what the bucket has; return whether that is sound."""
         return False
 
     def latest(self, path: Path) -> Tag | None:
@@ -40,10 +50,10 @@ class Here:
         return None
 
     def settle(self, path: Path) -> None:
-        """Make what is here of an artifact what the bucket has of it, if it has any."""
+        """Make a copy of an artifact what the bucket has of it, if that is sound."""
 
     def keep(self, path: Path) -> None:
-        """Put a sound artifact or file into the bucket, if it is not in it."""
+        """Put a sound artifact or file into the bucket, if it is missing or damaged there."""
 
     def push(self, path: Path) -> None:
         """Put an artifact or file into the bucket; the artifact that is there already counts."""
@@ -58,15 +68,19 @@ class Here:
 
     def drop(self, path: Path) -> None:
         """Remove a damaged artifact here, which is then to be written anew everywhere."""
-        shutil.rmtree(path, ignore_errors=True)
+        remove_path(path)
 
     def remove(self, path: Path) -> None:
         """Remove a file, here and in the bucket."""
         path.unlink(missing_ok=True)
 
+    def holds(self, path: Path) -> bool:
+        """Tell whether an artifact or file is in the bucket, or here if there is no bucket."""
+        return exists(path)
+
     def has(self, path: Path) -> bool:
         """Tell whether an artifact or file is here or in the bucket, sound or not."""
-        return path.exists()
+        return exists(path)
 
     def names(self, folder: Path) -> set[str]:
         """Return the names of the artifacts and files in a folder of the bucket."""
@@ -80,7 +94,8 @@ class Here:
             name: of the file.
             only: the one folder to look at, None for all.
         """
-        return sorted(path.parent for path in root.glob(f"{only or '*'}/{name}"))
+        folders = list_folder(root) if only is None else [root / only]
+        return [folder for folder in folders if exists(folder / name)]
 
     def look_again(self) -> bool:
         """Take note of what others put into the bucket since; tell whether there is one."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.objects.bucket import Stat
 
+_NONE: Stat = (0, "")
 _OF_ARTIFACT = f"/{MANIFEST}"
 
 
 class Listing:
-    """Keys and their bytes; an artifact is known by its folder, which has a manifest.
+    """Keys with their sizes and e-tags; an artifact is known by its folder, which has a manifest.
 
     Looking for one of a hundred thousand shards that is not there takes a look-up or two.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._sizes = dict(sizes)
+    def __init__(self, objects: Mapping[str, Stat]) -> None:
+        self._sizes = dict(objects)
         # By folders that were asked for.
         self._names: dict[str, set[str]] = {}
 
@@ -29,11 +31,15 @@ class Listing:
 
     def size(self, key: str) -> int:
         """Return the bytes of an object, 0 where there is none."""
-        return self._sizes.get(key, 0)
+        return self._sizes.get(key, _NONE)[0]
 
-    def add(self, key: str, size: int) -> None:
+    def stats(self, keys: Iterable[str]) -> dict[str, Stat]:
+        """Return the sizes and e-tags of objects, of those that are there."""
+        return {key: self._sizes[key] for key in keys if key in self._sizes}
+
+    def add(self, key: str, stat: Stat) -> None:
         """Take note of an object."""
-        self._sizes[key] = size
+        self._sizes[key] = stat
         for folder, name in _places(key):
             if folder in self._names:
                 self._names[folder].add(name)
@@ -58,7 +64,7 @@ class Listing:
         """Return the bytes of all objects below a folder, by their keys there."""
         prefix = f"{folder}/"
         found = list(self._sizes.items())
-        return {key[len(prefix) :]: size for key, size in found if key.startswith(prefix)}
+        return {key[len(prefix) :]: stat[0] for key, stat in found if key.startswith(prefix)}
 
 
 def _places(key: str) -> list[tuple[str, str]]:

@@ -9,12 +9,16 @@ a manifest, lies there as::
 
 so that of two writers of one artifact neither touches the other's files, and whoever sees a
 manifest sees all that it names, of one writer.
+
+A copy of an artifact has a note of the sizes and e-tags that its objects had when they were copied.
+Where the bucket now lists others, the copy proves nothing: the objects are read again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import threading
 import uuid
 from collections.abc import Iterable, Iterator
@@ -22,19 +26,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import make_folder, replace_file
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.atomic import discard, make_folder, replace_file
+from whiten_index.artifacts.files import exists, is_file, is_folder, reading, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, BusyError, ConfigError
-from whiten_index.given import as_place, is_uri
+from whiten_index.given import as_place, is_uri, require_no_secret
 from whiten_index.objects.bucket import ANY, Bucket, ChangedError, Tag, plain_uri
 from whiten_index.objects.copies import (
     DOWNLOADS,
+    NOTE,
     cache_folder,
     files_in,
+    is_sound,
     make_cache,
     manifest_of,
-    remove,
     stamp,
 )
 from whiten_index.objects.here import HERE, Here, Place
@@ -69,15 +74,25 @@ class Mirror(Here):
         self._failed: set[str] = set()
         self._again: set[str] = set()
         self._dropped: set[str] = set()
+        self.mended: list[str] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mirror, (self.uri,)
 
-    def fetch(self, path: Path) -> None:
-        """Get an artifact or a file that is in the bucket and not here."""
-        if path.exists():
-            return
+    def fetch(self, path: Path, *, compare: bool = False) -> None:
+        """Get an artifact or a file that is in the bucket and not here; see ``Here``."""
         key = self._key(path)
+        if exists(path):
+            if compare and self._is_known(key) and self._differs(key, path):
+                # Once is enough: it may be gigabytes.
+                self._again.add(key)
+                if not self._take(key, path):
+                    raise ArtifactError(
+                        f"{self.uri}/{key} is damaged: it changed since this machine uploaded or "
+                        f"downloaded it; whiten-index verify {self.uri} names what is damaged, and "
+                        "the same build, run on this machine, mends it from a copy"
+                    )
+            return
         known = self._listed(key)
         if known.is_artifact(key):
             if key not in self._failed and not self._get_artifact(key, path):
@@ -87,7 +102,7 @@ class Mirror(Here):
 
     def fetch_all(self, paths: Iterable[Path]) -> None:
         """Fetch several at a time: what takes long of a small one is to wait for the answer."""
-        wanted = [path for path in dict.fromkeys(paths) if not path.exists()]
+        wanted = [path for path in dict.fromkeys(paths) if not exists(path)]
         pool = ThreadPoolExecutor(_AT_ONCE)
         try:
             for _ in pool.map(self.fetch, wanted):
@@ -97,15 +112,14 @@ class Mirror(Here):
             pool.shutdown(cancel_futures=True)
 
     def fetch_again(self, path: Path) -> bool:
-        """Replace what is here, once, as it is damaged, by what the bucket has."""
+        """Replace a damaged copy, once, by what the bucket has; return whether that is sound."""
         key = self._key(path)
         if key in self._again or not self._is_known(key):
             return False
         self._again.add(key)
-        self._remove_copy(path)
-        self._failed.discard(key)
-        self.fetch(path)
-        return path.exists()
+        if self._listed(key).is_artifact(key):
+            return self._take(key, path)
+        return self._get_file(key, path)
 
     def latest(self, path: Path) -> Tag | None:
         """Make a file what the bucket has now; return its tag, None where it has none."""
@@ -120,28 +134,34 @@ class Mirror(Here):
                 self._listed(key).discard(key)
             path.unlink(missing_ok=True)
             return None
-        if not path.exists() or path.read_bytes() != found[0]:
+        if not exists(path) or path.read_bytes() != found[0]:
             with writing(path):
                 make_folder(path.parent)
                 replace_file(path, found[0])
         return found[1]
 
     def settle(self, path: Path) -> None:
-        """Make what is here of an artifact what the bucket has of it, if it has any."""
+        """Make a copy of an artifact what the bucket has of it, if that is sound."""
         key = self._key(path)
-        if not self._is_known(key):
-            return
-        if path.exists():
-            found = self._bucket.get(f"{key}/{MANIFEST}")
-            if found is not None and found[0] == manifest_of(path):
-                return
-            self._remove_copy(path)
-        self.fetch(path)
+        if not exists(path):
+            self.fetch(path)
+        elif self._is_known(key) and self._differs(key, path) and not self._take(key, path):
+            self._dropped.add(key)
 
     def keep(self, path: Path) -> None:
-        """Put a sound artifact or file into the bucket, if it is not in it."""
-        if not self._is_known(self._key(path)):
+        """Put a sound artifact or file into the bucket, if it is missing or damaged there."""
+        key = self._key(path)
+        was_there = exists(path / NOTE)
+        if is_folder(path) and key not in self._dropped:
+            self.settle(path)
+        known = self._is_known(key) and key not in self._dropped
+        if not known or (is_file(path) and self._listed(key).size(key) != path.stat().st_size):
             self.push(path)
+            self.mended += [f"{self.uri}/{key}"] if was_there else []
+
+    def differs(self, path: Path) -> bool:
+        """Tell whether the bucket has something else by now than what a copy is a copy of."""
+        return exists(path / NOTE) and self._differs(self._key(path), path)
 
     def push(self, path: Path) -> None:
         """Put an artifact or file into the bucket; the artifact that is there already counts.
@@ -151,23 +171,24 @@ class Mirror(Here):
         """
         key = self._key(path)
         with writing(path):
-            if path.is_dir():
+            if is_folder(path):
                 self._push_artifact(key, path)
             else:
-                self._bucket.upload(key, path)
-                self._listed(key).add(key, path.stat().st_size)
+                stat = self._bucket.upload(key, path)
+                self._listed(key).add(key, stat)
 
     def _push_artifact(self, key: str, path: Path) -> None:
         data, pointer = manifest_of(path), f"{key}/{MANIFEST}"
         for name in files_in(data) or ():
-            self._bucket.upload(f"{key}/{stamp(data)}/{name}", path / name)
-            self._listed(key).add(f"{key}/{stamp(data)}/{name}", (path / name).stat().st_size)
+            stat = self._bucket.upload(f"{key}/{stamp(data)}/{name}", path / name)
+            self._listed(key).add(f"{key}/{stamp(data)}/{name}", stat)
         try:
-            self._bucket.put(pointer, data, over=ANY if key in self._dropped else None)
-            self._listed(key).add(pointer, len(data))
+            stat = self._bucket.put(pointer, data, over=ANY if key in self._dropped else None)
+            self._listed(key).add(pointer, stat)
+            replace_file(path / NOTE, self._note(key, data))
         except ChangedError:
             # Another machine made the same meanwhile. What others pick from it is in the bucket.
-            self._listed(key).add(pointer, 0)
+            self.look_again()
             self._remove_copy(path)
             self.fetch(path)
         self._dropped.discard(key)
@@ -195,9 +216,13 @@ class Mirror(Here):
         self._listed(key).discard(key)
         path.unlink(missing_ok=True)
 
+    def holds(self, path: Path) -> bool:
+        """Tell whether an artifact or file is in the bucket, sound or not."""
+        return self._is_known(self._key(path))
+
     def has(self, path: Path) -> bool:
         """Tell whether an artifact or file is here or in the bucket, sound or not."""
-        return path.exists() or self._is_known(self._key(path))
+        return exists(path) or self._is_known(self._key(path))
 
     def names(self, folder: Path) -> set[str]:
         """Return the names of the artifacts and files in a folder of the bucket."""
@@ -220,6 +245,11 @@ class Mirror(Here):
         found = self._bucket.get(f"{self._key(path)}/{MANIFEST}")
         return None if found is None else found[0]
 
+    def size(self, path: Path) -> int:
+        """Return the bytes of all objects of an artifact."""
+        key = self._key(path)
+        return sum(self._listed(key).below(key).values())
+
     def sizes(self, path: Path, data: bytes) -> dict[str, int]:
         """Return the bytes of the files of an artifact in the bucket, by name."""
         key = self._key(path)
@@ -232,12 +262,39 @@ class Mirror(Here):
         area = key.split("/")[0]
         with self._listing:
             if area not in self._known:
-                self._known[area] = Listing(self._bucket.sizes(area))
+                self._known[area] = Listing(self._bucket.objects(area))
             return self._known[area]
 
     def _is_known(self, key: str) -> bool:
         known = self._listed(key)
         return key in known or known.is_artifact(key)
+
+    def digest(self, path: Path) -> tuple[int, str] | None:
+        """Return the bytes of an object and their SHA-256 as it is read now, None for no object."""
+        key = self._key(path)
+        return self._bucket.digest(key, self._listed(key).size(key))
+
+    def _note(self, key: str, data: bytes) -> bytes:
+        """Return what a copy notes of the objects that it is a copy of."""
+        names = [MANIFEST, *(f"{stamp(data)}/{name}" for name in files_in(data) or ())]
+        return json.dumps(self._listed(key).stats(f"{key}/{name}" for name in names)).encode()
+
+    def _differs(self, key: str, path: Path) -> bool:
+        try:
+            with reading(path):
+                noted = (path / NOTE).read_bytes()
+            return noted != self._note(key, manifest_of(path))
+        except FileNotFoundError:
+            return True
+
+    def _take(self, key: str, path: Path) -> bool:
+        """Replace a copy by what the bucket has, if that is sound; return whether it is."""
+        with self._downloading(path) as temporary:
+            if not self._get_artifact(key, temporary) or not is_sound(temporary):
+                return False
+            self._remove_copy(path)
+            _rename(temporary, path)
+        return True
 
     def _get_artifact(self, key: str, path: Path) -> bool:
         """Download an artifact whole or not at all; tell whether the bucket has all of it."""
@@ -252,12 +309,8 @@ class Mirror(Here):
                 if not self._bucket.download(source, temporary / name, size):
                     return False
             (temporary / MANIFEST).write_bytes(found[0])
-            try:
-                temporary.rename(path)
-            except OSError as error:
-                # Where another process was faster, its copy is as good.
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
+            (temporary / NOTE).write_bytes(self._note(key, found[0]))
+            _rename(temporary, path)
         return True
 
     def _get_file(self, key: str, path: Path) -> bool:
@@ -273,21 +326,30 @@ class Mirror(Here):
         downloads = self.folder / DOWNLOADS
         temporary = downloads / uuid.uuid4().hex
         with writing(path):
-            if not downloads.exists():
+            if not exists(downloads):
                 make_folder(downloads)
-            if not path.parent.exists():
+            if not exists(path.parent):
                 make_folder(path.parent)
             try:
                 yield temporary
             finally:
-                remove(temporary)
+                discard(temporary)
 
     def _remove_copy(self, path: Path) -> None:
         """Remove what is here, in one step for whoever reads it."""
-        if not path.exists():
+        if not exists(path):
             return
         with self._downloading(path) as aside, contextlib.suppress(FileNotFoundError):
             path.rename(aside)
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    try:
+        temporary.rename(path)
+    except OSError as error:
+        # Where another process was faster, its copy is as good.
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
 
 
 @contextlib.contextmanager
@@ -310,10 +372,12 @@ def place_of(place: Place | Mirror) -> tuple[Path, Here]:
     """Return the folder that a path or URI stands for, and what is to be known of its bucket.
 
     Raises:
-        ConfigError: the URI is none of an object store, or obstore is not installed.
+        ConfigError: the URI is none of an object store or holds a secret, or obstore is not
+            installed.
     """
     if isinstance(place, Mirror):
         return place.folder, place
+    require_no_secret(place, what="the place")
     found = as_place(str(place), what="the place") if is_uri(place) else place
     if not is_uri(found):
         return Path(found), HERE

@@ -9,9 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from whiten_index.artifacts.files import exists, reading
 from whiten_index.batch import ID
 from whiten_index.errors import ArtifactError
-from whiten_index.index import CHANGES, VERSIONS
+from whiten_index.index import CHANGES, VERSIONS, read_version
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,26 +86,35 @@ def _history(root: Path, version: str) -> dict[str, _Step | None]:
     """Return a version and those it came of, the latest first, as far back as is known."""
     steps = dict[str, _Step | None]()
     while version not in steps:
-        steps[version] = step = _step(root / VERSIONS / version / CHANGES)
+        steps[version] = step = _step(root / VERSIONS / version)
         if step is None:
             break
         version = step.base
     return steps
 
 
-def _step(path: Path) -> _Step | None:
+def _step(folder: Path) -> _Step | None:
     """Return what an update changed, None where the version is gone or a build made it.
 
     Raises:
-        ArtifactError: the file is damaged.
+        ArtifactError: the version's manifest or its list of changes is damaged.
     """
+    path = folder / CHANGES
     try:
-        with pa.memory_map(str(path)) as source:
+        if not exists(folder):
+            return None
+        version = read_version(folder)
+        if CHANGES not in version:
+            return None
+        path = version.file(CHANGES)
+        with reading(path), pa.memory_map(str(path)) as source:
             table = pa.ipc.open_file(source).read_all()
         told = table.schema.metadata or {}
         return _Step(table[ID], told[b"base"].decode(), told.get(b"whitening") == b"keep")
-    except FileNotFoundError:
-        return None
+    except ArtifactError as error:
+        if not exists(folder):
+            return None  # it was pruned meanwhile
+        raise ArtifactError(f"{error}; or push all rows with --full") from error
     except (OSError, pa.ArrowException, LookupError, ValueError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ArtifactError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_folder
+from whiten_index.given import require_folder, require_no_secret
 from whiten_index.push.files import is_file, require_file_name
 from whiten_index.sinks import Metric, VectorDtype, require_address, shaping_options
 
@@ -39,8 +39,7 @@ class PushConfig:
     """
 
     index: str
-    # It may hold a password, and so may options.
-    to: str = field(repr=False)
+    to: str
     table: str | None = None
     store: str | None = None
     k: int | None = None
@@ -51,7 +50,7 @@ class PushConfig:
     batch_rows: int | None = None
     max_shrink: float = MAX_SHRINK
     seed: int = 0
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be used.
@@ -59,6 +58,7 @@ class PushConfig:
         Raises:
             ConfigError: one of them is out of its bounds or not known.
         """
+        require_no_secret(vars(self), what="an option of a push")
         require_folder(self.index, what="a push")
         for name, value, known in (
             ("--dtype", self.dtype, VectorDtype),
@@ -98,9 +98,9 @@ class PushConfig:
             "--metric": self.metric != Metric.COSINE.value,
             "seed": self.seed != 0,
         }
+        require_file_name(self.to)
         if useless := [name for name, value in given.items() if value]:
             raise ConfigError(f"{self.to} is a file, which takes no {' and no '.join(useless)}")
-        require_file_name(self.to)
 
     def rows_at_once(self, k: int) -> int:
         """Return how many rows of vectors of k numbers are sent at once."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing, require_replaceable
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, is_link, reading, writing
+from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.manifest import sealed_json, unsealed
 from whiten_index.errors import ConfigError
 from whiten_index.sinks import VECTOR, Generation, Layout, VectorDtype, vectors_of
 from whiten_index.sinks.rows import vectors_array
@@ -59,7 +60,7 @@ def require_file(address: str) -> Path:
     """
     path = require_file_name(address)
     # A link stays one: what it points to is written anew.
-    path = path.resolve() if path.is_symlink() else path
+    path = path.resolve() if is_link(path) else path
     *_, described = written_files(path)
     for each in written_files(path):
         require_replaceable(each, lambda _: _is_ours(described), _HOLDS)
@@ -73,11 +74,11 @@ def written_version(path: Path) -> Generation | None:
         ConfigError: no push wrote it.
     """
     described = written_files(path)[-1]
-    if not described.exists():
+    if not exists(described):
         return None
     require_replaceable(described, _is_ours, _HOLDS)
     try:
-        facts = json.loads(_schema(described).metadata[MARK.encode()])
+        facts = unsealed(load_json(_schema(described).metadata[MARK.encode()]))
         return Generation.from_json({"transform": "", "name": "", "done": facts["rows"], **facts})
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -89,7 +90,8 @@ def written_version(path: Path) -> Generation | None:
 def _is_ours(described: Path) -> bool:
     """Tell whether a push wrote a file, or the one that this one describes."""
     try:
-        return MARK.encode() in (_schema(described).metadata or {})
+        with reading(described):
+            return MARK.encode() in (_schema(described).metadata or {})
     except (OSError, pa.ArrowException):
         return False
 
@@ -127,7 +129,7 @@ def write_rows(path: Path, layout: Layout, told: Generation) -> Iterator[_Write]
     """
     half = layout.dtype is VectorDtype.FLOAT16
     facts = {name: value for name, value in told.to_json().items() if name in _TOLD}
-    marked = {MARK: json.dumps(facts)}
+    marked = {MARK: sealed_json(facts).decode()}
     with contextlib.ExitStack() as open_files:
         open_files.enter_context(writing(path, kept=""))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from whiten_index.artifacts.files import exists
 from whiten_index.errors import GateError
 from whiten_index.push.config import PushConfig
 from whiten_index.push.source import PushSource
@@ -74,7 +75,7 @@ def what_differs(source: PushSource, before: Generation, after: Generation) -> s
         told.append(f"with {_columns(new)}")
     if before.k == after.k and before.query_digest != after.query_digest:
         told.append("the transform or the encoder is another one")
-        if not source.folder.with_name(before.version).exists():
+        if not exists(source.folder.with_name(before.version)):
             told.append(f"and {source.root} has no version {before.version}, which is there")
     return ", ".join(told) or "the metric, or the type of a column, is another one"
 

@@ -15,19 +15,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.arrow_types import without_views
-from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import exists
 from whiten_index.batch import ID
 from whiten_index.draw import CorpusEmbeddings
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import (
     DOCUMENTS,
-    RECORD,
     WHITENING,
-    Current,
     Documents,
+    Version,
     mending,
     read_current,
-    read_version,
     with_published,
 )
 from whiten_index.origin import corpus_record, open_store
@@ -82,35 +80,30 @@ class PushSource:
                 that the vectors take.
         """
         root = Path(config.index)
-        return with_published(root, lambda folder, now: cls._opened(root, folder, now, config))
+        return with_published(root, lambda version: cls._opened(root, version, config))
 
     @classmethod
-    def _opened(cls, root: Path, folder: Path, current: Current, config: PushConfig) -> PushSource:
+    def _opened(cls, root: Path, version: Version, config: PushConfig) -> PushSource:
         # Not the index itself, which may be the largest by far and is not read.
-        files = (WHITENING, DOCUMENTS)
-        fields = read_version(folder, sha256=current.manifest_sha256, files=files)
-        if RECORD in fields["files"]:
-            # Earlier releases wrote none.
-            recorded = {"files": {RECORD: fields["files"][RECORD]}}
-            manifest.check_files(folder, recorded, content=True, remedy=mending(root))
-        whitening = Whitening.load(folder / WHITENING)
+        folder, fields = version.folder, version.fields
+        whitening = Whitening.load(version.file(WHITENING))
         if config.k is not None and config.k > whitening.k:
             raise ConfigError(
                 f"the vectors of {root} have {whitening.k} numbers and --k asks for {config.k}; "
                 "build the index with a larger --k"
             )
-        documents = Documents(folder / DOCUMENTS)
+        documents = Documents(version.file(DOCUMENTS))
         if VECTOR in documents.schema.names:
             raise ConfigError(
                 f"the kept column {VECTOR!r} has the name that the vectors take; rename it in the "
                 "corpus, or leave it out of --keep"
             )
         store = open_store(root, fields, given=config.store, reader="a push", remedy=_REMEDY)
-        record = corpus_record(folder, fields, store)
-        if record is None or record.rows != len(documents):
+        record = corpus_record(version)
+        if record.rows != len(documents):
             raise ArtifactError(
-                f"the store {store.place} no longer knows the rows of version {folder.name}; build "
-                "the index again"
+                f"{folder} does not fit together: {record.rows} rows in the store, "
+                f"{len(documents)} documents; {mending(root)}"
             )
         if config.k is not None:
             whitening = whitening.truncate(config.k)
@@ -216,7 +209,7 @@ class PushSource:
 
     @cached_property
     def _embeddings(self) -> CorpusEmbeddings:
-        return CorpusEmbeddings(self.store, self.record, verified=True)
+        return CorpusEmbeddings(self.store, self.record)
 
     def _vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the vectors (n, k) of rows; the raw embeddings of a few at a time are there."""
@@ -243,7 +236,7 @@ class PushSource:
         return unit_rows(self.whitening.apply(raw))
 
     def _is_pruned(self) -> bool:
-        return not self.folder.exists() and read_current(self.root).version != self.folder.name
+        return not exists(self.folder) and read_current(self.root).version != self.folder.name
 
 
 def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError
 
 
@@ -159,7 +160,8 @@ def read_results(path: Path) -> list[Sweep]:
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        with reading(path):
+            lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise ArtifactError(
             f"cannot read {path}: {error.strerror}; name a folder that whiten-index sweep --out "
@@ -169,7 +171,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = load_json(line)
         except ValueError as error:
             if number == len(lines):  # no line feed after it: the writer was stopped here
                 return

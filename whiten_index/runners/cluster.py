@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from whiten_index.errors import ClusterError, ConfigError
+from whiten_index.given import require_no_secret
 from whiten_index.runners.crew import Crew, first_line
 from whiten_index.runners.knock import knock
 from whiten_index.runners.slots import Size
@@ -80,7 +81,8 @@ def _named(address: str | None) -> str:
     """Return the address that counts, empty for that of a cluster of this machine, if any."""
     if address in (None, "auto"):
         # Ray does so too.
-        return os.environ.get("RAY_ADDRESS") or address or ""
+        address = os.environ.get("RAY_ADDRESS") or address or ""
+    require_no_secret(address, what="--address")
     return address
 
 

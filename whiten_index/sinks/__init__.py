@@ -16,7 +16,6 @@ from whiten_index.sinks.registry import (
     require_client,
     require_options,
     shaping_options,
-    without_secrets,
 )
 from whiten_index.sinks.rows import RowsError, require_rows, vectors_of
 from whiten_index.sinks.secrets import require_no_secrets
@@ -39,5 +38,4 @@ __all__ = [
     "require_rows",
     "shaping_options",
     "vectors_of",
-    "without_secrets",
 ]

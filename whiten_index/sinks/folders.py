@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, SinkError
 from whiten_index.given import cut
 
@@ -43,16 +44,12 @@ def require_own(folder: Path, *, engine: str, marks: Sequence[str], address: str
     Raises:
         ConfigError: files that are there are others'.
     """
-    try:
-        there = sorted(
-            each.name
-            for each in folder.iterdir()
-            if not each.name.startswith(".") and each.name not in _NOBODYS
-        )
-    except OSError:
-        # It is not there, or no folder, or closed to this user: the engine tells.
-        return
-    if there and not any(any(folder.glob(each)) for each in marks):
+    # What is no folder the engine refuses itself.
+    inside = list_folder(folder) if is_folder(folder) else []
+    there = [
+        each.name for each in inside if not each.name.startswith(".") and each.name not in _NOBODYS
+    ]
+    if there and not any(list_folder(folder, each) for each in marks):
         raise ConfigError(
             f"{address} is a folder with other files than those of {engine}, such as "
             f"{cut(there[0])!r}; name a folder that is empty or not there yet"
@@ -70,7 +67,7 @@ def require_there(folder: Path, *, marks: Sequence[str] = (), address: str) -> N
     Raises:
         SinkError: it is not there, or nothing was ever put into it.
     """
-    if not folder.is_dir() or not all(any(folder.glob(each)) for each in marks):
+    if not is_folder(folder) or not all(list_folder(folder, each) for each in marks):
         raise SinkError(
             f"{address} is not there, or nothing was pushed to it yet; look at the path in the "
             "address, or push an index to it first"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from urllib.parse import quote, quote_plus
+from collections.abc import Collection, Mapping
 
+from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError
 
 # Of a sentence of an engine, so much is shown.
@@ -78,24 +78,12 @@ def one_of(name: str, text: str, known: Collection[str]) -> str:
     raise ConfigError(f"--option {name}={text[:60]} is unknown; use one of {', '.join(known)}")
 
 
-def redacted(text: str, secrets: Iterable[str]) -> str:
-    """Return a text with ``…`` in place of secrets, as they are or as a URL writes them.
-
-    Do this before a text is cut: half a secret is not found any more.
-    """
-    forms = {form for each in secrets for form in (each, quote(each, safe=""), quote_plus(each))}
-    for form in sorted(filter(None, forms), key=len, reverse=True):
-        text = text.replace(form, "…")
-    return text
-
-
-def first_line(told: object, secrets: Iterable[str] = ()) -> str:
+def first_line(told: object) -> str:
     """Return the first line of what an engine says, without secrets, not too long.
 
     Args:
         told: a text, or an error, whose class is named where it says nothing.
-        secrets: that it may hold.
     """
     # A secret may have a line's end in it.
-    lines = redacted(str(told), secrets).strip().splitlines()
+    lines = hide_secrets(str(told)).strip().splitlines()
     return lines[0][:_SHOWN] if lines else type(told).__name__

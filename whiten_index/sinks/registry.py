@@ -8,11 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
+from whiten_index.address import Address
 from whiten_index.errors import ConfigError
-from whiten_index.given import cut
+from whiten_index.given import cut, require_no_secret
 from whiten_index.sinks.protocol import Sink
+from whiten_index.sinks.secrets import require_no_secrets
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,6 @@ class _Kind:
     example: str
 
 
-_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{0,15}"
 _POSTGRES = _Kind(
     "postgres", "postgres", "psycopg", "PostgresOptions", "postgresql://user@host/database"
 )
@@ -88,7 +88,8 @@ def open_sink(
     """Connect to a table or collection, which need not be there yet.
 
     Args:
-        address: URL of the database; credentials in it, or in the variables that its client reads.
+        address: URL of the database, without credentials; its client reads these from the
+            environment.
         name: of the table or collection that users query.
         options: of the database's index and load, as ``--option NAME=VALUE`` gives them.
         make: whether to make what rows need: the folder or file of an engine without a server, the
@@ -96,12 +97,13 @@ def open_sink(
             for reading alone: a server that lacks it has nothing published.
 
     Raises:
-        ConfigError: the address names no database known here, its client is not installed, or the
-            name or an option cannot be used.
+        ConfigError: the address names no database known here or holds a secret, its client is not
+            installed, or the name or an option cannot be used.
         SinkError: the database cannot be reached, or refuses; or there is no such folder or file,
             and none is to be made.
     """
     kind = require_address(address)
+    require_no_secrets(address, options or {})
     require_client(address)
     sink: Sink = _module(kind).connect(address, name, dict(options or {}), make=make)
     return sink
@@ -111,12 +113,15 @@ def require_address(address: str) -> _Kind:
     """Refuse an address of no database known here; its client need not be installed.
 
     Raises:
-        ConfigError: with those known, and what may be meant.
+        ConfigError: with those known, and what may be meant; or it holds a secret.
     """
+    require_no_secret(address, what="the address")
     scheme, slashes, _ = address.partition("://")
     kind = _KINDS.get(scheme.lower()) if slashes else None
     if kind is None:
-        told = address if _with_slashes(address) else without_secrets(address)
+        # Without slashes, it may be a connection string with a password.
+        hidden = not slashes and not _with_slashes(address) and re.search(r"[@:=\s]", address)
+        told = "…" if hidden else cut(address)
         named = "the address given is of" if told in ("", "…") else f"{told} is the address of"
         meant = _meant(address)
         examples = list(dict.fromkeys(each.example for each in _KINDS.values()))
@@ -144,7 +149,7 @@ def _meant(address: str) -> str:
     plain = name.partition("+")[0]
     meant = _MEANT.get(name) or ([plain] if _KINDS.get(plain) is _POSTGRES else None)
     meant = meant or difflib.get_close_matches(name, _KINDS, n=1, cutoff=0.75)
-    told = [without_secrets(f"{each}://{rest}") for each in meant]
+    told = [str(Address(f"{each}://{rest}")) for each in meant]
     return f"did you mean {' or '.join(told)}?" if told else ""
 
 
@@ -221,35 +226,3 @@ def shaping_options(address: str, options: Mapping[str, str]) -> dict[str, str]:
     another = options.get(_INDEX, of.DEFAULTS.get(_INDEX)) != of.DEFAULTS.get(_INDEX)
     every = {**({} if another else of.DEFAULTS), **options}
     return {name: value for name, value in every.items() if name in of.SHAPING}
-
-
-def without_secrets(address: str) -> str:
-    """Return an address as it may be shown: no password and no query string.
-
-    Where a password may stand elsewhere than in its place, as with an unescaped ``/`` or ``@`` in
-    it, or where the address is of no database known here, nothing is shown but the scheme.
-    """
-    scheme, slashes, rest = address.partition("://")
-    if not slashes:
-        # A file, or a connection string of a kind that no sink takes.
-        return "…" if re.search(r"[@:=\s]", address) else cut(address)
-    hidden = f"{scheme}://…" if re.fullmatch(_SCHEME, scheme) else "…"
-    try:
-        parts = urlsplit(address)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        return hidden
-    netloc, path = parts.netloc.replace("@", "", 1), parts.path
-    if (
-        scheme.lower() not in _KINDS
-        or re.search(r"[@=\s]", netloc + path)
-        or "@" in parts.query + parts.fragment
-        or re.search(r"\s", rest)
-    ):
-        return hidden
-    # Elsewhere what stands before the @ may be a token.
-    named = parts.username and _KINDS[scheme.lower()] is _POSTGRES
-    user = f"{parts.username}@" if named else ""
-    host = f"[{host}]" if ":" in host else host
-    place = "" if port is None else f":{port}"
-    return f"{parts.scheme}://{user}{host}{place}{path.partition(';')[0]}"

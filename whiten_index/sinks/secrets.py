@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from whiten_index.address import Address
 from whiten_index.errors import ConfigError
+from whiten_index.given import require_no_secret
 
 # What may stand there is known; what a secret may be called is not.
 _OF_POSTGRES = frozenset((
@@ -52,36 +54,29 @@ _SETTINGS = re.compile(rf"(?:\s*-c\s*{_SETTING}=[\w$\",.-]+)+\s*")
 
 @dataclass(frozen=True)
 class _Engine:
-    """What an address may be, and where its secrets belong.
+    """What an address may be.
 
     Attributes:
         form: of the address after ``://``.
-        variables: that its client reads.
         parameters: that may stand behind the question mark.
     """
 
     form: str
-    variables: str
     parameters: frozenset[str] = frozenset()
 
 
 # A role is named before the @, with a colon where the password is empty.
 _POSTGRES = _Engine(
     rf"(?:(?P<user>[^:@/?#\s]*):?@)?{_HOST}(?:,{_HOST})*(?P<path>/[^:@/?#;=\s]*)?/?{_QUERY}",
-    "PGPASSWORD, PGOPTIONS or another variable of libpq, or write ~/.pgpass",
     _OF_POSTGRES,
 )
 _SERVER = rf"{_HOST}(?P<path>/[^:@?#;=\s]*)?{_QUERY}"
 _ENGINES = {
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
-    "qdrant": _Engine(rf"{_FOLDER}|:memory:|{_SERVER}", "QDRANT_API_KEY"),
-    "milvus": _Engine(rf"{_FOLDER}|{_SERVER}", "MILVUS_TOKEN", _OF_MILVUS),
-    "lancedb": _Engine(
-        rf"(?:[\w.-]+(?=/|$))?(?:{_FOLDER})?",
-        "the variables of the object store, such as AWS_SECRET_ACCESS_KEY, "
-        "AZURE_STORAGE_ACCOUNT_KEY or GOOGLE_SERVICE_ACCOUNT",
-    ),
+    "qdrant": _Engine(rf"{_FOLDER}|:memory:|{_SERVER}"),
+    "milvus": _Engine(rf"{_FOLDER}|{_SERVER}", _OF_MILVUS),
+    "lancedb": _Engine(rf"(?:[\w.-]+(?=/|$))?(?:{_FOLDER})?"),
 }
 
 
@@ -93,39 +88,44 @@ def require_no_secrets(address: str, options: Mapping[str, str]) -> None:
         options: that it has; only those of an object store can be secrets.
 
     Raises:
-        ConfigError: with the variables that it belongs in, and without the secret.
+        ConfigError: it names the variables for the secret, and not the secret.
     """
+    require_no_secret(address, what="the address")
     scheme, _, rest = address.partition("://")
     engine = _ENGINES[scheme.lower().partition("+")[0]]
     found = re.fullmatch(engine.form, rest)
     if not found or not _is_plain(found.groupdict()):
-        raise _secret("something in the address is, or may be, a secret", engine)
+        raise _secret("something in the address", address)
     for each in filter(None, (found.groupdict().get("query") or "").split("&")):
         name, equals, value = map(unquote, each.partition("="))
         if name not in engine.parameters or not equals or not _may_be(name, value):
             # One without a value may be a token.
             told = f" {name}" if re.fullmatch("[a-z_]+", name) and value else ""
-            raise _secret(f"the address has a parameter{told} that is, or may be, a secret", engine)
+            raise _secret(f"a parameter{told} of the address", address)
     for name, value in options.items():
         if not _is_plain_option(name, value):
-            raise _secret(f"--option {name} is, or may be, a secret", engine)
+            raise _secret(f"--option {name}", address)
 
 
-def _secret(what: str, engine: _Engine) -> ConfigError:
+def _secret(what: str, address: str) -> ConfigError:
     return ConfigError(
-        f"{what}; it belongs in the environment: leave it out, and set {engine.variables}"
+        f"{what} is, or may be, a secret and would be stored and shown; leave it out, and "
+        f"{Address(address).remedy}"
     )
 
 
 def _is_plain(parts: Mapping[str, str | None]) -> bool:
     """Tell whether user and path hold nothing but a name, percent signs decoded."""
     user, path = (unquote(parts.get(name) or "") for name in ("user", "path"))
-    return not re.search(r"[:=\s]", user) and not re.search(r"[:@;=\s]", path)
+    return not re.search(r"[:=]", user) and not re.search(r"[:@;=\s]", path)
 
 
 def _may_be(name: str, value: str) -> bool:
     if name == "options":
         return _SETTINGS.fullmatch(value) is not None
+    if name in ("dbname", "user"):
+        # libpq would read more parameters from it.
+        return not re.search(r"[:=@\s]", value)
     # Hosts alone have colons.
     return not re.search("[=@]" if name in ("host", "hostaddr") else "[:=@]", value)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from whiten_index.artifacts.atomic import make_folder, replace_file
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, list_folder, writing
 from whiten_index.errors import ArtifactError
 from whiten_index.objects import Here
 from whiten_index.store.files import compressed, content, digest, rows_as_bytes
@@ -29,7 +29,7 @@ class DocumentFiles:
 
     def by_name(self) -> dict[str, Path]:
         """Return the files in the folder, by the digest that names them."""
-        files = sorted(self.folder.glob(f"[!.]*{_SUFFIX}"))
+        files = list_folder(self.folder, f"[!.]*{_SUFFIX}")
         return {file.name.removesuffix(_SUFFIX): file for file in files}
 
     def write(self, documents: pa.Table) -> str:
@@ -45,7 +45,7 @@ class DocumentFiles:
             self.mirror.keep(path)
             return name
         with writing(path):
-            if not path.parent.exists():
+            if not exists(path.parent):
                 # On another machine than that which made the store in its bucket.
                 make_folder(path.parent)
             replace_file(path, compressed(data))

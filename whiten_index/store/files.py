@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from whiten_index.artifacts.files import open_regular
+from whiten_index.artifacts.files import open_regular, reading
 from whiten_index.errors import ArtifactError
 
 
@@ -23,9 +23,17 @@ def rows_as_bytes(documents: pa.Table) -> bytes:
 
 
 def content(path: Path) -> bytes | None:
-    """Return what a compressed file holds, None where it is missing or cannot be read."""
+    """Return what a compressed file holds, None if it is missing or damaged.
+
+    Raises:
+        StorageError: the system does not let it be read.
+    """
     try:
-        with open_regular(path) as file, pa.input_stream(file, compression="zstd") as stream:
+        with (
+            reading(path),
+            open_regular(path) as file,
+            pa.input_stream(file, compression="zstd") as stream,
+        ):
             data: bytes = stream.read()
     except (ArtifactError, OSError, pa.ArrowException):
         return None

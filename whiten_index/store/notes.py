@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, replacing
 from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.tensors import read_tensors, write_tensors
+from whiten_index.artifacts.tensors import read_sealed, write_sealed
 from whiten_index.errors import ArtifactError
 from whiten_index.objects import Here
-from whiten_index.store.files import digest
 
 _SAMPLE, _VERSION = "sample", 1
 
@@ -36,15 +35,11 @@ class Notes:
 
     def save_choice(self, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Remember which transform was chosen, by what the choice depends on."""
-        named = {"choice": value, "digest": manifest.fingerprint(dict(value))}
-        self._save_note("choices", key, named)
+        self._save_note("choices", key, value)
 
     def choice(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the choice remembered for ``key``, None where there is none or it is damaged."""
-        note = self._note("choices", key) or {}
-        choice = note.get("choice")
-        sound = isinstance(choice, dict) and manifest.fingerprint(choice) == note.get("digest")
-        return choice if sound else None
+        return self._note("choices", key)
 
     def save_sample(self, key: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         """Keep the arrays of a sample, whole or not at all."""
@@ -52,8 +47,8 @@ class Notes:
         with writing(path):
             make_folder(path.parent)
             with replacing(path) as temporary:
-                facts = {"digest": _digest_of(tensors)}
-                write_tensors(temporary, tensors, kind=_SAMPLE, version=_VERSION, facts=facts)
+                facts = {"of": path.name}
+                write_sealed(temporary, tensors, kind=_SAMPLE, version=_VERSION, facts=facts)
         self.mirror.push(path)
 
     def sample(
@@ -68,24 +63,20 @@ class Notes:
         path = self._sample_path(key)
         self.mirror.fetch(path)
         try:
-            found, facts = read_tensors(path, kind=_SAMPLE, version=_VERSION, shapes=shapes)
+            return _read_sample(path, shapes)
         except ArtifactError:
             return None
-        return found if facts.get("digest") == _digest_of(found) else None
 
     def is_sound(self, path: Path) -> bool:
         """Tell whether a file of a sample, a choice or an agreement is whole."""
         try:
             if path.parent.name == "samples":
-                found, facts = read_tensors(path, kind=_SAMPLE, version=_VERSION, shapes={})
-                return facts.get("digest") == _digest_of(found)
-            note = manifest.read_json(path, what="a note of a store")
+                _read_sample(path, {})
+            else:
+                _read_note(path)
         except ArtifactError:
             return False
-        if path.parent.name != "choices":
-            return True
-        choice = note.get("choice")
-        return isinstance(choice, dict) and manifest.fingerprint(choice) == note.get("digest")
+        return True
 
     def _sample_path(self, key: Mapping[str, Any]) -> Path:
         return self.folder / "samples" / f"{manifest.fingerprint(dict(key))}.safetensors"
@@ -94,14 +85,14 @@ class Notes:
         path = self._note_path(kind, key)
         with writing(path):
             make_folder(path.parent)
-            manifest.write_json(path, value)
+            manifest.write_manifest(path, {"of": path.name, "note": dict(value)})
         self.mirror.push(path)
 
     def _note(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
         path = self._note_path(kind, key)
         self.mirror.latest(path)
         try:
-            return manifest.read_json(path, what=f"one of the {kind}")
+            return _read_note(path)
         except ArtifactError:
             return None
 
@@ -109,5 +100,26 @@ class Notes:
         return self.folder / kind / f"{manifest.fingerprint(dict(key))}.json"
 
 
-def _digest_of(tensors: Mapping[str, NDArray[Any]]) -> str:
-    return digest(b"".join(tensors[name].tobytes() for name in sorted(tensors)))
+def _read_note(path: Path) -> dict[str, Any]:
+    """Return what a file of a choice or an agreement says.
+
+    Raises:
+        ArtifactError: it is missing or damaged, or the file of another note.
+    """
+    found = manifest.read_json(path, what="a note of a store", exact=True)
+    note = found.get("note")
+    if found.get("of") != path.name or not isinstance(note, dict):
+        raise ArtifactError(f"{path} is damaged: it is not the note that its name says")
+    return note
+
+
+def _read_sample(path: Path, shapes: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file of a sample.
+
+    Raises:
+        ArtifactError: it is missing or damaged, or the file of another sample.
+    """
+    found, facts = read_sealed(path, kind=_SAMPLE, version=_VERSION, shapes=shapes)
+    if facts.get("of") != path.name:
+        raise ArtifactError(f"{path} is damaged: it is not the sample that its name says")
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import uuid
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import StringConstraints
 
 from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import exists, is_folder, list_folder
 from whiten_index.artifacts.schema import Count, Described, Digest, Positive, Schema
 from whiten_index.artifacts.tensors import map_tensor, write_tensors
 from whiten_index.errors import ArtifactError, FormatError
@@ -136,8 +136,7 @@ class Packs:
     def names(self) -> list[str]:
         """Return the names of the packs, whole or damaged, the latest last; of nothing else."""
         found = self.mirror.names(self.folder)
-        with contextlib.suppress(FileNotFoundError):
-            found |= {path.name for path in self.folder.iterdir() if path.is_dir()}
+        found |= {path.name for path in list_folder(self.folder) if is_folder(path)}
         return sorted(filter(_NAME.fullmatch, found))
 
     def next_name(self) -> str:
@@ -238,7 +237,7 @@ class Packs:
 
     def is_there(self, member: Member) -> bool:
         """Tell whether the pack of a member is still there."""
-        return (self.folder / member.pack).exists()
+        return exists(self.folder / member.pack)
 
     def damaged(self, fingerprint: str) -> Path | None:
         """Return the damaged file of a pack that a shard is in, or may be; None where none is.

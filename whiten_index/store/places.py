@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.schema import Count, Described, Digest, Positive, Schema
 from whiten_index.artifacts.tensors import map_tensor
 from whiten_index.errors import ArtifactError, FormatError
@@ -148,17 +149,20 @@ def held_by_folder(fields: ShardManifest) -> str:
 class Places:
     """Chooses where shards are read from, the latest pack before others and these before a folder.
 
-    Where it was asked to verify, content is hashed once, what does not match its checksum is passed
-    over, and the place chosen then is what everything is read from until that is gone.
+    Content is hashed once, before anything of it is read; what does not match its checksum is
+    passed over, and the place chosen then is what everything is read from until that is gone.
 
     Attributes:
         folder: that the folders of shards are in.
         packs: of small shards.
         mirror: the bucket that counts, if there is one.
+        verify: whether content is hashed before it is read; else only its size is compared.
     """
 
-    def __init__(self, folder: Path, packs: Packs, mirror: Here = HERE) -> None:
-        self.folder, self.packs, self.mirror = folder, packs, mirror
+    def __init__(
+        self, folder: Path, packs: Packs, mirror: Here = HERE, *, verify: bool = True
+    ) -> None:
+        self.folder, self.packs, self.mirror, self.verify = folder, packs, mirror, verify
         # Manifests of folders whose files were hashed, and places found sound.
         self._hashed: dict[str, ShardManifest] = {}
         # By shard, so that one thread forgets a shard while another finds others.
@@ -221,7 +225,7 @@ class Places:
             ArtifactError: it is missing or damaged.
         """
         name, held_as = source
-        place = self.find(name, verify=False, held_as=held_as)
+        place = self.find(name, verify=self.verify, held_as=held_as)
         if place is None:
             raise _NowhereError(
                 f"shard {name} in {self.folder}, which others pick rows from, is missing or "
@@ -309,13 +313,15 @@ class Places:
         )
 
     def _require(self, name: str) -> Place:
-        if found := self.find(name, verify=False):
+        if found := self.find(name, verify=self.verify):
             return found
         # Another machine may have put it into the bucket since that was listed.
-        if self.mirror.look_again() and (found := self.find(name, verify=False)):
+        if self.mirror.look_again() and (found := self.find(name, verify=self.verify)):
             return found
         # Reading what is left of it says best what is wrong.
         folder = self.folder / name
-        if not folder.exists():
+        if not exists(folder):
             raise _NowhereError(f"shard {name} is in no place in {self.folder}; {REMEDY}")
-        return InFolder(folder, read_shard(folder))
+        fields = read_shard(folder)
+        manifest.check_files(folder, fields, content=self.verify, remedy=REMEDY)
+        return InFolder(folder, fields)

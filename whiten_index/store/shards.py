@@ -65,9 +65,11 @@ class Shards:
         mirror: the bucket that counts, if there is one.
     """
 
-    def __init__(self, folder: Path, packs: Packs, mirror: Here = HERE) -> None:
+    def __init__(
+        self, folder: Path, packs: Packs, mirror: Here = HERE, *, verify: bool = True
+    ) -> None:
         self.folder, self.packs, self.mirror = folder, packs, mirror
-        self.places = Places(folder, packs, mirror)
+        self.places = Places(folder, packs, mirror, verify=verify)
 
     def find(self, fingerprint: str, *, verify: bool = True) -> StoredShard | None:
         """Return a finished shard, or None where it is missing, unfinished or damaged.

@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, remove_leftovers
-from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.schema import Schema, Sealed
+from whiten_index.artifacts.files import exists, is_folder, list_folder, writing
+from whiten_index.artifacts.schema import Digest, Schema, Sealed
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.objects import Mirror, Place, place_of
@@ -58,6 +58,7 @@ class StoreManifest(Sealed):
     """Manifest of the folder of an encoder."""
 
     encoder: EncoderFacts
+    fingerprint: Digest
 
 
 SCHEMA = Schema(KIND, FORMAT_VERSION, StoreManifest)
@@ -76,22 +77,31 @@ class EmbeddingStore:
         document_files: their ids and kept columns.
         notes: agreements, choices and samples.
         users: the indexes built from here.
+        verify: whether a shard's content is compared with its checksums before its first row is
+            read, once for each opened store; else only sizes are compared.
     """
 
-    def __init__(self, root: Place | Mirror, encoder: Mapping[str, Any], fingerprint: str) -> None:
+    def __init__(
+        self,
+        root: Place | Mirror,
+        encoder: Mapping[str, Any],
+        fingerprint: str,
+        verify: bool = True,
+    ) -> None:
         """Take a folder, or a bucket's prefix."""
         self.root, self.mirror = place_of(root)
+        self.verify = verify
         self.encoder = dict(encoder)
         self.folder = self.root / fingerprint
         packs = Packs(self.folder / "packs", self.mirror)
-        self.shards = Shards(self.folder / "shards", packs, self.mirror)
+        self.shards = Shards(self.folder / "shards", packs, self.mirror, verify=verify)
         self.document_files = DocumentFiles(self.folder / "rows", self.mirror)
         self.notes = Notes(self.folder, self.mirror)
         self.users = Users(self.folder / "indexes", self.mirror)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle where it is: other processes and machines open it with what they have."""
-        return EmbeddingStore, (self.place, self.encoder, self.fingerprint)
+        return EmbeddingStore, (self.place, self.encoder, self.fingerprint, self.verify)
 
     @property
     def place(self) -> Place:
@@ -113,7 +123,12 @@ class EmbeddingStore:
             StorageError: the folder cannot be written.
         """
         store = cls(root, encoder, fingerprint)
-        fields = {"kind": KIND, "format_version": FORMAT_VERSION, "encoder": store.encoder}
+        fields = {
+            "kind": KIND,
+            "format_version": FORMAT_VERSION,
+            "encoder": store.encoder,
+            "fingerprint": fingerprint,
+        }
         with writing(store.folder):
             for folder in (store.shards.folder, store.document_files.folder, store._corpora):
                 make_folder(folder)
@@ -123,7 +138,9 @@ class EmbeddingStore:
         return store
 
     @classmethod
-    def open(cls, root: Path | str, *, fingerprint: str | None = None) -> EmbeddingStore:
+    def open(
+        cls, root: Path | str, *, fingerprint: str | None = None, verify: bool = True
+    ) -> EmbeddingStore:
         """Open an existing store, whose encoder may be left out where it is the only one.
 
         Raises:
@@ -143,16 +160,17 @@ class EmbeddingStore:
                 f"{root} holds embeddings of {len(folders)} encoders ({names}); name the corpus "
                 "and the encoder's options as when they were encoded"
             )
-        found = manifest.read_manifest(folders[0], SCHEMA)
         # What was listed is not listed again.
         there = mirror if isinstance(mirror, Mirror) else place
-        return cls(there, found["encoder"], folders[0].name)
+        return cls(there, read_encoder(folders[0]), folders[0].name, verify)
 
-    def tidy(self) -> None:
-        """Remove what a writer that died left; only for whoever is the one writer."""
-        with writing(self.folder):
-            for folder in (self.folder, *filter(Path.is_dir, self.folder.iterdir())):
-                remove_leftovers(folder)
+    def tidy(self) -> int:
+        """Remove what a writer that died left, and return how many there were.
+
+        Only for whoever is the one writer.
+        """
+        folders = (self.folder, *filter(is_folder, list_folder(self.folder)))
+        return sum(map(remove_leftovers, folders))
 
     def shard_fingerprint(self, digests: NDArray[np.uint8], dtype: StoreDtype) -> str:
         """Return the fingerprint of rows with these digests (n, 16), kept as ``dtype``."""
@@ -242,7 +260,7 @@ class EmbeddingStore:
         found = dict[str, None]()
         for name in self._corpus_names():
             try:
-                found |= dict.fromkeys(self._record(name).shards)
+                found |= dict.fromkeys(self.record(name).shards)
             except FormatError:
                 raise
             except ArtifactError:
@@ -277,7 +295,7 @@ class EmbeddingStore:
         only = None if source is None else f"{manifest.fingerprint(dict(source))}.json"
         for name in self.mirror.names(self._corpora):
             with suppress(ArtifactError):
-                parts = self._record(name).parts if only in (None, name) else ()
+                parts = self.record(name).parts if only in (None, name) else ()
                 shards = (self.shards.folder / part.shard for part in parts if part.rows)
                 rows = (self.document_files.path(p.documents) for p in parts if p.rows)
                 self.mirror.fetch_all(chain(shards, rows))
@@ -314,9 +332,8 @@ class EmbeddingStore:
         return self._corpora / f"{manifest.fingerprint(dict(source))}.json"
 
     def _owner_of(self, path: Path) -> str | None:
-        self.mirror.latest(path)
         try:
-            return CorpusRecord.load(path).index if path.exists() else None
+            return self.record(path.name).index if exists(path) else None
         except ArtifactError:
             return None
 
@@ -329,7 +346,7 @@ class EmbeddingStore:
         names = self._corpus_names()
         if source is not None:
             names = [f"{manifest.fingerprint(dict(source))}.json"]
-        records = [self._record(name) for name in names if self.mirror.has(self._corpora / name)]
+        records = [self.record(name) for name in names if self.mirror.has(self._corpora / name)]
         if not records:
             raise ArtifactError(
                 f"no corpus was encoded to its end into {self.place}; run whiten-index encode "
@@ -363,24 +380,49 @@ class EmbeddingStore:
         """Return the encoder as last written; its name or query prompt may have changed since."""
         self.mirror.latest(self.folder / manifest.MANIFEST)
         try:
-            found = manifest.read_manifest(self.folder, SCHEMA)
+            return read_encoder(self.folder)
         except FormatError:
             raise
         except ArtifactError:
             return None
-        return found["encoder"]
 
     def _corpus_names(self) -> list[str]:
-        here = {path.name for path in self._corpora.glob("[!.]*.json")}
+        here = {path.name for path in list_folder(self._corpora, "[!.]*.json")}
         return sorted(here | self.mirror.names(self._corpora))
 
-    def _record(self, name: str) -> CorpusRecord:
-        self.mirror.latest(self._corpora / name)
-        return CorpusRecord.load(self._corpora / name)
+    def record(self, name: str) -> CorpusRecord:
+        """Return the record in a file of that name.
+
+        Raises:
+            ArtifactError: it is missing or damaged, or that of another corpus.
+        """
+        path = self._corpora / name
+        self.mirror.latest(path)
+        record = CorpusRecord.load(path)
+        if self._corpus_path(record.source) != path:
+            raise ArtifactError(
+                f"{path} is damaged: it is the record of another corpus; encode it again"
+            )
+        return record
 
     @property
     def _corpora(self) -> Path:
         return self.folder / "corpora"
+
+
+def read_encoder(folder: Path) -> EncoderFacts:
+    """Return the encoder that a folder of a store is of.
+
+    Raises:
+        ArtifactError: its manifest is missing or damaged, or that of another folder.
+    """
+    found = manifest.read_manifest(folder, SCHEMA)
+    if found["fingerprint"] != folder.name:
+        raise ArtifactError(
+            f"{folder / manifest.MANIFEST} is damaged: it is of the encoder "
+            f"{found['fingerprint']}; {manifest.REMEDY}"
+        )
+    return found["encoder"]
 
 
 def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Moments:
@@ -390,5 +432,5 @@ def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Mom
 
 
 def _encoder_name(folder: Path) -> str:
-    found = manifest.read_manifest(folder, SCHEMA)["encoder"]
+    found = read_encoder(folder)
     return f"{found.get('model', found.get('column'))} {folder.name[:8]}"

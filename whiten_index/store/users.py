@@ -75,7 +75,7 @@ class Users:
 
     def files(self) -> list[Path]:
         """Return the files, one an index."""
-        return sorted(self.folder.glob("[!.]*.json"))
+        return manifest.records_in(self.folder)
 
     def index_of(self, path: Path) -> str:
         """Return the folder or URI of the index that a file is of.
@@ -83,7 +83,10 @@ class Users:
         Raises:
             ArtifactError: it is damaged.
         """
-        return manifest.read_manifest(self.folder, _SCHEMA, name=path.name)["index"]
+        place = manifest.read_manifest(self.folder, _SCHEMA, name=path.name)["index"]
+        if f"{manifest.fingerprint({'index': place})}.json" != path.name:
+            raise ArtifactError(f"{path} is damaged: it is the file of {place}; {manifest.REMEDY}")
+        return place
 
     def _by_file(self) -> dict[Path, str]:
         return {path: self.index_of(path) for path in self.files()}

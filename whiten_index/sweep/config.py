@@ -10,7 +10,7 @@ from typing import Any
 
 from whiten_index.config import BuildConfig
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_folder
+from whiten_index.given import require_folder, require_no_secret
 from whiten_index.sweep.codecs import require_codec
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"
@@ -102,6 +102,7 @@ class SweepConfig:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        require_no_secret(vars(self), what="an option of a sweep")
         if not self.out:
             raise ConfigError("say where results and report go: --out DIR")
         for place in (self.out, self.build.store or ""):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from whiten_index.artifacts.files import exists
 from whiten_index.errors import ConfigError
 from whiten_index.index import expected_bytes, require_device
 from whiten_index.plan import plan_build
@@ -73,7 +74,7 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         kept = _stored(store)
     points = grid(config, dim=dim, rank=dim, rows=rows)
     path = config.folder / RESULTS
-    keys = _found(Results.read(path), config, rows) if path.exists() else set()
+    keys = _found(Results.read(path), config, rows) if exists(path) else set()
     widest = max((k for k in config.ks if k <= dim), default=dim)
     return SweepPlan(
         rows=rows,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, writing
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError
 
 RESULTS = "results.jsonl"
@@ -44,8 +45,8 @@ class Results:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             results = cls.read(path)
-            whole = _whole(path.read_bytes()) if path.exists() else b""
-            if path.exists() and len(whole) < path.stat().st_size:
+            whole = _whole(path.read_bytes()) if exists(path) else b""
+            if exists(path) and len(whole) < path.stat().st_size:
                 os.truncate(path, len(whole))
         return results
 
@@ -57,7 +58,7 @@ class Results:
             ArtifactError: a line before the last is no record.
         """
         results = cls(path)
-        data = path.read_bytes() if path.exists() else b""
+        data = path.read_bytes() if exists(path) else b""
         for number, line in enumerate(_whole(data).splitlines(), 1):
             results._take(line, number)
         return results
@@ -86,7 +87,7 @@ class Results:
         if not line.strip():
             return
         try:
-            record = json.loads(line)
+            record = load_json(line)
             self._note(record)
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(

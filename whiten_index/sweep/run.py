@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.atomic import discard, remove_path
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.build import embeddings
@@ -81,7 +81,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
     require_query_encoder(config, judged)
     with only_writer(config.folder, what="sweep"):
         work = config.folder / _WORK
-        shutil.rmtree(work, ignore_errors=True)
+        remove_path(work)
         results = Results.open(config.folder / RESULTS)
         encoded = embeddings(config.build, None, stages)
         try:
@@ -90,7 +90,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
             dataset = Dataset.prepare(config, encoded, judged, work, stages)
             return _Sweep(config, dataset, results, threads, work, stages).run()
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            discard(work)
 
 
 @dataclass(eq=False)

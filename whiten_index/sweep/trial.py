@@ -163,8 +163,7 @@ class Trial:
         """Return a search whose hits are scored again from the store, as a bundle does it."""
         store, record = self.dataset.encoded.store, self.dataset.encoded.record
         numbers = self.dataset.numbers
-        # The sweep has read every shard already.
-        again = Reranker(store, record, space.whitening, candidates=candidates, verify="manifest")
+        again = Reranker(store, record, space.whitening, candidates=candidates)
 
         def reranked(queries: NDArray[np.float32], top_k: int) -> Found:
             _, found = search(queries, max(candidates, top_k))

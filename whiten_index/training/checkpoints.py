@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from typing_extensions import TypedDict
 
 from whiten_index.artifacts.atomic import make_folder, replacing
-from whiten_index.artifacts.files import fsync_path
+from whiten_index.artifacts.files import exists, fsync_path, list_folder, reading
 from whiten_index.artifacts.manifest import (
     check_files,
     checked,
@@ -65,7 +65,7 @@ def step_of(path: Path) -> int:
 
 def any_whole(folder: Path) -> bool:
     """Tell whether there is a checkpoint to go on from."""
-    return any((path / _WHOLE).exists() for path in _checkpoints(folder))
+    return any(exists(path / _WHOLE) for path in _checkpoints(folder))
 
 
 def last_whole(folder: Path) -> Path | None:
@@ -79,7 +79,7 @@ def last_whole(folder: Path) -> Path | None:
     """
     whole = None
     for path in _checkpoints(folder):
-        if (path / _WHOLE).exists():
+        if exists(path / _WHOLE):
             whole = path
         else:
             shutil.rmtree(path)
@@ -101,7 +101,7 @@ def keep(folder: Path, checkpoint: Path, best: int | None) -> None:
         checkpoint: of the last step.
         best: step of the best weights so far, None where there are none.
     """
-    for file in checkpoint.iterdir():
+    for file in list_folder(checkpoint):
         fsync_path(file)
     fsync_path(folder)
     inside = describe_files(checkpoint)
@@ -130,12 +130,18 @@ def save_best(folder: Path, step: int, model: ContrastiveModel) -> None:
 
 def load_best(folder: Path, step: int, model: ContrastiveModel) -> None:
     """Give a model the best weights."""
-    model.load_state_dict(load_file(_best(folder, step)))
+    _load(_best(folder, step), model)
 
 
 def load(checkpoint: Path, model: ContrastiveModel) -> None:
     """Give a model the weights of a checkpoint."""
-    model.load_state_dict(load_file(checkpoint / _WEIGHTS))
+    _load(checkpoint / _WEIGHTS, model)
+
+
+def _load(path: Path, model: ContrastiveModel) -> None:
+    with reading(path):
+        tensors = load_file(path)
+    model.load_state_dict(tensors)
 
 
 def _best(folder: Path, step: int) -> Path:
@@ -152,6 +158,4 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _named(folder: Path, pattern: str) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted((p for p in folder.iterdir() if re.fullmatch(pattern, p.name)), key=step_of)
+    return sorted((p for p in list_folder(folder) if re.fullmatch(pattern, p.name)), key=step_of)

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from whiten_index.errors import ConfigError
+from whiten_index.given import require_no_secret
 
 POOLINGS, DEVICES = ("cls", "mean"), ("auto", "cpu", "cuda")
 # What checkpoints are compared by, as results call it: Spearman's correlation × 100.
@@ -139,6 +140,7 @@ class TrainingConfig:
         Raises:
             ConfigError: a value is out of its range, or two do not go together.
         """
+        require_no_secret(vars(self), what="an option of a training")
         for name in ("corpus", "text_columns"):
             given = getattr(self, name)
             listed = (given,) if isinstance(given, str | os.PathLike) else given

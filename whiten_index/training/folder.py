@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from whiten_index.artifacts.files import walk_files
 from whiten_index.encoding import EncoderSpec, ModelFolder
 from whiten_index.encoding.written import (
     Module,
@@ -64,6 +65,7 @@ def write_model(
     # Some releases of safetensors write files that none but their owner may read.
     umask = os.umask(0o22)
     os.umask(umask)
-    for file in path.rglob("*.safetensors"):
-        file.chmod(0o666 & ~umask)
+    for file in walk_files(path):
+        if file.suffix == ".safetensors":
+            file.chmod(0o666 & ~umask)
     flush(path)

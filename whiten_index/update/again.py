@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from whiten_index import index as faiss_index
 from whiten_index.changes import apart
 from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.origin import corpus_record
 from whiten_index.row_keys import KeyTable, digest_keys
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, KnownRows
 from whiten_index.update.base import Base
@@ -20,16 +21,24 @@ from whiten_index.update.base import Base
 def told_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Iterator[str]:
     """Yield a sentence for each withdrawn version that is there, some of whose new texts return.
 
-    Good rows come again as bad ones do, so that this is told and nothing is refused.
+    Good rows come again as bad ones do: this is only noted, and so is a version that the system
+    does not let be read.
     """
+    try:
+        yield from _come_again(base, record, store)
+    except StorageError as error:
+        yield f"note: texts of withdrawn versions that come again were not looked for: {error}"
+
+
+def _come_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Iterator[str]:
     withdrawn = _withdrawn(base.folder.parents[1])
     others = (*withdrawn.values(), record)
     gone = {id(part): part for each in others for part in apart(base.record, each)[0]}
     _, coming, _ = apart(base.record, record)
     before: KnownRows | None = None
     for name, each in withdrawn.items():
-        # Of what was pruned, shards may be dropped; or the disk does not give them.
-        with contextlib.suppress(ArtifactError, StorageError):
+        # Of what was pruned, shards may be dropped.
+        with contextlib.suppress(ArtifactError):
             # Where few rows of each shard changed, nearly all rows are in parts that differ.
             if before is None:
                 before = KnownRows(_digests(base.store, gone.values()))
@@ -56,9 +65,9 @@ def _withdrawn(root: Path) -> dict[str, CorpusRecord]:
     """Return the records of the versions that were rolled back, of those that can be read."""
     found = {}
     for name in faiss_index.withdrawn_versions(root):
-        with contextlib.suppress(ArtifactError, StorageError):
-            path = root / faiss_index.VERSIONS / name / faiss_index.RECORD
-            found[name] = CorpusRecord.load(path)
+        with contextlib.suppress(ArtifactError):
+            version = faiss_index.read_version(root / faiss_index.VERSIONS / name)
+            found[name] = corpus_record(version)
     return found
 
 

@@ -13,7 +13,7 @@ from whiten_index import index as faiss_index
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.encoding import resolve_encoder
-from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.fit import Fitted
 from whiten_index.moments import Moments
 from whiten_index.origin import corpus_record, open_store
@@ -29,16 +29,14 @@ class Base:
     """The published version.
 
     Attributes:
-        folder: of the version.
-        fields: its manifest.
+        source: the version and its files.
         store: the embeddings it was built from.
         record: its corpus in the store.
         fitted: its transform, and the moments that this was fitted on.
         config: the build that would make it again, of the corpus as it is now.
     """
 
-    folder: Path
-    fields: Mapping[str, Any]
+    source: faiss_index.Version
     store: EmbeddingStore
     record: CorpusRecord
     fitted: Fitted
@@ -49,31 +47,41 @@ class Base:
         """Open the published version of an index, every checksum looked at.
 
         Raises:
-            ArtifactError: nothing is published, it or its store is damaged or missing, or an
-                earlier release made it and its store has moved on.
+            ArtifactError: nothing is published, or it or its store is damaged or missing.
             EncoderError: the model is gone, or is another one by now.
         """
         root = Path(config.index)
-        folder, fields = faiss_index.read_fields(root)
+        source = faiss_index.with_published(root, faiss_index.Version.check)
+        fields = source.fields
         remedy = "name it with --store DIR, or build the index again"
         store = open_store(root, fields, given=config.store, reader="an update", remedy=remedy)
-        record = _record(folder, fields, store)
+        record = corpus_record(source)
         if config.store is not None:
-            _require_parts(store, record, folder.name)
+            _require_parts(store, record, source.name)
         build = _build_config(config, fields, store)
         _require_same_encoder(build, fields)
         choice = fields.get("choice")
         fitted = Fitted(
-            Moments.load(folder / faiss_index.MOMENTS),
-            Whitening.load(folder / faiss_index.WHITENING),
+            Moments.load(source.file(faiss_index.MOMENTS)),
+            Whitening.load(source.file(faiss_index.WHITENING)),
             None if choice is None else Choice.from_json(choice),
         )
-        return cls(folder, fields, store, record, fitted, build)
+        return cls(source, store, record, fitted, build)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the version."""
+        return self.source.folder
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The version's manifest."""
+        return self.source.fields
 
     @property
     def version(self) -> str:
         """Name of the version."""
-        return self.folder.name
+        return self.source.name
 
     @property
     def passages(self) -> bool:
@@ -101,10 +109,12 @@ class Base:
     def known_records(self) -> list[CorpusRecord]:
         """Return its record and those of candidates, whose rows were encoded before a gate."""
         found = [self.record]
-        for path in self.folder.parents[1].glob(f"{faiss_index.CANDIDATES}/*/{faiss_index.RECORD}"):
-            # What cannot be read is encoded again.
-            with contextlib.suppress(ArtifactError, StorageError):
-                found.append(CorpusRecord.load(path))
+        root = self.folder.parents[1]
+        for name in faiss_index.version_names(root, inside=faiss_index.CANDIDATES):
+            # The rows of a damaged one are encoded again.
+            with contextlib.suppress(ArtifactError):
+                candidate = faiss_index.read_version(root / faiss_index.CANDIDATES / name)
+                found.append(corpus_record(candidate))
         return found
 
     @property
@@ -124,16 +134,6 @@ class Base:
                 f"the corpus holds embeddings of another kind (width {corpus.dim}) than the index "
                 f"(width {dim}); build a new index"
             )
-
-
-def _record(folder: Path, fields: Mapping[str, Any], store: EmbeddingStore) -> CorpusRecord:
-    record = corpus_record(folder, fields, store)
-    if record is None:
-        raise ArtifactError(
-            f"version {folder.name} was made by an earlier release, and the store {store.root} no "
-            "longer knows which rows it holds; run whiten-index build once, and update from then on"
-        )
-    return record
 
 
 def _require_parts(store: EmbeddingStore, record: CorpusRecord, version: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.files import exists, is_folder, list_folder
 from whiten_index.corpus import RepeatedIdsError
 from whiten_index.errors import (
     ConfigError,
@@ -65,14 +66,14 @@ def require_writable(base: Base) -> None:
     """
     out, store = Path(str(base.config.out)), base.store.folder
     versions = out / faiss_index.VERSIONS
-    for folder in (out, versions, store, *store.glob("[!.]*/")):
+    for folder in (out, versions, store, *filter(is_folder, list_folder(store, "[!.]*"))):
         if not os.access(folder, os.W_OK | os.X_OK):
             raise StorageError(
                 f"cannot write {folder}: permission is denied or the file system is read-only; "
                 "change its permissions, then run the same command again"
             )
     candidates = out / faiss_index.CANDIDATES
-    aside = candidates if candidates.exists() else out
+    aside = candidates if exists(candidates) else out
     if aside.stat().st_dev != versions.stat().st_dev:
         raise StorageError(
             f"{versions} is on another file system than {aside}, so that no version can be moved "
@@ -162,7 +163,7 @@ def require_not_withdrawn(
             continue
         if config.order is not Refit.AUTO and identity != facts.get("identity"):
             continue
-        there = (out / faiss_index.VERSIONS / name).exists()
+        there = exists(out / faiss_index.VERSIONS / name)
         back = f"; or take that version back: whiten-index rollback {out} --to {name}"
         raise GateError(
             f"the corpus still is that of version {name}, which was rolled back, so nothing is "

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.gates import GateConfig
-from whiten_index.given import is_finite, require_folder, require_path, shown
+from whiten_index.given import is_finite, require_folder, require_no_secret, require_path, shown
 from whiten_index.index import DEVICES
 from whiten_index.whitening import DRIFT_THRESHOLD, Refit
 
@@ -53,6 +53,7 @@ class UpdateConfig:
     max_bytes: str | int | None = None
 
     def __post_init__(self) -> None:
+        require_no_secret(vars(self), what="an option of an update")
         object.__setattr__(self, "corpus", _paths(self.corpus))
         index: Any = self.index
         object.__setattr__(self, "index", str(index) if isinstance(index, Path) else index)

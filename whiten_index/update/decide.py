@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
-from whiten_index.artifacts.files import sha256_file
-from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.assemble import Carry, IndexPlan
 from whiten_index.build import index_plan
 from whiten_index.changes import apart
@@ -80,7 +78,7 @@ def decide_update(
         facts["shared"] = float(encoded.record.rows)
         return Decided(settled, {**facts, "decision": {**said, "index": "train", "index_why": ""}})
     settled, index_why = _kept(base, encoded, old_rows)
-    settled = replace(settled, kept=base.folder)
+    settled = replace(settled, kept=base.source)
     index = "train" if settled.carry is None else "keep"
     trained = None if settled.carry is None else _trained(base)
     decided = {**said, "index": index, "index_why": index_why}
@@ -133,23 +131,23 @@ def _kept(base: Base, encoded: EncodeReport, old_rows: NDArray[np.int64]) -> tup
     plan = _same_index(base, rows)
     why = "" if plan is not None else "another index suits so many rows"
     if plan is not None:
-        published = faiss_index.open_version(base.folder, verify="manifest", mapped=True)
-        why = faiss_index.why_not_carried(published.index) or ""
-    transform = sha256_file(base.folder / faiss_index.WHITENING)
+        published = faiss_index.read_index(base.source, mapped=True)
+        why = faiss_index.why_not_carried(published) or ""
+    transform = base.fields["files"][faiss_index.WHITENING]["sha256"]
     if why or plan is None:
         plan = plan or index_plan(base.config, rows=rows, whitening=fitted.whitening)
         return settle(base.config, encoded, fitted, plan, kept={"whitening": transform}), why
     factory = base.fields["factory"]
     # Versions of earlier releases do not tell.
     tuned = OperatingPoint(**factory.get("tuned") or {})
-    carry = Carry(base.folder, old_rows, tuned, factory.get("rerank"))
+    carry = Carry(base.source, old_rows, tuned, factory.get("rerank"))
     kept = {"whitening": transform, "index": _trained(base)}
     return settle(base.config, encoded, fitted, plan, kept=kept, carry=carry), ""
 
 
 def _trained(base: Base) -> str:
     """Return what tells the training of the base's index: of the version where it was trained."""
-    return str(base.update.get("trained") or sha256_file(base.folder / MANIFEST))
+    return str(base.update.get("trained") or base.source.sha256)
 
 
 def _same_index(base: Base, rows: int) -> IndexPlan | None:

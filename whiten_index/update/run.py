@@ -48,7 +48,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         faiss_index.set_threads(config.threads)
     # Nothing is made where there is no index.
     faiss_index.read_current(out)
-    with advising(config), only_writer(out, what="index") as held:
+    with advising(config), only_writer(out, what="index"):
         faiss_index.tidy(out)
         with stages.stage("open", 0):
             base = Base.open(config)
@@ -88,13 +88,11 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             version = faiss_index.next_version(out, decided.settled.identity)
             examine = Examination(config, base, encoded, changes, canaries, stages)
             make_candidate(version, encoded, decided, facts, examine)
-            held.require()
             faiss_index.promote(out, version)
         else:
-            held.require()
             faiss_index.set_current(out, version)
         _remember(base, encoded)
-        _, fields = faiss_index.read_fields(out, verify="manifest")
+        fields = faiss_index.read_published(out).fields
         gates = tuple(fields.get("gates") or ())
         return UpdateReport(out, base.version, version, fields, changes, encoded, facts, gates)
 
@@ -108,7 +106,7 @@ def _interrupted(out: Path, identity: str, base: Base) -> str | None:
     version = faiss_index.find_version(out, identity)
     if version is None:
         return None
-    fields = faiss_index.read_version(out / faiss_index.VERSIONS / version, verify="manifest")
+    fields = faiss_index.read_version(out / faiss_index.VERSIONS / version).fields
     return version if "update" in fields and fields["update"]["base"] == base.version else None
 
 

@@ -7,20 +7,26 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from whiten_index.artifacts import manifest
-from whiten_index.artifacts.manifest import MANIFEST
-from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
+from whiten_index.artifacts.files import exists, is_file, is_folder
+from whiten_index.artifacts.lock import LOCK
+from whiten_index.artifacts.manifest import MANIFEST, records_in
+from whiten_index.errors import ArtifactError, ConfigError, FormatError
 from whiten_index.index import (
     CANDIDATES,
     CURRENT,
     RECORD,
-    VERSION_SCHEMA,
     VERSIONS,
+    Version,
     VersionManifest,
+    read_version,
+    require_published,
     strange_entries,
     version_names,
 )
+from whiten_index.origin import corpus_record
 from whiten_index.store import CorpusRecord, EmbeddingStore
+
+_PARTS = (CURRENT, VERSIONS, CANDIDATES)
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Claim:
 
 def is_index(folder: Path) -> bool:
     """Tell whether a folder is that of an index, or was to be."""
-    return any((folder / name).exists() for name in (CURRENT, VERSIONS, CANDIDATES))
+    return any(exists(folder / name) for name in _PARTS)
 
 
 def indexes_of(
@@ -65,7 +71,6 @@ def indexes_of(
     ]
     # One that was moved and linked to its old place is registered by both.
     found = {real_place(index): None for _, index in known}
-    # An index that was moved or restored with its store registers itself at its next build.
     around = real_place(root).parent
     if is_index(around):
         found[around] = None
@@ -83,8 +88,8 @@ def require_there(index: Path, root: Path) -> None:
     Raises:
         ArtifactError: it is gone, or the disk it is on is not there.
     """
-    # An empty folder may be where a disk is mounted at other times.
-    if index.is_dir() and any(index.iterdir()):
+    # A folder without any of these may be where a disk is mounted at other times.
+    if any(exists(index / name) for name in (*_PARTS, LOCK)):
         return
     raise ArtifactError(
         f"{index}, an index built from {root}, is not there, so that it cannot be told which "
@@ -161,13 +166,13 @@ def corpora_claims(store: EmbeddingStore) -> Iterator[Claim]:
         ArtifactError: the record of one is damaged.
     """
     for path in record_paths(store):
-        record = CorpusRecord.load(path)
+        record = store.record(path.name)
         yield Claim(f"corpus {corpus_name(record)}", store.fingerprint, record)
 
 
 def record_paths(store: EmbeddingStore) -> list[Path]:
     """Return the files of a store that remember corpora."""
-    return sorted((store.folder / "corpora").glob("[!.]*.json"))
+    return records_in(store.folder / "corpora")
 
 
 def corpus_name(record: CorpusRecord) -> str:
@@ -190,49 +195,30 @@ def index_claims(index: Path, root: Path, stores: Collection[EmbeddingStore]) ->
     """Yield what the versions of an index need, and its candidates.
 
     Raises:
-        ArtifactError: of one it cannot be told.
+        ArtifactError: of one it cannot be told, or the published version is missing.
+        StorageError: the system does not let one be read.
     """
-    _require_no_links(index, root)
+    require_published(index)
+    _require_no_strangers(index, root)
     for folder in version_folders(index):
         found = version_claim(folder, root, stores)
         if found is not None:
             yield found
 
 
-def known_version_claims(
-    root: Path, stores: Collection[EmbeddingStore], indexes: Iterable[Path]
-) -> tuple[list[Claim], bool]:
-    """Return what the versions of indexes need as far as can be told, and whether that is all."""
-    found, all_told = list[Claim](), True
-    for index in indexes:
-        try:
-            require_there(index, root)
-            _require_no_links(index, root)
-        except ArtifactError:
-            all_told = False
-        for folder in version_folders(index):
-            try:
-                claim = version_claim(folder, root, stores)
-            except (ArtifactError, StorageError):
-                all_told = False
-                continue
-            found += [] if claim is None else [claim]
-    return found, all_told
-
-
-def _require_no_links(index: Path, root: Path) -> None:
-    """Refuse an index that has a version elsewhere, behind a link, which is not followed.
+def _require_no_strangers(index: Path, root: Path) -> None:
+    """Refuse an index that has a version behind a link or under a strange name, which is not read.
 
     A link that leads to nothing, or to what is a version here itself, does no harm.
     """
     here = {real_place(folder) for folder in version_folders(index)}
     for path in strange_entries(index):
         target = real_place(path)
-        if target not in here and any((target / name).is_file() for name in (MANIFEST, RECORD)):
+        if target not in here and any(is_file(target / name) for name in (MANIFEST, RECORD)):
             raise ArtifactError(
-                f"{path} is a link to a version, which is not followed, so that it cannot be told "
-                f"which shards of {root} it needs; put the folder {target} itself there, or remove "
-                "the link"
+                f"{path} is a link to a version or has the name of none, and is not read, so that "
+                f"the shards of {root} that it needs are not known; put the folder {target} there "
+                f"under its own name, or move it out of {index}"
             )
 
 
@@ -243,29 +229,32 @@ def version_claim(folder: Path, root: Path, stores: Collection[EmbeddingStore]) 
         ArtifactError: it cannot be told.
     """
     by = f"version {folder.name} of index {folder.parent.parent}"
-    fields = _fields(folder)
+    version = _version(folder)
+    fields = None if version is None else version.fields
     encoder = None if fields is None else fields["encoder_fingerprint"]
     if not any(encoder in (None, store.fingerprint) for store in stores):
         return None
     try:
-        return Claim(by, encoder, CorpusRecord.load(folder / RECORD))
+        # Without its manifest, a record that its own digest proves sound says what is needed.
+        own = CorpusRecord.load(folder / RECORD) if version is None else corpus_record(version)
+        return Claim(by, encoder, own)
     except FormatError:
         raise
     except ArtifactError:
         if fields is not None and _is_elsewhere(fields, root):
             return None
     raise ArtifactError(
-        f"{by} is damaged and does not say which shards of {root} it needs; run whiten-index "
-        f"prune {folder.parent.parent} --keep N with a sound version"
+        f"{by} is damaged and does not say which shards of {root} it needs; remove it with "
+        f"whiten-index prune {folder.parent.parent} --keep N, or restore it from a copy"
         if folder.parent.name == VERSIONS
         else f"candidate {folder} is damaged and does not say which shards of {root} it needs; "
         "remove that folder: the next update makes another"
     )
 
 
-def _fields(folder: Path) -> VersionManifest | None:
+def _version(folder: Path) -> Version | None:
     try:
-        return manifest.read_manifest(folder, VERSION_SCHEMA)
+        return read_version(folder)
     except FormatError:
         raise
     except ArtifactError:
@@ -275,4 +264,4 @@ def _fields(folder: Path) -> VersionManifest | None:
 def _is_elsewhere(fields: VersionManifest, root: Path) -> bool:
     """Tell whether a version was built from another store that is there."""
     built_from = Path(fields["store"])
-    return built_from.is_dir() and real_place(built_from) != real_place(root)
+    return is_folder(built_from) and real_place(built_from) != real_place(root)

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from whiten_index.artifacts.files import require_path
-from whiten_index.artifacts.lock import Held, only_writer
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus import SHARD_ROWS
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.index import require_published
 from whiten_index.space import require_space
 from whiten_index.store import (
-    CorpusRecord,
     EmbeddingStore,
     InFolder,
     Member,
@@ -37,7 +37,7 @@ from whiten_index.store import (
     moments_bytes,
     rows_bytes,
 )
-from whiten_index.upkeep.claims import indexes_of, known_version_claims, record_paths
+from whiten_index.upkeep.claims import index_claims, indexes_of, record_paths, require_there
 from whiten_index.upkeep.inventory import Inventory, open_stores
 from whiten_index.upkeep.keeping import Keeping, remove
 from whiten_index.upkeep.packing import Plan
@@ -108,7 +108,8 @@ def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactRe
         pack_rows: rows of a full pack.
 
     Raises:
-        ArtifactError: there is no store, or the record of a corpus is damaged.
+        ArtifactError: there is no store, the record of a corpus is damaged, or the published
+            version of an index built from it is missing.
         BusyError: another process is writing the store.
         StorageError: the disk is full or cannot be written.
     """
@@ -136,10 +137,10 @@ def _sum(rooms: Iterable[Room]) -> Room:
 
 
 def _compact(store: EmbeddingStore, pack_rows: int) -> CompactReport:
-    with only_writer(store.folder, what="store") as held:
+    with only_writer(store.folder, what="store"):
         store.tidy()
         inventory = Inventory.take(store)
-        records = [CorpusRecord.load(path) for path in record_paths(store)]
+        records = [store.record(path.name) for path in record_paths(store)]
         shards = list(dict.fromkeys(name for record in records for name in record.shards))
         before, plan = _room(inventory), Plan.make(inventory, shards, _others(store), pack_rows)
         _require_space(store, plan)
@@ -150,7 +151,7 @@ def _compact(store: EmbeddingStore, pack_rows: int) -> CompactReport:
             rows += sum(member.rows for member in members)
         if plan.groups:
             inventory = Inventory.take(store)
-        removed = _remove_replaced(inventory, held)
+        removed = _remove_replaced(inventory)
         after = _room(Inventory.take(store)) if removed or plan.groups else before
     return CompactReport(
         store=str(store.root),
@@ -174,11 +175,17 @@ def _room(inventory: Inventory) -> Room:
 
 def _others(store: EmbeddingStore) -> frozenset[str] | None:
     """Return the shards that versions of indexes need, None where one does not tell."""
-    indexes = indexes_of(store.root, [store])
-    claims, all_told = known_version_claims(store.root, [store], indexes)
-    if not all_told:
+    indexes, needed = indexes_of(store.root, [store]), set[str]()
+    for index in indexes:
+        require_published(index)
+    try:
+        for index in indexes:
+            require_there(index, store.root)
+            for claim in index_claims(index, store.root, [store]):
+                needed.update(claim.record.shards)
+    except ArtifactError:
         return None
-    return frozenset(shard for claim in claims for shard in claim.record.shards)
+    return frozenset(needed)
 
 
 def _require_space(store: EmbeddingStore, plan: Plan) -> None:
@@ -217,9 +224,9 @@ def _known_as(store: EmbeddingStore, name: str) -> str:
     return "" if place is None or (isinstance(place, InFolder) and place.sources) else place.held_as
 
 
-def _remove_replaced(inventory: Inventory, held: Held) -> int:
+def _remove_replaced(inventory: Inventory) -> int:
     """Remove folders of shards, and packs, all of which is in a later pack; return how many."""
     kept = Keeping(inventory).keep(inventory.shards)
     folders, packs = set(inventory.folders) - kept.folders, set(inventory.packs) - kept.packs
-    remove(inventory, folders=folders, packs=packs, documents=set(), check=held.require)
+    remove(inventory, folders=folders, packs=packs, documents=set())
     return len(folders) + len(packs)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import require_path, writing
-from whiten_index.artifacts.lock import Held, only_writer
+from whiten_index.artifacts.files import is_folder, reading, require_path, writing
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.given import is_finite, shown
 from whiten_index.store import EmbeddingStore
@@ -47,8 +47,7 @@ class GcReport:
         rows: files of ids and kept columns removed.
         leftovers: what writers that died had left, removed.
         bytes: freed, those of leftovers not counted.
-        kept: kind -> how many of it stay; ``recent`` of them stay for their age alone, and
-            ``missing`` are needed and not there.
+        kept: kind -> how many of it stay; ``recent`` of them stay for their age alone.
         indexes: that were asked what they need.
         claims: corpora and versions that need something.
         forgotten: indexes that are not asked any more.
@@ -96,8 +95,8 @@ def gc_store(
         keep_days: age in days by the clock of the file system.
 
     Raises:
-        ArtifactError: there is no store, an index that was built from it is not there, or of
-            something it cannot be told what it needs.
+        ArtifactError: there is no store; an index that was built from it, its published version or
+            a shard that is needed is not there; or of something it cannot be told what it needs.
         BusyError: another process is writing the store or an index built from it.
         ConfigError: an index built from it is in a bucket, an index to forget is not known or is
             there, one named is none of this store, or ``keep_days`` is no number of days.
@@ -113,14 +112,14 @@ def gc_store(
     files = files_naming(place, stores, list(map(require_path, forget)), named)
     with contextlib.ExitStack() as locks:
         if dry_run:
-            held, asked = list[Held](), _asked(place, stores, files, named)
+            asked = _asked(place, stores, files, named)
             for index in asked:
                 require_there(index, place)
         else:
-            held, asked = _hold_all(locks, place, stores, files, users)
+            asked = _hold_all(locks, place, stores, files, users)
         claims = list(_claims(place, stores, asked))
-        leftovers = 0 if dry_run else sum(map(_tidy, stores))
-        done = [_collect(store, claims, held, dry_run, keep_days) for store in stores]
+        leftovers = 0 if dry_run else sum(store.tidy() for store in stores)
+        done = [_collect(store, claims, dry_run, keep_days) for store in stores]
     removed, kept = Removed(), Counter[str]()
     for each, counts in done:
         removed += each
@@ -172,23 +171,23 @@ def _hold_all(
     stores: Sequence[EmbeddingStore],
     forget: Sequence[Path],
     named: Mapping[Path, Sequence[EmbeddingStore]],
-) -> tuple[list[Held], list[Path]]:
+) -> list[Path]:
     """Become the one writer of the store and of all indexes built from it; return these.
 
     Those named are registered with the stores given for each, and then files of others removed.
     """
-    held, indexes = list[Held](), list[Path]()
+    indexes = list[Path]()
 
     def hold(found: Iterable[Path]) -> None:
         for index in found:
             require_there(index, root)
-            held.append(locks.enter_context(only_writer(index, what="index")))
+            locks.enter_context(only_writer(index, what="index"))
             indexes.append(index)
 
     # In the order that a build takes them.
     hold(_asked(root, stores, forget, named))
     for store in stores:
-        held.append(locks.enter_context(only_writer(store.folder, what="store")))
+        locks.enter_context(only_writer(store.folder, what="store"))
     for index, users in named.items():
         for store in users:
             store.users.register(index)
@@ -197,7 +196,7 @@ def _hold_all(
             file.unlink(missing_ok=True)
     # Another may have been built from it before the store was ours.
     hold(index for index in _asked(root, stores, forget) if index not in indexes)
-    return held, indexes
+    return indexes
 
 
 def _claims(
@@ -209,18 +208,9 @@ def _claims(
         yield from index_claims(index, root, stores)
 
 
-def _tidy(store: EmbeddingStore) -> int:
-    """Remove what writers that died left; return how many there were."""
-    folders = (store.folder, *filter(Path.is_dir, store.folder.iterdir()))
-    found = sum(1 for folder in folders for _ in folder.glob(".tmp-*"))
-    store.tidy()
-    return found
-
-
 def _collect(
     store: EmbeddingStore,
     claims: Sequence[Claim],
-    held: Sequence[Held],
     dry_run: bool,
     keep_days: float,
 ) -> tuple[Removed, dict[str, int]]:
@@ -228,8 +218,8 @@ def _collect(
     records = [claim.record for claim in claims if claim.is_of(store)]
     keeping = Keeping(inventory)
     kept = keeping.keep(dict.fromkeys(shard for record in records for shard in record.shards))
-    _require_readable(store, kept)
-    missing, folders, packs = len(kept.missing), set(kept.folders), set(kept.packs)
+    _require_known(store, kept)
+    folders, packs = set(kept.folders), set(kept.packs)
     documents = {part.documents for record in records for part in record.parts if part.rows}
     is_recent = _Recent(store, keep_days, dry_run=dry_run)
     recent = {name for name in inventory.folders if is_recent(inventory.shard_path(name))}
@@ -241,13 +231,6 @@ def _collect(
     }
     keeping.keep(recent)
     documents |= {name for name, path in inventory.documents.items() if is_recent(path)}
-    if missing:
-        # A pack of which it cannot be told what is in it may hold them.
-        kept.packs |= inventory.damaged_packs
-
-    def check() -> None:
-        for each in held:
-            each.require()
 
     there = set(inventory.folders) | inventory.damaged_folders
     all_packs = set(inventory.packs) | inventory.damaged_packs
@@ -256,7 +239,6 @@ def _collect(
         folders=there - kept.folders,
         packs=all_packs - kept.packs,
         documents=set(inventory.documents) - documents,
-        check=check,
         dry_run=dry_run,
     )
     return removed, {
@@ -264,19 +246,18 @@ def _collect(
         "packs": len(all_packs & kept.packs),
         "rows": len(set(inventory.documents) & documents),
         "recent": len(kept.folders - folders) + len(kept.packs - packs),
-        "missing": missing,
     }
 
 
-def _require_readable(store: EmbeddingStore, kept: Kept) -> None:
-    """Refuse where it cannot be told what a needed shard picks its rows from."""
-    if not kept.damaged:
-        return
-    first = sorted(kept.damaged)[0]
-    raise ArtifactError(
-        f"{store.shards.folder / first} is damaged, so that it cannot be told which others it "
-        f"needs ({len(kept.damaged)} such); whiten-index verify {store.root} says how to mend it"
-    )
+def _require_known(store: EmbeddingStore, kept: Kept) -> None:
+    """Refuse where it is not known what a needed shard picks its rows from."""
+    unknown = kept.damaged | kept.missing
+    if unknown:
+        raise ArtifactError(
+            f"{store.shards.folder / min(unknown)} is damaged or missing, so that it is not known "
+            f"which others it needs ({len(unknown)} such); mount its disk, or see how to mend it "
+            f"with whiten-index verify {store.root}"
+        )
 
 
 class _Recent:
@@ -294,9 +275,10 @@ class _Recent:
 
     def __call__(self, path: Path) -> bool:
         """Tell whether it is; so is what was written later than now, by a clock put right since."""
-        marker = path / manifest.MANIFEST if path.is_dir() else path
+        marker = path / manifest.MANIFEST if is_folder(path) else path
         try:
-            written = marker.stat().st_mtime
+            with reading(marker):
+                written = marker.stat().st_mtime
         except FileNotFoundError:
             return False
         return self._limit > 0 and self._now - written < self._limit

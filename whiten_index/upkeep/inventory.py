@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from whiten_index.artifacts.files import exists, is_folder, list_folder, size_of
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError
 from whiten_index.store import (
@@ -149,11 +150,8 @@ def shard_names(folder: Path) -> list[str]:
 
 def folder_names(folder: Path) -> list[str]:
     """Return the names of the folders in a folder but those of unfinished work."""
-    try:
-        found = [path.name for path in folder.iterdir() if path.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(name for name in found if not name.startswith("."))
+    found = list_folder(folder, "[!.]*") if is_folder(folder) else []
+    return [path.name for path in found if is_folder(path)]
 
 
 def open_stores(root: Path) -> list[EmbeddingStore]:
@@ -175,17 +173,5 @@ def encoder_folders(root: Path) -> Iterator[Path]:
     """Yield the folders of encoders below a root folder, damaged ones among them."""
     for name in folder_names(root):
         folder = root / name
-        if (folder / MANIFEST).exists() or (folder / "shards").is_dir():
+        if exists(folder / MANIFEST) or is_folder(folder / "shards"):
             yield folder
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of a folder's, links not followed; 0 for what is gone."""
-    try:
-        if path.is_symlink():
-            return 0
-        if path.is_dir():
-            return sum(size_of(each) for each in path.iterdir())
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

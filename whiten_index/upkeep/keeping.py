@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import remove_folder
-from whiten_index.artifacts.files import fsync_path, writing
+from whiten_index.artifacts.files import fsync_path, size_of, writing
 from whiten_index.store import Member, Source
-from whiten_index.upkeep.inventory import Inventory, ShardFolder, size_of
+from whiten_index.upkeep.inventory import Inventory, ShardFolder
 
 
 @dataclass
@@ -146,7 +146,6 @@ def remove(
     folders: set[str],
     packs: set[str],
     documents: set[str],
-    check: Callable[[], None],
     dry_run: bool = False,
 ) -> Removed:
     """Remove folders of shards, packs and rows; each is there whole or not at all to who looks.
@@ -159,7 +158,6 @@ def remove(
         folders: names of shards whose own folder goes.
         packs: names.
         documents: digests.
-        check: called right before something is removed; it raises where that must not be.
         dry_run: only say what would be removed.
 
     Raises:
@@ -173,10 +171,8 @@ def remove(
     if dry_run:
         return found
     for path in paths:
-        check()
         remove_folder(path)
     if files:
-        check()
         _unlink(files)
     return found
 

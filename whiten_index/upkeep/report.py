@@ -11,7 +11,7 @@ from whiten_index.errors import FormatError, StorageError, WhitenIndexError
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that is damaged or missing.
+    """Something that is damaged or missing, or cannot be read.
 
     Attributes:
         path: of it.
@@ -35,7 +35,8 @@ class VerifyReport:
         kind: ``index`` or ``store``.
         checked: kind of thing -> how many were looked at.
         bytes: of these.
-        damages: what is damaged; empty where all is sound.
+        damages: what is damaged.
+        unread: what the system does not let be read: it may be sound or damaged.
         stores: folders of the stores that an index reads.
         notes: what could not be looked at, and is no damage.
     """
@@ -47,11 +48,12 @@ class VerifyReport:
     damages: tuple[Damage, ...]
     stores: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unread: tuple[Damage, ...] = ()
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is damaged."""
-        return not self.damages
+        """Whether everything was read, and nothing is damaged."""
+        return not self.damages and not self.unread
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

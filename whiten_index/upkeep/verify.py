@@ -7,9 +7,11 @@ from pathlib import Path
 
 from whiten_index.artifacts.files import require_path
 from whiten_index.errors import ArtifactError
+from whiten_index.given import absolute, is_uri
 from whiten_index.upkeep.claims import is_index, real_place
 from whiten_index.upkeep.inventory import encoder_folders
 from whiten_index.upkeep.report import VerifyReport
+from whiten_index.upkeep.verify_bucket import verify_bucket
 from whiten_index.upkeep.verify_index import verify_index
 from whiten_index.upkeep.verify_store import verify_store
 
@@ -18,14 +20,15 @@ def verify_paths(paths: Iterable[Path | str], *, with_stores: bool = True) -> li
     """Verify indexes, with the stores they read, and stores.
 
     Args:
-        paths: folders of indexes or of stores.
+        paths: folders of indexes or of stores, or URIs of indexes in a bucket.
         with_stores: verify the stores of the indexes too.
 
     Raises:
         ArtifactError: a path is neither.
         ConfigError: it is too long to be one.
     """
-    places = list(map(require_path, paths))
+    given = list(map(absolute, paths))
+    places = [require_path(place) for place in given if not is_uri(place)]
     for place in places:
         if not is_index(place) and not any(encoder_folders(place)):
             raise ArtifactError(
@@ -41,4 +44,5 @@ def verify_paths(paths: Iterable[Path | str], *, with_stores: bool = True) -> li
         stores += [Path(store) for report in found.values() for store in report.stores]
     stores = [store for store in stores if any(encoder_folders(store))]
     unique = {real_place(store): store for store in stores}
-    return [*found.values(), *map(verify_store, unique.values())]
+    there = [verify_bucket(str(uri)) for uri in dict.fromkeys(given) if is_uri(uri)]
+    return [*there, *found.values(), *map(verify_store, unique.values())]

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whiten_index.artifacts.files import require_path
+from whiten_index.artifacts.files import is_folder, require_path, size_of
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.index import (
     CANDIDATES,
@@ -16,6 +16,7 @@ from whiten_index.index import (
     VERSIONS,
     Current,
     Documents,
+    Version,
     VersionManifest,
     read_current,
     read_version,
@@ -23,10 +24,8 @@ from whiten_index.index import (
     version_names,
     version_number,
 )
-from whiten_index.origin import missing_shards, store_places
-from whiten_index.store import CorpusRecord
+from whiten_index.origin import corpus_record, missing_shards, store_places
 from whiten_index.upkeep.claims import is_index, version_folders
-from whiten_index.upkeep.inventory import size_of
 from whiten_index.upkeep.report import Damage, VerifyReport, reason, remedy_for
 
 
@@ -48,12 +47,13 @@ def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
         raise ArtifactError(f"{place} is no index: it has no {CURRENT}; check the path")
     check = _Check(place, with_store)
     check.run(version_folders(place))
-    damages = check.damages
-    if damages:
+    damages, unread = check.damages, check.unread
+    if damages or unread:
         again = _Check(place, with_store)
-        paths = {damage.path for damage in damages}
+        paths = {damage.path for damage in (*damages, *unread)}
         again.run([folder for folder in version_folders(place) if str(folder) in paths])
         damages = [damage for damage in again.damages if damage.path in paths]
+        unread = [damage for damage in again.unread if damage.path in paths]
     return VerifyReport(
         str(place),
         "index",
@@ -62,6 +62,7 @@ def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
         tuple(_with_remedy(place, damage, check) for damage in damages),
         tuple(dict.fromkeys(check.stores)),
         tuple(check.notes),
+        tuple(unread),
     )
 
 
@@ -76,6 +77,7 @@ class _Check:
         counted: kind -> how many were looked at.
         bytes: of these.
         damages: found, the remedy being what is to be said for want of a better one.
+        unread: what the system does not let be read.
         sound: names of the versions that are whole, and so is what the store has of them.
         lacking: paths of versions and candidates that are whole but for what is in the store.
         stores: that they were built from, as far as these are there.
@@ -88,6 +90,7 @@ class _Check:
     counted: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     damages: list[Damage] = field(default_factory=list)
+    unread: list[Damage] = field(default_factory=list)
     sound: list[str] = field(default_factory=list)
     lacking: set[str] = field(default_factory=set)
     stores: list[str] = field(default_factory=list)
@@ -101,7 +104,7 @@ class _Check:
             self.counted["CURRENT"] += 1
             self.bytes += size_of(path)
         except (ArtifactError, StorageError) as error:
-            self.damages.append(Damage(str(path), reason(error), (), remedy_for(error, "")))
+            self._add(path, error)
         self._check_strange()
         for folder in folders:
             self.counted[folder.parent.name] += 1
@@ -109,17 +112,19 @@ class _Check:
             try:
                 self._check(folder)
             except (ArtifactError, StorageError) as error:
-                remedy = remedy_for(error, "")
-                touches = (f"{_kind(folder)} {folder.name}",)
-                self.damages.append(Damage(str(folder), reason(error), touches, remedy))
+                self._add(folder, error, f"{_kind(folder)} {folder.name}")
             else:
                 if folder.parent.name == VERSIONS and str(folder) not in self.lacking:
                     self.sound.append(folder.name)
 
+    def _add(self, path: Path, error: ArtifactError | StorageError, *touches: str) -> None:
+        found = self.unread if isinstance(error, StorageError) else self.damages
+        found.append(Damage(str(path), reason(error), touches, remedy_for(error, "")))
+
     def _check_strange(self) -> None:
         for path in strange_entries(self.root):
-            why = f"{path} is a link or no folder, and is not followed"
-            remedy = f"put the folder itself there, or remove {path}"
+            why = f"{path} is a link, no folder, or has the name of no version, and is not read"
+            remedy = f"put the folder itself there under its own name, or move {path} away"
             self.damages.append(Damage(str(path), why, (), remedy))
 
     def _published(self) -> Current:
@@ -138,11 +143,13 @@ class _Check:
         published = self.current is not None and self.current.version == folder.name
         in_versions = folder.parent.name == VERSIONS
         sha256 = self.current.manifest_sha256 if self.current and published else None
-        fields = read_version(folder, verify="full", sha256=sha256 if in_versions else None)
+        version = read_version(folder, sha256=sha256 if in_versions else None).check()
+        fields = version.fields
         self._note_store(fields)
-        counts = {DOCUMENTS: len(Documents(folder / DOCUMENTS))}
-        if (folder / RECORD).exists():
-            counts[RECORD] = CorpusRecord.load(folder / RECORD).rows
+        counts = {
+            DOCUMENTS: len(Documents(version.file(DOCUMENTS))),
+            RECORD: corpus_record(version).rows,
+        }
         wrong = [f"{name} of {n}" for name, n in counts.items() if n != fields["rows"]]
         if wrong:
             raise ArtifactError(
@@ -150,11 +157,12 @@ class _Check:
                 f"{fields['rows']}"
             )
         if self.with_store:
-            self._check_store(folder)
+            self._check_store(version)
 
-    def _check_store(self, folder: Path) -> None:
+    def _check_store(self, version: Version) -> None:
         """Look whether the store has the shards of a version that is sound itself."""
-        store, missing = missing_shards(self.root, folder)
+        folder = version.folder
+        store, missing = missing_shards(self.root, version)
         if store is None:
             self.notes.append(
                 f"the store of {_kind(folder)} {folder.name} is not there, and was not looked at; "
@@ -170,7 +178,7 @@ class _Check:
 
     def _note_store(self, fields: VersionManifest) -> None:
         places = (place for place in store_places(self.root, fields) if isinstance(place, Path))
-        self.stores += [str(place) for place in places if place.is_dir()][:1]
+        self.stores += [str(place) for place in places if is_folder(place)][:1]
 
 
 def _kind(folder: Path) -> str:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import require_path
-from whiten_index.errors import ArtifactError, StorageError, WhitenIndexError
+from whiten_index.artifacts.files import exists, list_folder, require_path, size_of
+from whiten_index.errors import ArtifactError, FormatError, StorageError, WhitenIndexError
+from whiten_index.index import CURRENT, require_published
 from whiten_index.moments import Moments
 from whiten_index.store import (
     CorpusPart,
-    CorpusRecord,
     EmbeddingStore,
     InFolder,
     other_sources,
@@ -29,13 +29,13 @@ from whiten_index.upkeep.claims import (
     corpus_name,
     is_index,
     record_paths,
+    require_there,
     version_claim,
     version_folders,
 )
-from whiten_index.upkeep.inventory import encoder_folders, shard_names, size_of
+from whiten_index.upkeep.inventory import encoder_folders, shard_names
 from whiten_index.upkeep.report import Damage, VerifyReport, reason, remedy_for
 
-T = TypeVar("T")
 # Rows of what no corpus names.
 _ANY = -1
 _GC = "whiten-index gc {root} --keep-days 0"
@@ -58,16 +58,20 @@ def verify_store(root: Path | str) -> VerifyReport:
             "named to --store, or the folder store of an index"
         )
     checks = [_Check(place, folder).run() for folder in folders]
-    found = [damage for check in checks for damage in check.damages]
+    last, notes = checks, [note for check in checks for note in check.notes]
+    found = [damage for check in checks for damage in (*check.damages, *check.unread)]
     if found:
         only = frozenset(damage.path for damage in found)
-        again = [_Check(place, folder, only).run() for folder in encoder_folders(place)]
-        found = [damage for check in again for damage in check.damages]
+        last = [_Check(place, folder, only).run() for folder in encoder_folders(place)]
     counted = Counter[str]()
     for check in checks:
         counted.update(check.counted)
     size = sum(check.bytes for check in checks)
-    return VerifyReport(str(place), "store", dict(counted), size, tuple(found))
+    damages = tuple(damage for check in last for damage in check.damages)
+    unread = tuple(damage for check in last for damage in check.unread)
+    return VerifyReport(
+        str(place), "store", dict(counted), size, damages, (), tuple(dict.fromkeys(notes)), unread
+    )
 
 
 @dataclass
@@ -81,6 +85,8 @@ class _Check:
         counted: kind -> how many were looked at.
         bytes: of these.
         damages: found.
+        unread: what the system does not let be read.
+        notes: indexes that were not looked at.
     """
 
     root: Path
@@ -89,6 +95,8 @@ class _Check:
     counted: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     damages: list[Damage] = field(default_factory=list)
+    unread: list[Damage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.store = EmbeddingStore(self.root, {}, self.folder.name)
@@ -98,6 +106,8 @@ class _Check:
         # Shard -> those that pick rows from it.
         self._pickers: dict[str, set[str]] = {}
         self._members: dict[str, tuple[str, ...]] = {}
+        # Of packs that cannot be read, any of which may hold any shard.
+        self._unread_pack: StorageError | None = None
 
     def run(self) -> _Check:
         """Look at everything."""
@@ -135,7 +145,7 @@ class _Check:
         self, path: Path, error: WhitenIndexError, touches: Sequence[str], remedy: str
     ) -> None:
         found = Damage(str(path), reason(error), tuple(touches), remedy_for(error, remedy))
-        self.damages.append(found)
+        (self.unread if isinstance(error, StorageError) else self.damages).append(found)
 
     # What there is to check
 
@@ -144,7 +154,7 @@ class _Check:
         if not self._looks_at("manifests", path):
             return
         try:
-            manifest.read_manifest(self.folder, store.SCHEMA)
+            store.read_encoder(self.folder)
         except (ArtifactError, StorageError) as error:
             remedy = (
                 "run whiten-index encode with one of its corpora and the same model again: it "
@@ -155,7 +165,7 @@ class _Check:
     def _corpora(self) -> Iterator[Claim]:
         for path in record_paths(self.store):
             try:
-                record = CorpusRecord.load(path)
+                record = self.store.record(path.name)
             except (ArtifactError, StorageError) as error:
                 if self._looks_at("corpora", path):
                     self._add(path, error, *self._mending_record(path))
@@ -169,13 +179,29 @@ class _Check:
         if is_index(around := self.root.resolve().parent):
             places[around] = None
         for index in places:
+            try:
+                require_there(index, self.root)
+            except ArtifactError as error:
+                self.notes.append(reason(error))
+                continue
+            with self._reporting(index / CURRENT):
+                require_published(index)
             for folder in version_folders(index):
-                try:
+                claim = None
+                # A damaged version is reported when its index is verified.
+                with self._reporting(folder), contextlib.suppress(ArtifactError):
                     claim = version_claim(folder, self.root, [self.store])
-                except (ArtifactError, StorageError):
-                    continue
                 if claim is not None:
                     yield claim
+
+    @contextlib.contextmanager
+    def _reporting(self, path: Path) -> Iterator[None]:
+        """Report what is wrong in an index, without which it is not known what it needs."""
+        try:
+            yield
+        except (ArtifactError, StorageError) as error:
+            if self.only is None or str(path) in self.only:
+                self._add(path, error, (), f"verify {path.parent}, which says more")
 
     def _registered(self) -> Iterator[Path]:
         users = self.store.users
@@ -194,19 +220,22 @@ class _Check:
     def _look_around(self) -> None:
         """Note which shards pick from which, and which are in which pack, as far as can be read."""
         for name in shard_names(self._shards.folder):
-            shard = self._quietly(self._places.fields, name)
+            # What cannot be read is reported where each is checked.
+            shard = None
+            with contextlib.suppress(ArtifactError, StorageError):
+                shard = self._places.fields(name, verify=False)
             for source, _ in [] if shard is None else other_sources(shard):
                 self._pickers.setdefault(source, set()).add(name)
         for name in self._packs.names():
-            pack = self._quietly(self._packs.fields, name)
+            pack = None
+            try:
+                pack = self._packs.fields(name, verify=False)
+            except FormatError:
+                pass
+            except StorageError as error:
+                self._unread_pack = error
             members = () if pack is None else pack["members"]
             self._members[name] = tuple(member.fingerprint for member in members)
-
-    def _quietly(self, read: Callable[..., T | None], name: str) -> T | None:
-        try:
-            return read(name, verify=False)
-        except (ArtifactError, StorageError):
-            return None
 
     def _check_shard(self, folder: Path) -> None:
         fields = places.read_shard(folder)
@@ -278,24 +307,30 @@ class _Check:
         """Find what is needed and not there at all."""
         for shard in dict.fromkeys(name for claim in self._claims for name in claim.record.shards):
             path = self._shards.folder / shard
-            there = path.exists() or any(shard in members for members in self._members.values())
+            there = exists(path) or any(shard in members for members in self._members.values())
             if not there and (self.only is None or str(path) in self.only):
-                error = ArtifactError(f"shard {path} is missing")
+                error = self._unread_pack or ArtifactError(f"shard {path} is missing")
                 self._add(path, error, *self._mending((shard,)))
         parts = (part for claim in self._claims for part in claim.record.parts if part.rows)
         for part in {part.documents: part for part in parts}.values():
             path = self.store.document_files.path(part.documents)
-            if not path.exists():
+            if not exists(path):
                 self._check_documents(path, part)
 
     def _check_notes(self) -> None:
         for kind in ("agreements", "choices", "samples"):
-            for path in sorted((self.folder / kind).glob("[!.]*")):
-                if not self._looks_at(kind, path) or self.store.notes.is_sound(path):
+            for path in list_folder(self.folder / kind, "[!.]*"):
+                if not self._looks_at(kind, path):
                     continue
-                error = ArtifactError(f"{path} is damaged: it does not match its digest")
-                remedy = f"remove {path}: it is made anew when it is next needed"
-                self._add(path, error, (), remedy)
+                try:
+                    self._require_note(path)
+                except (ArtifactError, StorageError) as error:
+                    remedy = f"remove {path}: it is made anew when it is next needed"
+                    self._add(path, error, (), remedy)
+
+    def _require_note(self, path: Path) -> None:
+        if not self.store.notes.is_sound(path):
+            raise ArtifactError(f"{path} is damaged: it does not match its digest")
 
     # What mends it
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from whiten_index.artifacts.atomic import replacing, require_replaceable
 from whiten_index.artifacts.files import require_path, writing
-from whiten_index.artifacts.tensors import read_tensors, write_tensors
+from whiten_index.artifacts.tensors import read_sealed, write_sealed
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
 from whiten_index.whitening.arrays import unit_rows
 
@@ -111,7 +111,7 @@ class Affine:
             path: of the file.
             facts: more metadata.
         """
-        write_tensors(
+        write_sealed(
             path,
             {"matrix": self.matrix, "bias": self.bias, "error": np.array([self.error])},
             kind=FILE_KIND,
@@ -127,7 +127,9 @@ class Affine:
             ArtifactError: the file is missing, damaged or not an exported matrix.
         """
         shapes = {"matrix": "dk", "bias": "k", "error": "1"}
-        tensors, facts = read_tensors(path, kind=FILE_KIND, version=FORMAT_VERSION, shapes=shapes)
+        tensors, facts = read_sealed(
+            path, kind=FILE_KIND, version=FORMAT_VERSION, shapes=shapes, remedy="export it again"
+        )
         normalize = facts.get("normalize_input")
         if normalize not in ("true", "false"):
             raise ArtifactError(

@@ -15,6 +15,7 @@ from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from mteb.types import PromptType
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import is_folder
 from whiten_index.batch import TextBatch
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.encoding import Encoder, EncoderConfig
@@ -238,7 +239,7 @@ def _open(model: str | None, options: Mapping[str, Any]) -> Encoder:
 
 def _load(path: Path) -> Whitening:
     """Read a whitening, and say where an index has its own."""
-    if path.is_dir():
+    if is_folder(path):
         raise ConfigError(
             f"{path} is a folder; take an index whole with WhitenedEncoder.of_index, or name the "
             "whitening.safetensors in its versions/<version>/"

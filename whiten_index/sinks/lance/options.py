@@ -12,7 +12,6 @@ from urllib.parse import unquote, urlsplit
 from whiten_index.errors import ConfigError
 from whiten_index.sinks.options import one_of, real_number, require_known, whole_number
 from whiten_index.sinks.protocol import Metric
-from whiten_index.sinks.registry import without_secrets
 
 DISTANCES = {Metric.COSINE: "cosine", Metric.INNER_PRODUCT: "dot"}
 _STORAGE = "storage."
@@ -57,7 +56,7 @@ class LanceOptions:
         searching: ``nprobes``, ``refine_factor`` and ``ef`` of searches by the index: by default a
             quarter of the partitions, and 2: the scores are those of the vectors, not of codes.
         keep_days: for which versions of the table that are no longer the latest are kept.
-        storage: options of the object store, of which no value is ever shown.
+        storage: options of the object store.
     """
 
     index: str = _AUTO
@@ -131,22 +130,18 @@ def folder_of(address: str) -> str:
     """
     parts = urlsplit(address)
     scheme = parts.scheme.partition("+")[2]
-    if parts.query or parts.fragment or "@" in parts.netloc:
+    if parts.query or parts.fragment:
         raise ConfigError(
-            f"{without_secrets(address)} was given with a user, a query or a fragment, of which "
-            "LanceDB knows nothing; give credentials in the variables that the object store reads, "
-            "or with --option storage.NAME=VALUE, and write % for what has a meaning in a URL "
-            "(? is %3F, # is %23)"
+            f"{address} has a query or a fragment, of which LanceDB knows nothing; write % for "
+            "what has a meaning in a URL (? is %3F, # is %23)"
         )
     if scheme:
         if not parts.netloc:
-            raise ConfigError(
-                f"{without_secrets(address)} names no bucket; write {parts.scheme}://bucket/prefix"
-            )
+            raise ConfigError(f"{address} names no bucket; write {parts.scheme}://bucket/prefix")
         return f"{scheme}://{parts.netloc}{unquote(parts.path)}"
     if parts.netloc or not parts.path.strip("/"):
         raise ConfigError(
-            f"{without_secrets(address)} names no folder; write the folder from the root on, with "
+            f"{address} names no folder; write the folder from the root on, with "
             "three slashes: lancedb:///data/vectors"
         )
     return unquote(parts.path)

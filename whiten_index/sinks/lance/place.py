@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +15,6 @@ from whiten_index.sinks.lance.options import LanceOptions, folder_of
 from whiten_index.sinks.lance.rows import stored_schema
 from whiten_index.sinks.lance.table import TableState, as_sink_error
 from whiten_index.sinks.protocol import VECTOR, Layout, Metric
-from whiten_index.sinks.registry import without_secrets
 
 PENDING = "__pending"
 BRANCH = "whiten_index_changes"
@@ -47,10 +45,7 @@ class Place:
         folder = folder_of(address)
         # Of an object store it is a URL.
         self._on_disk = "://" not in folder
-        self._shown = without_secrets(address).rstrip("/")
-        if self._on_disk and not re.search(":[^/]*@", folder):
-            # A folder may be called anything; a password stands before a host alone.
-            self._shown = f"lancedb://{folder}"
+        self._shown = f"lancedb://{folder}" if self._on_disk else address.rstrip("/")
         self.target = f"{self._shown}, table {name}"
         if self._on_disk:
             require_own(Path(folder), engine="LanceDB", marks=["*.lance"], address=self._shown)
@@ -61,8 +56,7 @@ class Place:
 
     def told(self, what: str) -> AbstractContextManager[None]:
         """Turn errors of the engine into those of a sink."""
-        secrets = self.options.storage.values()
-        return as_sink_error(self.target, what, secrets=secrets, on_disk=self._on_disk)
+        return as_sink_error(self.target, what, on_disk=self._on_disk)
 
     def opened(self, name: str) -> Any | None:
         """Return a handle of a table as it is now, None where there is none."""

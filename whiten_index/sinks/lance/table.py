@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -142,15 +142,12 @@ def is_readable(table: Any) -> bool:
 
 
 @contextmanager
-def as_sink_error(
-    target: str, what: str, *, secrets: Iterable[str], on_disk: bool = False
-) -> Iterator[None]:
+def as_sink_error(target: str, what: str, *, on_disk: bool = False) -> Iterator[None]:
     """Turn the engine's errors into one line, in which no secret is.
 
     Args:
         target: as it may be shown.
         what: went wrong.
-        secrets: that an error may hold.
         on_disk: whether the table is in a folder of this machine.
 
     Raises:
@@ -164,7 +161,7 @@ def as_sink_error(
         # The error itself may tell what is not to be shown.
         if _REFUSED.search(str(error)):
             raise taken_over(target) from None
-        line = first_line(error, [each for each in secrets if len(each) > 2])
+        line = first_line(error)
         # Where in its sources the engine found out.
         line = re.sub(r",? ?/\S+\.rs:\d+(:\d+)?.*$", "", line)
         remedy = remedy_of(line) if on_disk else None

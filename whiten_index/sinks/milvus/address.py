@@ -7,18 +7,17 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from whiten_index.errors import ConfigError
 
-# Where the token is looked for when the address has none.
 TOKEN = "MILVUS_TOKEN"
 _PORT = 19530
 _TLS = ("server_pem_path", "client_pem_path", "client_key_path", "ca_pem_path", "server_name")
 _FORMS = (
     f"the address of Milvus is one of milvus://host:{_PORT}, milvus+https://host and "
-    "milvus:///folder/file.db; give user:password before host and @ "
-    f"(write / as %2F, @ as %40 and : as %3A), or the token in {TOKEN}"
+    "milvus:///folder/file.db; give the token, or user:password, "
+    f"in {TOKEN}"
 )
 
 
@@ -27,7 +26,7 @@ class Place:
     """What an address names.
 
     Attributes:
-        shown: the address as it may be shown: no user, who may be a token, and no password.
+        shown: the address.
         uri: of a server, as the client takes it.
         file: of Milvus Lite, None for a server.
         token: or user and password with a colon between.
@@ -51,7 +50,7 @@ class Place:
             database: that an option names, "" for none.
 
         Raises:
-            ConfigError: it has another form; what may be half a password is not told.
+            ConfigError: it has another form.
         """
         try:
             parts = urlsplit(address)
@@ -59,8 +58,6 @@ class Place:
         except ValueError:
             raise ConfigError(_FORMS) from None
         path, tls = unquote(parts.path), dict(parse_qsl(parts.query, keep_blank_values=True))
-        if re.search(r":[^/]*@" if not parts.netloc else r"[@;=\s]", path):
-            raise ConfigError(_FORMS)
         if parts.fragment or set(tls) - set(_TLS):
             raise ConfigError(f"after ? an address of Milvus takes {', '.join(_TLS)} alone")
         if not parts.netloc:
@@ -82,22 +79,10 @@ class Place:
         return cls(
             f"{parts.scheme}://{at}{'/' if database else ''}{database}",
             f"{'https' if secure else 'http'}://{at}",
-            token=_token(parts),
+            token=os.environ.get(TOKEN, ""),
             database=database,
             tls=tls,
         )
-
-
-def _token(parts: SplitResult) -> str:
-    user, password = parts.username, parts.password
-    if password is None:
-        if user:
-            raise ConfigError(
-                "the address of Milvus has a user and no password; give user:password, or the "
-                f"token in {TOKEN}"
-            )
-        return os.environ.get(TOKEN, "")
-    return f"{unquote(user)}:{unquote(password)}" if user else unquote(password)
 
 
 def _lite_file(path: str) -> str:

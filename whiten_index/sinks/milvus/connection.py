@@ -29,7 +29,7 @@ class Connection:
     Attributes:
         engine: the database and its release.
         lite: whether that is Milvus Lite.
-        shown: its address without credentials.
+        shown: its address.
     """
 
     def __init__(self, address: str, options: IndexOptions) -> None:
@@ -44,7 +44,6 @@ class Connection:
         self._client: Any = None
         wanted = Place.of(address, options.database)
         self.shown = wanted.shown
-        self._secrets = [each for each in (wanted.token, *wanted.token.split(":", 1)[1:]) if each]
         uri = wanted.uri
         if wanted.file is not None:
             uri = start_lite(wanted.file)
@@ -119,13 +118,13 @@ class Connection:
         below = error.__cause__ if isinstance(error.__cause__, _GRPC_ERROR) else error
         details = getattr(below, "details", None)
         text = str(getattr(below, "message", "") or (details() if callable(details) else error))
-        return first_line(text or type(error).__name__, self._secrets)
+        return first_line(text or type(error).__name__)
 
 
 def _remedy(told: str) -> str:
     lower = told.lower()
     if "auth" in lower or "privilege" in lower or "permission" in lower:
-        return f"give user:password in the address, or the token in {TOKEN}"
+        return f"give user:password, or the token, in {TOKEN}"
     if "json" in lower and "length" in lower:
         return "leave the longest column out of --keep, or raise common.JSONMaxLength of the server"
     if "connect" in lower or "unavailable" in lower or "timeout" in lower:

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import is_file, is_folder
 from whiten_index.errors import ConfigError, SinkError
 from whiten_index.sinks.folders import remedy_of, require_own, require_there
 from whiten_index.sinks.milvus.silence import silence
@@ -34,7 +35,7 @@ def start_lite(file: str) -> str:
         SinkError: another process has the file, or it cannot be written.
     """
     manager = _lite_manager()
-    if not Path(file).parent.is_dir():
+    if not is_folder(Path(file).parent):
         raise ConfigError(
             f"milvus://{file}: the folder {Path(file).parent} is not there; make it first"
         )
@@ -71,7 +72,7 @@ def _require_usable(file: str) -> None:
         ConfigError: it is a file, or a folder with others' files in it.
     """
     shown = f"milvus://{file}"
-    if Path(file).is_file():
+    if is_file(file):
         raise ConfigError(
             f"{shown} is a file, and Milvus Lite {'.'.join(map(str, _LITE_FROM))} or later makes "
             "a folder; name another that ends in .db"

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 from psycopg import conninfo
 
+from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError, SinkError
-from whiten_index.sinks.options import redacted
 from whiten_index.sinks.postgres.telling import said
 
 # Of them a server has those of its release.
@@ -18,10 +18,7 @@ _ENDLESS = (
     "statement_timeout", "transaction_timeout", "idle_session_timeout",
     "idle_in_transaction_session_timeout",
 )  # fmt: skip
-_ENCODE = (
-    "write @ : / ? # % of a user or password as %40 %3A %2F %3F %23 %25, or leave the password "
-    "out and set PGPASSWORD"
-)
+_ENCODE = "write @ : / ? # % of a user as %40 %3A %2F %3F %23 %25, and set PGPASSWORD"
 
 # What a server says of a stranger, and what libpq says of a server that asks for a password.
 _ANSWERED = re.compile("FATAL|authentication|no password supplied|no pg_hba.conf entry")
@@ -31,7 +28,7 @@ _REFUSED = (
     ("no pg_hba.conf entry|pg_hba.conf rejects", "have the server's pg_hba.conf let in this host, "
      "user and database, with or without TLS as sslmode in the address asks"),
     ("password|[aA]uthentication",
-     "give the user and password in the address, PGPASSWORD or ~/.pgpass"),
+     "give the user in the address, and the password in PGPASSWORD or ~/.pgpass"),
     ('database "[^"]*" does not exist', "name another database in the address, or create it"),
     ("role .*(does not exist|not permitted)", "name another user in the address or PGUSER, or have "
      "that one made, with LOGIN"),
@@ -100,13 +97,13 @@ def shown(connection: Any) -> str:
 
 
 def _require_address(address: str) -> None:
-    """Refuse an address that libpq would read otherwise than it is meant, and then show parts of.
+    """Refuse an address that libpq cannot parse.
 
     Raises:
         ConfigError: without any part of the address.
     """
     try:
-        given = conninfo.conninfo_to_dict(address)
+        conninfo.conninfo_to_dict(address)
     except psycopg.Error as error:
         known = re.match(r"invalid URI query parameter: \"(\w+)\"", str(error))
         why = f" (libpq knows no parameter {known[1]!r})" if known else ""
@@ -114,20 +111,6 @@ def _require_address(address: str) -> None:
             f"the address of the database cannot be parsed{why}; it is "
             f"postgresql://user@host:port/database?name=value, and in it {_ENCODE}"
         ) from None
-    # What stands before the true @ was cut off too early by another character.
-    wrong = "@" in str(given.get("dbname", "")) or "@" in str(given.get("host", ""))[1:]
-    # A parameter that was written into another one would be shown with it.
-    wrong |= bool(re.search(r"[=\s]", str(given.get("dbname", ""))))
-    wrong |= "=" in str(given.get("user", ""))
-    if wrong or not re.fullmatch(r"[\d,]*", str(given.get("port", ""))):
-        raise ConfigError(f"the address of the database cannot be parsed; {_ENCODE}")
-
-
-def _secrets(address: str) -> list[str]:
-    """Return what of an address and of the variables of libpq must not be shown."""
-    given = conninfo.conninfo_to_dict(address)
-    told = [str(given[each]) for each in ("password", "sslpassword") if given.get(each)]
-    return [*told, *filter(None, [os.environ.get("PGPASSWORD")])]
 
 
 def _not_connected(error: psycopg.Error, address: str) -> str:
@@ -136,7 +119,7 @@ def _not_connected(error: psycopg.Error, address: str) -> str:
     A password may have been written in its place.
     """
     where = f"PostgreSQL at {_asked(error, address)}"
-    told = redacted(str(error), _secrets(address))
+    told = hide_secrets(str(error))
     for each in _roles(error, address):
         # In the server's own language it stands between other words.
         told = re.sub(rf"([\"'«»„“”])(\s?){re.escape(each)}(?=\s?[\"'«»„“”])", r"\1\2…", told)
@@ -173,7 +156,7 @@ def _asked(error: psycopg.Error, address: str) -> str:
         told = f"postgresql:///{database}?host={host}"
     else:
         told = f"postgresql://{host}{port and ':'}{port}/{database}"
-    return redacted(told, _secrets(address))
+    return hide_secrets(told)
 
 
 def _one_line(told: str) -> str:

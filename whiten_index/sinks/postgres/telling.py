@@ -16,7 +16,7 @@ _AGAIN = "push again when that is mended: it goes on where it was"
 _NOT_ALLOWED = "42501"
 # SQLSTATE, or its class of two letters -> what to do.
 _REMEDIES = {
-    "28": "give the user and password in the address, PGPASSWORD or ~/.pgpass",
+    "28": "give the user in the address, and the password in PGPASSWORD or ~/.pgpass",
     "3D000": "create the database, or name another in the address",
     "3F000": "create the schema, or give --option schema=NAME",
     "23505": "two rows have one key; give every document an id of its own",

@@ -37,7 +37,7 @@ class Place:
     """What an address names: a server, a folder, or this process's memory.
 
     Attributes:
-        shown: the address without credentials.
+        shown: the address.
         host: of a server, None for local mode.
         port: of its REST interface.
         https: whether it is asked by TLS.
@@ -56,7 +56,7 @@ class Place:
 
     @classmethod
     def of(cls, address: str) -> Self:
-        """Return what an address names; an API key is in its password, or in QDRANT_API_KEY.
+        """Return what an address names, with the API key in QDRANT_API_KEY.
 
         Raises:
             ConfigError: it has another form.
@@ -67,23 +67,16 @@ class Place:
             parts = urlsplit(address)
             host, port = parts.hostname or "", parts.port or _PORT
         except ValueError:
-            # What Python says of it has the port, which may be half a key.
             raise ConfigError(f"the address of Qdrant {_FORMS}") from None
-        user, path = parts.username or "", unquote(parts.path)
+        path = unquote(parts.path)
         https = parts.scheme == "qdrant+https"
         if parts.query or parts.fragment:
             raise ConfigError("an address of Qdrant has no ? and no #; give --option NAME=VALUE")
-        if user and not parts.password:
-            raise ConfigError("write Qdrant's API key after a colon, as in qdrant://:KEY@host:6333")
-        if re.search(r":[^/]*@" if not parts.netloc else r"[@;=\s]", path):
-            raise ConfigError(
-                f"the address of Qdrant {_FORMS}; in a key, write / as %2F, @ as %40 and : as %3A"
-            )
         if not parts.netloc and path.strip("/") and not https:
             return cls(f"qdrant://{path}", folder=Path(path))
         if not re.fullmatch(r"[\w.-]+|[0-9a-f:.]+(%[\w.-]+)?", host):
             raise ConfigError(f"the address of Qdrant {_FORMS}")
-        key = unquote(parts.password or "") or os.environ.get("QDRANT_API_KEY") or None
+        key = os.environ.get("QDRANT_API_KEY") or None
         host = f"[{host}]" if ":" in host else host
         prefix = path.rstrip("/")
         return cls(
@@ -137,7 +130,7 @@ class Told:
             why = f"{status}: {getattr(error, 'details', str)()}"
         if type(cause).__module__.startswith(("httpx", "httpcore")):
             status = "UNAVAILABLE"
-        shown = first_line(why, [self.place.key or ""])
+        shown = first_line(why)
         return shown, self._remedy(status, shown)
 
     def _remedy(self, status: Any, why: str) -> str:

@@ -1,0 +1,53 @@
+"""Counts of the faults of the system that were tried, for the page of promises.
+
+Run ``python -m benchmarks.faults [SHARE]`` on a quiet machine; all points take hours.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from benchmarks import results_file
+from tests.faults.run import tried
+
+
+def main(share: str = "1") -> int:
+    """Try a share of the points of every command; write how many there were and how they ended."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    )
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        points = tried(Path(folder), float(share))
+    facts = {
+        "command": f"python -m benchmarks.faults {share}",
+        "commit": commit.stdout.strip(),
+        "seconds": round(time.monotonic() - started),
+    }
+    counts = Counter((point["flow"], point["fault"]) for point in points)
+    harmful = Counter((point["flow"], point["fault"]) for point in points if point["problems"])
+    killed = Counter((p["flow"], p["fault"]) for p in points if p["status"] < 0)
+    results_file.write(
+        "faults",
+        (
+            {
+                **facts,
+                "flow": flow,
+                "fault": fault,
+                "points": points,
+                "killed": killed[flow, fault],
+                "harmful": harmful[flow, fault],
+            }
+            for (flow, fault), points in sorted(counts.items())
+        ),
+    )
+    return int(bool(harmful))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,40 @@
+"""A damaged file is refused with one line or does not matter; it never changes an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def try_out(kind: str, folder: Path, count: int) -> None:
+    """Try out damages in a process that has no threads, and fail with what is wrong."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.damage.damages", kind, str(folder), str(count)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *wrong, counts = map(json.loads, done.stdout.splitlines())
+    print(counts)
+    assert counts["cases"] >= max(count, 1)
+    assert not wrong, "\n".join(f"{len(wrong)} of {counts['cases']}: {each}" for each in wrong[:20])
+
+
+@pytest.mark.parametrize(("kind", "count"), [("column", 60), ("text", 20)])
+def test_a_sample_of_damages(tmp_path: Path, kind: str, count: int) -> None:
+    try_out(kind, tmp_path / "made", count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["column", "text"])
+def test_every_damage(tmp_path: Path, kind: str) -> None:
+    try_out(kind, tmp_path / "made", 0)

@@ -1,0 +1,1 @@
+"""Faults of the system at every file operation of every command."""

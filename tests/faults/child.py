@@ -1,0 +1,312 @@
+"""Runs commands in forks, each with a fault at one file operation, and prints what came of it.
+
+``python -m tests.faults.child FOLDER PART PARTS SHARE [FLOW ...]`` tries a share of the points of
+some flows, and of these every ``PARTS``-th from ``PART``. It must be started with the library of
+``interpose.c`` preloaded. It prints a JSON object for each point; ``problems`` should be empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import importlib
+import json
+import math
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tests.faults.place import (
+    COLUMNS,
+    DIM,
+    Place,
+    Tree,
+    damages_of,
+    embeddings,
+    names_of,
+    vectors_of,
+    versions_of,
+)
+
+KINDS = ("open", "create", "list", "look", "read", "write", "fsync", "rename", "unlink", "mkdir",
+         "link", "lock", "map")  # fmt: skip
+GROWS = ("create", "write", "fsync", "rename", "mkdir", "link")
+CHANGES = (*GROWS, "unlink")
+ONCE, STAYS, KILL = range(3)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The operations that may fail, the error, and whether it happens once, stays or kills."""
+
+    kinds: Sequence[str]
+    error: int
+    mode: int = ONCE
+
+
+FAULTS = {
+    "kill": Fault(CHANGES, 0, KILL),
+    "disk full": Fault(GROWS, errno.ENOSPC),
+    "disk stays full": Fault(GROWS, errno.ENOSPC, STAYS),
+    "input/output error": Fault([k for k in KINDS if k not in ("lock", "map")], errno.EIO),
+    "too many open files": Fault(("open", "create", "list"), errno.EMFILE),
+    "permission denied": Fault(("open", "create", "list", "look", *CHANGES[2:]), errno.EACCES),
+    "out of memory": Fault(("map",), errno.ENOMEM),
+}
+SYSTEM, GATE = 7, 9
+
+
+def flows(place: Place) -> dict[str, list[object]]:
+    """Return flow -> the command to run."""
+    index, out, store = place.index, place.out, place.store
+    stored = ["--store", store, "--shard-rows", 40, "--store-dtype", "float32"]
+    build = ["build", place.corpus, *COLUMNS, *stored, "--whiten", "pca", "--k", 3,
+             "--factory", "Flat", "--threads", 1]  # fmt: skip
+    update = ["update", "--index", index, "--threads", 1]
+    like = ["--like", 3, "--rerank", 20, "--rerank-by", "embeddings", "--json"]
+    return {
+        "encode": ["encode", place.corpus, *COLUMNS, *stored],
+        "build": [*build, "--out", index],
+        "build, first": [*build, "--out", place.disk / "new"],
+        "update": [*update, "--refit", "never"],
+        "update, refit": [*update, "--refit", "always"],
+        "update, kept back": [*update, "--refit", "never", "--max-growth", 0],
+        "rollback": ["rollback", index],
+        "prune": ["prune", index, "--keep", 1],
+        "gc": ["gc", store, "--keep-days", 0],
+        "compact": ["compact", store],
+        "push, changes": ["push", index, "--to", out / "pushed.parquet"],
+        "push, npy": ["push", index, "--to", out / "pushed.npy"],
+        "export": ["export", index, out / "query", "--as", "query"],
+        "search, run": ["search", index, "--queries", place.corpus / "a.parquet", *COLUMNS,
+                        "--run", out / "run.trec", "--top-k", 5],
+        "search": ["search", index, *like],
+        "verify": ["verify", index, place.other, "--json"],
+        "versions": ["versions", index, "--json"],
+        "inspect": ["inspect", index, "--json"],
+    }  # fmt: skip
+
+
+# Commands that write nothing: they end with a status or print the same as ever.
+READERS = ("search", "verify", "versions", "inspect")
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The library that is preloaded."""
+
+    library: Any
+
+    def arm(self, place: Place, fault: Fault, number: int, log: int = -1) -> None:
+        """Let the operations below the disk count, and one of them fail."""
+        kinds = sum(1 << KINDS.index(kind) for kind in fault.kinds)
+        folder = str(place.disk).encode()
+        self.library.fault_arm(folder, kinds, ctypes.c_long(number), fault.error, fault.mode, log)
+
+    def disarm(self) -> None:
+        """Let every operation pass."""
+        self.library.fault_arm(b"", 0, ctypes.c_long(0), 0, 0, -1)
+
+
+class Flow:
+    """A command: the disk before it, after it, and each operation between."""
+
+    def __init__(self, place: Place, name: str, before: Tree, operations: Operations) -> None:
+        self.place, self.name, self.before = place, name, before
+        self.command, self._operations = flows(place)[name], operations
+        self.status, seen, modules = self._undisturbed()
+        self.after, self.output = place.tree(), place.said()
+        for module in modules:
+            # Later forks need not import it again.
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+        self.seen = {
+            name: [line for line in seen if line.partition(" ")[0] in fault.kinds]
+            for name, fault in FAULTS.items()
+        }
+        kept = versions_of(self.after, "index")
+        self.kept = {v: files for v, files in versions_of(before, "index").items() if v in kept}
+
+    def _undisturbed(self) -> tuple[int, list[str], list[str]]:
+        """Return the exit status, the operations and the modules imported."""
+        lines = self.place.root / "operations"
+
+        def work() -> list[object]:
+            log = os.open(lines, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
+            self._operations.arm(self.place, Fault(KINDS, 0), 0, log)
+            status = self.place.run(*self.command)
+            self._operations.disarm()
+            return [status, sorted(sys.modules)]
+
+        self.place.put(self.before)
+        ended, found = self.place.in_fork(work)
+        assert ended == 0, self.place.said()
+        assert found[0] == (GATE if "kept back" in self.name else 0), self.place.said()
+        return found[0], lines.read_text().splitlines(), found[1]
+
+    def points(self, share: float) -> list[tuple[str, int]]:
+        """Return a share of the faults and operations, the same ones each time."""
+        random, found = Random(0), list[tuple[str, int]]()
+        for fault, seen in self.seen.items():
+            numbers = range(1, len(seen) + 1)
+            some = random.sample(numbers, math.ceil(share * len(seen)))
+            found += [(fault, number) for number in sorted(some)]
+        return found
+
+    def try_out(self, fault: str, number: int) -> dict[str, Any]:
+        """Let the fault happen, look at the disk, run the command again, and look again."""
+        place, problems = self.place, list[str]()
+
+        def disturbed() -> int:
+            self._operations.arm(place, FAULTS[fault], number)
+            status = place.run(*self.command)
+            self._operations.disarm()
+            return status
+
+        place.put(self.before)
+        status, _ = place.in_fork(disturbed)
+        output = place.said()
+        left = place.tree()
+        expected = {-signal.SIGKILL} if fault == "kill" else {self.status, SYSTEM}
+        if status not in expected or "Traceback" in output:
+            problems.append(f"status {status}: {output[-3000:]}")
+        if status == self.status and self.name in READERS and output != self.output:
+            problems.append(f"another answer: {output[:1000]}")
+        published = self._published(left, problems)
+        if status == self.status == 0 and published == "old" and self._publishes:
+            problems.append("the command ended with 0 and its version is not published")
+        problems += self._lost(left)
+        _, found = place.in_fork(self._again)
+        problems += [f"the next run: {place.said()[-3000:]}"] if found is None else found
+        return {
+            "flow": self.name,
+            "fault": fault,
+            "number": number,
+            "operation": self._shown(self.seen[fault][number - 1]),
+            "status": status,
+            "published": published,
+            "problems": problems,
+        }
+
+    def _shown(self, operation: str) -> str:
+        return re.sub(r"[0-9a-f]{12,}", "*", operation.replace(f"{self.place.disk}/", ""))
+
+    @property
+    def _publishes(self) -> bool:
+        return vectors_of(self.before, "index") != vectors_of(self.after, "index")
+
+    def _published(self, left: Tree, problems: list[str]) -> str | None:
+        """Return which version is published; note whatever is neither the old nor the new one."""
+        first = ["new"] if "new/CURRENT" in left else []
+        problems += [
+            damage for index in ("index", "other", *first) for damage in damages_of(left, index)
+        ]
+        if vectors_of(left, "other") != vectors_of(self.before, "other"):
+            problems.append("another version of the other index is published")
+        found = vectors_of(left, "index")
+        for which, tree in (("new", self.after), ("old", self.before)):
+            if found == vectors_of(tree, "index"):
+                return which
+        problems.append("a version is published that is neither the old nor the new one")
+        return None
+
+    def _lost(self, left: Tree) -> list[str]:
+        """Return the files of versions to be kept that are gone or changed."""
+        there = versions_of(left, "index")
+        return [
+            f"{version}/{name} is gone or changed"
+            for version, files in self.kept.items()
+            for name, digest in files.items()
+            if there.get(version, {}).get(name) != digest
+        ]
+
+    def _again(self) -> list[str]:
+        place, problems = self.place, list[str]()
+        status = place.run(*self.command) if self._is_to_do() else self.status
+        if status != self.status:
+            problems.append(f"the next run ended with {status}")
+        left = place.tree()
+        if vectors_of(left, "index") != vectors_of(self.after, "index"):
+            problems.append("after the next run another version is published")
+        if self.name not in READERS:
+            there, wanted = names_of(left), names_of(self.after)
+            problems += [f"left over: {name}" for name in sorted(there - wanted)]
+            problems += [f"missing: {name}" for name in sorted(wanted - there)]
+        if place.run("verify", place.index, place.other) != 0:
+            problems.append("verify finds damage")
+        for version in self.kept:
+            problems += self._unreadable(version)
+        return problems
+
+    def _is_to_do(self) -> bool:
+        # A second rollback would go back one version further.
+        return (
+            self.name != "rollback"
+            or self.place.published(self.place.index)
+            != json.loads(self.after["index/CURRENT"] or b"")["version"]
+        )
+
+    def _unreadable(self, version: str) -> list[str]:
+        """Compare cosines from the store with those of the corpus that a version was built from."""
+        from whiten_index import open_index
+
+        place = self.place
+        back = ("rollback", place.index, "--to", version)
+        if place.published(place.index) != version and place.run(*back) != 0:
+            return [f"{version} can no longer be published"]
+        rows = embeddings(place.night_of[version])
+        query = np.random.default_rng(1).normal(size=DIM).astype(np.float32)
+        opened = open_index(place.index, rerank=len(rows), rerank_by="embeddings")
+        (hits,) = opened.search_embeddings(query[None], top_k=len(rows))
+        found = {hit.id: hit.score for hit in hits}
+        # Lists that were not searched hold the others.
+        if len(found) < len(rows) // 4 or not set(found) <= set(rows):
+            return [f"{version} has other rows: {len(found)}"]
+        cosines = {
+            i: float(rows[i] @ query / np.linalg.norm(rows[i]) / np.linalg.norm(query))
+            for i in found
+        }
+        wrong = [i for i in found if abs(found[i] - cosines[i]) > 1e-4]
+        return [f"{version}: embeddings of {wrong[:5]} differ"] if wrong else []
+
+
+def main(folder: str, part: str, parts: str, share: str, *only: str) -> int:
+    """Try a part of the points of some flows, or of all."""
+    operations = Operations(ctypes.CDLL(None))
+    import faiss
+
+    for name in ("whiten_index.cli", "whiten_index.search", "whiten_index.update",
+                 "whiten_index.upkeep", "whiten_index.push"):  # fmt: skip
+        importlib.import_module(name)
+    # Threads do not live on in a fork.
+    faiss.omp_set_num_threads(1)
+    place = Place(Path(folder, part))
+    place.root.mkdir(parents=True)
+
+    def prepared() -> dict[str, int]:
+        place.prepare()
+        return place.night_of
+
+    status, place.night_of = place.in_fork(prepared)
+    assert status == 0, place.said()
+    before = place.tree()
+    for name in only or flows(place):
+        flow = Flow(place, name, before, operations)
+        counts = {fault: len(seen) for fault, seen in flow.seen.items()}
+        print(json.dumps({"flow": name, "operations": counts}), flush=True)
+        for fault, number in flow.points(float(share))[int(part) :: int(parts)]:
+            print(json.dumps(flow.try_out(fault, number)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,193 @@
+"""Damage in a bucket, seen from a machine whose copies are sound: the bucket decides."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.objects.helpers import SHARDS, build, corpus_file, hits, keys
+from whiten_index.errors import StorageError
+from whiten_index.upkeep import verify_paths
+from whiten_index.versions import list_versions
+
+pytestmark = pytest.mark.service
+
+OPTIONS = ("--embedding-column", "embedding", "--id-column", "id", "--keep", "title", "--k", "6",
+           "--whiten", "whitening", "--shard-rows", "40")  # fmt: skip
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    command = (sys.executable, "-c", "from whiten_index.cli import main; main()", *arguments)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def body(s3: Any, bucket: str, key: str) -> bytes:
+    return bytes(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+
+def flip(s3: Any, bucket: str, key: str) -> None:
+    data = bytearray(body(s3, bucket, key))
+    data[len(data) // 2] ^= 1
+    s3.put_object(Bucket=bucket, Key=key, Body=bytes(data))
+
+
+def truncate(s3: Any, bucket: str, key: str) -> None:
+    s3.put_object(Bucket=bucket, Key=key, Body=body(s3, bucket, key)[:-1])
+
+
+def delete(s3: Any, bucket: str, key: str) -> None:
+    s3.delete_object(Bucket=bucket, Key=key)
+
+
+def published(s3: Any, bucket: str) -> list[str]:
+    return [key for key in keys(s3, bucket, "index/") if not key.startswith("index/store/")]
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, delete])
+def test_damage_of_each_object_is_noticed_and_mended(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, damage: Any
+) -> None:
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    first = build(corpus, out=out)
+    expected, places = hits(out), published(s3, bucket)
+    assert len(places) >= 6
+    for key in places:
+        before = body(s3, bucket, key)
+        damage(s3, bucket, key)
+        # As a fresh process: nothing that was listed before is known.
+        with pytest.raises(Exception, match=r"damaged|missing|not a published") as raised:
+            hits(out)
+        assert type(raised.value).__name__ == "ArtifactError", (key, raised.value)
+        (report,) = verify_paths([out])
+        assert not report.sound, key
+        assert any(damage.path.startswith(out) and damage.remedy for damage in report.damages), key
+        if key.startswith("index/versions/"):
+            assert all(facts.sound != "" for facts in list_versions(out)), key
+        again = build(corpus, out=out)
+        assert again.version == first.version
+        assert body(s3, bucket, key) == before, key
+        (report,) = verify_paths([out])
+        assert report.sound, (key, report.damages)
+        assert [facts.sound for facts in list_versions(out)] == [""]
+        assert hits(out) == expected
+    # Another machine, which has no copies, finds all of it sound.
+    machine("second")
+    assert hits(out) == expected
+
+
+def test_a_machine_without_copies_makes_the_version_again(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    build(corpus, out=out)
+    expected = hits(out)
+    (key,) = (key for key in published(s3, bucket) if key.endswith("/index.faiss"))
+    flip(s3, bucket, key)
+    machine("second")
+    assert not build(corpus, out=out).up_to_date
+    machine("third")
+    assert hits(out) == expected
+
+
+def test_an_object_of_another_version_is_noticed(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    """Of the same size, so that a listing alone does not tell."""
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    first = build(corpus, out=out)
+    second = build(corpus_file(tmp_path / "d.parquet", seed=1), out=out)
+    own, other = (
+        next(key for key in published(s3, bucket)
+             if key.endswith("/index.faiss") and f"/{version}/" in key)
+        for version in (second.version, first.version)
+    )  # fmt: skip
+    data = body(s3, bucket, other)
+    assert len(data) == len(body(s3, bucket, own))
+    s3.put_object(Bucket=bucket, Key=own, Body=data)
+    searched = run("search", out, "--like", "7")
+    assert searched.returncode == 5, searched.stderr
+    assert f"verify s3://{bucket}/index" in searched.stderr
+    (report,) = verify_paths([out])
+    assert [each.path for each in report.damages] == [f"s3://{bucket}/{own}"]
+
+
+def test_damaged_shards_of_the_store_are_put_there_again(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    build(corpus, out=out)
+    files = [key for key in keys(s3, bucket, "index/store/") if "/shards/" in key]
+    # A shard whose manifest is gone counts as none, which hides the rest.
+    shards = [key for key in files if not key.endswith("/manifest.json")]
+    assert len(shards) >= SHARDS
+    before = {key: body(s3, bucket, key) for key in shards}
+    for number, key in enumerate(shards):
+        (flip, truncate, delete)[number % 3](s3, bucket, key)
+    assert build(corpus, out=out).up_to_date
+    assert {key: body(s3, bucket, key) for key in shards} == before
+
+
+def test_the_commands(s3: Any, bucket: str, machine: Any, tmp_path: Path) -> None:
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    made = run("build", corpus, *OPTIONS, "--out", out)
+    assert made.returncode == 0, made.stderr
+    sound = run("verify", out)
+    assert sound.returncode == 0, sound.stderr
+    assert f"index {out}: sound (1 CURRENT, 1 version;" in sound.stdout
+    (key,) = (key for key in published(s3, bucket) if key.endswith("/documents.arrow"))
+    flip(s3, bucket, key)
+    told = run("verify", out, "--json")
+    assert told.returncode == 5
+    (report,) = json.loads(told.stdout)["reports"]
+    (damage,) = report["damages"]
+    assert damage["path"] == f"s3://{bucket}/{key}"
+    assert "run the same build again" in damage["remedy"]
+    again = run("build", corpus, *OPTIONS, "--out", out)
+    assert again.returncode == 0, again.stderr
+    assert "was missing or damaged, and was put there again" in again.stderr
+    assert run("verify", out).returncode == 0
+    none = run("verify", f"s3://{bucket}/none")
+    assert none.returncode == 5
+    assert run("verify", "s3://nowhere-at-all/index").returncode == 7
+
+
+def test_a_bucket_that_cannot_be_read_is_not_damage(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, guarded: None
+) -> None:
+    with pytest.raises(StorageError, match="permission is denied"):
+        verify_paths([f"s3://{bucket}/index"])
+
+
+def test_copies_are_for_their_owner_alone(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    for mask in (0o000, 0o022, 0o777):
+        cache = machine(f"umask{mask}")
+        before = os.umask(mask)
+        try:
+            if mask == 0o777:
+                # A folder that others made for everybody, as an administrator may.
+                os.umask(0)
+                (cache / "objects").mkdir(parents=True)
+            build(corpus, out=out)
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((cache / "objects").stat().st_mode) == 0o700
+        assert mask == 0o777 or stat.S_IMODE(cache.stat().st_mode) == 0o700
+    # Another user's is refused.
+    taken = machine("taken")
+    (taken / "objects").mkdir(parents=True)
+    if os.getuid() == 0:
+        os.chown(taken / "objects", 12345, -1)
+        with pytest.raises(StorageError, match=r"belongs to another user.*WHITEN_INDEX_CACHE"):
+            build(corpus, out=out)
+        assert list((taken / "objects").iterdir()) == []

@@ -1,0 +1,252 @@
+"""Secrets in addresses: refused wherever an address can be given, and never printed or stored."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import click
+import fsspec
+import pytest
+from click.testing import CliRunner, Result
+
+from whiten_index import BuildConfig, build_index, open_index
+from whiten_index.address import Address
+from whiten_index.cli import cli
+from whiten_index.encoding import EncoderConfig
+from whiten_index.errors import ConfigError, WhitenIndexError
+from whiten_index.push import PushConfig
+from whiten_index.store import EmbeddingStore
+from whiten_index.sweep import SweepConfig
+from whiten_index.update import UpdateConfig
+from whiten_index.upkeep import compact_store, gc_store, verify_paths
+from whiten_index.versions import list_versions, prune, rollback
+
+SECRET = "hush/Zebra+77q"
+ESCAPED = quote(SECRET, safe="")
+FORMS = {
+    f"s3://KEY:{ESCAPED}@bucket/x": "AWS_SECRET_ACCESS_KEY",
+    f"s3://KEY:{SECRET}@bucket/x.parquet": "AWS_SECRET_ACCESS_KEY",
+    f"s3://KEY%3A{ESCAPED}%40bucket/x": "AWS_SECRET_ACCESS_KEY",
+    f"gs://bucket/x?X-Goog-Signature={ESCAPED}": "GOOGLE_APPLICATION_CREDENTIALS",
+    f"az://container/x.parquet?sv=2024&sig={ESCAPED}": "AZURE_STORAGE_ACCOUNT_KEY",
+    f"https://user:{ESCAPED}@host/x.parquet": "fsspec",
+    f"https://{ESCAPED}@host/x.parquet": "fsspec",
+    f"https://host/x.parquet?X-Amz-Signature={ESCAPED}": "fsspec",
+    f"https://host/x.parquet?a=1#token={ESCAPED}": "fsspec",
+    f"zip://a.parquet::https://user:{ESCAPED}@host/x.zip": "fsspec",
+    f"postgresql://user:{ESCAPED}@host/db": "PGPASSWORD",
+    f"qdrant://:{ESCAPED}@host:6333": "QDRANT_API_KEY",
+    f"milvus://root:{ESCAPED}@host": "MILVUS_TOKEN",
+    f"lancedb+s3://KEY:{ESCAPED}@bucket": "AWS_SECRET_ACCESS_KEY",
+    f"ray://user:{ESCAPED}@host:10001": "RAY_AUTH_TOKEN",
+    f"file://user:{ESCAPED}@host/x": "variable",
+    f"user:{ESCAPED}@host/x.parquet": "variable",
+    f"user:{ESCAPED}@host:6379": "variable",
+}
+# Addresses without a secret, which must pass.
+PLAIN = (
+    "s3://bucket/2024-01-01T00:00/x@y.parquet", "gs://anonymous@bucket/x", "/data/a:b@c.parquet",
+    "s3://bucket/x?region=eu-west-1&endpoint_override=http://127.0.0.1:9000", "file:///a#b?c=d",
+    "abfs://container@account.dfs.core.windows.net/x", "hdfs://user@host:8020/x", "gs://b/*.parquet",
+    "https://host:8080/x.parquet?download=true&versionId=3sL4kqtJlcpXroDTDmJ+rmSpXd3dIbrHY",
+    "hf://datasets/a/b@main/x.parquet", "zip://x.parquet::s3://bucket/y.zip", "x@y.org",
+    "postgresql://user@[::1]:5432/db?sslkey=/k&passfile=/p", "qdrant://:memory:", "git@host:a/b",
+    "https://www.youtube.com/watch?v=dQw4w9WgXcQ", "what does https://host/?q=1 say",
+)  # fmt: skip
+
+
+def commands(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*above, name))
+        else:
+            yield (*above, name)
+
+
+def command_at(path: tuple[str, ...]) -> click.Command:
+    command: click.Command = cli
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    return command
+
+
+PLACES = [
+    pytest.param(path, parameter.opts[-1] if isinstance(parameter, click.Option) else None,
+                 id=f"{' '.join(path)} {parameter.name}")
+    for path in commands(cli)
+    for parameter in command_at(path).params
+    if not getattr(parameter, "is_flag", False)
+]  # fmt: skip
+
+
+def leaks(data: bytes) -> bool:
+    """Tell whether the secret, or half of it, is in some bytes, in one of its forms."""
+    text = data.decode("utf-8", "replace")
+    coded = base64.b64encode(SECRET.encode()).decode().rstrip("=")
+    return any(form in each for each in (text, unquote(text))
+               for form in (SECRET, ESCAPED, "Zebra", coded))  # fmt: skip
+
+
+def require_no_leak(work: Path, said: str) -> None:
+    assert not leaks(said.encode()), said
+    for folder, _, names in os.walk(work):
+        for name in names:
+            path = Path(folder) / name
+            assert not leaks(str(path.relative_to(work)).encode()), path
+            assert not leaks(path.read_bytes()), path
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, with a home and a cache of its own."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    for name in ("WHITEN_INDEX_CACHE", "AWS_ENDPOINT_URL", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.mark.parametrize(("path", "option"), PLACES)
+def test_no_command_takes_a_secret(path: tuple[str, ...], option: str | None, work: Path) -> None:
+    for number, (form, remedy) in enumerate(FORMS.items()):
+        given = (form,) if option is None else (option, form)
+        result = run(*path, *(given if number % 2 else ("=".join(given),)))
+        assert result.exit_code == 2, (given, result.output)
+        assert remedy in result.output, (given, result.output)
+        require_no_leak(work, result.output)
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", [f.name for f in dataclasses.fields(BuildConfig)])
+def test_no_job_file_takes_a_secret(key: str, work: Path, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    for form in FORMS:
+        for value in (json.dumps(form), json.dumps([form])):
+            job.write_text(f"{key} = {value}\n")
+            result = run("build", "corpus.parquet", "--out", "index", "--config", str(job))
+            assert result.exit_code == 2, result.output
+            assert f"job.toml: {key} " in result.output
+            require_no_leak(work, result.output)
+    assert list(work.iterdir()) == []
+
+
+def test_a_process_keeps_the_secret_too(work: Path) -> None:
+    """What logs and tracebacks would say is seen as well."""
+    form = next(iter(FORMS))
+    command = (sys.executable, "-c", "from whiten_index.cli import main; main()", "build", form)
+    ended = subprocess.run((*command, "--out", form), capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    require_no_leak(work, ended.stdout + ended.stderr)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda form: BuildConfig(corpus=(form,), out="index"),
+        lambda form: BuildConfig(corpus=(Path(form),), out="index"),
+        lambda form: BuildConfig(corpus=("c",), out=form),
+        lambda form: BuildConfig(corpus=("c",), out="index", store=form),
+        lambda form: BuildConfig(corpus=("c",), out="index", model=form),
+        lambda form: BuildConfig(corpus=("c",), out="index", runner="ray", address=form),
+        lambda form: BuildConfig(corpus=("c",), out="index", queries="q", qrels=form),
+        lambda form: UpdateConfig(corpus=("c",), index=form),
+        lambda form: UpdateConfig(corpus=(form,), index="index"),
+        lambda form: UpdateConfig(corpus=("c",), index="index", canary_file=form),
+        lambda form: SweepConfig(build=BuildConfig(corpus=("c",), out="x"), out="o", queries=form),
+        lambda form: PushConfig(index="index", to=form, table="docs"),
+        lambda form: PushConfig(index=form, to="x.parquet"),
+        lambda form: PushConfig(index="i", to="qdrant:///x", options={"storage.endpoint": form}),
+        lambda form: EncoderConfig(model=form),
+        lambda form: open_index(form),
+        lambda form: open_index("index", store=form),
+        lambda form: list_versions(form),
+        lambda form: rollback(form),
+        lambda form: prune(form, keep=1),
+        lambda form: verify_paths([form]),
+        lambda form: gc_store(form),
+        lambda form: gc_store("store", forget=[form]),
+        lambda form: compact_store(form),
+        lambda form: EmbeddingStore.open(form),
+    ],
+)  # fmt: skip
+def test_no_call_takes_a_secret(ask: Callable[[str], Any], work: Path) -> None:
+    for form in FORMS:
+        with pytest.raises(WhitenIndexError) as raised:
+            ask(form)
+        assert not leaks(f"{raised.value} {raised.value!r}".encode()), (form, raised.value)
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT", "RAY_ADDRESS"]
+)
+def test_no_endpoint_has_a_secret(name: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for endpoint in (f"http://user:{ESCAPED}@127.0.0.1:9", f"http://127.0.0.1:9/?sig={ESCAPED}"):
+        monkeypatch.setenv(name, endpoint)
+        for command in (
+            ("build", "c.parquet", "--embedding-column", "e", "--out", "s3://bucket/x"),
+            ("build", "s3://bucket/c.parquet", "--embedding-column", "e", "--out", "x"),
+            ("search", "s3://bucket/x", "text"),
+        ):
+            result = run(*command)
+            assert result.exit_code == 2, result.output
+            assert name in result.output
+            require_no_leak(work, result.output)
+        with pytest.raises(ConfigError, match=name) as raised:
+            list_versions("s3://bucket/x")
+        assert not leaks(str(raised.value).encode())
+
+
+def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leaky(fsspec.AbstractFileSystem):  # type: ignore[misc]
+        protocol = "leaky"
+
+        def info(self, path: str, **_: Any) -> Any:
+            raise OSError(f"401 for {path} with {SECRET}, http://u:{ESCAPED}@h, ?key={ESCAPED}")
+
+        ls = info
+
+    fsspec.register_implementation("leaky", Leaky, clobber=True)
+    monkeypatch.setenv("LEAKY_API_KEY", SECRET)
+    result = run("build", "leaky://x/c.parquet", "--embedding-column", "e", "--out", "index")
+    assert result.exit_code == 3
+    assert "401 for" in result.output
+    require_no_leak(work, result.output)
+    config = BuildConfig(corpus=("leaky://x/c.parquet",), embedding_column="e", out="index")
+    with pytest.raises(WhitenIndexError) as raised:
+        build_index(config)
+    assert not leaks(str(raised.value).encode())
+
+
+@pytest.mark.parametrize("given", PLAIN)
+def test_addresses_without_a_secret(given: str) -> None:
+    assert Address(given).secret == ""
+    assert str(Address(given)) == given
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_address_hides_its_secret(form: str) -> None:
+    address = Address(form)
+    assert address.secret
+    assert not leaks(f"{address} {address!r} {[address]}".encode())
