@@ -165,7 +165,7 @@ def corpus(index: Path, work: Path, rows: int | None) -> Corpus:
     fields = read_published(index).fields
     facts = {
         "texts": [Path(name).stem for name in fields["corpus"]["source"]["sources"]],
-        "model": fields["encoder"]["model"],
+        "model": {**fields["encoder"]}.get("model"),
         "rows": count,
         "of": len(documents),
         "kept": kept,

@@ -29,6 +29,11 @@ def random_rows(
     return (rows_ + mean * random.choice([-1, 1], dim)).astype(np.float32)
 
 
+def column_facts(dim: int, column: str = "e") -> dict[str, Any]:
+    """What a store records of a column of embeddings."""
+    return {"kind": "column", "column": column, "dim": dim, "query_encoder": None}
+
+
 def write_rows(path: Path, embeddings: NDArray[Any], **columns: Any) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     columns.setdefault("id", np.arange(len(embeddings)))

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.build_helpers import column_facts
 from whiten_index import changes as changes_of_documents
 from whiten_index.changes import (
     ChangeKind,
@@ -510,7 +511,7 @@ def test_the_same_embeddings_with_other_ids_are_another_part() -> None:
 
 
 def test_documents_are_rows_unless_these_are_passages(tmp_path: Path) -> None:
-    store = EmbeddingStore.create(tmp_path, {"dim": 2}, "0123456789abcdef" * 2)
+    store = EmbeddingStore.create(tmp_path, column_facts(2), "0123456789abcdef" * 2)
     parts = []
     for numbers in ([0, 1, 2, 0, 0, 1], [0]):
         rows = pa.table({"id": ["x"] * len(numbers), "passage": pa.array(numbers, pa.int32())})
@@ -521,7 +522,7 @@ def test_documents_are_rows_unless_these_are_passages(tmp_path: Path) -> None:
 
 
 def test_ids_that_are_read_again_are_those_of_documents(tmp_path: Path) -> None:
-    store = EmbeddingStore.create(tmp_path, {"dim": 2}, "0123456789abcdef" * 2)
+    store = EmbeddingStore.create(tmp_path, column_facts(2), "0123456789abcdef" * 2)
     numbers = pa.array([0, 1, 2, 0, 0, 1], pa.int32())
     cut = pa.table({"id": list("xxxyzz"), "passage": numbers})
     whole = pa.table({"id": [3, 1, 2]})

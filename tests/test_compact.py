@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.bad_input_helpers import run
+from tests.build_helpers import column_facts
 from tests.corpus_helpers import overwrite
 from tests.upkeep_helpers import (
     DIM,
@@ -406,7 +407,7 @@ def test_nothing_changes_whatever_the_history(tmp_path, seed):
 
 def a_store(path: Path, shards, *, dtype=StoreDtype.OWN):
     """Return a store with these shards in one corpus: embeddings and flags of cut texts."""
-    store = EmbeddingStore.create(path, {"model": "tiny"}, NAME)
+    store = EmbeddingStore.create(path, column_facts(4), NAME)
     parts = []
     for number, (embeddings, cut) in enumerate(shards):
         digests = np.random.default_rng(number).integers(0, 256, (len(cut), 16), dtype=np.uint8)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.build_helpers import column_facts
 from tests.moments_helpers import distance, two_pass
 from whiten_index import BuildConfig, encode_corpus
 from whiten_index.artifacts import manifest
@@ -111,7 +112,7 @@ def run_night(root: Path, files: Files, *, dtype: StoreDtype = StoreDtype.FLOAT1
         sources=(str(folder),), text_columns=("text",), id_column="id", shard_rows=SHARD_ROWS
     )
     corpus, encoder = ParquetCorpus.open(config), FakeEncoder()
-    store = EmbeddingStore.create(root / "store", {"dim": DIM}, NAME)
+    store = EmbeddingStore.create(root / "store", column_facts(DIM), NAME)
     rows = RowFinder(store, store.corpus_shards())
     encoder_of: Any = lambda: encoder  # noqa: E731
     work = ShardWork(corpus, store, encoder_of, dtype, rows=rows)
@@ -294,7 +295,7 @@ def without_flags(store: EmbeddingStore, name: str) -> None:
     path = folder / "embeddings.safetensors"
     tensors = {k: v for k, v in load_file(path).items() if k != "truncated"}
     save_file(tensors, path, {"kind": "shard", "format_version": "1"})
-    fields = manifest.read_manifest(folder, kind="shard", version=3)
+    fields = manifest.read_json(folder / manifest.MANIFEST, what="a shard")
     fields["files"][path.name] = {
         "bytes": path.stat().st_size,
         "sha256": sha256_file(path),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.bad_input_helpers import run
-from tests.build_helpers import build, random_rows, write_rows
+from tests.build_helpers import build, column_facts, random_rows, write_rows
 from tests.upkeep_helpers import (
     Crash,
     World,
@@ -328,14 +328,15 @@ def test_a_record_that_is_damaged_stops_it(tmp_path):
 def test_every_encoder_of_the_store_is_looked_at(tmp_path):
     world = new_world(tmp_path, 100)
     mine = world.store
-    other = EmbeddingStore.create(world.place, {"model": "tiny"}, "0123456789abcdef" * 2)
+    other = EmbeddingStore.create(world.place, column_facts(4), "0123456789abcdef" * 2)
     names = []
     for seed in range(2):
         digests = np.random.default_rng(seed).integers(0, 256, (5, 16), dtype=np.uint8)
         names.append(other.shard_fingerprint(digests, StoreDtype.OWN))
         other.write(names[-1], digests, random_rows(rows=5), dtype=StoreDtype.OWN)
     part = CorpusPart(names[0], "0" * 32, 5, 5, 0)
-    other.save_corpus(CorpusRecord({"sources": ["c"]}, (part,), {}))
+    source = {**mine.corpus().source, "sources": ["c"]}
+    other.save_corpus(CorpusRecord(source, (part,), {}))
     report = gc_store(world.place, keep_days=0)
     assert (report.shards, report.kept["shards"]) == (1, 4)
     assert other.find(names[0]) is not None

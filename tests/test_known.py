@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.build_helpers import column_facts
 from whiten_index.artifacts import manifest
 from whiten_index.errors import ArtifactError
 from whiten_index.moments import Moments
@@ -69,7 +70,7 @@ def test_many_random_rows_are_found() -> None:
 
 @pytest.fixture
 def store(tmp_path):
-    return EmbeddingStore.create(tmp_path / "store", {"dim": 4}, NAME)
+    return EmbeddingStore.create(tmp_path / "store", column_facts(4), NAME)
 
 
 def write(store, values: list[int]) -> str:
@@ -119,14 +120,14 @@ def test_a_shard_derived_of_derived_ones_picks_from_those_that_hold_the_rows(sto
 
 
 def _digest(store, name: str) -> str:
-    fields = manifest.read_manifest(store.shards.folder / name, kind="shard", version=3)
+    fields = manifest.read_json(store.shards.folder / name / manifest.MANIFEST, what="a shard")
     return str(fields["files"]["embeddings.safetensors"]["sha256"])
 
 
 @quick
 @given(data=st.data())
 def test_a_change_says_which_rows_left_and_which_joined(tmp_path_factory, data) -> None:
-    store = EmbeddingStore.create(tmp_path_factory.mktemp("store"), {"dim": 4}, NAME)
+    store = EmbeddingStore.create(tmp_path_factory.mktemp("store"), column_facts(4), NAME)
     values = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=8))
     first = write(store, values)
     now = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))

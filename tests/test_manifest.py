@@ -13,15 +13,18 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import NotRequired
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import with_config
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import remove_leftovers, replace_file, replacing
 from whiten_index.artifacts.files import sha256_file, writing
 from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.schema import Files, Schema, Sealed
 from whiten_index.errors import ArtifactError, StorageError
 
 quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -105,7 +108,7 @@ def test_a_published_folder_is_whole_when_it_is_first_seen(tmp_path):
     written = manifest.publish_folder(final, look)
     assert sorted(p.name for p in final.iterdir()) == ["a.bin", "b.bin", manifest.MANIFEST]
     assert [p.name for p in final.parent.iterdir()] == ["thing"]
-    found = manifest.read_manifest(final, kind="thing", version=1)
+    found = read(final)
     assert found == written
     sha256 = hashlib.sha256(b"a" * 1000).hexdigest()
     assert found["files"]["a.bin"] == {"bytes": 1000, "sha256": sha256}
@@ -172,7 +175,7 @@ def test_of_many_writers_one_publishes_and_all_are_content(tmp_path):
     for thread in threads:
         thread.join()
     assert not errors
-    found = manifest.read_manifest(final, kind="thing", version=1)
+    found = read(final)
     manifest.check_files(final, found, content=True)
     assert [p.name for p in tmp_path.iterdir()] == ["thing"]
 
@@ -325,8 +328,13 @@ def test_a_folder_that_is_not_there_has_no_leftovers(tmp_path):
 # Reading
 
 
+@with_config({"extra": "allow"})
+class Thing(Sealed):
+    files: NotRequired[Files]
+
+
 def read(folder, version=2):
-    return manifest.read_manifest(folder, kind="thing", version=version)
+    return manifest.read_manifest(folder, Schema("thing", version, Thing))
 
 
 @pytest.mark.parametrize(
@@ -435,11 +443,9 @@ def test_a_changed_file_is_found_by_its_content(published):
 @pytest.mark.parametrize("files", [None, [], {"a.bin": None}, {"a.bin": {"bytes": 1000}}])
 def test_a_manifest_that_vouches_for_nothing_passes_nothing(published, files):
     folder, written = published
-    damaged = {k: v for k, v in written.items() if k != "files"}
-    if files is not None:
-        damaged["files"] = files
+    manifest.write_manifest(folder / manifest.MANIFEST, written | {"files": files})
     with pytest.raises(ArtifactError, match="damaged"):
-        manifest.check_files(folder, damaged, content=True)
+        read(folder)
 
 
 # Disk errors

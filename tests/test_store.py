@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.build_helpers import column_facts
 from tests.moments_helpers import make_embeddings, quick
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import sha256_file
-from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.moments import Moments
 from whiten_index.store import (
     CorpusPart,
@@ -26,7 +26,7 @@ from whiten_index.store import (
     total_moments,
 )
 
-ENCODER = {"model": "tiny", "pooling": "mean", "layers": [-1]}
+ENCODER = column_facts(4, "tiny")
 NAME = "0123456789abcdef" * 2
 
 
@@ -265,38 +265,6 @@ def test_moments_taken_elsewhere_are_not_kept_of_few_rows(store):
     equal_moments(store.moments("0" * 32), Moments.of(embeddings))
 
 
-def test_an_earlier_release_refuses_a_shard_without_moments_and_reads_the_others(store):
-    few, many = (write(store, make_embeddings(n=n), seed=n) for n in (3, 50))
-    manifest.read_manifest(store.shards.folder / many.fingerprint, kind="shard", version=1)
-    with pytest.raises(
-        FormatError, match=r"shard format 3, .* reads up to 2; upgrade whiten-index"
-    ):
-        manifest.read_manifest(store.shards.folder / few.fingerprint, kind="shard", version=2)
-
-
-def as_earlier_release(store, shard):
-    """Add the file of moments that earlier releases wrote for any shard."""
-    folder = store.shards.folder / shard.fingerprint
-    store.moments(shard.fingerprint).save(folder / "moments.safetensors")
-    fields = manifest.read_manifest(folder, kind="shard", version=3)
-    path = folder / "moments.safetensors"
-    described = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-    fields["files"][path.name] = described
-    manifest.write_manifest(folder / manifest.MANIFEST, {**fields, "format_version": 1})
-    return path
-
-
-def test_moments_of_few_rows_that_an_earlier_release_kept_are_read(store):
-    shard = write(store, make_embeddings(n=3))
-    truth = store.moments(shard.fingerprint)
-    path = as_earlier_release(store, shard)
-    again = EmbeddingStore.open(store.root)
-    assert again.find(shard.fingerprint) == shard
-    equal_moments(again.moments(shard.fingerprint), truth)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert EmbeddingStore.open(store.root).find(shard.fingerprint) is None
-
-
 @pytest.mark.parametrize("together", [1, 5, 1024])
 def test_moments_add_up_whether_they_are_kept_or_not(store, monkeypatch, together):
     monkeypatch.setattr("whiten_index.store.shards._ROWS_TOGETHER", together)
@@ -422,7 +390,13 @@ def test_documents_of_another_part_are_not_taken_for_these(store):
 
 def make_record(source="a.parquet", parts=3, **skipped):
     return CorpusRecord(
-        {"sources": [source], "text_columns": ["text"], "row_filter": None},
+        {
+            "sources": [source],
+            "text_columns": ["text"],
+            "embedding_column": None,
+            "row_filter": None,
+            "limit": None,
+        },
         tuple(CorpusPart(f"{i:032x}", f"{i + 7:032x}", 10 * i, 11 * i, i) for i in range(parts)),
         skipped,
     )
@@ -536,7 +510,7 @@ def test_a_store_is_found_again_with_its_encoder_and_shards(store):
 
 
 def test_one_of_several_encoders_must_be_named(store):
-    other = {"model": "other-model"}
+    other = column_facts(4, "other-model")
     EmbeddingStore.create(store.root, other, "f" * 32)
     with pytest.raises(ArtifactError, match=r"embeddings of 2 encoders \(.*\); name") as caught:
         EmbeddingStore.open(store.root)

@@ -83,12 +83,33 @@ def fill_from(out: Path, name: str, **changes: Any) -> Any:
         fields = json.loads((source / manifest.MANIFEST).read_text())
         return {
             **fields,
-            "version": folder.name.rpartition("~")[2],
+            "version": next_version(out, "f" * 32),
             "identity": "f" * 32,
             **changes,
         }
 
     return fill
+
+
+def an_update(base: str) -> dict[str, Any]:
+    """Return what the manifest of an update of ``base`` says of it."""
+    counts = ("total", "new", "changed", "document", "deleted", "unchanged")
+    figures = (
+        "rows_fitted", "rows_today", "rows_shared", "dims", "mean_shift", "mean_shift_rms",
+        "kl_per_dim", "kl_mean_per_dim", "kl_covariance_per_dim", "kl_of_refit", "sampling_kl",
+        "noise_kl", "variance_kept_at_fit", "variance_kept", "variance_possible", "variance_lost",
+        "noise_variance",
+    )  # fmt: skip
+    spread = {"least": 1.0, "median": 1.0, "most": None}
+    why = {"why": "…", "index_why": "", "threshold": 0.1}
+    return {
+        "base": base,
+        "rows": dict.fromkeys(counts, 0),
+        "ids": None,
+        "drift": {**dict.fromkeys(figures, 0), "eigenvalues": spread},
+        "shared": 80.0,
+        "decision": {"whitening": "keep", "index": "keep", **why},
+    }
 
 
 # CURRENT
@@ -263,8 +284,7 @@ def test_what_is_promoted_is_on_the_disk_before_current_names_it(
 def test_the_versions_are_listed_newest_first_with_what_is_known(out: Path) -> None:
     first, second, third, last = names(out)
     name = next_version(out, "f" * 32)
-    decided = {"base": last, "decision": {"whitening": "keep", "why": "…"}}
-    publish_candidate(out, name, fill_from(out, first, update=decided))
+    publish_candidate(out, name, fill_from(out, first, update=an_update(last)))
     set_current(out, third, withdrawn=[last])
     damage(out, second)
     (out / "versions" / "my notes").mkdir()

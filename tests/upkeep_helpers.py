@@ -6,8 +6,10 @@ that what any shard must hold is known without the store.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.build_helpers import build, random_rows, write_rows
 from whiten_index.config import BuildConfig
 from whiten_index.encode import EncodeReport, encode_corpus
 from whiten_index.index import versions
@@ -142,6 +145,14 @@ def pack_folders(world: World) -> set[str]:
     return {path.name for path in world.place.glob("*/packs/*")}
 
 
+@functools.cache
+def built_manifest() -> dict[str, Any]:
+    """Return the manifest of a small index."""
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = write_rows(Path(folder) / "corpus.parquet", random_rows(rows=40, dim=4))
+        return dict(build(Path(folder) / "index", corpus, k=2).manifest)
+
+
 def add_version(world: World, index: Path, record: CorpusRecord, number: int) -> Path:
     """Publish a version of an index, as far as upkeep looks at one: no FAISS in it.
 
@@ -156,14 +167,15 @@ def add_version(world: World, index: Path, record: CorpusRecord, number: int) ->
     def fill(folder: Path) -> dict[str, Any]:
         record.save(folder / versions.RECORD)
         return {
-            "kind": versions.KIND,
-            "format_version": versions.FORMAT_VERSION,
+            **built_manifest(),
             "version": version,
-            "config": {"store": str(world.place), "out": str(index)},
+            "config": {
+                "store": str(world.place), "out": str(index), "corpus": [], "weight_column": None
+            },
             "store": str(world.place.resolve()),
             "encoder_fingerprint": world.store.fingerprint,
             "corpus": {"fingerprint": record.fingerprint, "source": dict(record.source)},
-        }
+        }  # fmt: skip
 
     world.store.users.register(index)
     versions.publish(index, version, fill)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class BuildReport:
     out: Place
     version: str
     up_to_date: bool
-    manifest: dict[str, Any]
+    manifest: Mapping[str, Any]
     encoded: EncodeReport
 
     def to_json(self) -> dict[str, Any]:

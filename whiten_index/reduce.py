@@ -21,16 +21,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.artifacts.manifest import MANIFEST, check_files, publish_folder, read_manifest
+from whiten_index.artifacts.schema import Described, Digest, Schema
 from whiten_index.encoding import EncoderSpec, ModelFolder, recorded_spec
-from whiten_index.errors import ArtifactError, ConfigError, FormatError, WhitenIndexError
+from whiten_index.errors import ConfigError, FormatError, WhitenIndexError
 from whiten_index.given import require_folder
-from whiten_index.index import WHITENING, Version, with_published
+from whiten_index.index import WHITENING, Version, VersionManifest, with_published
 from whiten_index.query_encoder import (
     QueryEncoder,
     digest_of,
     require_same,
     require_texts,
 )
+from whiten_index.store import EncoderFacts
 from whiten_index.whitening import Whitening, unit_rows
 from whiten_index.whitening.export import write_matrix
 
@@ -43,6 +45,18 @@ _LOG = logging.getLogger(__name__)
 _INSTEAD = "reduce embeddings of your own"
 _REMEDY = "restore it from a copy, or export it again from its index"
 _WHAT = "a query transform"
+
+
+class _Saved(Described):
+    """Manifest of a query transform."""
+
+    encoder: EncoderFacts
+    version: str
+    whitening: dict[str, Any]
+    query_digest: Digest
+
+
+_SCHEMA = Schema(KIND, FORMAT_VERSION, _Saved)
 
 
 class QueryTransform:
@@ -140,7 +154,7 @@ class QueryTransform:
         """
         require_folder(index, what="an export")
 
-        def read(version: Version) -> tuple[Mapping[str, Any], Whitening]:
+        def read(version: Version) -> tuple[VersionManifest, Whitening]:
             if verify is not None:
                 version.check()
             return version.fields, Whitening.load(version.file(WHITENING))
@@ -181,23 +195,17 @@ class QueryTransform:
             ArtifactError: it is missing, damaged, something else, or of a later release.
         """
         path = Path(folder)
-        fields = read_manifest(path, kind=KIND, version=FORMAT_VERSION, remedy=_REMEDY)
+        fields = read_manifest(path, _SCHEMA, remedy=_REMEDY)
         check_files(path, fields, content=True, remedy=_REMEDY)
-        whitening = Whitening.load(path / WHITENING)
-        try:
-            return cls(
-                whitening,
-                fields["encoder"],
-                version=fields["version"],
-                model=model,
-                trust_remote_code=trust_remote_code,
-                device=device,
-                threads=threads,
-            )
-        except (KeyError, TypeError) as error:
-            raise ArtifactError(
-                f"{path} does not say which encoder its transform is for ({error!r}); {_REMEDY}"
-            ) from error
+        return cls(
+            Whitening.load(path / WHITENING),
+            fields["encoder"],
+            version=fields["version"],
+            model=model,
+            trust_remote_code=trust_remote_code,
+            device=device,
+            threads=threads,
+        )
 
     def save(self, folder: Path | str) -> Path:
         """Write a folder of a manifest and the transform, whole or not at all; return its path.
@@ -439,7 +447,7 @@ def _files(folder: Path) -> Collection[str] | None:
         FormatError: a later release saved it.
     """
     try:
-        fields = read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+        fields = read_manifest(folder, _SCHEMA)
     except FormatError:
         raise
     except WhitenIndexError:

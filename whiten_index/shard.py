@@ -22,6 +22,7 @@ from whiten_index.store import (
     StoreDtype,
     as_kept,
     folder_bytes,
+    type_of,
 )
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ class ShardWork:
             refers.own,
             truncated=truncated,
             moments=self._finder.moments(refers),
-            dtype=str(refers.gathered.dtype),
+            dtype=type_of(refers.gathered.dtype),
         )
 
     def _new_embeddings(

@@ -16,6 +16,7 @@ from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import discard, replace_folder, require_free
 from whiten_index.artifacts.files import is_file, list_folder, require_path, writing
 from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.schema import Described, Schema
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 KIND, FORMAT_VERSION = "trained model", 1
 RUN, CURVES, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
+_SCHEMA = Schema(KIND, FORMAT_VERSION, Described)
 _WHAT, _REMEDY = "a trained model", "remove it to train anew"
 _RECORD = "checkpoints of a training"
 _OF_ACCELERATE = (
@@ -257,10 +259,10 @@ class _Training:
             # Before hours of training, not after.
             require_free(self.out, files=_files, what=_WHAT)
             return None
-        fields = manifest.read_manifest(self.out, kind=KIND, version=FORMAT_VERSION)
+        fields = manifest.read_manifest(self.out, _SCHEMA)
         manifest.check_files(self.out, fields, content=True, remedy=_REMEDY)
         found = manifest.read_json(self.out / RUN, what="a record of training")
-        self._require_mine(found.pop("identity"), where=self.out, what="a model trained")
+        self._require_mine(_identity(found), where=self.out, what="a model trained")
         return found
 
     def do(self, stages: Stages) -> dict[str, Any]:
@@ -321,7 +323,7 @@ class _Training:
         if not is_file(path):
             return None
         found = manifest.read_json(path, what=_RECORD, remedy="remove the folder to train anew")
-        return found.get("identity") if found.get("kind") == _RECORD else None
+        return _identity(found) if found.get("kind") == _RECORD else None
 
     def _write(
         self,
@@ -394,15 +396,21 @@ def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
     return score
 
 
+def _identity(record: dict[str, Any]) -> Mapping[str, Any]:
+    """Take the identity out of a record of training; one that is no object differs from any."""
+    found = record.pop("identity", None)
+    return found if isinstance(found, dict) else {"identity": found}
+
+
 def _files(folder: Path) -> set[str] | None:
     """Return the files of a folder with a trained model, None of another one."""
     try:
-        fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+        fields = manifest.read_manifest(folder, _SCHEMA)
     except FormatError:
         raise
     except ArtifactError:
         return None
-    return {manifest.MANIFEST, *(fields.get("files") or ())}
+    return {manifest.MANIFEST, *fields["files"]}
 
 
 def _digest(texts: Any) -> str:

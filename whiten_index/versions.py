@@ -10,11 +10,12 @@ from typing import Any
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.artifacts.files import exists, require_path, size_of
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.manifest import MANIFEST, read_json
+from whiten_index.artifacts.manifest import read_manifest
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
 from whiten_index.index import (
     CANDIDATES,
     CURRENT,
+    VERSION_SCHEMA,
     VERSIONS,
     Current,
     InBucket,
@@ -374,7 +375,7 @@ def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFact
 def _told(
     seen: InBucket, current: Current | None, *, published: bool, candidate: bool, unread: str = ""
 ) -> VersionFacts:
-    update = _mapping(seen.fields.get("update"))
+    update = seen.fields.get("update")
     return VersionFacts(
         name=seen.name,
         created=seen.fields.get("created"),
@@ -385,8 +386,8 @@ def _told(
         candidate=candidate,
         sound=seen.sound,
         unread=unread,
-        decision=_mapping(update.get("decision")).get("whitening"),
-        base=update.get("base"),
+        decision=update and update["decision"]["whitening"],
+        base=update and update["base"],
     )
 
 
@@ -416,15 +417,11 @@ def _is_current(seen: InBucket, current: Current | None) -> bool:
 
 
 def _as_far_as_readable(folder: Path) -> Mapping[str, Any]:
-    """Return what a manifest says, though some of its files or fields are damaged."""
+    """Return a sound manifest, though some of its files are damaged; else nothing."""
     try:
-        return read_json(folder / MANIFEST, what="a version")
+        return read_manifest(folder, VERSION_SCHEMA)
     except (ArtifactError, StorageError):
         return {}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _current_or_none(root: Path) -> Current | None:

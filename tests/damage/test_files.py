@@ -29,11 +29,12 @@ def try_out(kind: str, folder: Path, count: int) -> None:
     assert not wrong, "\n".join(f"{len(wrong)} of {counts['cases']}: {each}" for each in wrong[:20])
 
 
-@pytest.mark.parametrize(("kind", "count"), [("column", 40), ("text", 20)])
+@pytest.mark.parametrize(("kind", "count"), [("column", 25), ("text", 10)])
 def test_a_sample_of_damages(tmp_path: Path, kind: str, count: int) -> None:
     try_out(kind, tmp_path / "made", count)
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["column", "text"])
 def test_every_damage(tmp_path: Path, kind: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.build_helpers import random_rows
+from tests.build_helpers import column_facts, random_rows
 from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index import BuildConfig
 from whiten_index.encode import EncodeReport, encode_corpus
@@ -187,7 +187,7 @@ def test_what_another_machine_wrote_since_is_found(
     s3: Any, bucket: str, store: str, machine: Any
 ) -> None:
     """As where a driver opened the store before its workers on other machines filled it."""
-    driver = EmbeddingStore.create(store, {"dim": 12}, "f" * 32)
+    driver = EmbeddingStore.create(store, column_facts(12), "f" * 32)
     assert driver.find("0" * 32) is None
     taken = pickle.dumps(driver)
     cache = machine("second")
@@ -204,10 +204,10 @@ def test_two_machines_that_make_one_shard_agree_on_it(
     s3: Any, bucket: str, store: str, machine: Any
 ) -> None:
     """An encoder gives other last bits elsewhere; derived shards know rows by their bytes."""
-    first = EmbeddingStore.create(store, {"dim": 12}, "f" * 32)
+    first = EmbeddingStore.create(store, column_facts(12), "f" * 32)
     assert first.find("0" * 32) is None
     machine("second")
-    second = EmbeddingStore.create(store, {"dim": 12}, "f" * 32)
+    second = EmbeddingStore.create(store, column_facts(12), "f" * 32)
     digests = np.arange(320, dtype=np.uint8).reshape(20, 16)
     rows = random_rows(1, rows=20)
     second.write("0" * 32, digests, rows, dtype=StoreDtype.FLOAT32)
@@ -232,7 +232,7 @@ def test_an_opening_lists_once(
 def test_shards_that_are_not_there_cost_no_request(
     store: str, machine: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opened = EmbeddingStore.create(store, {"dim": 12}, "f" * 32)
+    opened = EmbeddingStore.create(store, column_facts(12), "f" * 32)
     caplog.set_level("INFO", logger="werkzeug")
     caplog.clear()
     for number in range(200):

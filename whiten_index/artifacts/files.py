@@ -16,10 +16,11 @@ import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import BinaryIO
 
 from safetensors import SafetensorError
 
-from whiten_index.errors import ConfigError, StorageError
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.given import cut, require_folder
 
 _BLOCK = 1 << 20
@@ -199,6 +200,64 @@ def walk_files(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading.
+
+    Every file of an artifact is opened here or passes ``require_regular`` first: to open a pipe
+    waits for a writer that may never come, and a device may never end. A file may be a link, as in
+    the hub's cache, since a checksum covers the content wherever it lies.
+
+    Raises:
+        ArtifactError: it is a pipe, a socket or a device.
+        OSError: it cannot be opened.
+    """
+    require_regular(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_regular(path, os.fstat(descriptor).st_mode)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def require_regular(path: Path | str) -> int:
+    """Return the size of a regular file that another library will open by its path.
+
+    Raises:
+        ArtifactError: it is a pipe, a socket or a device.
+        OSError: it is a folder, or the system does not say.
+    """
+    found = Path(path).stat()
+    _require_regular(path, found.st_mode)
+    return found.st_size
+
+
+def _require_regular(path: Path | str, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise ArtifactError(
+            f"{path} is a pipe, a socket or a device where a file is needed; remove it, then "
+            "restore the file from a copy, or run the build again"
+        )
+
+
+def read_bytes(path: Path | str, *, limit: int) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        ArtifactError: it is no regular file.
+        OSError: it cannot be read.
+        ValueError: it has more than ``limit`` bytes.
+    """
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"it has more than {limit:,} bytes")
+    return data
+
+
 def size_of(path: Path) -> int:
     """Return the bytes of a file or of a folder's files; 0 for a link or what does not exist.
 
@@ -216,14 +275,14 @@ def size_of(path: Path) -> int:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file, as 64 hex digits.
+    """Return the SHA-256 of a regular file, as 64 hex digits.
 
     Raises:
         StorageError: the system does not let it be read.
         FileNotFoundError: it does not exist.
     """
     sha = hashlib.sha256()
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_regular(path) as file:
         while block := file.read(_BLOCK):
             sha.update(block)
     return sha.hexdigest()

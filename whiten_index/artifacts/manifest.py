@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from whiten_index.artifacts.atomic import (
     leftovers_in,
@@ -23,14 +23,22 @@ from whiten_index.artifacts.files import (
     exists,
     fsync_path,
     list_folder,
+    read_bytes,
     reading,
+    require_regular,
     sha256_file,
     walk_files,
     writing,
 )
+from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.schema import Schema
 from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.given import cut
 
+T = TypeVar("T")
 MANIFEST = "manifest.json"
+# The largest is the record of a corpus, at 250 bytes a shard: enough for 250,000 shards.
+MANIFEST_BYTES = 64 << 20
 # What always mends an artifact; who reads it may know better.
 REMEDY = "restore it from a copy, or run the build again"
 _MISSING = "check the path, or build it"
@@ -160,8 +168,8 @@ def read_json(
     """
     try:
         with reading(path):
-            data = path.read_bytes()
-        value = json.loads(data)
+            data = read_bytes(path, limit=MANIFEST_BYTES)
+        value = load_json(data)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ArtifactError(
             f"{path.parent} is not {what}: it has no {path.name}; {missing}"
@@ -177,44 +185,60 @@ def read_json(
 
 def read_manifest(
     folder: Path,
+    schema: Schema[T],
     *,
-    kind: str,
-    version: int,
     name: str = MANIFEST,
     remedy: str = REMEDY,
     missing: str = _MISSING,
-) -> dict[str, Any]:
-    """Read a folder's manifest and check that it is of ``kind`` and a version known here.
+) -> T:
+    """Read a folder's manifest and check it against its digest and its schema.
 
     Args:
         folder: of the artifact.
-        kind: that its manifest must have.
-        version: the latest format that can be read.
+        schema: of the manifest.
         name: of the manifest.
         remedy: what to do about damage.
         missing: what to do where it is not there.
 
     Raises:
         ArtifactError: missing, damaged, of another kind, or written by a later release.
+        StorageError: the disk does not let it be read; it may be sound.
     """
-    what = f"a whiten-index {kind}"
-    manifest = read_json(folder / name, what=what, remedy=remedy, missing=missing)
-    if manifest.get("kind") != kind:
-        raise ArtifactError(
-            f"{folder} holds a {manifest.get('kind', 'folder of unknown kind')}, not a {kind}; "
-            "check the path"
-        )
-    found = manifest.get("format_version")
-    if not isinstance(found, int) or found > version:
+    what = f"a whiten-index {schema.kind}"
+    found = read_json(folder / name, what=what, remedy=remedy, missing=missing)
+    return as_manifest(found, schema, folder / name, remedy=remedy)
+
+
+def as_manifest(
+    value: Mapping[str, Any], schema: Schema[T], path: Path, *, remedy: str = REMEDY
+) -> T:
+    """Check a JSON object against its digest and a schema; see ``read_manifest``."""
+    if value.get("kind") != schema.kind:
+        found = cut(str(value.get("kind", "folder of unknown kind")))
+        raise ArtifactError(f"{path.parent} holds a {found}, not a {schema.kind}; check the path")
+    version = value.get("format_version")
+    sound = value == _sealed(value)
+    if not isinstance(version, int) or version > schema.version:
         # A changed version number is damage, which may be replaced; a real one may not.
-        sound = manifest == _sealed(manifest)
         raise (FormatError if sound else ArtifactError)(
-            f"{folder} has {kind} format {found}, and this release reads up to {version}; "
-            "upgrade whiten-index"
+            f"{path.parent} has {schema.kind} format {cut(str(version))}, and this release reads "
+            f"up to {schema.version}; upgrade whiten-index"
         )
-    if manifest != _sealed(manifest):
-        raise _damaged(folder / name, "its fields do not match its digest", remedy)
-    return manifest
+    if not sound:
+        raise _damaged(path, "its fields do not match its digest", remedy)
+    return checked(value, schema, path, remedy=remedy)
+
+
+def checked(value: Any, schema: Schema[T], path: Path, *, remedy: str = REMEDY) -> T:
+    """Return a value of JSON as the type of a schema.
+
+    Raises:
+        ArtifactError: it does not fit the schema.
+    """
+    try:
+        return schema.check(value)
+    except ValueError as error:
+        raise _damaged(path, str(error), remedy) from error
 
 
 def check_files(
@@ -224,21 +248,19 @@ def check_files(
 
     Args:
         folder: of the artifact.
-        manifest: its own.
+        manifest: its own, as ``read_manifest`` returned it.
         content: check SHA-256 too.
         remedy: what to do about damage.
 
     Raises:
-        ArtifactError: a file is missing or differs from what the manifest says.
+        ArtifactError: a file is missing, is no regular file, or differs from what the manifest
+            says.
     """
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not all(map(_describes_file, files.values())):
-        raise _damaged(folder / MANIFEST, "it does not say which files it is made of", remedy)
-    for name, expected in files.items():
+    for name, expected in manifest["files"].items():
         path = folder / name
         try:
             with reading(path):
-                size = path.stat().st_size
+                size = require_regular(path)
                 checksum = sha256_file(path) if content else expected["sha256"]
             if size != expected["bytes"]:
                 raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}", remedy)
@@ -250,7 +272,7 @@ def check_files(
             raise _damaged(path, "it is a folder", remedy) from error
 
 
-def first_damaged(folder: Path, *, kind: str, version: int) -> Path | None:
+def first_damaged(folder: Path, schema: Schema[Any]) -> Path | None:
     """Return the first file of an artifact that is missing or damaged, None where all are sound.
 
     Where there is no such folder, none is.
@@ -262,19 +284,14 @@ def first_damaged(folder: Path, *, kind: str, version: int) -> Path | None:
         return None
     path = folder / MANIFEST
     try:
-        fields = read_manifest(folder, kind=kind, version=version)
-        for name, entry in fields["files"].items():
+        for name, entry in read_manifest(folder, schema)["files"].items():
             path = folder / name
             check_files(folder, {"files": {name: entry}}, content=True)
     except FormatError:
         raise
-    except (ArtifactError, KeyError, AttributeError):
+    except ArtifactError:
         return path
     return None
-
-
-def _describes_file(entry: object) -> bool:
-    return isinstance(entry, dict) and {"bytes", "sha256"} <= set(entry)
 
 
 def _damaged(path: Path, how: str, remedy: str) -> ArtifactError:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.files import open_regular, reading
 from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError
 
@@ -157,8 +157,8 @@ def read_tensors(
         StorageError: the system does not let it be read.
     """
     try:
-        with reading(path):
-            data = Path(path).read_bytes()
+        with reading(path), open_regular(path) as file:
+            data = file.read()
         tensors, facts = load(data), _facts(data)
         if facts.get("kind") != kind or int(facts["format_version"]) > version:
             raise ArtifactError(
@@ -181,7 +181,7 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
         StorageError: the system does not let it be read.
     """
     try:
-        with reading(path), Path(path).open("rb") as file:
+        with reading(path), open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")
             size = os.fstat(file.fileno()).st_size
             header = load_json(file.read(min(length, _HEADER_BYTES)))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import list_folder, writing
 from whiten_index.artifacts.manifest import check_files, fingerprint, publish_folder, read_manifest
+from whiten_index.artifacts.schema import Described, Schema
 from whiten_index.artifacts.tensors import create_tensor, map_tensor, read_tensors, write_tensors
 from whiten_index.encoding import (
     EncoderConfig,
@@ -28,12 +29,22 @@ from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.kept import text_digests
 from whiten_index.evaluate.texts import encoder_facts
 from whiten_index.progress import Stages
+from whiten_index.store import TransformerFacts
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
 
 _KIND, _VERSION, _FILE, _TENSOR = "pooled-states", 1, "states.safetensors", "states"
 _TEXTS = "texts.safetensors"
+
+
+class _States(Described):
+    """Manifest of pooled states."""
+
+    encoder: TransformerFacts
+
+
+_SCHEMA = Schema(_KIND, _VERSION, _States)
 _GATHERED = 1024
 # What is not to be kept for later goes to a file all the same where it is larger.
 _HELD_BYTES = 2 << 30
@@ -257,8 +268,8 @@ def _holding(
     wanted = [digest.tobytes() for digest in text_digests(texts)]
     for final in list_folder(folder, "states-*"):
         try:
-            fields = read_manifest(final, kind=_KIND, version=_VERSION)
-            if EncoderSpec.from_json(fields["encoder"]).fingerprint != spec.fingerprint:
+            fields = read_manifest(final, _SCHEMA)
+            if EncoderSpec.from_json({**fields["encoder"]}).fingerprint != spec.fingerprint:
                 continue
             kept, _ = read_tensors(
                 final / _TEXTS, kind=_KIND, version=_VERSION, shapes={"digests": "nb"}

@@ -38,6 +38,7 @@ from whiten_index.index.library import describe_faiss, load_faiss, set_threads
 from whiten_index.index.on_disk import IVF_DATA, kind_on_disk
 from whiten_index.index.pages import give_back
 from whiten_index.index.rotation import gains_by_rotation, rotation_for
+from whiten_index.index.schema import FORMAT_VERSION, KIND, VERSION_SCHEMA, VersionManifest
 from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.spilled import PARTS, SpilledLists, gather
 from whiten_index.index.streamed import StreamedCodes
@@ -64,9 +65,7 @@ from whiten_index.index.versions import (
     CHANGES,
     CURRENT,
     DOCUMENTS,
-    FORMAT_VERSION,
     INDEX,
-    KIND,
     MOMENTS,
     RECORD,
     VERSIONS,
@@ -113,6 +112,7 @@ __all__ = [
     "RECORD",
     "TARGET_RECALL",
     "VERSIONS",
+    "VERSION_SCHEMA",
     "WHITENING",
     "Bundle",
     "CarriedCodes",
@@ -130,6 +130,7 @@ __all__ = [
     "StreamedCodes",
     "Transforms",
     "Version",
+    "VersionManifest",
     "choose_factory",
     "coarse_centroids",
     "describe_faiss",

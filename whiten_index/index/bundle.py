@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from whiten_index.index.library import load_faiss
 from whiten_index.index.nearest import nearest, nearest_on_gpu
 from whiten_index.index.on_disk import IVF_DATA
 from whiten_index.index.pages import gather_pages
+from whiten_index.index.schema import VersionManifest
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.vectors import vectors_of
 from whiten_index.index.versions import (
@@ -299,7 +300,7 @@ def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
     Raises:
         ArtifactError: a file cannot be read.
     """
-    return _bundle(Version(folder, dict(fields), verify=None), mapped=True)
+    return _bundle(Version(folder, cast(VersionManifest, dict(fields)), verify=None), mapped=True)
 
 
 def _bundle(version: Version, *, mapped: bool) -> Bundle:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.manifest import sealed_json
+from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.manifest import as_manifest
+from whiten_index.errors import ArtifactError
+from whiten_index.index.schema import VERSION_SCHEMA
 from whiten_index.index.versions import VERSIONS, version_number
 from whiten_index.objects import Mirror
 
@@ -47,19 +49,14 @@ def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[InBucket]:
         sizes = mirror.sizes(root / VERSIONS / name, data)
         whole = sum(sizes.values()) + len(data)
         path = root / VERSIONS / name
-        try:
-            fields = json.loads(data)
-            sealed = sealed_json(fields)
-            wanted = {file: entry["bytes"] for file, entry in fields["files"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            sealed = b""
-        if sealed != data:
-            yield InBucket(
-                name, {}, whole, f"{mirror.uri}/{VERSIONS}/{name} has a damaged manifest"
-            )
-            continue
-        wrong = sorted(file for file, size in wanted.items() if sizes.get(file) != size)
         place = f"{mirror.uri}/{VERSIONS}/{name}"
+        try:
+            fields = as_manifest(load_json(data), VERSION_SCHEMA, path)
+        except (ArtifactError, ValueError, AttributeError):
+            yield InBucket(name, {}, whole, f"{place} has a damaged manifest")
+            continue
+        wanted = {file: entry["bytes"] for file, entry in fields["files"].items()}
+        wrong = sorted(file for file, size in wanted.items() if sizes.get(file) != size)
         sound = f"{', '.join(wrong)} of {place} is missing or of another size" if wrong else ""
         if not wrong and mirror.differs(path):
             sound = (

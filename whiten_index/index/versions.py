@@ -39,20 +39,23 @@ from whiten_index.artifacts.files import (
 )
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.index.library import load_faiss
+from whiten_index.index.schema import (
+    CURRENT_SCHEMA,
+    VERSION_SCHEMA,
+    VersionManifest,
+    WithdrawnFacts,
+)
 from whiten_index.objects import HERE, ChangedError, Here, Tag, naming
 
 T = TypeVar("T")
 # Writes a version's files into the folder given, and returns what its manifest is to say.
 Fill = Callable[[Path], Mapping[str, Any]]
 
-KIND, FORMAT_VERSION = "index", 1
 CURRENT, VERSIONS, CANDIDATES = "CURRENT", "versions", "candidates"
 INDEX, WHITENING = "index.faiss", "whitening.safetensors"
 MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
 RECORD, CHANGES = "corpus.json", "changes.arrow"
 _VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
-_NAME, _SHA256 = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*"), re.compile(r"[0-9a-f]{64}")
-_KEYS = {"version", "manifest_sha256", "withdrawn", "withdrawn_facts", "digest"}
 FULL, MANIFEST_ONLY = VERIFY = ("full", "manifest")
 # Each try needs a version published and another removed since the one before.
 _TRIES = 20
@@ -74,7 +77,7 @@ class Current:
     version: str
     manifest_sha256: str
     withdrawn: tuple[str, ...] = ()
-    withdrawn_facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    withdrawn_facts: Mapping[str, WithdrawnFacts] = field(default_factory=dict)
 
     def same_version(self, other: Current) -> bool:
         """Tell whether both publish the same."""
@@ -97,7 +100,7 @@ class Version:
     """
 
     folder: Path
-    fields: dict[str, Any]
+    fields: VersionManifest
     verify: str | None = FULL
     sha256: str | None = None
     _checked: set[str] = field(default_factory=set, repr=False)
@@ -118,8 +121,10 @@ class Version:
             ArtifactError: it is missing or damaged.
         """
         if self.verify and name not in self._checked:
-            one = {"files": {name: self.fields["files"].get(name)}}
             remedy = mending(self.folder.parent.parent)
+            if name not in self.fields["files"]:
+                raise ArtifactError(f"{self.folder} is damaged: it has no {name}; {remedy}")
+            one = {"files": {name: self.fields["files"][name]}}
             manifest.check_files(self.folder, one, content=self.verify == FULL, remedy=remedy)
             self._checked.add(name)
         return self.folder / name
@@ -158,19 +163,11 @@ def _read_current(root: Path) -> Current:
     # To the byte, so that any damage to it shows.
     remedy = mending(root)
     value = manifest.read_json(path, what="a published index", exact=True, remedy=remedy)
-    version, digest = value.get("version"), value.get("manifest_sha256")
-    withdrawn = value.get("withdrawn", [])
-    if not (
-        set(value) == _KEYS
-        and _is_name(version)
-        and isinstance(digest, str)
-        and _SHA256.fullmatch(digest)
-        and isinstance(withdrawn, list)
-        and all(map(_is_name, withdrawn))
-        and set(value.get("withdrawn_facts", {})) == set(withdrawn)
-    ):
-        raise ArtifactError(f"{path} is damaged: it does not say what a {CURRENT} does; {remedy}")
-    return Current(str(version), digest, tuple(withdrawn), value.get("withdrawn_facts", {}))
+    found = manifest.checked(value, CURRENT_SCHEMA, path, remedy=remedy)
+    withdrawn, facts = found["withdrawn"], found["withdrawn_facts"]
+    if set(withdrawn) != set(facts):
+        raise ArtifactError(f"{path} is damaged: its withdrawn versions differ; {remedy}")
+    return Current(found["version"], found["manifest_sha256"], withdrawn, facts)
 
 
 def set_current(
@@ -222,7 +219,7 @@ def withdrawn_versions(root: Path) -> tuple[str, ...]:
         return ()
 
 
-def withdrawn_facts(root: Path) -> Mapping[str, Mapping[str, str]]:
+def withdrawn_facts(root: Path) -> Mapping[str, WithdrawnFacts]:
     """Return what is known of the versions withdrawn; see ``Current``."""
     try:
         return read_current(root).withdrawn_facts
@@ -230,11 +227,11 @@ def withdrawn_facts(root: Path) -> Mapping[str, Mapping[str, str]]:
         return {}
 
 
-def _facts(root: Path, name: str) -> dict[str, str]:
+def _facts(root: Path, name: str) -> WithdrawnFacts:
     try:
         fields = read_version(root / VERSIONS / name).fields
         return {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
-    except (ArtifactError, KeyError):
+    except ArtifactError:
         return {}
 
 
@@ -308,7 +305,7 @@ def find_version(root: Path, identity: str, mirror: Here = HERE) -> str | None:
         folder = root / VERSIONS / name
         try:
             version = read_version(folder)
-            if version.fields.get("identity") == identity and name not in withdrawn:
+            if version.fields["identity"] == identity and name not in withdrawn:
                 version.check()
                 mirror.keep(folder)
                 return name
@@ -488,15 +485,13 @@ def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None)
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
     remedy = mending(folder.parent.parent)
-    fields = manifest.read_manifest(
-        folder, kind=KIND, version=FORMAT_VERSION, remedy=remedy, missing=remedy
-    )
+    fields = manifest.read_manifest(folder, VERSION_SCHEMA, remedy=remedy, missing=remedy)
     path = folder / manifest.MANIFEST
     if sha256 not in (None, manifest_sha256(folder)):
         raise ArtifactError(f"{path} is damaged: it does not match {CURRENT}; {remedy}")
-    if fields.get("version") != folder.name:
+    if fields["version"] != folder.name:
         raise ArtifactError(
-            f"{path} is damaged: it is the manifest of {fields.get('version')}; {remedy}"
+            f"{path} is damaged: it is the manifest of {fields['version']}; {remedy}"
         )
     return Version(folder, fields, verify, sha256)
 
@@ -533,7 +528,3 @@ def vector_bytes(index: Any, *, file_bytes: int) -> int:
     holder = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
     size = getattr(holder, "code_size", None)
     return int(index.ntotal) * int(size) if size else file_bytes
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and _NAME.fullmatch(value) is not None

@@ -20,6 +20,7 @@ import numpy as np
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.artifacts.manifest import read_manifest, write_manifest
+from whiten_index.artifacts.schema import Digest, FileName, Number, Positive, Schema, Sealed
 from whiten_index.encoding import EncoderSpec, ModelFolder
 from whiten_index.encoding.written import (
     MARK,
@@ -162,6 +163,24 @@ def _layer_mean(spec: EncoderSpec, model: ModelFolder) -> Module:
     )
 
 
+class _Exported(Sealed):
+    """Fields of the file that marks an export."""
+
+    contents: list[FileName]
+    dim: Positive
+    k: Positive
+    modules: list[str]
+    computes_in: str
+    encoder_dtype: str
+    error: Number
+    encoder_fingerprint: Digest
+    query_digest: Digest
+    version: str
+
+
+_SCHEMA = Schema(KIND, FORMAT_VERSION, _Exported)
+
+
 def _files(folder: Path) -> Collection[str] | None:
     """Return the files of a folder that was exported, None of another one.
 
@@ -170,12 +189,12 @@ def _files(folder: Path) -> Collection[str] | None:
         StorageError: the disk does not let it be read.
     """
     try:
-        fields = read_manifest(folder, kind=KIND, version=FORMAT_VERSION, name=MARK)
+        fields = read_manifest(folder, _SCHEMA, name=MARK)
     except FormatError:
         raise
     except ArtifactError:
         return None
-    return {MARK, *(fields.get("contents") or ())}
+    return {MARK, *fields["contents"]}
 
 
 def _leaves(folder: Path) -> Iterator[Path]:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import time
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import discard, make_folder
-from whiten_index.artifacts.files import exists, list_folder, reading, writing
-from whiten_index.artifacts.manifest import MANIFEST, check_files, fingerprint, sealed_json
+from whiten_index.artifacts.files import exists, list_folder, read_bytes, reading, writing
+from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.manifest import (
+    MANIFEST,
+    MANIFEST_BYTES,
+    check_files,
+    fingerprint,
+    sealed_json,
+)
+from whiten_index.artifacts.schema import Files, Schema
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.objects.bucket import endpoint
 
@@ -19,6 +26,7 @@ DOWNLOADS = ".downloads"
 # In a copy of an artifact: which objects it is a copy of.
 NOTE = ".objects.json"
 _LEFT_BEHIND = 24 * 3600.0  # seconds
+_FILES = Schema("files", 1, Files)
 
 
 def cache_folder(uri: str) -> Path:
@@ -65,7 +73,7 @@ def manifest_of(path: Path) -> bytes:
     """Return the bytes of the manifest of an artifact here, none where it has none."""
     try:
         with reading(path / MANIFEST):
-            return (path / MANIFEST).read_bytes()
+            return read_bytes(path / MANIFEST, limit=MANIFEST_BYTES)
     except FileNotFoundError:
         return b""
 
@@ -73,18 +81,18 @@ def manifest_of(path: Path) -> bytes:
 def files_in(data: bytes) -> dict[str, int] | None:
     """Return the files that a manifest names and their bytes, None where it is damaged."""
     try:
-        files = {name: int(entry["bytes"]) for name, entry in json.loads(data)["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        files = _FILES.check(load_json(data)["files"])
+    except (ValueError, KeyError, TypeError):
         return None
-    return files if all("/" not in name and name not in ("", ".", "..") for name in files) else None
+    return None if any("/" in name for name in files) else {n: f["bytes"] for n, f in files.items()}
 
 
 def is_sound(folder: Path) -> bool:
     """Tell whether an artifact matches the checksums of its manifest, and that its own."""
     data = manifest_of(folder)
     try:
-        fields = json.loads(data)
-        check_files(folder, fields, content=True)
+        fields = load_json(data)
+        check_files(folder, {"files": _FILES.check(fields["files"])}, content=True)
         return data == sealed_json(fields)
-    except (ArtifactError, ValueError, TypeError, AttributeError):
+    except (ArtifactError, KeyError, TypeError, ValueError, AttributeError):
         return False

@@ -1,12 +1,13 @@
 """Raw embeddings on disk: what is encoded is kept, and found again by its texts."""
 
-from whiten_index.store.dtypes import StoreDtype, as_kept, fits_float16, require_dtype
+from whiten_index.store.dtypes import StoreDtype, as_kept, fits_float16, require_dtype, type_of
+from whiten_index.store.encoder import EncoderFacts, TransformerFacts
 from whiten_index.store.gathered import EmbeddingRows
 from whiten_index.store.known import Found, KnownRows
 from whiten_index.store.packs import Member, Packs, ToPack
 from whiten_index.store.picks import OWN, Picks, Source, other_sources
 from whiten_index.store.places import MOMENTS, InFolder, StoredShard, held_by_folder
-from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord
+from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord, CorpusSource
 from whiten_index.store.shards import Shards
 from whiten_index.store.sizes import folder_bytes, keeps_moments, moments_bytes, rows_bytes
 from whiten_index.store.store import EmbeddingStore, total_moments
@@ -17,8 +18,10 @@ __all__ = [
     "CorpusFile",
     "CorpusPart",
     "CorpusRecord",
+    "CorpusSource",
     "EmbeddingRows",
     "EmbeddingStore",
+    "EncoderFacts",
     "Found",
     "InFolder",
     "KnownRows",
@@ -30,6 +33,7 @@ __all__ = [
     "StoreDtype",
     "StoredShard",
     "ToPack",
+    "TransformerFacts",
     "as_kept",
     "fits_float16",
     "folder_bytes",
@@ -40,4 +44,5 @@ __all__ = [
     "require_dtype",
     "rows_bytes",
     "total_moments",
+    "type_of",
 ]

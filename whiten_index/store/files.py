@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.files import open_regular, reading
+from whiten_index.errors import ArtifactError
 
 
 def rows_as_bytes(documents: pa.Table) -> bytes:
@@ -28,9 +29,13 @@ def content(path: Path) -> bytes | None:
         StorageError: the system does not let it be read.
     """
     try:
-        with reading(path), pa.input_stream(str(path), compression="zstd") as stream:
+        with (
+            reading(path),
+            open_regular(path) as file,
+            pa.input_stream(file, compression="zstd") as stream,
+        ):
             data: bytes = stream.read()
-    except (OSError, pa.ArrowException):
+    except (ArtifactError, OSError, pa.ArrowException):
         return None
     return data
 

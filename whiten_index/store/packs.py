@@ -7,21 +7,25 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import StringConstraints
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists, is_folder, list_folder
+from whiten_index.artifacts.schema import Count, Described, Digest, Positive, Schema
 from whiten_index.artifacts.tensors import map_tensor, write_tensors
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.objects import HERE, Here
+from whiten_index.store.dtypes import EmbeddingsType, type_of
 
 KIND, FORMAT_VERSION = "pack", 1
 EMBEDDINGS = "embeddings.safetensors"
 _NAME = re.compile(r"[0-9]{8,}-[0-9a-f]{12}")
+_MomentsFile = Annotated[str, StringConstraints(pattern=r"^(moments-[0-9]{5,}\.safetensors)?$")]
 _REMEDY = (
     "run the same encode or build with the corpus again, which makes just what is missing anew"
 )
@@ -45,13 +49,13 @@ class Member:
     """
 
     pack: str
-    fingerprint: str
-    start: int
-    rows: int
-    dtype: str
-    truncated: int
-    bytes: int
-    moments: str
+    fingerprint: Digest
+    start: Count
+    rows: Positive
+    dtype: EmbeddingsType
+    truncated: Count
+    bytes: Count
+    moments: _MomentsFile
     held_as: str
 
     @property
@@ -63,6 +67,33 @@ class Member:
         """Return what is known of the shard itself."""
         names = ("fingerprint", "rows", "dtype", "truncated", "bytes")
         return {name: getattr(self, name) for name in names}
+
+
+class PackManifest(Described):
+    """Manifest of a pack."""
+
+    members: tuple[Member, ...]
+
+
+SCHEMA = Schema(KIND, FORMAT_VERSION, PackManifest)
+
+
+def read_pack(folder: Path) -> PackManifest:
+    """Read the manifest of a pack.
+
+    Raises:
+        ArtifactError: it is missing or damaged, or of another pack.
+    """
+    fields = manifest.read_manifest(folder, SCHEMA)
+    start = 0
+    for member in fields["members"]:
+        if (member.pack, member.start) != (folder.name, start):
+            raise ArtifactError(
+                f"{folder / manifest.MANIFEST} is damaged: its shards do not follow one another; "
+                f"{_REMEDY}"
+            )
+        start += member.rows
+    return fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +165,8 @@ class Packs:
                 return member
         return None
 
-    def fields(self, name: str, *, verify: bool) -> dict[str, Any] | None:
-        """Return the manifest of a pack with its ``members``, None where it is damaged.
+    def fields(self, name: str, *, verify: bool) -> PackManifest | None:
+        """Return the manifest of a pack, None where it is damaged.
 
         Raises:
             FormatError: a later release wrote it.
@@ -143,14 +174,14 @@ class Packs:
         folder = self.folder / name
         self.mirror.fetch(folder)
         try:
-            fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+            fields = read_pack(folder)
             manifest.check_files(folder, fields, content=verify)
-            return {**fields, "members": [Member(**each) for each in fields["members"]]}
         except FormatError:
             raise
-        except (ArtifactError, KeyError, TypeError):
+        except ArtifactError:
             again = self.mirror.fetch_again(folder)
             return self.fields(name, verify=verify) if again else None
+        return fields
 
     def write(self, name: str, shards: Sequence[ToPack]) -> list[Member]:
         """Join shards of one type in a pack, whole or not at all.
@@ -158,11 +189,12 @@ class Packs:
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        members, start = list[Member](), 0
+        members: list[Member] = []
+        start = 0
         for number, shard in enumerate(shards):
             rows = len(shard.embeddings)
             moments = "" if shard.moments is None else f"moments-{number:05d}.safetensors"
-            dtype, truncated = str(shard.embeddings.dtype), int(shard.truncated.sum())
+            dtype, truncated = type_of(shard.embeddings.dtype), int(shard.truncated.sum())
             size = shard.embeddings.nbytes
             held_as = shard.held_as or f"{name}:{start}"
             known = (shard.fingerprint, start, rows, dtype, truncated, size, moments, held_as)
@@ -219,16 +251,16 @@ class Packs:
             fields = self._listed(folder)
             if fields is None:
                 unknown = unknown or folder / manifest.MANIFEST
-            elif any(each["fingerprint"] == fingerprint for each in fields["members"]):
-                found = manifest.first_damaged(folder, kind=KIND, version=FORMAT_VERSION)
+            elif any(each.fingerprint == fingerprint for each in fields["members"]):
+                found = manifest.first_damaged(folder, SCHEMA)
                 if found is not None:
                     return found
         return unknown
 
-    def _listed(self, folder: Path) -> dict[str, Any] | None:
+    def _listed(self, folder: Path) -> PackManifest | None:
         """Return the manifest of a pack, whose files may be damaged; None where it is itself."""
         try:
-            return manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+            return read_pack(folder)
         except FormatError:
             raise
         except ArtifactError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,19 +55,9 @@ class Change:
         return cls(_beyond(was, now), _beyond(now, was))
 
 
-def sources_in(fields: Mapping[str, Any]) -> tuple[Source, ...]:
-    """Return what the manifest of a shard's folder says it picks from; nothing where it is whole.
-
-    Raises:
-        KeyError, TypeError, ValueError: the manifest is not one of a shard.
-    """
-    found: Sequence[Sequence[str]] = fields.get("sources", ())
-    return tuple((str(name), str(held_as)) for name, held_as in found)
-
-
 def other_sources(fields: Mapping[str, Any]) -> list[Source]:
     """Return the sources of a shard but itself; none where it is whole."""
-    return [each for each in sources_in(fields) if each != OWN]
+    return [each for each in fields["sources"] if each != OWN]
 
 
 def _places(picks: Picks, numbers: Mapping[Source, int]) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ pick rows that the folder alone holds, and where one is damaged and another was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists
+from whiten_index.artifacts.schema import Count, Described, Digest, Positive, Schema
 from whiten_index.artifacts.tensors import map_tensor
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.objects import HERE, Here
+from whiten_index.store.dtypes import EmbeddingsType
 from whiten_index.store.packs import Member, Packs
-from whiten_index.store.picks import OWN, Picks, Source, other_sources, sources_in
+from whiten_index.store.picks import OWN, Picks, Source, other_sources
 
 # 1 is of whole shards, 2 of derived ones; 3 is of either, without a file of moments.
 KIND, FORMAT_VERSION = "shard", 3
@@ -47,11 +49,35 @@ class StoredShard:
         bytes: size of the embeddings, wherever they lie.
     """
 
-    fingerprint: str
-    rows: int
-    dtype: str
-    truncated: int
-    bytes: int
+    fingerprint: Digest
+    rows: Positive
+    dtype: EmbeddingsType
+    truncated: Count
+    bytes: Count
+
+
+class ShardManifest(Described):
+    """Manifest of the folder of a shard."""
+
+    shard: StoredShard
+    sources: tuple[Source, ...]
+
+
+SCHEMA = Schema(KIND, FORMAT_VERSION, ShardManifest)
+
+
+def read_shard(folder: Path) -> ShardManifest:
+    """Read the manifest of the folder of a shard.
+
+    Raises:
+        ArtifactError: it is missing or damaged, or of another shard.
+    """
+    fields = manifest.read_manifest(folder, SCHEMA)
+    if fields["shard"].fingerprint != folder.name or EMBEDDINGS not in fields["files"]:
+        raise ArtifactError(
+            f"{folder / manifest.MANIFEST} is damaged: it is of another shard; {REMEDY}"
+        )
+    return fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,31 +87,25 @@ class InFolder:
     Attributes:
         path: the folder.
         fields: its manifest.
-        shard: what is known of the shard.
-        held_as: what the rows that the folder holds are known by.
-        sources: what the shard picks rows from, itself among it; nothing where it is whole.
     """
 
     path: Path
-    fields: Mapping[str, Any]
-    shard: StoredShard
-    held_as: str
-    sources: tuple[Source, ...]
+    fields: ShardManifest
 
-    @classmethod
-    def of(cls, path: Path, fields: Mapping[str, Any]) -> InFolder:
-        """Take a folder and its manifest.
+    @property
+    def shard(self) -> StoredShard:
+        """Facts of the shard."""
+        return self.fields["shard"]
 
-        Raises:
-            ArtifactError: the manifest is not one of a shard.
-        """
-        try:
-            shard = StoredShard(**fields["shard"])
-            return cls(path, fields, shard, held_by_folder(fields), sources_in(fields))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArtifactError(
-                f"{path / manifest.MANIFEST} is damaged ({error!r}); {REMEDY}"
-            ) from error
+    @property
+    def held_as(self) -> str:
+        """Digest that the rows in the folder are known by."""
+        return held_by_folder(self.fields)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Sources of the rows, the shard itself among them; none where it is whole."""
+        return self.fields["sources"]
 
     @property
     def keeps_moments(self) -> bool:
@@ -121,9 +141,9 @@ def shard_at(place: Place) -> StoredShard:
     return place.shard if isinstance(place, InFolder) else StoredShard(**place.facts())
 
 
-def held_by_folder(fields: Mapping[str, Any]) -> str:
+def held_by_folder(fields: ShardManifest) -> str:
     """Return what the rows that a shard's folder holds are known by, from its manifest."""
-    return str(fields["files"][EMBEDDINGS]["sha256"])
+    return fields["files"][EMBEDDINGS]["sha256"]
 
 
 class Places:
@@ -144,7 +164,7 @@ class Places:
     ) -> None:
         self.folder, self.packs, self.mirror, self.verify = folder, packs, mirror, verify
         # Manifests of folders whose files were hashed, and places found sound.
-        self._hashed: dict[str, Mapping[str, Any]] = {}
+        self._hashed: dict[str, ShardManifest] = {}
         # By shard, so that one thread forgets a shard while another finds others.
         self._chosen: dict[str, dict[str | None, Place]] = {}
 
@@ -220,15 +240,12 @@ class Places:
     def in_folder(self, name: str, *, verify: bool, held_as: str | None = None) -> InFolder | None:
         """Return the folder of a shard with all that it picks from, or of rows; see ``find``."""
         fields = self.fields(name, verify=verify)
-        try:
-            found = None if fields is None else InFolder.of(self.folder / name, fields)
-        except ArtifactError:
-            return None
+        found = None if fields is None else InFolder(self.folder / name, fields)
         if found is None or held_as not in (None, found.held_as):
             return None
         return found if held_as is not None or self._has_sources(found, verify=verify) else None
 
-    def fields(self, name: str, *, verify: bool) -> dict[str, Any] | None:
+    def fields(self, name: str, *, verify: bool) -> ShardManifest | None:
         """Return the manifest of a folder of a shard, None where it is missing or damaged.
 
         What it picks from is not looked at.
@@ -239,7 +256,7 @@ class Places:
         folder = self.folder / name
         self.mirror.fetch(folder)
         try:
-            found = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+            found = read_shard(folder)
             hash_it = verify and self._hashed.get(name) != found
             manifest.check_files(folder, found, content=hash_it)
         except FormatError:
@@ -259,8 +276,8 @@ class Places:
 
     def culprit(self, name: str) -> Path:
         """Return the file or folder that keeps a shard from being read, its own or another's."""
-        fields = self.fields(name, verify=True) or {}
-        for source, held_as in other_sources(fields):
+        fields = self.fields(name, verify=True)
+        for source, held_as in [] if fields is None else other_sources(fields):
             if self.find(source, verify=True, held_as=held_as) is None:
                 return self._damaged_at(source)
         return self._damaged_at(name)
@@ -268,7 +285,7 @@ class Places:
     def _damaged_at(self, name: str) -> Path:
         """Return what is damaged or missing of a shard, but for what it picks from."""
         folder = self.folder / name
-        own = manifest.first_damaged(folder, kind=KIND, version=FORMAT_VERSION)
+        own = manifest.first_damaged(folder, SCHEMA)
         return own or self.packs.damaged(name) or folder
 
     def _first(self, name: str, *, verify: bool, held_as: str | None) -> Place | None:
@@ -305,6 +322,6 @@ class Places:
         folder = self.folder / name
         if not exists(folder):
             raise _NowhereError(f"shard {name} is in no place in {self.folder}; {REMEDY}")
-        fields = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
+        fields = read_shard(folder)
         manifest.check_files(folder, fields, content=self.verify, remedy=REMEDY)
-        return InFolder.of(folder, fields)
+        return InFolder(folder, fields)

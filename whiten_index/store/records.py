@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
+
+from pydantic import StringConstraints
+from typing_extensions import TypedDict
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.schema import Count, Schema, Sealed
 from whiten_index.errors import ArtifactError
 
 KIND, FORMAT_VERSION = "corpus", 1
+
+
+class CorpusSource(TypedDict):
+    """What tells a corpus from others; see ``CorpusConfig.source_identity``."""
+
+    sources: list[str]
+    text_columns: list[str]
+    embedding_column: str | None
+    row_filter: str | None
+    limit: Count | None
+    passages: NotRequired[tuple[Count, Count]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +41,11 @@ class CorpusPart:
         truncated: texts cut to the encoder's limit.
     """
 
-    shard: str
-    documents: str
-    rows: int
-    read: int
-    truncated: int
+    shard: Annotated[str, StringConstraints(pattern="^([0-9a-f]{32})?$")]
+    documents: Annotated[str, StringConstraints(pattern="^[0-9a-f]*$")]
+    rows: Count
+    read: Count
+    truncated: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +62,21 @@ class CorpusFile:
 
     name: str
     fingerprint: str
-    parts: int
-    skipped: Mapping[str, int] = field(default_factory=dict)
+    parts: Count
+    skipped: Mapping[str, Count] = field(default_factory=dict)
+
+
+class _Fields(Sealed):
+    """Fields of a record on disk."""
+
+    source: CorpusSource
+    parts: tuple[CorpusPart, ...]
+    skipped: dict[str, Count]
+    files: tuple[CorpusFile, ...]
+    index: str
+
+
+SCHEMA = Schema(KIND, FORMAT_VERSION, _Fields)
 
 
 @dataclass(frozen=True)
@@ -59,7 +87,7 @@ class CorpusRecord:
         source: what tells this corpus from others.
         parts: its shards.
         skipped: reason -> rows left out.
-        files: where the parts come from; empty in a record of an earlier release.
+        files: where the parts come from.
         index: the one index that it is kept for; empty where several are, or a user's own wish.
     """
 
@@ -117,14 +145,11 @@ class CorpusRecord:
         Raises:
             ArtifactError: the file is missing or damaged.
         """
-        value = manifest.read_manifest(
-            path.parent, kind=KIND, version=FORMAT_VERSION, name=path.name
-        )
-        try:
-            parts = tuple(CorpusPart(**part) for part in value["parts"])
-            files = tuple(CorpusFile(**file) for file in value.get("files", ()))
-            return cls(value["source"], parts, value["skipped"], files, value.get("index", ""))
-        except (KeyError, TypeError) as error:
+        fields = manifest.read_manifest(path.parent, SCHEMA, name=path.name)
+        parts, files = fields["parts"], fields["files"]
+        if files and sum(file.parts for file in files) != len(parts):
             raise ArtifactError(
-                f"{path} cannot be read as the record of a corpus ({error}); encode it again"
-            ) from error
+                f"{path} is damaged: its files do not have its {len(parts)} parts; encode the "
+                "corpus again"
+            )
+        return cls(fields["source"], parts, fields["skipped"], files, fields["index"])

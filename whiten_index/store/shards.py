@@ -29,7 +29,7 @@ from whiten_index.artifacts.tensors import write_tensors
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.objects import HERE, Here
-from whiten_index.store.dtypes import StoreDtype, as_kept
+from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, type_of
 from whiten_index.store.gathered import EmbeddingRows, GatheredRows
 from whiten_index.store.known import Found, KnownRows
 from whiten_index.store.packs import Packs, ToPack
@@ -108,12 +108,12 @@ class Shards:
         """Keep a whole shard; see ``EmbeddingStore.write``."""
         kept = as_kept(embeddings, dtype)
         shard = StoredShard(
-            fingerprint, len(kept), str(kept.dtype), int(truncated.sum()), kept.nbytes
+            fingerprint, len(kept), type_of(kept.dtype), int(truncated.sum()), kept.nbytes
         )
         # Taken also where they are not kept: they refuse what is not finite, or too large.
         moments = moments_of(str(kept.dtype)) if moments_of else Moments.of(kept)
         tensors = {"embeddings": kept, "digests": digests, "truncated": _flags(truncated)}
-        facts = {"format_version": _WHOLE_VERSION}
+        facts = {"format_version": _WHOLE_VERSION, "sources": []}
         return self._publish(shard, tensors, moments, facts, lambda: kept)
 
     def derive(
@@ -125,7 +125,7 @@ class Shards:
         *,
         truncated: NDArray[np.bool_],
         moments: Moments,
-        dtype: str,
+        dtype: EmbeddingsType,
     ) -> StoredShard:
         """Keep a shard most of whose rows others hold, whole or not at all.
 

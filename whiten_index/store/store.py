@@ -35,11 +35,13 @@ from numpy.typing import NDArray
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, remove_leftovers
 from whiten_index.artifacts.files import exists, is_folder, list_folder, writing
+from whiten_index.artifacts.schema import Digest, Schema, Sealed
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.moments import Moments
 from whiten_index.objects import Mirror, Place, place_of
 from whiten_index.store.documents import DocumentFiles
 from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.encoder import EncoderFacts
 from whiten_index.store.gathered import EmbeddingRows
 from whiten_index.store.notes import Notes
 from whiten_index.store.packs import Packs
@@ -50,6 +52,16 @@ from whiten_index.store.users import Users, owner_of
 
 FORMAT_VERSION = 1
 KIND = "store"
+
+
+class StoreManifest(Sealed):
+    """Manifest of the folder of an encoder."""
+
+    encoder: EncoderFacts
+    fingerprint: Digest
+
+
+SCHEMA = Schema(KIND, FORMAT_VERSION, StoreManifest)
 
 
 class EmbeddingStore:
@@ -398,20 +410,19 @@ class EmbeddingStore:
         return self.folder / "corpora"
 
 
-def read_encoder(folder: Path) -> dict[str, Any]:
+def read_encoder(folder: Path) -> EncoderFacts:
     """Return the encoder that a folder of a store is of.
 
     Raises:
         ArtifactError: its manifest is missing or damaged, or that of another folder.
     """
-    found = manifest.read_manifest(folder, kind=KIND, version=FORMAT_VERSION)
-    if found.get("fingerprint") != folder.name:
+    found = manifest.read_manifest(folder, SCHEMA)
+    if found["fingerprint"] != folder.name:
         raise ArtifactError(
             f"{folder / manifest.MANIFEST} is damaged: it is of the encoder "
-            f"{found.get('fingerprint')}; {manifest.REMEDY}"
+            f"{found['fingerprint']}; {manifest.REMEDY}"
         )
-    encoder: dict[str, Any] = found["encoder"]
-    return encoder
+    return found["encoder"]
 
 
 def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Moments:

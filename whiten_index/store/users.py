@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder
-from whiten_index.artifacts.files import exists, writing
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.schema import Schema, Sealed
 from whiten_index.errors import ArtifactError
 from whiten_index.given import is_uri
 from whiten_index.objects import Here, Place, settled
 
 _KIND, _VERSION = "store_user", 1
+
+
+class _User(Sealed):
+    """Fields of the file of an index."""
+
+    index: str
+
+
+_SCHEMA = Schema(_KIND, _VERSION, _User)
 
 
 class Users:
@@ -32,11 +44,18 @@ class Users:
         fields = {"kind": _KIND, "format_version": _VERSION, "index": place}
         self.mirror.fetch(path)
         with writing(path):
-            if not exists(path) or path.read_bytes() != manifest.sealed_json(fields):
+            if not self._holds(path, fields):
                 make_folder(path.parent)
                 manifest.write_manifest(path, fields)
                 self.mirror.push(path)
         self.mirror.keep(path)
+
+    def _holds(self, path: Path, fields: Mapping[str, Any]) -> bool:
+        try:
+            found = manifest.read_json(path, what="a file that names an index", exact=True)
+        except ArtifactError:
+            return False
+        return found.items() >= fields.items()
 
     def indexes(self) -> dict[Path, Path]:
         """Return the places of the indexes that were built from here, by the file that tells.
@@ -64,12 +83,10 @@ class Users:
         Raises:
             ArtifactError: it is damaged.
         """
-        fields = manifest.read_manifest(self.folder, kind=_KIND, version=_VERSION, name=path.name)
-        if f"{manifest.fingerprint({'index': fields['index']})}.json" != path.name:
-            raise ArtifactError(
-                f"{path} is damaged: it is the file of {fields['index']}; {manifest.REMEDY}"
-            )
-        return str(fields["index"])
+        place = manifest.read_manifest(self.folder, _SCHEMA, name=path.name)["index"]
+        if f"{manifest.fingerprint({'index': place})}.json" != path.name:
+            raise ArtifactError(f"{path} is damaged: it is the file of {place}; {manifest.REMEDY}")
+        return place
 
     def _by_file(self) -> dict[Path, str]:
         return {path: self.index_of(path) for path in self.files()}

@@ -11,21 +11,33 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from typing_extensions import TypedDict
 
 from whiten_index.artifacts.atomic import make_folder, replacing
 from whiten_index.artifacts.files import exists, fsync_path, list_folder, reading
 from whiten_index.artifacts.manifest import (
     check_files,
+    checked,
     describe_file,
     describe_files,
     read_json,
     write_json,
 )
+from whiten_index.artifacts.schema import Files, Schema
 from whiten_index.errors import StorageError
 from whiten_index.training.model import ContrastiveModel
 
 _WEIGHTS, _WHOLE = "model.safetensors", "whole.json"
 _REMEDY = "remove the folder of checkpoints to train anew"
+
+
+class _Whole(TypedDict):
+    """Fields of the record of a whole checkpoint."""
+
+    files: Files
+
+
+_SCHEMA = Schema("checkpoint", 1, _Whole)
 
 
 @contextmanager
@@ -75,7 +87,8 @@ def last_whole(folder: Path) -> Path | None:
         if whole is None or step_of(path) > step_of(whole):
             path.unlink()
     if whole is not None:
-        fields = read_json(whole / _WHOLE, what="a checkpoint", remedy=_REMEDY)
+        found = read_json(whole / _WHOLE, what="a checkpoint", remedy=_REMEDY)
+        fields = checked(found, _SCHEMA, whole / _WHOLE, remedy=_REMEDY)
         check_files(folder, fields, content=True, remedy=_REMEDY)
     return whole
 

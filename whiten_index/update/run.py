@@ -107,8 +107,7 @@ def _interrupted(out: Path, identity: str, base: Base) -> str | None:
     if version is None:
         return None
     fields = faiss_index.read_version(out / faiss_index.VERSIONS / version).fields
-    made_of = (fields.get("update") or {}).get("base")
-    return version if made_of == base.version else None
+    return version if "update" in fields and fields["update"]["base"] == base.version else None
 
 
 def _remember(base: Base, encoded: EncodeReport) -> None:

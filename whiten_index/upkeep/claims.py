@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from whiten_index.artifacts.files import exists, is_file, is_folder
 from whiten_index.artifacts.lock import LOCK
@@ -18,6 +17,7 @@ from whiten_index.index import (
     RECORD,
     VERSIONS,
     Version,
+    VersionManifest,
     read_version,
     require_published,
     strange_entries,
@@ -231,9 +231,8 @@ def version_claim(folder: Path, root: Path, stores: Collection[EmbeddingStore]) 
     by = f"version {folder.name} of index {folder.parent.parent}"
     version = _version(folder)
     fields = None if version is None else version.fields
-    encoder = None if fields is None else str(fields.get("encoder_fingerprint"))
-    mine = [store for store in stores if encoder in (None, store.fingerprint)]
-    if not mine:
+    encoder = None if fields is None else fields["encoder_fingerprint"]
+    if not any(encoder in (None, store.fingerprint) for store in stores):
         return None
     try:
         # Without its manifest, a record that its own digest proves sound says what is needed.
@@ -262,7 +261,7 @@ def _version(folder: Path) -> Version | None:
         return None
 
 
-def _is_elsewhere(fields: dict[str, Any], root: Path) -> bool:
+def _is_elsewhere(fields: VersionManifest, root: Path) -> bool:
     """Tell whether a version was built from another store that is there."""
-    built_from = Path(str(fields.get("store", root)))
+    built_from = Path(fields["store"])
     return is_folder(built_from) and real_place(built_from) != real_place(root)

@@ -86,7 +86,7 @@ class Inventory:
         return cls(
             store=store,
             folders={name: folder for name, folder in folders.items() if folder is not None},
-            packs={name: tuple(fields["members"]) for name, fields in packs.items() if fields},
+            packs={name: fields["members"] for name, fields in packs.items() if fields},
             damaged_folders=frozenset(name for name, folder in folders.items() if folder is None),
             damaged_packs=frozenset(name for name, fields in packs.items() if not fields),
             documents=store.document_files.by_name(),
@@ -126,18 +126,15 @@ def _shard_folder(shards: Shards, name: str) -> ShardFolder | None:
     fields = shards.places.fields(name, verify=False)
     if fields is None:
         return None
-    try:
-        sources = tuple(dict.fromkeys(other_sources(fields)))
-        rows, dtype = int(fields["shard"]["rows"]), str(fields["shard"]["dtype"])
-        itemsize = np.dtype(dtype).itemsize
-        dim = int(fields["shard"]["bytes"]) // (rows * itemsize)
-        sizes = {name: int(file["bytes"]) for name, file in fields["files"].items()}
-        if keeps_moments(rows, dim):
-            sizes.pop(MOMENTS, None)
-        to_write, to_free = rows_bytes(rows, dim, itemsize), _on_disk(sizes.values())
-        return ShardFolder(name, held_by_folder(fields), sources, rows, dtype, to_write, to_free)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None
+    sources = tuple(dict.fromkeys(other_sources(fields)))
+    shard = fields["shard"]
+    rows, itemsize = shard.rows, np.dtype(shard.dtype).itemsize
+    dim = shard.bytes // (rows * itemsize)
+    sizes = {name: file["bytes"] for name, file in fields["files"].items()}
+    if keeps_moments(rows, dim):
+        sizes.pop(MOMENTS, None)
+    to_write, to_free = rows_bytes(rows, dim, itemsize), _on_disk(sizes.values())
+    return ShardFolder(name, held_by_folder(fields), sources, rows, shard.dtype, to_write, to_free)
 
 
 def _on_disk(files: Iterable[int]) -> int:

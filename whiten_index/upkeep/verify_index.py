@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from whiten_index.artifacts.files import is_folder, require_path, size_of
 from whiten_index.errors import ArtifactError, StorageError
@@ -19,6 +17,7 @@ from whiten_index.index import (
     Current,
     Documents,
     Version,
+    VersionManifest,
     read_current,
     read_version,
     strange_entries,
@@ -177,7 +176,7 @@ class _Check:
                 "nor updated"
             )
 
-    def _note_store(self, fields: Mapping[str, Any]) -> None:
+    def _note_store(self, fields: VersionManifest) -> None:
         places = (place for place in store_places(self.root, fields) if isinstance(place, Path))
         self.stores += [str(place) for place in places if is_folder(place)][:1]
 

@@ -19,7 +19,6 @@ from whiten_index.store import (
     CorpusPart,
     EmbeddingStore,
     InFolder,
-    Member,
     other_sources,
     packs,
     places,
@@ -222,26 +221,26 @@ class _Check:
         """Note which shards pick from which, and which are in which pack, as far as can be read."""
         for name in shard_names(self._shards.folder):
             # What cannot be read is reported where each is checked.
-            fields = None
+            shard = None
             with contextlib.suppress(ArtifactError, StorageError):
-                fields = self._places.fields(name, verify=False)
-            for source, _ in [] if fields is None else other_sources(fields):
+                shard = self._places.fields(name, verify=False)
+            for source, _ in [] if shard is None else other_sources(shard):
                 self._pickers.setdefault(source, set()).add(name)
         for name in self._packs.names():
-            fields = None
+            pack = None
             try:
-                fields = self._packs.fields(name, verify=False)
+                pack = self._packs.fields(name, verify=False)
             except FormatError:
                 pass
             except StorageError as error:
                 self._unread_pack = error
-            members: list[Member] = [] if fields is None else fields["members"]
+            members = () if pack is None else pack["members"]
             self._members[name] = tuple(member.fingerprint for member in members)
 
     def _check_shard(self, folder: Path) -> None:
-        fields = manifest.read_manifest(folder, kind=places.KIND, version=places.FORMAT_VERSION)
+        fields = places.read_shard(folder)
         manifest.check_files(folder, fields, content=True)
-        place = InFolder.of(folder, fields)
+        place = InFolder(folder, fields)
         rows, picks = place.shard.rows, place.picks()
         own = len(place.tensor("embeddings"))
         lengths = {"digests": len(place.tensor("digests"))}
@@ -262,9 +261,9 @@ class _Check:
                 )
 
     def _check_pack(self, folder: Path) -> None:
-        fields = manifest.read_manifest(folder, kind=packs.KIND, version=packs.FORMAT_VERSION)
+        fields = packs.read_pack(folder)
         manifest.check_files(folder, fields, content=True)
-        members = [Member(**each) for each in fields["members"]]
+        members = fields["members"]
         lengths = [len(self._packs.embeddings(member)) for member in members]
         lengths += [len(self._packs.tensor(member, "digests")) for member in members]
         if lengths != 2 * [member.rows for member in members]:

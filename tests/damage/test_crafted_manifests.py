@@ -1,0 +1,289 @@
+"""Manifests whose digests are right and whose fields are wrong, and files that are no files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bad_input_helpers import run
+from tests.damage.crafted import CRAFTS, World, crafted, new_world, places
+from whiten_index import EmbeddingStore, QueryTransform, open_index
+from whiten_index.artifacts.manifest import write_manifest
+from whiten_index.errors import WhitenIndexError
+
+# A documented status: done, or one of ``errors.py``, but never 1, which is for what is unforeseen.
+STATUSES = {0, 2, 3, 4, 5, 7, 8, 9}
+ROW = "0"
+COMMANDS = {
+    "search": ("search", "{index}", "--like", ROW, "--top-k", "3"),
+    "search again": ("search", "{index}", "--like", ROW, "--rerank", "5"),
+    "inspect": ("inspect", "{index}"),
+    "inspect --json": ("inspect", "{index}", "--json"),
+    "versions": ("versions", "{index}"),
+    "verify": ("verify", "{index}"),
+    "verify store": ("verify", "{store}"),
+    "update": ("update", "--index", "{index}"),
+    "update --dry-run": ("update", "--index", "{index}", "--dry-run"),
+    "push": ("push", "{index}", "--to", "{root}/rows.parquet"),
+    "gc": ("gc", "{store}", "--keep-days", "0", "--dry-run"),
+    "compact": ("compact", "{store}"),
+    "export": ("export", "{index}", "{root}/again", "--as", "query"),
+    "rollback": ("rollback", "{index}"),
+    "prune": ("prune", "{index}", "--keep", "1"),
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return new_world(tmp_path_factory.mktemp("crafted"))
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(world: World) -> Iterator[None]:
+    yield
+    world.restore()
+
+
+def command(world: World, name: str) -> tuple[str, ...]:
+    named = {"index": world.index, "store": world.store, "root": world.root}
+    return tuple(part.format_map(named) for part in COMMANDS[name])
+
+
+def assert_told(world: World, name: str) -> None:
+    """A command ends with a documented status and, if it fails, one line; all is inside."""
+    around = sorted(world.root.parent.iterdir())
+    status, _, stderr = run(*command(world, name))
+    assert status in STATUSES, (status, stderr)
+    last = stderr.strip().splitlines()[-1:] if status else []
+    assert "Traceback" not in stderr
+    if status and not name.startswith("verify"):
+        assert last[0].startswith("Error: "), stderr
+    assert sorted(world.root.parent.iterdir()) == around
+
+
+def cases(world: World) -> list[tuple[str, tuple[str | int, ...], str]]:
+    found = []
+    for name in world.manifests():
+        fields = json.loads((world.root / name).read_text())
+        found += [(name, place, craft) for place in places(fields) for craft in CRAFTS]
+    return found
+
+
+def craft(world: World, name: str, place: tuple[str | int, ...], how: str) -> None:
+    fields = json.loads((world.root / name).read_text())
+    world.write(name, crafted(fields, place, how))
+
+
+def fuzz(world: World, seed: int, count: int) -> None:
+    chosen = random.Random(seed)
+    every = cases(world)
+    before = world.content()
+    for name, place, how in chosen.sample(every, min(count, len(every))):
+        craft(world, name, place, how)
+        which = chosen.choice(list(COMMANDS))
+        try:
+            assert_told(world, which)
+        except BaseException as error:
+            error.add_note(f"{which} with {name} {place} {how}")
+            raise
+        if world.content().keys() == before.keys():
+            for each in {name, f"{Path(name).parent}/manifest.json", "index/CURRENT"} & {*before}:
+                shutil.copyfile(world.kept / each, world.root / each)
+        if world.content() != before:
+            world.restore()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_wrong_field_leads_to_a_traceback(world: World, seed: int) -> None:
+    fuzz(world, seed, 40)
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_no_wrong_field_of_many_leads_to_a_traceback(world: World, seed: int) -> None:
+    fuzz(world, seed, 200)
+
+
+# Field, value and the command that met it with a traceback, or worse.
+FOUND = [
+    ("index/versions/{version}/manifest.json", ("corpus",), "deleted", "inspect"),
+    ("index/versions/{version}/manifest.json", ("factory",), "null", "search"),
+    ("index/versions/{version}/manifest.json", ("files", "index.faiss", "bytes"), "huge", "search"),
+    ("index/versions/{version}/manifest.json", ("files",), "wrong object", "search"),
+    ("index/versions/{version}/manifest.json", ("encoder", "kind"), "deleted", "search"),
+    ("index/versions/{version}/manifest.json", ("rows",), "empty object", "versions"),
+    ("index/versions/{version}/manifest.json", ("config",), "null", "update"),
+    ("index/versions/{version}/manifest.json", ("bytes", "index"), "null", "inspect"),
+    ("index/CURRENT", ("withdrawn_facts",), "empty list", "search"),
+    ("index/CURRENT", ("version",), "traversal", "search"),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "how", "which"), FOUND)
+def test_a_wrong_field_is_damage(
+    world: World, name: str, place: tuple[str | int, ...], how: str, which: str
+) -> None:
+    version = json.loads(world.current.read_text())["version"]
+    craft(world, name.format(version=version), place, how)
+    status, stdout, stderr = run(*command(world, which))
+    if which == "versions":
+        assert "damaged" in stdout
+    else:
+        assert status == 5, stderr
+        assert "is damaged: field" in stderr
+
+
+def test_a_field_that_no_schema_names_is_damage(world: World) -> None:
+    for name in world.manifests():
+        fields = json.loads((world.root / name).read_text())
+        world.write(name, {**fields, "more": 1})
+        with pytest.raises(WhitenIndexError, match=r"field 'more'|is missing or damaged"):
+            read_all(world)
+        world.restore()
+
+
+def read_all(world: World) -> None:
+    """Read every manifest through the Python API."""
+    open_index(world.index)
+    QueryTransform.load(world.root / "exported")
+    store = EmbeddingStore.open(world.store)
+    record = store.corpus()
+    for part in record.parts:
+        store.require(part.shard)
+    for which in ("verify", "verify store"):
+        status, stdout, stderr = run(*command(world, which))
+        if status:
+            raise WhitenIndexError(stdout + stderr)
+
+
+@pytest.mark.parametrize("kind", ["index/CURRENT", "index/versions", "store", "exported"])
+def test_json_within_json_is_damage(world: World, kind: str) -> None:
+    path = world.root / kind
+    if kind == "index/versions":
+        path = next(path.glob("*/manifest.json"))
+    elif kind == "store":
+        path = next(world.store.glob("*/corpora/*.json"))
+    elif kind == "exported":
+        path /= "manifest.json"
+    path.write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(WhitenIndexError, match="nest"):
+        read_all(world)
+    for which in COMMANDS:
+        assert_told(world, which)
+
+
+def test_a_manifest_of_gigabytes_is_not_read(world: World) -> None:
+    with (world.root / "exported" / "manifest.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(WhitenIndexError, match="it has more than 67,108,864 bytes"):
+        QueryTransform.load(world.root / "exported")
+
+
+# Files that are no files
+
+
+def every_file(world: World) -> list[str]:
+    folders = (world.index, world.root / "exported")
+    return sorted(
+        path.relative_to(world.root).as_posix()
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    )
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    path.unlink()
+    here = Path.cwd()
+    os.chdir(path.parent)  # the address of a socket is short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def make_zeros(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+READERS = ("search", "inspect", "versions", "verify", "verify store", "update", "push", "gc")
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """Interrupt a command that waits."""
+
+    def stop(*_: object) -> None:
+        raise AssertionError("it waits for a file that never comes")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.timeout(300)
+def test_no_command_waits_for_a_pipe(world: World, soon: None) -> None:
+    """Each file in turn is a pipe that nobody writes to."""
+    for number, name in enumerate(every_file(world)):
+        make_pipe(world.root / name)
+        asked = READERS if name.endswith(("CURRENT", "manifest.json")) else READERS[number % 4 :: 4]
+        for which in asked:
+            signal.alarm(60)
+            assert_told(world, which)
+        world.restore()
+
+
+@pytest.mark.parametrize("make", [make_pipe, make_socket, make_zeros])
+@pytest.mark.parametrize("name", ["CURRENT", "manifest.json", "index.faiss", "documents.arrow"])
+def test_what_is_no_file_is_refused(world: World, name: str, make) -> None:
+    version = json.loads(world.current.read_text())["version"]
+    folder = world.index if name == "CURRENT" else world.index / "versions" / version
+    make(folder / name)
+    for verify in ("full", "manifest"):
+        status, _, stderr = run("inspect", world.index, "--verify", verify)
+        assert status in (5, 7), stderr
+        assert name in stderr
+
+
+def test_a_link_to_the_same_content_is_read(world: World) -> None:
+    """The hub's cache holds links, and checksums are of the content."""
+    version = json.loads(world.current.read_text())["version"]
+    for path in [*(world.index / "versions" / version).iterdir()]:
+        blob = world.root / f"blob-{path.name}"
+        path.rename(blob)
+        path.symlink_to(blob)
+    for which in ("search", "inspect", "verify"):
+        status, _, stderr = run(*command(world, which))
+        assert status == 0, stderr
+
+
+def test_a_crafted_name_reads_nothing_outside(world: World) -> None:
+    secret = world.root / "secret"
+    secret.write_text("secret")
+    name = "exported/manifest.json"
+    fields = json.loads((world.root / name).read_text())
+    facts = {
+        "bytes": 6,
+        "sha256": "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b",
+    }
+    write_manifest(world.root / name, {**fields, "files": {"../secret": facts}})
+    with pytest.raises(WhitenIndexError, match=r"files\.\.\./secret.*path of a file inside"):
+        QueryTransform.load(world.root / "exported")
