@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.bad_input_helpers import run
 from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import open_index
 from whiten_index.cli import cli
@@ -155,11 +154,3 @@ def test_no_control_character_reaches_the_terminal(place: Path) -> None:
             assert r"\x1b]0;owned\x07" in said
             assert r"x\ny" in said
             assert r"\x1b[31mred" in said
-
-
-@pytest.mark.parametrize("form", ["json", "text"])
-def test_log_lines_hold_no_control_characters(tmp_path: Path, form: str) -> None:
-    status, said, errors = run("update", "--index", tmp_path / "\x7f\x9b\x1b", "--log", form)
-    assert status == 5
-    assert r"\u007f" in said
-    assert not CONTROLS.search(said + errors)

@@ -21,7 +21,7 @@ from whiten_index.stopping import (
     heed_stop,
     leave_stage,
 )
-from whiten_index.streams import guarded, plain_json
+from whiten_index.streams import guarded
 
 _EVERY_SECONDS = 10.0
 
@@ -51,8 +51,8 @@ class LogForm(Enum):
         In text, what is nested is named with dots (``rows.new=3``) and lists are JSON.
         """
         if self is LogForm.JSON:
-            return plain_json(json.dumps(fields, default=str))
-        return plain_json(" ".join(f"{_key(k)}={_value(value)}" for k, value in _flat(fields)))
+            return json.dumps(fields, default=str)
+        return " ".join(f"{_key(name)}={_value(value)}" for name, value in _flat(fields))
 
 
 class LogLines:
