@@ -339,10 +339,19 @@ def _require_ours(folder: Path, files: Collection[str] | None, what: str) -> Non
             f"{folder} holds something else than {what}, and is left as it is; name a folder that "
             "is new, empty, or was made by the same command"
         )
-    inside = (each.relative_to(folder).as_posix() for each in walk_files(folder))
+    inside = (each.relative_to(folder).as_posix() for each in _leaves(folder))
     strange = next((name for name in inside if name not in files), None)
     if strange is not None:
         raise ConfigError(
             f"{folder} holds {strange} beside {what}, which would be lost; move it away, or name a "
             "new folder"
         )
+
+
+def _leaves(folder: Path) -> Iterator[Path]:
+    """Yield the paths below a folder that have nothing below them, empty folders included."""
+    for path in list_folder(folder):
+        if is_folder(path) and not is_link(path) and list_folder(path):
+            yield from _leaves(path)
+        else:
+            yield path

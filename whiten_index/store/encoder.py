@@ -28,7 +28,7 @@ class TransformerFacts(TypedDict):
     document_prompt: str
     query_prompt: str
     normalizes: Flag
-    trust_remote_code: Flag
+    needs_code: NotRequired[Flag]
     pools_prompt: NotRequired[Flag]
     head_sha256: NotRequired[Sha256 | None]
     fingerprint: NotRequired[str]
