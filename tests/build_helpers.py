@@ -34,6 +34,12 @@ def column_facts(dim: int, column: str = "e") -> dict[str, Any]:
     return {"kind": "column", "column": column, "dim": dim, "query_encoder": None}
 
 
+def corpus_source(name: str = "c", **changes: Any) -> dict[str, Any]:
+    """What a store records of where a corpus is."""
+    columns = {"text_columns": [], "embedding_column": "e", "row_filter": None, "limit": None}
+    return {"sources": [name], **columns, **changes}
+
+
 def write_rows(path: Path, embeddings: NDArray[Any], **columns: Any) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     columns.setdefault("id", np.arange(len(embeddings)))

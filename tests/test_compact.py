@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.bad_input_helpers import run
-from tests.build_helpers import column_facts
+from tests.build_helpers import column_facts, corpus_source
 from tests.corpus_helpers import overwrite
 from tests.upkeep_helpers import (
     DIM,
@@ -414,7 +414,7 @@ def a_store(path: Path, shards, *, dtype=StoreDtype.OWN):
         name = store.shard_fingerprint(digests, dtype)
         store.write(name, digests, embeddings, dtype=dtype, truncated=np.array(cut, dtype=bool))
         parts.append(CorpusPart(name, "0" * 32, len(cut), len(cut), int(sum(cut))))
-    store.save_corpus(CorpusRecord({"sources": ["c"]}, tuple(parts), {}))
+    store.save_corpus(CorpusRecord(corpus_source(), tuple(parts), {}))
     return store, [part.shard for part in parts]
 
 

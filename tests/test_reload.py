@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -257,13 +258,13 @@ def test_looking_for_a_new_version_opens_no_file_but_current(
 ) -> None:
     index = open_index(out)
     opened: list[str] = []
-    really = Path.open
+    really = os.open
 
-    def noted(path: Path, *arguments: Any, **options: Any) -> Any:
-        opened.append(path.name)
+    def noted(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(Path(path).name)
         return really(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", noted)
+    monkeypatch.setattr(os, "open", noted)
     assert not index.reload()
     assert opened == ["CURRENT"]
     publish(out, 0)

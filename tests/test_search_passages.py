@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
+from tests.build_helpers import corpus_source
 from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
 from whiten_index.batch import PASSAGE_COLUMNS, row_digests
 from whiten_index.cli import cli
@@ -72,7 +73,7 @@ def build(folder: Path, **options: Any) -> Path:
         documents = store.write_documents(pa.Table.from_pylist(listed))
         parts.append(CorpusPart(shard, documents, len(listed), 20, 0))
         start += len(listed)
-    store.save_corpus(CorpusRecord({"sources": ["x"], "passages": [16, 2]}, tuple(parts), {}))
+    store.save_corpus(CorpusRecord(corpus_source(passages=[16, 2]), tuple(parts), {}))
     options = {"whiten": "none", "store": str(folder / "store"), **options}
     build_index(BuildConfig(out=str(folder / "index"), **options))
     return folder / "index"

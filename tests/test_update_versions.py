@@ -235,14 +235,14 @@ def test_a_withdrawn_version_that_a_disk_does_not_give_stops_no_update(
     bad = place.update().version
     rollback(place.out)
     place.change()
-    read_bytes = Path.read_bytes
+    open_file = os.open
 
-    def read_or_fail(path: Path) -> bytes:
-        if path.parent.name == bad:
+    def open_or_fail(path: Any, *given: Any, **options: Any) -> int:
+        if Path(path).parent.name == bad:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read_bytes(path)
+        return open_file(path, *given, **options)
 
-    monkeypatch.setattr(Path, "read_bytes", read_or_fail)
+    monkeypatch.setattr(os, "open", open_or_fail)
     (note,) = told_by(place)
     assert "were not looked for" in note
 
