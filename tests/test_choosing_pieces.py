@@ -268,7 +268,7 @@ def test_a_corpus_that_changed_after_it_was_encoded_is_not_cut_into_pieces(place
     texts = list(place.texts)
     texts[150] = texts[150].replace(" ", "  ", 1)
     parquet(Path(place.corpus), id=[f"d{i}" for i in range(ROWS)], text=texts)
-    with pytest.raises(CorpusError, match=r"changed after it was encoded; run the same"):
+    with pytest.raises(CorpusError, match=r"changed while it was read; run the same"):
         sampling.sample_pieces(encoded, 60, 0, stages)
     encoded = encode_shards(config, open_corpus(config, stages), stages)
     assert len(sampling.sample_pieces(encoded, 60, 0, stages)) == 60
