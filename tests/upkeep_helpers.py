@@ -170,7 +170,7 @@ def add_version(world: World, index: Path, record: CorpusRecord, number: int) ->
             **built_manifest(),
             "version": version,
             "config": {
-                "store": str(world.place), "out": str(index), "corpus": [], "weight_column": None
+                **built_manifest()["config"], "store": str(world.place), "out": str(index)
             },
             "store": str(world.place.resolve()),
             "encoder_fingerprint": world.store.fingerprint,

@@ -42,6 +42,9 @@ class _Options(TypedDict):
     """Options of the build; ``BuildConfig`` checks the others when it reads them."""
 
     corpus: list[str]
+    text_columns: list[str]
+    keep: list[str]
+    layers: list[Integer] | None
     out: str
     store: str | None
     weight_column: str | None
