@@ -233,7 +233,6 @@ def plain(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("claims", [{"needs_code": False}, {"needs_code": True}, {}])
 def test_a_forged_manifest_cannot_consent(claims, place, tmp_path):
     """It denies that the model needs code, or claims that running it is allowed."""
-    claims = {"trust_remote_code": True, **claims}
     bad = forged(place.index, tmp_path / "bad", **claims)
     half = Path(shutil.copytree(place.saved, tmp_path / "half"))
     fields = json.loads((half / "manifest.json").read_text())

@@ -510,7 +510,8 @@ def test_a_text_gives_the_same_in_any_company(model):
         for rows in ([0, 1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0], [2, 0], [3, 3, 1, 6]):
             found = _states_of(forward, [texts[row] for row in rows])
             for row, states in zip(rows, found, strict=True):
-                torch.testing.assert_close(states, alone[row])
+                # The last digits of a matrix product depend on the processor.
+                torch.testing.assert_close(states, alone[row], rtol=1.3e-6, atol=3e-5)
 
 
 def _states_of(forward, texts):

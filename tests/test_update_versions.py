@@ -31,6 +31,7 @@ from tests.update_helpers import (
     tree,
     version_of,
 )
+from tests.upkeep_helpers import built_manifest
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.artifacts.manifest import publish_folder
 from whiten_index.errors import (
@@ -159,7 +160,7 @@ def test_texts_of_a_version_that_was_rolled_back_are_told_when_they_come_again(
 def publish_record(root: Path, name: str, record: CorpusRecord) -> None:
     def fill(folder: Path) -> dict[str, Any]:
         record.save(folder / "corpus.json")
-        return {"kind": "index", "format_version": 1, "version": name}
+        return {**built_manifest(), "version": name}
 
     publish_folder(root / "versions" / name, fill)
 
@@ -174,11 +175,16 @@ def test_texts_that_come_again_are_counted_once_and_not_where_the_base_has_them(
         "v2": rng.integers(0, 60, 30), "v3": rng.integers(0, 60, 30),
         "now": rng.integers(0, 60, 40),
     }  # fmt: skip
-    parts = {name: CorpusPart(name, name, len(rows), len(rows), 0) for name, rows in held.items()}
+    shards = {name: format(number, "032x") for number, name in enumerate(held)}
+    rows_of = {shards[name]: rows for name, rows in held.items()}
+    parts = {
+        name: CorpusPart(shards[name], shards[name], len(rows), len(rows), 0)
+        for name, rows in held.items()
+    }
 
-    def digests(name: str) -> Any:
-        found = np.zeros((len(held[name]), 16), dtype=np.uint8)
-        found[:, 3] = held[name]
+    def digests(shard: str) -> Any:
+        found = np.zeros((len(rows_of[shard]), 16), dtype=np.uint8)
+        found[:, 3] = rows_of[shard]
         return found
 
     def record(*names: str) -> CorpusRecord:
@@ -209,7 +215,7 @@ def test_texts_that_come_again_are_told_in_little_memory(
     """Some rows of every shard changed, so that all parts differ, or nearly all of them."""
     rows = 100_000
     digests = np.random.default_rng(0).integers(0, 256, (rows + new, 16), dtype=np.uint8)
-    held = {"base": digests[:rows], "bad": digests[new:], "now": digests[new:]}
+    held = {"0" * 32: digests[:rows], "1" * 32: digests[new:], "2" * 32: digests[new:]}
     store: Any = SimpleNamespace(shards=SimpleNamespace(digests=held.__getitem__))
     base_record, bad, now = (
         CorpusRecord({"sources": ["c"]}, (CorpusPart(name, name, rows, rows, 0),), {})

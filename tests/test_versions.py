@@ -272,7 +272,7 @@ def test_what_is_promoted_is_on_the_disk_before_current_names_it(
         ("rename", f"versions/{name}"),
         ("fsync", "versions"),
         ("fsync", "candidates"),
-        ("fsync", "TMP"),
+        ("fsync", "TMP/CURRENT"),
         ("replace", "CURRENT"),
         ("fsync", "."),
     ]

@@ -252,10 +252,18 @@ def read_bytes(path: Path | str, *, limit: int) -> bytes:
         ValueError: it has more than ``limit`` bytes.
     """
     with open_regular(path) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"it has more than {limit:,} bytes")
-    return data
+        return read_up_to(file, limit)
+
+
+def read_up_to(file: BinaryIO, limit: int) -> bytes:
+    """Return the rest of an open file; raise ``ValueError`` if it has more than ``limit`` bytes."""
+    data = bytearray()
+    # A single read would allocate the limit, however short the file is.
+    while block := file.read(_BLOCK):
+        data += block
+        if len(data) > limit:
+            raise ValueError(f"it has more than {limit:,} bytes")
+    return bytes(data)
 
 
 def size_of(path: Path) -> int:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from whiten_index.artifacts.files import read_up_to
+
 # Deeper JSON is no configuration and no record: Python's own parser gives up near 1,000 levels,
 # and code that walks a value should not have to care.
 JSON_LEVELS = 100
@@ -24,13 +26,10 @@ def read_bounded(path: Path, most: int = FILE_BYTES) -> bytes:
     """Return the content of a file.
 
     Raises:
-        LimitError: it has more than ``most`` bytes.
+        ValueError: it has more than ``most`` bytes.
     """
     with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise LimitError(f"it has more than {most:,} bytes")
-    return data
+        return read_up_to(file, most)
 
 
 def iterate_lines(file: IO[bytes], *, packed: int | None = None) -> Iterator[bytes]:
