@@ -157,6 +157,12 @@ def test_texts_of_a_version_that_was_rolled_back_are_told_when_they_come_again(
     assert f"20 of the 30 texts that version {bad} brought" in note
 
 
+SOURCE = {
+    "sources": ["c"], "text_columns": ["text"], "embedding_column": None, "row_filter": None,
+    "limit": None,
+}  # fmt: skip
+
+
 def publish_record(root: Path, name: str, record: CorpusRecord) -> None:
     def fill(folder: Path) -> dict[str, Any]:
         record.save(folder / "corpus.json")
@@ -188,7 +194,7 @@ def test_texts_that_come_again_are_counted_once_and_not_where_the_base_has_them(
         return found
 
     def record(*names: str) -> CorpusRecord:
-        return CorpusRecord({"sources": ["c"]}, tuple(parts[name] for name in names), {})
+        return CorpusRecord(SOURCE, tuple(parts[name] for name in names), {})
 
     for name, kept in (("v2", "base"), ("v3", "more")):
         publish_record(tmp_path, name, record(kept, name))
@@ -218,8 +224,7 @@ def test_texts_that_come_again_are_told_in_little_memory(
     held = {"0" * 32: digests[:rows], "1" * 32: digests[new:], "2" * 32: digests[new:]}
     store: Any = SimpleNamespace(shards=SimpleNamespace(digests=held.__getitem__))
     base_record, bad, now = (
-        CorpusRecord({"sources": ["c"]}, (CorpusPart(name, name, rows, rows, 0),), {})
-        for name in held
+        CorpusRecord(SOURCE, (CorpusPart(name, name, rows, rows, 0),), {}) for name in held
     )
     publish_record(tmp_path, "v2", bad)
     base: Any = SimpleNamespace(folder=tmp_path / "versions/v1", record=base_record, store=store)

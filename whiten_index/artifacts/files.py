@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.given import cut, require_folder
 
-_BLOCK = 1 << 20
+_BLOCK, _SMALL_BLOCK = 1 << 20, 1 << 16
 _KEPT = "what was published and the shards already finished are kept"
 _REASONS = {
     errno.ENOSPC: "the disk is full",
@@ -259,7 +259,7 @@ def read_up_to(file: BinaryIO, limit: int) -> bytes:
     """Return the rest of an open file; raise ``ValueError`` if it has more than ``limit`` bytes."""
     data = bytearray()
     # A single read would allocate the limit, however short the file is.
-    while block := file.read(_BLOCK):
+    while block := file.read(_SMALL_BLOCK):
         data += block
         if len(data) > limit:
             raise ValueError(f"it has more than {limit:,} bytes")
