@@ -94,7 +94,7 @@ FACES: list[Callable[[Place, Path, dict[str, Any]], Any]] = [
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
 def test_a_face_runs_the_models_code_only_with_consent(face, place, tmp_path):
-    bad = forged(place.index, tmp_path / "bad", trust_remote_code=True)
+    bad = forged(place.index, tmp_path / "bad")
     for index in (place.index, bad):
         with pytest.raises(EncoderError, match="trust_remote_code=True") as caught:
             face(place, index, {})

@@ -207,14 +207,16 @@ def test_a_version_under_a_strange_name_stops_gc(place: Place, name: str) -> Non
     assert files_of(place.out) == before
 
 
-def test_a_copy_of_a_record_still_names_its_shards(tmp_path: Path) -> None:
+def test_a_record_under_another_name_stops_gc(tmp_path: Path) -> None:
     corpus = write_rows(tmp_path / "c.parquet", random_rows(3, rows=80))
     options = ("--embedding-column", "embedding", "--id-column", "id")
     assert run("encode", corpus, "--store", tmp_path / "store", *options)[0] == 0
     (record,) = (tmp_path / "store").glob("*/corpora/*.json")
     record.rename(record.with_name(f".{record.name}.bak"))
     before = files_of(tmp_path / "store")
-    assert run("gc", tmp_path / "store", "--keep-days", 0)[0] == 0
+    status, _, stderr = run("gc", tmp_path / "store", "--keep-days", 0)
+    assert status == 5
+    assert f".{record.name}.bak is damaged: it is the record of another corpus" in stderr
     assert files_of(tmp_path / "store") == before
 
 
