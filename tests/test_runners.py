@@ -352,7 +352,15 @@ def test_two_processes_make_the_same_store_and_resume_each_other(corpus, tiny_mo
     two = build_index(options(corpus, tiny_model, tmp_path / "two", device="cpu,cpu"))
     assert (two.encoded.counts.reused, two.encoded.counts.encoded) == (100, 170)
     assert two.encoded.counts.tokens > 0
-    assert two.encoded.record == one.encoded.record
+    # A file that was written a moment ago has no fingerprint yet.
+    records = [
+        replace(
+            r.encoded.record,
+            files=tuple(replace(f, fingerprint="") for f in r.encoded.record.files),
+        )
+        for r in (one, two)
+    ]
+    assert records[0] == records[1]
     for part in one.encoded.record.parts:
         np.testing.assert_allclose(
             two.encoded.store.embeddings(part.shard),
