@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from whiten_index.artifacts.atomic import (
     leftovers_in,
     make_folder,
+    remove_leftovers,
     replace_file,
     temporary_folder,
 )
@@ -72,6 +73,8 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
         make_folder(final.parent)
         with temporary_folder(final) as temporary:
             fields = fill(temporary)
+            # A file that was replaced inside may have left its temporary folder.
+            remove_leftovers(temporary)
             manifest = _sealed({**fields, "files": describe_files(temporary)})
             for name in manifest["files"]:
                 fsync_path(temporary / name)
