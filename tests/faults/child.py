@@ -79,7 +79,7 @@ def flows(place: Place) -> dict[str, list[object]]:
         "build, first": [*build, "--out", place.disk / "new"],
         "update": [*update, "--refit", "never"],
         "update, refit": [*update, "--refit", "always"],
-        "update, kept back": [*update, "--refit", "never", "--max-growth", 0],
+        "update, kept back": [*update, "--refit", "never", "--max-shrink", 0],
         "rollback": ["rollback", index],
         "prune": ["prune", index, "--keep", 1],
         "gc": ["gc", store, "--keep-days", 0],
@@ -179,7 +179,9 @@ class Flow:
         expected = {-signal.SIGKILL} if fault == "kill" else {self.status, SYSTEM}
         if status not in expected or "Traceback" in output:
             problems.append(f"status {status}: {output[-3000:]}")
-        if status == self.status and self.name in READERS and output != self.output:
+        # A list of versions says of each whether it could be read.
+        told = self.name == "versions" and re.search("cannot (read|list)", output)
+        if status == self.status and self.name in READERS and output != self.output and not told:
             problems.append(f"another answer: {output[:1000]}")
         published = self._published(left, problems)
         if status == self.status == 0 and published == "old" and self._publishes:

@@ -67,7 +67,7 @@ def system_error(
 
 def _number_of(error: BaseException) -> int | None:
     """Return the number of the system's error, None for an error of the content."""
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if isinstance(error, MemoryError):
         return errno.ENOMEM
