@@ -45,7 +45,7 @@ def assert_harmless(points: list[dict[str, Any]]) -> None:
 
 @pytest.mark.timeout(1800)
 def test_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = tried(tmp_path, share=0.002)
+    points = tried(tmp_path, share=0.0005)
     with capsys.disabled():
         assert_harmless(points)
 
