@@ -87,13 +87,13 @@ LATER ?= $(lastword $(foreach python,python3.12 python3.13 python3.14 \
 
 # A sample of the faults of the system at every file operation, by this Python and a later one.
 faults: .venv/tools .venv/later $(STRACE) $(CC)
-	$(BIN)/python -m pytest -m "faults and not slow"
-	.venv/python-later/bin/python -m pytest -m "faults and not slow"
+	$(BIN)/python -m pytest tests/faults -m "faults and not slow"
+	.venv/python-later/bin/python -m pytest tests/faults -m "faults and not slow"
 
 # All of those faults, which takes hours; then a worker and a machine of a cluster are killed in
 # mid-build, ten times in a row.
 soak: .venv/service $(STRACE) $(CC)
-	$(BIN)/python -m pytest -m "faults and slow"
+	$(BIN)/python -m pytest tests/faults -m "faults and slow"
 	$(BIN)/python -m pytest -m "service and slow"
 
 lint: .venv/tools
