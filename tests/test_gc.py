@@ -25,10 +25,17 @@ from whiten_index import open_index
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import write_manifest
-from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError
+from whiten_index.errors import (
+    ArtifactError,
+    BusyError,
+    ConfigError,
+    FormatError,
+    StorageError,
+)
+from whiten_index.index import read_index_id
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
 from whiten_index.upkeep import compact_store, gc_store, verify_store
-from whiten_index.versions import prune
+from whiten_index.versions import prune, rollback
 
 
 def nights(world: World, count: int, seed: int = 0) -> None:
@@ -373,6 +380,11 @@ def test_days_that_are_none_are_refused(tmp_path, days):
     assert len(shard_folders(world)) == 6
 
 
+def registered(world):
+    """Return the places of the indexes that the store knows."""
+    return [each.folder for each in world.store.users.registered()]
+
+
 def two_states(tmp_path):
     """Return a world and an index, whose version 1 needs what no corpus has any more."""
     world = new_world(tmp_path, 100)
@@ -390,14 +402,14 @@ def test_an_index_linked_to_where_it_is_now_is_asked_once_and_not_forgotten(tmp_
     index.symlink_to(tmp_path / "real")
     with pytest.raises(ConfigError, match=f"index {index} is there"):
         gc_store(world.place, keep_days=0, forget=[index])
-    world.store.users.register(index)
-    assert len(world.store.users.indexes()) == 2
+    world.store.users.register(index, read_index_id(index))
+    assert len(world.store.users.registered()) == 2
     for dry_run in (True, False):
         report = gc_store(world.place, keep_days=0, dry_run=dry_run)
         assert (report.indexes, report.shards) == ((str(tmp_path / "real"),), 0)
     report = gc_store(world.place, keep_days=0, forget=[index])
     assert (report.indexes, report.shards) == ((str(tmp_path / "real"),), 0)
-    assert list(world.store.users.indexes().values()) == [tmp_path / "real"]
+    assert registered(world) == [tmp_path / "real"]
     with pytest.raises(ConfigError, match=f"knows of no index {index} to forget"):
         gc_store(world.place, forget=[index])
     with pytest.raises(ConfigError, match="real is there"):
@@ -412,14 +424,67 @@ def test_an_index_that_was_moved_is_named_at_its_new_place(tmp_path, monkeypatch
         gc_store(world.place, keep_days=0)
     options = {"keep_days": 0, "indexes": [tmp_path / "j"], "forget": [index]}
     told = gc_store(world.place, dry_run=True, **options)
-    assert (told.shards, len(world.store.users.indexes())) == (0, 1)
+    assert (told.shards, len(registered(world))) == (0, 1)
     monkeypatch.chdir(tmp_path)
     status, out, _ = run("gc", world.place, "--index", "j", "--forget", "i", "--json")
     found = json.loads(out)
     assert (status, found["registered"], found["forgotten"]) == (0, [str(tmp_path / "j")], ["i"])
-    assert list(world.store.users.indexes().values()) == [tmp_path / "j"]
+    assert registered(world) == [tmp_path / "j"]
     report = gc_store(world.place, keep_days=0)
     assert (report.shards, report.claims, report.indexes) == (0, 3, (str(tmp_path / "j"),))
+
+
+@pytest.mark.parametrize("copied_id", [False, True])
+def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path, copied_id):
+    world, index = two_states(tmp_path)
+    index.rename(tmp_path / "unmounted")
+    # A build on the empty mount point, or after the folder was moved away.
+    add_version(world, index, world.records[-1][0], 1)
+    if copied_id:
+        (index / "index.json").unlink()
+    before = shard_folders(world)
+    why = "index.json" if copied_id else f"{index}, an index .* another index is there now"
+    for dry_run in (False, True):
+        with pytest.raises(ArtifactError, match=why):
+            gc_store(world.place, keep_days=0, dry_run=dry_run)
+    with pytest.raises(ArtifactError, match=why):
+        compact_store(world.place)
+    assert shard_folders(world) == before
+    if copied_id:
+        return
+    named = {"indexes": [tmp_path / "unmounted"], "forget": [index]}
+    assert gc_store(world.place, keep_days=0, **named).shards == 0
+    assert sorted(registered(world)) == [index, tmp_path / "unmounted"]
+    with pytest.raises(ConfigError, match=f"index {index} is there"):
+        gc_store(world.place, forget=[index])
+    assert shard_folders(world) == before
+
+
+def test_a_store_without_its_registry_is_not_collected(tmp_path):
+    world, _ = two_states(tmp_path)
+    before = shard_folders(world)
+    world.store.users.folder.rename(tmp_path / "away")
+    for upkeep in (gc_store, compact_store):
+        with pytest.raises(ArtifactError, match="indexes is missing, so that it is not known"):
+            upkeep(world.place)
+    assert shard_folders(world) == before
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "manifest.json"])
+def test_a_file_of_a_version_behind_a_dangling_link_is_no_damage(tmp_path, name):
+    world, index = two_states(tmp_path)
+    path = index / "versions" / "000001-0123456789ab" / name
+    path.rename(tmp_path / "unmounted")
+    path.symlink_to(tmp_path / "unmounted" / name)
+    before = shard_folders(world)
+    with pytest.raises(StorageError, match=f"{path} is a link to .*, which is not there"):
+        gc_store(world.place, keep_days=0)
+    with pytest.raises(StorageError, match="is a link to"):
+        prune(index, keep=2)
+    with pytest.raises(StorageError, match="is a link to"):
+        rollback(index)
+    assert path.is_symlink()
+    assert shard_folders(world) == before
 
 
 def test_an_index_of_another_store_is_not_registered(tmp_path):
@@ -434,18 +499,21 @@ def test_an_index_of_another_store_is_not_registered(tmp_path):
         gc_store(other.place, indexes=[index])
     with pytest.raises(ConfigError, match="is no index"):
         gc_store(other.place, indexes=[tmp_path / "none"])
-    assert other.store.users.indexes() == {}
-    assert world.store.users.indexes()
+    assert registered(other) == []
+    assert registered(world)
 
 
-def test_a_version_behind_a_link_stops_it_and_a_link_to_nothing_does_not(tmp_path):
+def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path):
     world, index = two_states(tmp_path)
     versions = index / "versions"
     (versions / "000005-cccccccccccc").symlink_to(".")
-    (versions / "000006-cccccccccccc").symlink_to("000006-cccccccccccc")
-    (versions / "000007-cccccccccccc").symlink_to("/nonexistent")
     (versions / "000008-cccccccccccc").symlink_to("000001-0123456789ab")
     assert gc_store(world.place, keep_days=0).shards == 0
+    for target in ("000006-cccccccccccc", "/nonexistent"):
+        (versions / "000006-cccccccccccc").symlink_to(target)
+        with pytest.raises(StorageError, match="000006-cccccccccccc is a link to"):
+            gc_store(world.place, keep_days=0)
+        (versions / "000006-cccccccccccc").unlink()
     first = versions / "000001-0123456789ab"
     first.rename(tmp_path / "away")
     first.symlink_to(tmp_path / "away")

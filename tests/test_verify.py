@@ -18,6 +18,7 @@ from whiten_index import open_index
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import ArtifactError
+from whiten_index.index import read_index_id
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.upkeep import compact_store, gc_store, verify_index, verify_store
 from whiten_index.versions import prune, rollback
@@ -159,10 +160,11 @@ def test_damaged_notes(world, kind):
 
 
 def test_a_damaged_registration_is_written_anew(world):
-    (path,) = world.store.users.indexes()
+    (path,) = world.store.users.files()
     overwrite(path, 30, 31)
     assert [each.path for each in verify_store(world.place).damages] == [str(path)]
-    world.store.users.register(world.root / "index")
+    index = world.root / "index"
+    world.store.users.register(index, read_index_id(index))
     assert verify_store(world.place).sound
 
 

@@ -177,7 +177,8 @@ def add_version(world: World, index: Path, record: CorpusRecord, number: int) ->
             "corpus": {"fingerprint": record.fingerprint, "source": dict(record.source)},
         }  # fmt: skip
 
-    world.store.users.register(index)
+    index.mkdir(parents=True, exist_ok=True)
+    world.store.users.register(index, versions.ensure_index_id(index))
     versions.publish(index, version, fill)
     versions.set_current(index, version)
     return index / versions.VERSIONS / version

@@ -23,6 +23,7 @@ from whiten_index.encode import (
 from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.fit import choose_index, fit_whitening, possible_widths, read_labels
+from whiten_index.given import is_uri
 from whiten_index.objects import Here, Place, Tag, naming, place_of
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.publish import Settled, settle, write_version
@@ -143,8 +144,9 @@ def _published(
 
 def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
     """Tell a store that an index is built from it; where it cannot be written, say so."""
+    index_id = None if is_uri(out) else faiss_index.ensure_index_id(Path(out))
     try:
-        store.users.register(out)
+        store.users.register(out, index_id)
     except StorageError as error:
         stages.watcher.note(
             f"note: the store cannot remember that {out} is built from it ({error}); do not gc it"

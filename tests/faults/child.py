@@ -243,6 +243,9 @@ class Flow:
             there, wanted = names_of(left), names_of(self.after)
             problems += [f"left over: {name}" for name in sorted(there - wanted)]
             problems += [f"missing: {name}" for name in sorted(wanted - there)]
+        if self.name.startswith("push"):
+            files = [name for name in self.after if name.startswith("out/pushed")]
+            problems += [f"differs: {n}" for n in files if left.get(n) != self.after[n]]
         if place.run("verify", place.index, place.other) != 0:
             problems.append("verify finds damage")
         for version in self.kept:

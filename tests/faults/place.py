@@ -71,7 +71,8 @@ class Place:
                 self.must("update", "--index", self.index, "--refit", "always", "--threads", 1)
             self.night_of.setdefault(self.published(self.index), min(night, 2))
             if night == 1:
-                self.must("push", self.index, "--to", self.out / "pushed.parquet")
+                for name in ("pushed.parquet", "pushed.npy"):
+                    self.must("push", self.index, "--to", self.out / name)
         self.must("prune", self.index, "--keep", 2)
         # All rows of the other index are replaced, so that the store has embeddings to remove.
         file = self.disk / "other.parquet"

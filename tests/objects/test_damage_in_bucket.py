@@ -135,6 +135,24 @@ def test_damaged_shards_of_the_store_are_put_there_again(
     assert {key: body(s3, bucket, key) for key in shards} == before
 
 
+@pytest.mark.parametrize("damage", [flip, truncate, delete])
+def test_single_files_of_the_store_are_put_there_again(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, damage: Any
+) -> None:
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    build(corpus, out=out)
+    parts = ("/rows/", "/corpora/", "/indexes/")
+    files = [k for k in keys(s3, bucket, "index/store/") if any(part in k for part in parts)]
+    assert {part for part in parts for key in files if part in key} == set(parts)
+    before = {key: body(s3, bucket, key) for key in files}
+    for key in files:
+        damage(s3, bucket, key)
+    assert build(corpus, out=out).up_to_date
+    assert {key: body(s3, bucket, key) for key in files} == before
+    machine("second")
+    assert build(corpus, out=out).up_to_date
+
+
 def test_the_commands(s3: Any, bucket: str, machine: Any, tmp_path: Path) -> None:
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     made = run("build", corpus, *OPTIONS, "--out", out)

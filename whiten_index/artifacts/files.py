@@ -49,6 +49,15 @@ _WORDS = {os.strerror(number): number for number in _REASONS if number != errno.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
+def require_target(path: Path) -> None:
+    """Raise ``StorageError`` for a link whose target is missing: its disk may not be mounted."""
+    if is_link(path) and not exists(path):
+        raise StorageError(
+            f"{path} is a link to {path.readlink()}, which is not there; mount its disk, or remove "
+            "the link, then run the same command again"
+        )
+
+
 def system_error(
     path: Path | str, error: BaseException, *, action: str = "read"
 ) -> StorageError | ConfigError:

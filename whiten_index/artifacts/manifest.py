@@ -27,6 +27,7 @@ from whiten_index.artifacts.files import (
     read_bytes,
     reading,
     require_regular,
+    require_target,
     sha256_file,
     walk_files,
     writing,
@@ -174,6 +175,7 @@ def read_json(
             data = read_bytes(path, limit=MANIFEST_BYTES)
         value = load_json(data)
     except (FileNotFoundError, NotADirectoryError) as error:
+        require_target(path)
         raise ArtifactError(
             f"{path.parent} is not {what}: it has no {path.name}; {missing}"
         ) from error
@@ -258,6 +260,7 @@ def check_files(
     Raises:
         ArtifactError: a file is missing, is no regular file, or differs from what the manifest
             says.
+        StorageError: a file cannot be read, or is a link to a file that is not there.
     """
     for name, expected in manifest["files"].items():
         path = folder / name
@@ -270,6 +273,7 @@ def check_files(
             if checksum != expected["sha256"]:
                 raise _damaged(path, "its content does not match its checksum", remedy)
         except (FileNotFoundError, NotADirectoryError) as error:
+            require_target(path)
             raise _damaged(path, "it is missing", remedy) from error
         except IsADirectoryError as error:
             raise _damaged(path, "it is a folder", remedy) from error

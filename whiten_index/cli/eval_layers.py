@@ -42,7 +42,7 @@ _ELSEWHERE = {"pooling": "--token mean or cls", "layers": "--most N"}
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, readable=False, path_type=Path),
     help="Folder for layers.json, layers.html and the pictures as PNG.",
 )
 @with_options(layer_options)

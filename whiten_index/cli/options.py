@@ -50,7 +50,7 @@ def config_option(also: Mapping[str, str] | None = None) -> Callable[[Command], 
 
     return click.option(
         "--config",
-        type=click.Path(dir_okay=False),
+        type=click.Path(dir_okay=False, readable=False),
         is_eager=True,
         expose_value=False,
         callback=read,

@@ -10,7 +10,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, StorageError
 
 OLDEST = (1, 15)
 _INSTALL = "pip install 'whiten-index[cpu]' (or 'whiten-index[gpu]' on a CUDA machine)"
@@ -25,12 +25,18 @@ def load_faiss() -> Any:
 
     Raises:
         ConfigError: neither is installed, or the release is too old.
+        StorageError: the system does not let it be loaded, as with too little memory.
     """
     try:
         with _resting_threads():
             import faiss
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ConfigError(f"FAISS is not installed; {_INSTALL}") from error
+    except (ImportError, OSError, MemoryError) as error:
+        raise StorageError(
+            f"FAISS is installed and cannot be loaded ({error}); fix that and run the same command "
+            "again"
+        ) from error
     if tuple(int(part) for part in faiss.__version__.split(".")[:2]) < OLDEST:
         raise ConfigError(
             f"FAISS {faiss.__version__} is too old, 1.15 is the oldest that works; {_INSTALL}"

@@ -17,12 +17,22 @@ from whiten_index.artifacts.schema import (
     Number,
     Positive,
     Schema,
+    Sealed,
     Sha256,
     Share,
 )
 from whiten_index.store import CorpusSource, EncoderFacts
 
 KIND, FORMAT_VERSION = "index", 1
+
+
+class IndexId(Sealed):
+    """Fields of ``index.json``."""
+
+    id: Digest
+
+
+INDEX_ID_SCHEMA = Schema("index_id", 1, IndexId)
 VersionName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]*$")]
 
 

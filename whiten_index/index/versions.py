@@ -2,6 +2,7 @@
 
 Layout::
 
+    index.json                    the id of the index, which stays when the folder is moved
     CURRENT                       the version that readers open, the digest of its manifest, and
                                   the versions withdrawn; sealed, replaced in one step
     versions/<version>/           manifest.json, whitening.safetensors, moments.safetensors,
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,13 +36,15 @@ from whiten_index.artifacts.files import (
     fsync_path,
     list_folder,
     mode_of,
+    require_target,
     sha256_file,
     writing,
 )
-from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
+from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.index.library import load_faiss
 from whiten_index.index.schema import (
     CURRENT_SCHEMA,
+    INDEX_ID_SCHEMA,
     VERSION_SCHEMA,
     VersionManifest,
     WithdrawnFacts,
@@ -51,6 +55,7 @@ T = TypeVar("T")
 # Writes a version's files into the folder given, and returns what its manifest is to say.
 Fill = Callable[[Path], Mapping[str, Any]]
 
+INDEX_ID = "index.json"
 CURRENT, VERSIONS, CANDIDATES = "CURRENT", "versions", "candidates"
 INDEX, WHITENING = "index.faiss", "whitening.safetensors"
 MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
@@ -138,6 +143,33 @@ class Version:
         for name in self.fields["files"]:
             self.file(name)
         return self
+
+
+def read_index_id(root: Path) -> str:
+    """Return the id of an index.
+
+    Raises:
+        ArtifactError: its file is missing or damaged.
+        StorageError: the disk does not let it be read.
+    """
+    remedy = "restore it from a copy, or build or update the index again, which gives it a new id"
+    return manifest.read_manifest(
+        root, INDEX_ID_SCHEMA, name=INDEX_ID, remedy=remedy, missing=remedy
+    )["id"]
+
+
+def ensure_index_id(root: Path) -> str:
+    """Return the id of an index, a new one if it has none yet or its file is damaged."""
+    try:
+        return read_index_id(root)
+    except FormatError:
+        raise
+    except ArtifactError:
+        index_id = uuid.uuid4().hex
+        fields = {"kind": INDEX_ID_SCHEMA.kind, "format_version": 1, "id": index_id}
+        with writing(root):
+            manifest.write_manifest(root / INDEX_ID, fields)
+        return index_id
 
 
 def read_current(root: Path, mirror: Here = HERE) -> Current:
@@ -442,6 +474,7 @@ def require_published(root: Path) -> Current | None:
         ArtifactError: that version is missing, or ``CURRENT`` is damaged.
         StorageError: the system does not say.
     """
+    require_target(root / CURRENT)
     if not exists(root / CURRENT):
         return None
     current = read_current(root)

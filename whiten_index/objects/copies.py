@@ -25,6 +25,7 @@ from whiten_index.objects.bucket import endpoint
 DOWNLOADS = ".downloads"
 # In a copy of an artifact: which objects it is a copy of.
 NOTE = ".objects.json"
+FILE_NOTES = ".objects"
 _LEFT_BEHIND = 24 * 3600.0  # seconds
 _FILES = Schema("files", 1, Files)
 

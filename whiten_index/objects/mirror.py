@@ -10,8 +10,9 @@ a manifest, lies there as::
 so that of two writers of one artifact neither touches the other's files, and whoever sees a
 manifest sees all that it names, of one writer.
 
-A copy of an artifact has a note of the sizes and e-tags that its objects had when they were copied.
-Where the bucket now lists others, the copy proves nothing: the objects are read again.
+A copy has a note of the sizes and e-tags that its objects had when they were copied, that of a
+single file in ``.objects``. Where the bucket now lists others, the copy proves nothing: the objects
+are read again.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import discard, make_folder, replace_file
-from whiten_index.artifacts.files import exists, is_file, is_folder, reading, writing
+from whiten_index.artifacts.files import exists, is_file, is_folder, reading, sha256_file, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, BusyError, ConfigError
 from whiten_index.given import as_place, is_uri, require_no_secret
 from whiten_index.objects.bucket import ANY, Bucket, ChangedError, Tag, plain_uri
 from whiten_index.objects.copies import (
     DOWNLOADS,
+    FILE_NOTES,
     NOTE,
     cache_folder,
     files_in,
@@ -155,7 +157,7 @@ class Mirror(Here):
         if is_folder(path) and key not in self._dropped:
             self.settle(path)
         known = self._is_known(key) and key not in self._dropped
-        if not known or (is_file(path) and self._listed(key).size(key) != path.stat().st_size):
+        if not known or (is_file(path) and not self._has_same_file(key, path)):
             self.push(path)
             self.mended += [f"{self.uri}/{key}"] if was_there else []
 
@@ -176,6 +178,7 @@ class Mirror(Here):
             else:
                 stat = self._bucket.upload(key, path)
                 self._listed(key).add(key, stat)
+                self._note_file(key)
 
     def _push_artifact(self, key: str, path: Path) -> None:
         data, pointer = manifest_of(path), f"{key}/{MANIFEST}"
@@ -318,7 +321,27 @@ class Mirror(Here):
             if not self._bucket.download(key, temporary, self._listed(key).size(key)):
                 return False
             temporary.replace(path)
+            self._note_file(key)
         return True
+
+    def _has_same_file(self, key: str, path: Path) -> bool:
+        """Tell whether the bucket has a file as it is here; read it if its e-tag is another."""
+        note = self.folder / FILE_NOTES / key
+        if exists(note) and note.read_bytes() == self._file_note(key):
+            return True
+        if self.digest(path) != (path.stat().st_size, sha256_file(path)):
+            return False
+        self._note_file(key)
+        return True
+
+    def _note_file(self, key: str) -> None:
+        note = self.folder / FILE_NOTES / key
+        if not exists(note.parent):
+            make_folder(note.parent)
+        note.write_bytes(self._file_note(key))
+
+    def _file_note(self, key: str) -> bytes:
+        return json.dumps(self._listed(key).stats([key])).encode()
 
     @contextlib.contextmanager
     def _downloading(self, path: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord, Cor
 from whiten_index.store.shards import Shards
 from whiten_index.store.sizes import folder_bytes, keeps_moments, moments_bytes, rows_bytes
 from whiten_index.store.store import EmbeddingStore, total_moments
+from whiten_index.store.users import RegisteredIndex
 
 __all__ = [
     "MOMENTS",
@@ -28,6 +29,7 @@ __all__ = [
     "Member",
     "Packs",
     "Picks",
+    "RegisteredIndex",
     "Shards",
     "Source",
     "StoreDtype",

@@ -130,7 +130,12 @@ class EmbeddingStore:
             "fingerprint": fingerprint,
         }
         with writing(store.folder):
-            for folder in (store.shards.folder, store.document_files.folder, store._corpora):
+            for folder in (
+                store.shards.folder,
+                store.document_files.folder,
+                store._corpora,
+                store.users.folder,
+            ):
                 make_folder(folder)
             if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)

@@ -1,29 +1,54 @@
-"""The indexes that are built from a store: what they need is not to be dropped."""
+"""Registry of the indexes built from a store: garbage collection keeps the shards they need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder
-from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.schema import Schema, Sealed
+from whiten_index.artifacts.files import exists, writing
+from whiten_index.artifacts.schema import Digest, Schema, Sealed
 from whiten_index.errors import ArtifactError
 from whiten_index.given import is_uri
 from whiten_index.objects import Here, Place, settled
 
-_KIND, _VERSION = "store_user", 1
+_KIND, _VERSION = "registered_index", 1
 
 
-class _User(Sealed):
-    """Fields of the file of an index."""
-
+class _Fields(Sealed):
     index: str
+    id: Digest | None
 
 
-_SCHEMA = Schema(_KIND, _VERSION, _User)
+_SCHEMA = Schema(_KIND, _VERSION, _Fields)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredIndex:
+    """An index that was built from a store.
+
+    Attributes:
+        file: the file that registers it.
+        place: its folder or URI when it was built.
+        id: its own id, by which another index at the same place is recognised; None for a URI.
+    """
+
+    file: Path
+    place: str
+    id: str | None
+
+    @property
+    def folder(self) -> Path:
+        """Its folder when it was built."""
+        return Path(self.place)
+
+    @property
+    def in_bucket(self) -> bool:
+        """Whether it is in a bucket."""
+        return is_uri(self.place)
 
 
 class Users:
@@ -33,20 +58,24 @@ class Users:
         """Take the folder of their files, and the bucket that counts, if there is one."""
         self.folder, self.mirror = folder, mirror
 
-    def register(self, index: Place) -> None:
+    def register(self, index: Place, index_id: str | None) -> None:
         """Remember that an index is built from here, so that nothing it needs is dropped.
+
+        Args:
+            index: its folder or URI.
+            index_id: its own id; None for a URI.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        place = owner_of(index)
-        path = self.folder / f"{manifest.fingerprint({'index': place})}.json"
-        fields = {"kind": _KIND, "format_version": _VERSION, "index": place}
+        fields = {"index": owner_of(index), "id": index_id}
+        path = self.folder / _file_name(fields)
+        record = {"kind": _KIND, "format_version": _VERSION, **fields}
         self.mirror.fetch(path)
         with writing(path):
-            if not self._holds(path, fields):
+            if not self._holds(path, record):
                 make_folder(path.parent)
-                manifest.write_manifest(path, fields)
+                manifest.write_manifest(path, record)
                 self.mirror.push(path)
         self.mirror.keep(path)
 
@@ -57,39 +86,40 @@ class Users:
             return False
         return found.items() >= fields.items()
 
-    def indexes(self) -> dict[Path, Path]:
-        """Return the places of the indexes that were built from here, by the file that tells.
+    def registered(self) -> list[RegisteredIndex]:
+        """Return the indexes that were built from here.
 
         Raises:
-            ArtifactError: such a file is damaged.
+            ArtifactError: the file of one is damaged, or the folder of these files is missing.
         """
-        return {path: Path(place) for path, place in self._by_file().items()}
-
-    def in_buckets(self) -> dict[Path, str]:
-        """Return the URIs of those of them that are in a bucket, by the file that tells.
-
-        Raises:
-            ArtifactError: such a file is damaged.
-        """
-        return {path: place for path, place in self._by_file().items() if is_uri(place)}
+        if not exists(self.folder):
+            raise ArtifactError(
+                f"{self.folder} is missing, so that it is not known which indexes need the shards "
+                "of this store; mount its disk or restore the folder from a copy. If it is gone "
+                f"for good, make it with mkdir {self.folder}, then build or update each index once"
+            )
+        return [self.read(path) for path in self.files()]
 
     def files(self) -> list[Path]:
         """Return the files, one an index."""
         return manifest.records_in(self.folder)
 
-    def index_of(self, path: Path) -> str:
-        """Return the folder or URI of the index that a file is of.
+    def read(self, path: Path) -> RegisteredIndex:
+        """Return the index that a file registers.
 
         Raises:
             ArtifactError: it is damaged.
         """
-        place = manifest.read_manifest(self.folder, _SCHEMA, name=path.name)["index"]
-        if f"{manifest.fingerprint({'index': place})}.json" != path.name:
-            raise ArtifactError(f"{path} is damaged: it is the file of {place}; {manifest.REMEDY}")
-        return place
+        found = manifest.read_manifest(self.folder, _SCHEMA, name=path.name)
+        if _file_name({"index": found["index"], "id": found["id"]}) != path.name:
+            raise ArtifactError(
+                f"{path} is damaged: it is the file of {found['index']}; {manifest.REMEDY}"
+            )
+        return RegisteredIndex(path, found["index"], found["id"])
 
-    def _by_file(self) -> dict[Path, str]:
-        return {path: self.index_of(path) for path in self.files()}
+
+def _file_name(fields: Mapping[str, Any]) -> str:
+    return f"{manifest.fingerprint(fields)}.json"
 
 
 def owner_of(index: Place | None) -> str:

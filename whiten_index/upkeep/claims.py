@@ -7,24 +7,25 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from whiten_index.artifacts.files import exists, is_file, is_folder
-from whiten_index.artifacts.lock import LOCK
+from whiten_index.artifacts.files import exists, is_file, is_folder, is_link, require_target
 from whiten_index.artifacts.manifest import MANIFEST, records_in
 from whiten_index.errors import ArtifactError, ConfigError, FormatError
 from whiten_index.index import (
     CANDIDATES,
     CURRENT,
+    INDEX_ID,
     RECORD,
     VERSIONS,
     Version,
     VersionManifest,
+    read_index_id,
     read_version,
     require_published,
     strange_entries,
     version_names,
 )
 from whiten_index.origin import corpus_record
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store import CorpusRecord, EmbeddingStore, RegisteredIndex
 
 _PARTS = (CURRENT, VERSIONS, CANDIDATES)
 
@@ -50,7 +51,7 @@ class Claim:
 
 def is_index(folder: Path) -> bool:
     """Tell whether a folder is that of an index, or was to be."""
-    return any(exists(folder / name) for name in _PARTS)
+    return any(exists(folder / name) or is_link(folder / name) for name in _PARTS)
 
 
 def indexes_of(
@@ -61,16 +62,16 @@ def indexes_of(
     Args:
         root: of the store.
         stores: of the encoders in it.
-        but: files that name indexes, not to be heeded.
+        but: files that register indexes, to be left out.
 
     Raises:
-        ArtifactError: a file that names one is damaged.
+        ArtifactError: a file that registers one is damaged, or an index is not at its place.
     """
-    known = [
-        pair for store in stores for pair in store.users.indexes().items() if pair[0] not in but
-    ]
+    known = [each for store in stores for each in store.users.registered() if each.file not in but]
+    for each in known:
+        require_at_its_place(each, root)
     # One that was moved and linked to its old place is registered by both.
-    found = {real_place(index): None for _, index in known}
+    found = {real_place(each.folder): None for each in known}
     around = real_place(root).parent
     if is_index(around):
         found[around] = None
@@ -82,21 +83,36 @@ def real_place(path: Path | str) -> Path:
     return Path(os.path.realpath(path))
 
 
-def require_there(index: Path, root: Path) -> None:
+def require_at_its_place(index: RegisteredIndex, root: Path) -> None:
     """Check that an index can be asked what it needs.
 
     Raises:
-        ArtifactError: it is gone, or the disk it is on is not there.
+        ArtifactError: it is gone, the disk it is on is not there, or another index is at its place.
+        ConfigError: it is in a bucket.
     """
-    # A folder without any of these may be where a disk is mounted at other times.
-    if any(exists(index / name) for name in (*_PARTS, LOCK)):
+    if index.in_bucket:
+        raise ConfigError(
+            f"{index.place} was built from {root}, and gc and compact do not read what an index in "
+            "a bucket needs; keep the store as it is, or, if that index is gone for good, remove "
+            f"{index.file}"
+        )
+    if _is_at_its_place(index):
         return
+    place = index.folder
+    # An empty folder may be where a disk is mounted at other times.
+    why = "another index is there now" if exists(place / INDEX_ID) else "is not there"
     raise ArtifactError(
-        f"{index}, an index built from {root}, is not there, so that it cannot be told which "
-        "shards it needs; bring its disk back; or, if it was moved, name its new place first, so "
-        f"that what its versions need is kept: whiten-index gc {root} --index NEW_PLACE --forget "
-        f"{index}; or, if it is gone for good: whiten-index gc {root} --forget {index}"
+        f"{place}, an index built from {root}: {why}, so that it is not known which shards the one "
+        "that was built earlier needs; mount its disk; or, if it was moved, register its new "
+        f"place: whiten-index gc {root} --index NEW_PLACE --forget {place}; or, if it is gone for "
+        f"good: whiten-index gc {root} --forget {place}"
     )
+
+
+def _is_at_its_place(index: RegisteredIndex) -> bool:
+    if is_index(index.folder) or exists(index.folder / INDEX_ID):
+        return read_index_id(index.folder) == index.id
+    return False
 
 
 def files_naming(
@@ -116,22 +132,24 @@ def files_naming(
     Raises:
         ConfigError: one is not among those they remember, or it is there.
     """
-    known = [pair for store in stores for pair in store.users.indexes().items()]
-    found = list[Path]()
+    known = [each for store in stores for each in store.users.registered()]
+    found = list[RegisteredIndex]()
     for index in forget:
-        files = [file for file, place in known if place in _spellings(index)]
-        if not files:
-            places = ", ".join(dict.fromkeys(str(place) for _, place in known)) or "none"
+        here = [each for each in known if each.folder in _spellings(index)]
+        if not here:
+            places = ", ".join(dict.fromkeys(each.place for each in known)) or "none"
             raise ConfigError(f"{root} knows of no index {index} to forget; it knows {places}")
-        found += files
-    asked = {*indexes_of(root, stores, but=found), *named}
-    for file, place in known:
-        if file in found and is_index(place) and real_place(place) not in asked:
+        # Where another index is at its place now, that one stays registered.
+        found += [each for each in here if not _is_at_its_place(each)] or here
+    files = [each.file for each in found]
+    asked = {*indexes_of(root, stores, but=files), *named}
+    for each in found:
+        if _is_at_its_place(each) and real_place(each.folder) not in asked:
             raise ConfigError(
-                f"index {place} is there, and its versions need what they are made of; --forget "
-                "is for those that are gone: remove its folder first, or leave it out"
+                f"index {each.place} is there, and its versions need what they are made of; "
+                "--forget is for those that are gone: remove its folder first, or leave it out"
             )
-    return found
+    return files
 
 
 def _spellings(index: Path | str) -> set[Path]:
@@ -209,10 +227,15 @@ def index_claims(index: Path, root: Path, stores: Collection[EmbeddingStore]) ->
 def _require_no_strangers(index: Path, root: Path) -> None:
     """Refuse an index that has a version behind a link or under a strange name, which is not read.
 
-    A link that leads to nothing, or to what is a version here itself, does no harm.
+    A link to what is a version here itself does no harm.
+
+    Raises:
+        ArtifactError: such a version.
+        StorageError: a link to what is not there, which may be a version on another disk.
     """
     here = {real_place(folder) for folder in version_folders(index)}
     for path in strange_entries(index):
+        require_target(path)
         target = real_place(path)
         if target not in here and any(is_file(target / name) for name in (MANIFEST, RECORD)):
             raise ArtifactError(

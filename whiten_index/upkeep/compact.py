@@ -25,8 +25,7 @@ import numpy as np
 from whiten_index.artifacts.files import require_path
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus import SHARD_ROWS
-from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.index import require_published
+from whiten_index.errors import ConfigError
 from whiten_index.space import require_space
 from whiten_index.store import (
     EmbeddingStore,
@@ -37,7 +36,7 @@ from whiten_index.store import (
     moments_bytes,
     rows_bytes,
 )
-from whiten_index.upkeep.claims import index_claims, indexes_of, record_paths, require_there
+from whiten_index.upkeep.claims import index_claims, indexes_of, record_paths
 from whiten_index.upkeep.inventory import Inventory, open_stores
 from whiten_index.upkeep.keeping import Keeping, remove
 from whiten_index.upkeep.packing import Plan
@@ -97,9 +96,8 @@ def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactRe
     - what is needed of packs at least half of which is not, and packs less than half full, where as
       many rows join them.
 
-    Needed is what a corpus is made of or a version of an index built from the store; where one
-    cannot be asked, all that is packed is. Every shard stays what it was, to the bit; what picks
-    rows from one still finds them.
+    Needed is what a corpus is made of or a version of an index built from the store. Every shard
+    stays what it was, to the bit; what picks rows from one still finds them.
 
     Whoever reads meanwhile is not disturbed. Done again it does nothing.
 
@@ -108,8 +106,8 @@ def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactRe
         pack_rows: rows of a full pack.
 
     Raises:
-        ArtifactError: there is no store, the record of a corpus is damaged, or the published
-            version of an index built from it is missing.
+        ArtifactError: there is no store, the record of a corpus is damaged, or an index built from
+            it, its published version or the record of a version is missing or damaged.
         BusyError: another process is writing the store.
         StorageError: the disk is full or cannot be written.
     """
@@ -142,7 +140,10 @@ def _compact(store: EmbeddingStore, pack_rows: int) -> CompactReport:
         inventory = Inventory.take(store)
         records = [store.record(path.name) for path in record_paths(store)]
         shards = list(dict.fromkeys(name for record in records for name in record.shards))
-        before, plan = _room(inventory), Plan.make(inventory, shards, _others(store), pack_rows)
+        before, plan = (
+            _room(inventory),
+            Plan.make(inventory, shards, _needed_by_indexes(store), pack_rows),
+        )
         _require_space(store, plan)
         packed = rows = 0
         for group in plan.groups:
@@ -173,19 +174,14 @@ def _room(inventory: Inventory) -> Room:
     return Room(folders, packs, inventory.bytes)
 
 
-def _others(store: EmbeddingStore) -> frozenset[str] | None:
-    """Return the shards that versions of indexes need, None where one does not tell."""
-    indexes, needed = indexes_of(store.root, [store]), set[str]()
-    for index in indexes:
-        require_published(index)
-    try:
-        for index in indexes:
-            require_there(index, store.root)
-            for claim in index_claims(index, store.root, [store]):
-                needed.update(claim.record.shards)
-    except ArtifactError:
-        return None
-    return frozenset(needed)
+def _needed_by_indexes(store: EmbeddingStore) -> frozenset[str]:
+    """Return the shards that versions of indexes need."""
+    return frozenset(
+        shard
+        for index in indexes_of(store.root, [store])
+        for claim in index_claims(index, store.root, [store])
+        for shard in claim.record.shards
+    )
 
 
 def _require_space(store: EmbeddingStore, plan: Plan) -> None:

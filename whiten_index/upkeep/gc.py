@@ -16,6 +16,7 @@ from whiten_index.artifacts.files import is_folder, reading, require_path, writi
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.given import is_finite, shown
+from whiten_index.index import read_index_id
 from whiten_index.store import EmbeddingStore
 from whiten_index.upkeep.claims import (
     Claim,
@@ -24,7 +25,6 @@ from whiten_index.upkeep.claims import (
     index_claims,
     indexes_of,
     real_place,
-    require_there,
     stores_of,
 )
 from whiten_index.upkeep.inventory import Inventory, open_stores
@@ -105,16 +105,12 @@ def gc_store(
     _require_days(keep_days)
     place = require_path(root)
     stores = open_stores(place)
-    for store in stores:
-        _require_folders(store)
     named = [real_place(require_path(index)) for index in indexes]
     users = {index: stores_of(index, place, stores) for index in named}
     files = files_naming(place, stores, list(map(require_path, forget)), named)
     with contextlib.ExitStack() as locks:
         if dry_run:
             asked = _asked(place, stores, files, named)
-            for index in asked:
-                require_there(index, place)
         else:
             asked = _hold_all(locks, place, stores, files, users)
         claims = list(_claims(place, stores, asked))
@@ -135,15 +131,6 @@ def gc_store(
         forgotten=tuple(map(str, forget)),
         registered=tuple(map(str, named)),
     )
-
-
-def _require_folders(store: EmbeddingStore) -> None:
-    """Refuse a store that an index in a bucket was built from, whose needs are not read."""
-    for path, uri in store.users.in_buckets().items():
-        raise ConfigError(
-            f"{uri} was built from {store.root}, and gc does not read what an index in a bucket "
-            f"needs; keep the store as it is, or, if that index is gone for good, remove {path}"
-        )
 
 
 def _require_days(days: float) -> None:
@@ -180,7 +167,6 @@ def _hold_all(
 
     def hold(found: Iterable[Path]) -> None:
         for index in found:
-            require_there(index, root)
             locks.enter_context(only_writer(index, what="index"))
             indexes.append(index)
 
@@ -190,7 +176,7 @@ def _hold_all(
         locks.enter_context(only_writer(store.folder, what="store"))
     for index, users in named.items():
         for store in users:
-            store.users.register(index)
+            store.users.register(index, read_index_id(index))
     for file in forget:
         with writing(file):
             file.unlink(missing_ok=True)

@@ -65,7 +65,7 @@ class Plan:
         cls,
         inventory: Inventory,
         shards: Sequence[str],
-        others: frozenset[str] | None,
+        others: frozenset[str],
         pack_rows: int,
     ) -> Plan:
         """Plan for the shards of the corpora, in order.
@@ -73,15 +73,15 @@ class Plan:
         Args:
             inventory: of the store.
             shards: of the corpora.
-            others: that versions need, None where that cannot be told.
+            others: that versions need.
             pack_rows: rows of a full pack.
         """
         packed = inventory.places()
         homes = {name: home for name in shards if (home := _home(inventory, packed, name))}
         folders = [inventory.folders[name] for name in shards if _is_alone(inventory, homes, name)]
         missing = len(shards) - len(homes) - len(folders)
-        needed = None if others is None else dict.fromkeys([*shards, *sorted(others)])
-        scattered = _Scattered(inventory, shards, others)
+        needed = list(dict.fromkeys([*shards, *sorted(others)]))
+        scattered = _Scattered(inventory, shards, needed)
         groups: list[list[_Unit]] = []
         sound, unsound, forced = set[str](), set[str](), set[str]()
         while True:
@@ -139,13 +139,13 @@ class _PackUnits:
     """What must stay of each pack, as units that can be written elsewhere."""
 
     def __init__(
-        self, inventory: Inventory, needed: Iterable[str] | None, to_pack: Container[str]
+        self, inventory: Inventory, needed: Iterable[str], to_pack: Container[str]
     ) -> None:
         """Take the shards that something is made of; what these pick from is needed too.
 
         Args:
             inventory: of the store.
-            needed: shards, None where that cannot be told: all must stay where it is.
+            needed: shards.
             to_pack: shards that will be in another pack and pick from nothing any more.
         """
         self._inventory = inventory
@@ -153,7 +153,7 @@ class _PackUnits:
         self._live: dict[str, list[Member]] = defaultdict(list)
         # Packs of which something must stay that would not be found in another.
         self._pinned = set[str]()
-        homes, sources = self._homes(needed or (), to_pack)
+        homes, sources = self._homes(needed, to_pack)
         for home in homes.values():
             self._live[home.pack].append(home)
         for name, held_as in sources:
@@ -270,12 +270,9 @@ def _lies_so(group: Sequence[_Unit], there: Mapping[str, int]) -> bool:
 class _Scattered:
     """Tells which derived shards lie in too many places, or hold on to too much."""
 
-    def __init__(
-        self, inventory: Inventory, shards: Sequence[str], others: frozenset[str] | None
-    ) -> None:
-        """Take the shards of the corpora, and others that are needed, None where not known."""
-        self._inventory, self._shards = inventory, shards
-        self._told, self._needed = others is not None, frozenset(shards) | (others or frozenset())
+    def __init__(self, inventory: Inventory, shards: Sequence[str], needed: Iterable[str]) -> None:
+        """Take the shards of the corpora, and all that are needed."""
+        self._inventory, self._shards, self._needed = inventory, shards, frozenset(needed)
         self._packed = frozenset(inventory.places())
 
     def too_much(self, packed: Collection[str]) -> set[str]:
@@ -287,7 +284,7 @@ class _Scattered:
         folders = (self._inventory.folders.get(name) for name in self._needed)
         derived = [f for f in folders if f is not None and f.sources and f.name not in packed]
         reach = {folder.name: self._reach(folder.name, packed) for folder in derived}
-        idle = self._idle(reach) if self._told else {}
+        idle = self._idle(reach)
         mine = frozenset(self._shards)
         return {
             folder.name

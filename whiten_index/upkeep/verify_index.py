@@ -12,6 +12,7 @@ from whiten_index.index import (
     CANDIDATES,
     CURRENT,
     DOCUMENTS,
+    INDEX_ID,
     RECORD,
     VERSIONS,
     Current,
@@ -19,6 +20,7 @@ from whiten_index.index import (
     Version,
     VersionManifest,
     read_current,
+    read_index_id,
     read_version,
     strange_entries,
     version_names,
@@ -105,6 +107,10 @@ class _Check:
             self.bytes += size_of(path)
         except (ArtifactError, StorageError) as error:
             self._add(path, error)
+        try:
+            read_index_id(self.root)
+        except (ArtifactError, StorageError) as error:
+            self._add(self.root / INDEX_ID, error)
         self._check_strange()
         for folder in folders:
             self.counted[folder.parent.name] += 1

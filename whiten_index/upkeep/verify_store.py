@@ -12,7 +12,13 @@ import pyarrow as pa
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists, list_folder, require_path, size_of
-from whiten_index.errors import ArtifactError, FormatError, StorageError, WhitenIndexError
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    FormatError,
+    StorageError,
+    WhitenIndexError,
+)
 from whiten_index.index import CURRENT, require_published
 from whiten_index.moments import Moments
 from whiten_index.store import (
@@ -29,7 +35,7 @@ from whiten_index.upkeep.claims import (
     corpus_name,
     is_index,
     record_paths,
-    require_there,
+    require_at_its_place,
     version_claim,
     version_folders,
 )
@@ -179,11 +185,6 @@ class _Check:
         if is_index(around := self.root.resolve().parent):
             places[around] = None
         for index in places:
-            try:
-                require_there(index, self.root)
-            except ArtifactError as error:
-                self.notes.append(reason(error))
-                continue
             with self._reporting(index / CURRENT):
                 require_published(index)
             for folder in version_folders(index):
@@ -208,7 +209,7 @@ class _Check:
         for path in users.files():
             looks = self._looks_at("registered indexes", path)
             try:
-                yield Path(users.index_of(path))
+                found = users.read(path)
             except (ArtifactError, StorageError) as error:
                 remedy = (
                     "update or build again each index that is built from this store, and it is "
@@ -216,6 +217,12 @@ class _Check:
                 )
                 if looks:
                     self._add(path, error, (), remedy)
+                continue
+            try:
+                require_at_its_place(found, self.root)
+                yield found.folder
+            except (ArtifactError, ConfigError) as error:
+                self.notes.append(reason(error))
 
     def _look_around(self) -> None:
         """Note which shards pick from which, and which are in which pack, as far as can be read."""
