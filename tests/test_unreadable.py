@@ -6,6 +6,7 @@ Each command runs under strace, which lets one system call on one path fail.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -354,3 +355,29 @@ def test_an_update_that_cannot_read_what_is_published_changes_nothing(
     assert_one_error(stderr, match=f"cannot read {path}: this process has too many files open")
     assert status == DISK
     assert files_of(place.out) == place.needed
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+def test_faiss_that_cannot_be_loaded_is_not_called_missing(
+    place: Place, tmp_path: Path, error: str
+) -> None:
+    package = tmp_path / "path" / "faiss"
+    package.mkdir(parents=True)
+    why = "libfaiss.so: failed to map segment from shared object"
+    (package / "__init__.py").write_text(f"raise {error}({why!r})\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "from whiten_index.cli import main; main()", "search", place.out,
+         "--like", "3"],
+        capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": f"{package.parent}:{PROJECT}"},
+    )  # fmt: skip
+    assert done.returncode == DISK
+    assert_one_error(done.stderr, match=f"FAISS is installed and cannot be loaded .{why}")
+
+
+def test_a_job_file_that_may_not_be_read_is_the_systems_error(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text("k = 3\n")
+    status, _, stderr = failing("openat", job, "EACCES", "build", "--config", job)
+    assert status == DISK
+    assert_one_error(stderr, match=f"cannot read {job}: permission is denied")

@@ -100,12 +100,12 @@ def require_at_its_place(index: RegisteredIndex, root: Path) -> None:
         return
     place = index.folder
     # An empty folder may be where a disk is mounted at other times.
-    why = "another index is there now" if exists(place / INDEX_ID) else "is not there"
+    other = " (another index is, built later)" if exists(place / INDEX_ID) else ""
     raise ArtifactError(
-        f"{place}, an index built from {root}: {why}, so that it is not known which shards the one "
-        "that was built earlier needs; mount its disk; or, if it was moved, register its new "
-        f"place: whiten-index gc {root} --index NEW_PLACE --forget {place}; or, if it is gone for "
-        f"good: whiten-index gc {root} --forget {place}"
+        f"{place}, an index built from {root}, is not there{other}, and its versions may need "
+        "shards; mount its disk; or, if it was moved, register its new place: whiten-index gc "
+        f"{root} --index NEW_PLACE --forget {place}; or, if it is gone for good: whiten-index gc "
+        f"{root} --forget {place}"
     )
 
 
