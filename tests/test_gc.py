@@ -443,7 +443,7 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
     if copied_id:
         (index / "index.json").unlink()
     before = shard_folders(world)
-    why = "index.json" if copied_id else f"{index}, an index .* another index is, built later"
+    why = "index.json" if copied_id else f"{index}, an index .*another index is, built later"
     for dry_run in (False, True):
         with pytest.raises(ArtifactError, match=why):
             gc_store(world.place, keep_days=0, dry_run=dry_run)
