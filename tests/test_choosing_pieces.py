@@ -1,11 +1,9 @@
-"""A transform chosen by pieces of the corpus: scores, rule, sample, and the limit of time."""
+"""A transform chosen by pieces of the corpus: scores, rule, sample, and the limit of tokens."""
 
 from __future__ import annotations
 
 import shutil
-from itertools import count as counting
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import faiss
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests import choosing_helpers
+from tests.bad_input_helpers import run
 from tests.choosing_helpers import (
     ROWS,
     Place,
@@ -274,24 +273,21 @@ def test_a_corpus_that_changed_after_it_was_encoded_is_not_cut_into_pieces(place
     assert len(sampling.sample_pieces(encoded, 60, 0, stages)) == 60
 
 
-# --------------------------------------------------------------------------- a limit of time
+# --------------------------------------------------------------------------- a limit of tokens
 
 
-def limit_documents(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Let time pass so that ``count`` documents are encoded, each alone."""
-    clock = counting()
-    monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+def limit_tokens(monkeypatch: pytest.MonkeyPatch, *, tokens: int, share: float) -> None:
+    """Encode each document alone until they have so many tokens."""
     monkeypatch.setattr(sampling, "_CHUNK_CHARACTERS", 1)
-    # A document takes one tick, and one passes before the next begins.
-    monkeypatch.setattr(sampling, "_SECONDS", 2 * count)
-    monkeypatch.setattr(sampling, "_SHARE_OF_BUILD", 0)
+    monkeypatch.setattr(sampling, "_MOST_TOKENS", tokens)
+    monkeypatch.setattr(sampling, "_SHARE_OF_CORPUS", share)
 
 
-def test_where_time_runs_out_the_sample_is_smaller_and_says_so(
+def test_where_tokens_run_out_the_sample_is_smaller_and_says_so(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.forget()
-    limit_documents(monkeypatch, 70)
+    limit_tokens(monkeypatch, tokens=1, share=70 / ROWS)
     report = place.build("out")
     found, sample = choice(report), kept_sample(place)
     assert found["rule"] == "pieces"
@@ -301,17 +297,35 @@ def test_where_time_runs_out_the_sample_is_smaller_and_says_so(
     assert sample["candidates"][:70].tolist() == sample["rows"].tolist()
     rest = Moments.of(np.delete(raw_embeddings(report), sample["rows"], axis=0))
     assert_scored_by_pieces(report, sample, rest)
+    status, _, stderr = run(*place.arguments("--out", place.root / "again"))
+    assert status == 0
+    assert "chosen on 70 documents, and with fewer than 300 that is a matter of chance" in stderr
 
 
-def test_where_time_is_too_short_for_50_documents_the_spectrum_decides(
-    place: Place, chosen: tuple[Place, BuildReport], monkeypatch: pytest.MonkeyPatch
+def test_a_small_share_of_the_corpus_still_gives_50_documents(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.forget()
+    limit_tokens(monkeypatch, tokens=1, share=0)
+    assert choice(place.build("out"))["sample"] == 50
+
+
+def test_tokens_bound_the_sample_before_its_size_does(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.forget()
+    limit_tokens(monkeypatch, tokens=100_000, share=0)
+    every = choice(place.build("out"))["sample"]
+    place.forget()
+    limit_tokens(monkeypatch, tokens=2_000, share=0)
+    assert 50 < choice(place.build("out"))["sample"] < every
+
+
+def test_a_sample_of_another_limit_is_not_taken_from_the_store(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.forget()
     with monkeypatch.context() as short:
-        limit_documents(short, 49)
-        found = choice(place.build("out"))
-    assert found["rule"] == "spectrum"
-    assert "only 49 documents' pieces are encoded in 98 s" in found["why"]
-    assert found["candidates"] == []
-    # Another day there is more time.
-    assert_same_choice(choice(place.build("out")), choice(chosen[1]))
+        limit_tokens(short, tokens=1, share=0)
+        place.build("out")
+    assert choice(place.build("other"))["sample"] > 50

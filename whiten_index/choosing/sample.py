@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,10 @@ _TRIES = 20
 # Below this share of texts long enough, the corpus is one of short texts.
 _LEAST_SHARE = 0.2
 _CHUNK_CHARACTERS = 100_000
-_SECONDS, _SHARE_OF_BUILD = 48.0, 0.04
+# The sample must not depend on how fast or busy the machine is, so tokens bound it, not seconds.
+_MOST_TOKENS = 250_000
+# This share of the corpus is encoded whatever its tokens: it adds as little to the whole build.
+_SHARE_OF_CORPUS = 0.04
 _KINDS = ("sentences", "others", "windows")
 
 
@@ -64,6 +67,11 @@ class TooShort:
     why: str
 
 
+def recipe() -> list[float]:
+    """Return what decides which documents and pieces are in the sample of a corpus."""
+    return [RECIPE, _MOST_TOKENS, _SHARE_OF_CORPUS]
+
+
 def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -> Sample | TooShort:
     """Return the sample of a corpus, from the store where it was drawn before.
 
@@ -85,8 +93,6 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
         return TooShort("there are no texts to cut into pieces, only embeddings")
     if record.rows < 2 * LEAST_SAMPLE:
         return TooShort(f"{record.rows} documents are too few to choose from")
-    limit = max(_SECONDS, _SHARE_OF_BUILD * sum(_whole(stages.seconds)))
-    ends = time.perf_counter() + limit
     drawn = _Draw(encoded, work, np.random.default_rng(seed))
     size = min(size, record.rows // 2)
     with stages.stage("draw pieces", size):
@@ -94,13 +100,12 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
     if isinstance(cut, TooShort):
         return cut
     with stages.stage("encode pieces", len(cut)) as watcher:
-        parts = list(_encoded(work, [pieces for _, pieces in cut], ends, watcher))
+        always = max(LEAST_SAMPLE, math.ceil(_SHARE_OF_CORPUS * record.rows))
+        parts = list(_encoded(work, [pieces for _, pieces in cut], always, watcher))
     # As the store keeps them, so that a sample found again chooses the same.
     embeddings = [
         as_kept(np.concatenate(part), StoreDtype.FLOAT16) for part in zip(*parts, strict=True)
     ]
-    if len(embeddings[0]) < LEAST_SAMPLE:
-        return TooShort(f"only {len(embeddings[0])} documents' pieces are encoded in {limit:.0f} s")
     rows = np.array([row for row, _ in cut[: len(embeddings[0])]], dtype=np.int64)
     sample = Sample(rows, drawn.around(rows), *embeddings)
     # A store that cannot be written still serves: the next build draws the same sample again.
@@ -174,35 +179,34 @@ class _Draw:
 
 
 def _encoded(
-    work: ShardWork, pieces: list[Pieces], ends: float, watcher: Progress
+    work: ShardWork, pieces: list[Pieces], always: int, watcher: Progress
 ) -> Iterator[list[NDArray[np.float32]]]:
-    """Yield the pieces' embeddings chunk by chunk, as many as will be done by ``ends``."""
-    longest, start = 0.0, 0
-    while start < len(pieces):
-        began = time.perf_counter()
-        if start and began + longest > ends:
-            return
+    """Yield the pieces' embeddings chunk by chunk until they have ``_MOST_TOKENS`` tokens.
+
+    Args:
+        work: has the encoder.
+        pieces: of the documents, in the order drawn.
+        always: documents that are encoded whatever their tokens.
+        watcher: told of each chunk.
+    """
+    tokens = start = 0
+    while start < len(pieces) and (start < always or tokens < _MOST_TOKENS):
         sizes = np.cumsum([len(each.others) for each in pieces[start:]])
         stop = start + 1 + int(np.searchsorted(sizes, _CHUNK_CHARACTERS))
         chunk = pieces[start:stop]
-        yield _encode(work, chunk)
+        queries = work.encoder().encode_queries(
+            [piece.sentence for piece in chunk] + [piece.window for piece in chunk]
+        )
+        others = work.encoder().encode_window([piece.others for piece in chunk])
+        yield [queries[: len(chunk)], others.embeddings, queries[len(chunk) :]]
         watcher.advance(len(chunk))
-        longest, start = max(longest, time.perf_counter() - began), stop
-
-
-def _encode(work: ShardWork, pieces: list[Pieces]) -> list[NDArray[np.float32]]:
-    encoder = work.encoder()
-    queries = encoder.encode_queries(
-        [piece.sentence for piece in pieces] + [piece.window for piece in pieces]
-    )
-    others = encoder.encode([piece.others for piece in pieces])
-    return [queries[: len(pieces)], others, queries[len(pieces) :]]
+        tokens, start = tokens + others.tokens, stop
 
 
 def _key(encoded: EncodeReport, size: int, seed: int) -> dict[str, Any]:
     return {
         "corpus": encoded.record.fingerprint,
-        "recipe": RECIPE,
+        "recipe": recipe(),
         "size": size,
         "seed": seed,
         # Sentences and windows are encoded as queries, and the store's name is of documents.
@@ -214,8 +218,3 @@ def _kept(store: EmbeddingStore, key: Mapping[str, Any]) -> Sample | None:
     shapes = {"rows": "m", "candidates": "n", **dict.fromkeys(_KINDS, "md")}
     tensors = store.notes.sample(key, shapes)
     return None if tensors is None else Sample(**tensors)
-
-
-def _whole(seconds: Mapping[str, float]) -> list[float]:
-    """Return the seconds of stages, without those of their parts."""
-    return [spent for stage, spent in seconds.items() if "/" not in stage]
