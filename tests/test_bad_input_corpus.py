@@ -231,6 +231,12 @@ TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
         OPTIONS,
         "cannot be called 'id'",
     ),
+    "kept column named twice": (
+        table,
+        (*EMBEDDED, "--keep", "id", "--keep", "id"),
+        OPTIONS,
+        "--keep names id more than once",
+    ),
     "no such model": (table, ("--text-column", "text", "--model", "./none"), ENCODER, "./none"),
     "layers in words": (
         table,

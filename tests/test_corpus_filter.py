@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from decimal import Decimal
 from itertools import pairwise
 
 import numpy as np
@@ -67,6 +68,21 @@ def test_a_row_filter_keeps_what_python_would_keep(tmp_path, write_parquet, cond
 )  # fmt: skip
 def test_numbers_are_rounded_as_the_column_is(bits, condition, wanted):
     batch = pa.record_batch({"f": pa.array([0.1, 0.3, 7.5], bits)})
+    assert np.flatnonzero(RowFilter.parse(condition).mask(batch)).tolist() == wanted
+
+
+@pytest.mark.parametrize("precision", [5, 38])
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        ("p == 3", [0]), ("3 == p", [0]), ("p == 0.1", [2]), ("p < 3.5", [0, 2]),
+        ("p > 1e20", []), ("p in [3, 3.5]", [0, 1]), ("p in [3]", [0]),
+        ("p in [3.555, 1e30]", []), ("p not in [3.555, 1e30]", [0, 1, 2]),
+    ],
+)  # fmt: skip
+def test_decimals_are_compared_with_any_number(precision, condition, wanted):
+    values = [Decimal("3.00"), Decimal("3.50"), Decimal("0.10"), None]
+    batch = pa.record_batch({"p": pa.array(values, pa.decimal128(precision, 2))})
     assert np.flatnonzero(RowFilter.parse(condition).mask(batch)).tolist() == wanted
 
 

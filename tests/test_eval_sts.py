@@ -238,6 +238,24 @@ def test_only_scored_pairs_are_fitted_on_where_asked(pairs, tiny_model, tmp_path
     assert figure(both, "target", **split) != pytest.approx(alone, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("options", "split"),
+    [((), "test"), (("--k", 8, "--fit", "target-scored"), "test"), (("--k", 8), "all")],
+)
+def test_pairs_of_other_splits_are_encoded_only_to_fit_on(
+    pairs, tiny_model, tmp_path, write_parquet, options, split
+):
+    table = pq.read_table(pairs).to_pydict()
+    table["split"] = ["train"] * 20 + ["test"] * 40
+    both = write_parquet(tmp_path / "mine.parquet", table)
+    common = ("--model", tiny_model, "--store", tmp_path / "s")
+    run(both, "--split", "mine=test", *options, *common)
+    used = slice(20, None) if split == "test" else slice(None)
+    texts = {*table["sentence1"][used], *table["sentence2"][used]}
+    _, out, err = run(both, "--split", "mine=all", *common)
+    assert f"{len(texts)} of 120 texts: embeddings found" in out + err
+
+
 def test_an_index_is_evaluated_by_its_own_encoder_and_transform(
     pairs, tiny_model, tmp_path, write_parquet
 ):

@@ -57,6 +57,9 @@ class CorpusConfig:
                 if self.text_columns
                 else "name what to index: --text-column (one or more), or --embedding-column"
             )
+        if len(set(self.keep)) < len(self.keep):
+            twice = next(name for name in self.keep if self.keep.count(name) > 1)
+            raise ConfigError(f"--keep names {twice} more than once; name each column once")
         if ID in self.keep and self.id_column != ID:
             raise ConfigError(
                 "a kept column cannot be called 'id', the name of the id itself; "

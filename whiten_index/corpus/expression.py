@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import ast
 import datetime
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -200,7 +202,12 @@ def _members(node: ast.expr, beside: pa.DataType | None) -> list[Any]:
         # Arrow reads numbers and dates out of strings here, though not beside ==.
         if isinstance(member, str) and beside is not None and not _is_text(beside):
             raise TypeError(f"{member!r} is text and the column holds {beside}")
-    return [_rounded(member, beside) for member in members]
+    fitting = [_rounded(member, beside) for member in members]
+    if beside is not None and pa.types.is_decimal(beside):
+        # Arrow refuses a list with a number that the column has no room for.
+        most = Decimal(10) ** (beside.precision - beside.scale)
+        return [each for each in fitting if not isinstance(each, Decimal) or abs(each) < most]
+    return fitting
 
 
 def _membership(value: Any, members: list[Any], *, wanted: bool) -> Any:
@@ -222,12 +229,18 @@ def _value(node: ast.expr, beside: pa.DataType | None) -> Any:
 
 
 def _rounded(value: Any, beside: pa.DataType | None) -> Any:
-    """Return a number as a column of fewer bits would hold it."""
+    """Return a number as a column of fewer bits would hold it, beside decimals as one of them."""
+    if beside is not None and pa.types.is_decimal(beside) and _is_number(value):
+        return Decimal(str(value))
     if not isinstance(value, float) or beside is None or not pa.types.is_floating(beside):
         return value
     with np.errstate(over="ignore"):
         rounded = float(np.dtype(beside.to_pandas_dtype()).type(value))
     return rounded if np.isfinite(rounded) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_text(kind: pa.DataType) -> bool:

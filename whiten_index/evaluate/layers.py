@@ -14,6 +14,7 @@ from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import DISTINCT, SCORED, TARGET, EvalConfig
 from whiten_index.evaluate.layer_scores import Layers, layer_scores
 from whiten_index.evaluate.states import POOLINGS, PooledStates, kept_states
+from whiten_index.evaluate.sts import needed_pairs
 from whiten_index.evaluation import (
     AGGREGATIONS,
     combinations,
@@ -95,6 +96,7 @@ def evaluate_layers(
             "target here, and evaluate the layers chosen with: eval sts --layers"
         )
     require_ranked(sets)
+    sets = needed_pairs(config, sets)
     if states is None:
         # A number of layers that the model does not have is refused before it runs.
         combinations(resolve_encoder(config.encoder)[1].layers + 1, sizes=sizes)

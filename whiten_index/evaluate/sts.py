@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.evaluate.config import EvalConfig
+from whiten_index.evaluate.config import DISTINCT, TARGET, EvalConfig
 from whiten_index.evaluate.spaces import Space, Spaces
 from whiten_index.evaluate.texts import TextEmbedder, open_embedder
 from whiten_index.evaluation import AGGREGATIONS, MEASURES, Correlation, correlate, pair_cosines
@@ -70,6 +70,7 @@ def evaluate_sts(
         WhitenIndexError: the model, the transform or the data cannot be used.
     """
     require_ranked(sets)
+    sets = needed_pairs(config, sets)
     stages = Stages(progress or Silent())
     embedder = open_embedder(config, stages)
     maker = Spaces(config, embedder, stages)
@@ -77,6 +78,14 @@ def evaluate_sts(
     with stages.stage("score", sum(len(each) for each in sets)) as watcher:
         runs = score_sets(sets, embedder, maker, watcher=watcher)
     return report_of(embedder.facts(), runs, stages)
+
+
+def needed_pairs(config: EvalConfig, sets: Sequence[StsSet]) -> list[StsSet]:
+    """Return the pairs to encode: those of other splits only if a transform is fitted on them."""
+    fitted = bool(config.transforms or config.remove_common) and config.index is None
+    if fitted and config.fit in (TARGET, DISTINCT):
+        return list(sets)
+    return [each.scored_pairs() for each in sets]
 
 
 def score_sets(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,19 @@ class StsSet:
     def texts(self) -> list[str]:
         """All sentences, first ones first."""
         return [*self.first, *self.second]
+
+    def scored_pairs(self) -> StsSet:
+        """Return the pairs whose figure is the set's, without those of other splits."""
+        used = np.flatnonzero(self.scored)
+        return replace(
+            self,
+            first=[self.first[i] for i in used],
+            second=[self.second[i] for i in used],
+            scores=self.scores[used],
+            subsets=self.subsets[used],
+            splits=self.splits[used],
+            scored=self.scored[used],
+        )
 
 
 def read_sts(
