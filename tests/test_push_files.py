@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.bad_input_helpers import succeed
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.errors import ConfigError, GateError, StorageError
 from whiten_index.push import PushConfig, PushReport, push_index, pushed_version
@@ -51,6 +52,11 @@ def vectors(index: Path) -> np.ndarray:
 
 def push(index: Path, to: Path, **options: Any) -> PushReport:
     return push_index(PushConfig(index=str(index), to=str(to), batch_rows=64, **options))
+
+
+def status(index: Path, to: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(succeed("push", index, "--to", to, "--status", "--json"))
+    return found
 
 
 def told(rows: int, k: int) -> Generation:
@@ -132,7 +138,12 @@ def test_what_a_file_held_is_told_and_not_lost(
     index: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert pushed_version(str(tmp_path / name)) is None
+    with pytest.raises(ConfigError, match="nothing is pushed under that name"):
+        QueryTransform.of(index).require(pushed_version(str(tmp_path / name)))
+    assert status(index, tmp_path / name)["version"] is None
     first = push(index, tmp_path / name)
+    QueryTransform.of(index).require(pushed_version(str(tmp_path / name)))
+    assert status(index, tmp_path / name)["fits"]
     told = pushed_version(str(tmp_path / name))
     assert told is not None
     assert (told.version, told.rows, told.k) == (first.version, ROWS, K)
@@ -140,6 +151,13 @@ def test_what_a_file_held_is_told_and_not_lost(
     assert push(index, tmp_path / name).notes == ()
     report = push(index, tmp_path / name, k=4)
     assert (report.was, report.rows_before) == (first.version, ROWS)
+    with pytest.raises(ConfigError, match=f"query digest {report.query_digest}, and this query"):
+        QueryTransform.of(index).require(pushed_version(str(tmp_path / name)))
+    found = status(index, tmp_path / name)
+    assert (found["version"], found["k"], found["fits"]) == (first.version, 4, False)
+    assert "queries of INDEX  do not fit" in succeed(
+        "push", index, "--to", tmp_path / name, "--status"
+    )
     assert report.notes[0].startswith(
         f"queries must be reduced anew: the query digest was {first.query_digest};"
     )

@@ -45,6 +45,18 @@ def test_whitened_rows_have_the_identity_as_covariance(seed, d, ratio, data):
     assert np.abs(vectors.mean(axis=0)).max() < 1e-8
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_embeddings_are_fitted_on_as_their_moments_are(normalize):
+    rows = make_rows()
+    config = WhiteningConfig(kind=Kind.WHITENING, k=5, normalize_input=normalize)
+    moments = Moments.of(unit_rows(rows) if normalize else rows)
+    assert np.array_equal(
+        Whitening.fit(rows, config).apply(rows), Whitening.fit(moments, config).apply(rows)
+    )
+    with pytest.raises(ConfigError, match=r"\(n, d\) array; this one has shape"):
+        Whitening.fit(rows[0])
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_rows_of_few_bits_are_white_too(dtype):
     rows = make_rows(1, 500, 20, condition=1e3).astype(dtype)

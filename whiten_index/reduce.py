@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,6 +57,18 @@ class _Saved(Described):
 
 
 _SCHEMA = Schema(KIND, FORMAT_VERSION, _Saved)
+
+
+class Pushed(Protocol):
+    """State of a table that an index was pushed to."""
+
+    @property
+    def version(self) -> str:
+        """Version of the index."""
+
+    @property
+    def query_digest(self) -> str:
+        """Digest of the queries that fit the vectors."""
 
 
 class QueryTransform:
@@ -330,6 +342,29 @@ class QueryTransform:
             ConfigError: the index knows no encoder of texts.
         """
         require_same(self._queries.recorded, fingerprint, model)
+
+    def require(self, pushed: Pushed | None) -> None:
+        """Refuse a table whose vectors are of another encoder or transform.
+
+        Args:
+            pushed: the table's state, as ``pushed_version`` returns it.
+
+        Example:
+            >>> queries = QueryTransform.load("folder/")  # doctest: +SKIP
+            >>> queries.require(pushed_version("qdrant://host:6333", "docs"))  # doctest: +SKIP
+
+        Raises:
+            ConfigError: nothing is pushed there, or its vectors are no match for these queries.
+        """
+        if pushed is None:
+            raise ConfigError("nothing is pushed under that name; push the index first")
+        if pushed.query_digest != self.query_digest:
+            raise ConfigError(
+                f"the table has vectors of version {pushed.version} with the query digest "
+                f"{pushed.query_digest}, and this query transform is of version {self.version} "
+                f"with {self.query_digest}: their cosines mean nothing; export the query transform "
+                "of that version, or push the index again"
+            )
 
     def truncate(self, k: int) -> QueryTransform:
         """Return the same transform with the first ``k`` numbers of each vector, made unit again.

@@ -41,8 +41,9 @@ from whiten_index.cli.options import json_option
     metavar="NAME=VALUE",
     help="Of the database's index and load, such as m=16; may be repeated.",
 )
+@click.option("--status", is_flag=True, help="Print what is there, and whether INDEX fits it.")
 @json_option
-def push(options: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def push(options: tuple[str, ...], status: bool, as_json: bool, **given: Any) -> None:
     """Bring a database to the published version of INDEX: rows, whitened vectors, kept columns.
 
     What the database has of an earlier version by the same transform is changed in place. Else a
@@ -52,6 +53,9 @@ def push(options: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """
     from whiten_index.push import PushConfig, push_index
 
+    if status:
+        _print_status(given, _pairs(options), as_json=as_json)
+        return
     named = {name: value for name, value in given.items() if value is not None}
     config = PushConfig(**named, options=_pairs(options))
     report = push_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
@@ -59,6 +63,34 @@ def push(options: tuple[str, ...], as_json: bool, **given: Any) -> None:
         terminal.print_json(report)
     else:
         _print_report(report)
+
+
+def _print_status(given: Mapping[str, Any], options: dict[str, str], *, as_json: bool) -> None:
+    from whiten_index import QueryTransform, pushed_version
+
+    queries = QueryTransform.of(given["index"], k=given["k"])
+    there = pushed_version(given["to"], given["table"], options=options)
+    found: dict[str, Any] = {
+        "version": None,
+        "rows": 0,
+        **({} if there is None else there.to_json()),
+        "index_version": queries.version,
+        "index_query_digest": queries.query_digest,
+        "fits": there is not None and there.query_digest == queries.query_digest,
+    }
+    if as_json:
+        terminal.print_json(found)
+        return
+    if there is None:
+        click.echo("nothing is pushed under that name")
+        return
+    rows = [
+        ("version", f"{there.version} (the index publishes {queries.version})"),
+        ("rows", f"{there.rows:,} of {there.k} {there.dtype} numbers"),
+        ("query digest", there.query_digest),
+        ("queries of INDEX", "fit" if found["fits"] else f"do not fit: {queries.query_digest}"),
+    ]
+    click.echo(terminal.facts(rows))
 
 
 def _pairs(options: tuple[str, ...]) -> dict[str, str]:

@@ -78,8 +78,20 @@ class Whitening:
     seed: int | None = None
 
     @classmethod
-    def fit(cls, moments: Moments, config: WhiteningConfig | None = None) -> Whitening:
-        """Fit on moments; with ``normalize_input`` they must be those of unit vectors.
+    def fit(
+        cls, data: Moments | NDArray[np.floating], config: WhiteningConfig | None = None
+    ) -> Whitening:
+        """Fit on embeddings, or on their moments where they do not fit into memory.
+
+        Args:
+            data: (n, d) embeddings, or their moments. With ``normalize_input`` moments must be
+                those of unit vectors; embeddings are normalised here.
+            config: kind, k and the other choices; whitening at full rank where it is left out.
+
+        Example:
+            >>> embeddings = np.random.default_rng(0).normal(size=(1000, 8))
+            >>> Whitening.fit(embeddings, WhiteningConfig(k=4)).apply(embeddings).shape
+            (1000, 4)
 
         Raises:
             WhiteningError: fewer than two rows, constant rows, k above the rank, or sums that
@@ -87,6 +99,10 @@ class Whitening:
             ConfigError: k or the groups do not fit the width of the embeddings.
         """
         config = config or WhiteningConfig()
+        if isinstance(data, Moments):
+            moments = data
+        else:
+            moments = Moments.of(unit_rows(data) if config.normalize_input else data)
         prepared = Fit.prepare(moments, config)
         found = find_directions(prepared)
         group = config.kind is Kind.GROUP
