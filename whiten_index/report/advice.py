@@ -209,14 +209,11 @@ def _least_of(
 
 
 def _smallest(near: list[Point], measure: Measure) -> Point | None:
-    """Return the point of fewest bytes a row, and of those the fastest.
-
-    All of ``near`` are good enough, so that speed counts before what little they differ by.
-    """
+    """Return the point of fewest bytes a row, and of those the best, as the table of bytes does."""
 
     def order(point: Point) -> tuple[float, float, float]:
         slow = float("inf") if point.p50 is None else point.p50
-        return point.per_row or 0.0, slow, -(measure.of(point) or 0.0)
+        return point.per_row or 0.0, -(measure.of(point) or 0.0), slow
 
     return min(measured(near, per_row), key=order, default=None)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from whiten_index.config import BuildConfig
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_folder, require_no_secret
+from whiten_index.given import is_uri, require_folder, require_no_secret
 from whiten_index.sweep.codecs import require_codec
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"
@@ -160,7 +160,9 @@ class SweepConfig:
             return self.name
         if not self.build.corpus:
             return self.build.store_path.name
+        # A relative path has no name of its folder.
         path = Path(self.build.corpus[0])
+        path = path if is_uri(self.build.corpus[0]) else path.absolute()
         return path.parent.name if path.stem in ("corpus", "*") else path.stem
 
 
