@@ -306,7 +306,7 @@ def _measure_agreement(config: BuildConfig, work: ShardWork, report: EncodeRepor
     sample = _sample_texts(work, seed=config.seed)
     if len(sample) < 2:
         return
-    asked = at_commit(config.encoder_config(), work.store.encoder.get("revision"))
+    asked = at_commit(config.encoder_config(), work.store.encoder)
     ours, exact = (
         EncoderSource(replace(asked, dtype=dtype, device="cpu", compile=False))
         for dtype in ("int8", "float32")

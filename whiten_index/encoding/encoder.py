@@ -157,8 +157,13 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the embeddings: equal fingerprints, equal embeddings."""
+        """Identity of the embeddings of documents: equal fingerprints, equal embeddings."""
         return self.spec.fingerprint
+
+    @property
+    def query_fingerprint(self) -> str:
+        """The same of the embeddings of queries."""
+        return self.spec.query_fingerprint
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents, (n, d) float32, unnormalised.
