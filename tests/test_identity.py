@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests import tiny_models
+from tests.bad_input_helpers import run
 from tests.code_models import code_model, edit_json, write_texts
 from tests.hub_server import Hub
 from tests.test_consent import FLAG, at_hub
@@ -367,3 +368,29 @@ def test_an_adapter_is_refused(tmp_path):
     tiny_models.write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
     with pytest.raises(EncoderError, match=r"adapters \(PEFT\) are not applied.*merge"):
         resolve_encoder(EncoderConfig(model=str(folder)))
+
+
+# --------------------------------------------------------------------------- runtimes
+
+
+def test_rows_of_two_versions_of_a_library_in_one_store_are_reported(tmp_path, monkeypatch):
+    corpus, index, store = write_texts(tmp_path), tmp_path / "index", tmp_path / "store"
+    folder = tiny_models.bert(tmp_path / "model")
+    command = (
+        "build", corpus, "--out", index, "--store", store, "--text-column", "text", "--model",
+        folder, "--whiten", "whitening", "--k", "8", "--device", "cpu",
+    )  # fmt: skip
+    code, _, err = run(*command, "--limit", "30")
+    assert (code, "different versions" in err) == (0, False), err
+    monkeypatch.setattr("whiten_index.encoding.encoder.version", lambda name: f"0.1-{name}")
+    code, _, err = run(*command)
+    assert code == 0
+    told = " ".join(err.split())
+    assert "computed by different versions" in told
+    assert "torch 0.1-torch, transformers 0.1-transformers, tokenizers" in told
+    assert run("verify", store)[0] == 0
+    code, out, _ = run("inspect", index)
+    assert "encoded by torch 0.1-torch, transformers 0.1-transformers" in out
+    assert out.count(", inputs packed") + out.count(", inputs padded") == 2
+    found = json.loads(run("inspect", index, "--json")[1])["runtimes"]
+    assert found[0].keys() == {"torch", "transformers", "tokenizers", "inputs"}

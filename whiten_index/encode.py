@@ -268,7 +268,23 @@ def _encode(
     report = EncodeReport(work.store, record, counts, stages, compiled, work, calls)
     if work.store.encoder.get("dtype") == "int8" and (counts.encoded or not report.agreement):
         _measure_agreement(config, work, report)
+    note_runtimes(report)
     return report
+
+
+def note_runtimes(report: EncodeReport) -> None:
+    """Report embeddings in one store that were computed by different versions of the libraries."""
+    runtimes = report.store.notes.runtimes()
+    names = {
+        ", ".join(f"{name} {each[name]}" for name in ("torch", "transformers", "tokenizers"))
+        for each in runtimes
+    }
+    if len(names) > 1:
+        report.stages.watcher.note(
+            f"note: the embeddings in {report.store.place} were computed by different versions "
+            f"({'; '.join(sorted(names))}), so those of equal texts may differ slightly; encode "
+            "into a new --store for one version alone"
+        )
 
 
 def _record(
