@@ -28,7 +28,7 @@ def model_meta(
         k: width of the vectors, None where the corpus decides.
     """
     base = Path(spec.model).name
-    whole = {"encoder": spec.fingerprint, "queries": spec.query_fingerprint, **identity}
+    whole = {"encoder": spec.fingerprint, "query_encoder": spec.query_fingerprint, **identity}
     on_hub = spec.revision is not None and "/" in spec.model
     return ModelMeta(
         loader=None,
