@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as torch_load
 
 from tests import tiny_models
 from tests.bad_input_helpers import run
@@ -182,6 +184,19 @@ def test_no_file_of_a_model_changes_embeddings_unnoticed(model, before, tmp_path
         seen |= {name} if changed(before, after) else set()
     assert not wrong
     assert not SEEN - seen
+
+
+def test_the_weights_that_count_are_those_that_are_loaded(tmp_path):
+    """transformers takes safetensors only under the names that it writes."""
+    folder = tiny_models.bert(tmp_path / "model")
+    tensors = torch_load(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin")
+    first = halves(folder)
+    torch.save({name: 2 * each for name, each in tensors.items()}, folder / "pytorch_model.bin")
+    second = halves(folder)
+    assert changed(first, second)
+    assert not unnoticed(first, second)
 
 
 OPTIONS: dict[str, Any] = {

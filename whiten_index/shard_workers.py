@@ -180,7 +180,9 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
         encoder_json = column_encoder(config, corpus)
         identity = {key: encoder_json[key] for key in ("kind", "dim")}
         store = make(config.store_place, encoder_json, fingerprint(identity))
-        queries = EncoderSource(config.encoder_config()) if config.model else _no_encoder
+        known = encoder_json["query_encoder"]
+        asked = config.encoder_config()
+        queries = EncoderSource(at_commit(asked, known)) if known else _no_encoder
         return ShardWork(corpus, store, queries, config.dtype_kept())
     encoder_config = config.encoder_config()
     spec, folder = resolve_encoder(encoder_config)

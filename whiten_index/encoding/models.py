@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -147,27 +147,28 @@ class ModelFolder:
         """
         paths = walk_files(self.path) if self.has_code else list_folder(self.path)
         left_out = _NOT_READ if self.has_code else (*_NOT_READ, "*.py")
-        own = self._digests(self.path, paths, left_out)
+        read = (
+            path
+            for path in paths
+            for parts in [path.relative_to(self.path).parts]
+            if not any(fnmatchcase(part, each) for part in parts for each in left_out)
+        )
+        own = self._digests(self.path, read)
         own["config.json"] = {k: v for k, v in self.config.items() if k not in _VOLATILE}
-        code = {} if self.code is None else self._digests(self.code, walk_files(self.code), ())
+        code = {}
+        if self.code is not None:
+            modules = (path for path in walk_files(self.code) if path.suffix == ".py")
+            code = self._digests(self.code, modules)
         return hashlib.sha256(canonical_json([own, code]).encode()).hexdigest()
 
-    def _digests(
-        self, folder: Path, paths: Iterable[Path], left_out: Sequence[str]
-    ) -> dict[str, Any]:
-        """Return the digests of files, by their names in a folder; of code alone in another one."""
+    def _digests(self, folder: Path, paths: Iterable[Path]) -> dict[str, Any]:
+        """Return the digests of files by their names below a folder."""
         return {
             path.relative_to(folder).as_posix(): files_sha256(
                 [path], name=self.name, folder=folder, what="files"
             )
             for path in paths
             if is_file(path)
-            and (folder == self.path or path.suffix == ".py")
-            and not any(
-                fnmatchcase(part, each)
-                for part in path.relative_to(folder).parts
-                for each in left_out
-            )
         }
 
 
