@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from tests import tiny_models
+from tests.code_models import edit_json
 from whiten_index.build import build_index
 from whiten_index.cli import cli
 from whiten_index.encoding import Encoder
@@ -284,6 +286,17 @@ def test_the_prompt_of_queries_is_told(tiny_model, beir, store):
     )
     assert (plain["query_prompt"], asked["query_prompt"]) == ("", "query: ")
     assert plain["fingerprint"] == asked["fingerprint"]
+
+
+def test_queries_kept_of_another_query_half_are_not_taken(tmp_path, beir):
+    model = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
+    options = {"sets": [str(beir)], "query_prompt": "query the cat sat on the mat: "}
+    old = judged(model, store=str(tmp_path / "kept"), **options)
+    edit_json(model / "1_Pooling" / "config.json", include_prompt=False)
+    kept, fresh = (judged(model, store=str(tmp_path / name), **options) for name in ("kept", "new"))
+    assert old["encoder"]["fingerprint"] == kept["encoder"]["fingerprint"]
+    found = [figures(each["datasets"]["one"]) for each in (old, kept, fresh)]
+    assert found[1] == found[2] != found[0]
 
 
 def test_several_sets_have_their_mean(tiny_model, beir, store, tmp_path, documents, queries, qrels):

@@ -316,19 +316,6 @@ def test_a_head_is_part_of_the_identity(bert_with):
         assert resolve_encoder(recorded_config(spec))[0] == spec
 
 
-def test_without_head_and_prompts_the_identity_is_written_as_ever(tiny, bert_with):
-    written = {
-        "kind", "model", "revision", "weights_sha256", "tokenizer_sha256", "config_sha256", "dim",
-        "pooling", "layers", "max_length", "dtype", "lower_case", "document_prompt", "query_prompt",
-        "normalizes",
-    }  # fmt: skip
-    assert set(resolve(tiny("bert")).to_json()) == written
-    assert set(resolve(bert_with()).to_json()) == written
-    assert set(resolve(bert_with(dense())).to_json()) == written | {"head_sha256"}
-    alone = {"pooling_mode": "mean", "include_prompt": False}
-    assert set(resolve(bert_with(pooling=alone)).to_json()) == written
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -182,7 +182,7 @@ def test_bert_base_uncased_comes_from_the_hub_and_then_from_the_cache(hub, corpu
     assert (encoder["model"], encoder["revision"]) == (old, commit)
     local = Encoder.load(str(folder))
     assert encoder["weights_sha256"] == local.spec.weights_sha256
-    assert encoder["config_sha256"] == local.spec.config_sha256
+    assert encoder["files_sha256"] == local.spec.files_sha256
     np.testing.assert_allclose(stored(first), local.encode(tiny_models.texts()), atol=1e-6)
 
     hub.stop()

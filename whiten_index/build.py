@@ -18,6 +18,7 @@ from whiten_index.encode import (
     EncodeReport,
     encode_corpus,
     encode_shards,
+    note_runtimes,
     open_corpus,
 )
 from whiten_index.encoding import resolve_encoder
@@ -254,7 +255,9 @@ def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
             watcher.advance(part.rows)
     counts.skipped.update(record.skipped)
     counts.reused = counts.read - sum(record.skipped.values())
-    return EncodeReport(store, record, counts, stages)
+    report = EncodeReport(store, record, counts, stages)
+    note_runtimes(report)
+    return report
 
 
 def _settle(

@@ -55,8 +55,8 @@ class BuildConfig:
         shard_rows: rows a shard at most.
         model, revision, pooling, layers, max_length, dtype, compile, device, threads,
             document_prompt, query_prompt, document_prompt_name, query_prompt_name,
-            trust_remote_code, local_files_only: see ``EncoderConfig``. With an embedding column,
-            ``model`` names the encoder of the queries.
+            trust_remote_code, local_files_only, code_revision: see ``EncoderConfig``. With an
+            embedding column, ``model`` names the encoder of the queries.
         passage_tokens: cut texts into passages of so many tokens at most; see ``PassageConfig``.
         overlap: tokens that neighbouring passages share at most; 0 where it is left out.
         store_dtype: float16, float32 or own; the default is float16, or own for a column.
@@ -108,6 +108,7 @@ class BuildConfig:
     query_prompt_name: str | None = None
     trust_remote_code: bool = False
     local_files_only: bool = False
+    code_revision: str | None = None
     passage_tokens: int | None = None
     overlap: int | None = None
     store_dtype: str | None = None

@@ -268,7 +268,23 @@ def _encode(
     report = EncodeReport(work.store, record, counts, stages, compiled, work, calls)
     if work.store.encoder.get("dtype") == "int8" and (counts.encoded or not report.agreement):
         _measure_agreement(config, work, report)
+    note_runtimes(report)
     return report
+
+
+def note_runtimes(report: EncodeReport) -> None:
+    """Report embeddings in one store that were computed by different versions of the libraries."""
+    runtimes = report.store.notes.runtimes()
+    names = {
+        ", ".join(f"{name} {each[name]}" for name in ("torch", "transformers", "tokenizers"))
+        for each in runtimes
+    }
+    if len(names) > 1:
+        report.stages.watcher.note(
+            f"note: the embeddings in {report.store.place} were computed by different versions "
+            f"({'; '.join(sorted(names))}), so those of equal texts may differ slightly; encode "
+            "into a new --store for one version alone"
+        )
 
 
 def _record(
@@ -306,7 +322,7 @@ def _measure_agreement(config: BuildConfig, work: ShardWork, report: EncodeRepor
     sample = _sample_texts(work, seed=config.seed)
     if len(sample) < 2:
         return
-    asked = at_commit(config.encoder_config(), work.store.encoder.get("revision"))
+    asked = at_commit(config.encoder_config(), work.store.encoder)
     ours, exact = (
         EncoderSource(replace(asked, dtype=dtype, device="cpu", compile=False))
         for dtype in ("int8", "float32")

@@ -244,6 +244,7 @@ def _facts(config: BuildConfig, encoded: EncodeReport, settled: Settled) -> dict
         "encoder_fingerprint": encoded.store.fingerprint,
         "agreement": encoded.agreement,
         "compiled": encoded.compiled,
+        "runtimes": encoded.store.notes.runtimes(),
         "whitening": settled.fitted.whitening.describe(),
         "choice": None if choice is None else choice.to_json(),
         "rows": encoded.record.rows,

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.encoding import recorded_spec
 from whiten_index.errors import StorageError
 from whiten_index.progress import Stages
 from whiten_index.store import EmbeddingStore
@@ -47,4 +48,5 @@ def query_embeddings(
 
 def asked_by(encoder: Mapping[str, Any]) -> dict[str, Any]:
     """Return what tells the embedding of a query, beside its text and the store's encoder."""
-    return {"prompt": encoder.get("query_prompt"), "encoder": encoder.get("query_encoder")}
+    spec = recorded_spec(encoder)
+    return {"query_encoder": spec and spec.query_fingerprint}

@@ -6,7 +6,6 @@ import hashlib
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from whiten_index.encoding import (
@@ -75,11 +74,9 @@ class QueryEncoder:
 
     def equals(self, other: QueryEncoder) -> bool:
         """Tell whether both give a query the same embedding, wherever their models are."""
-        mine, others = (
-            each._recorded and replace(each._recorded, model="", revision=None)
-            for each in (self, other)
-        )
-        return mine is not None and mine == others
+        if self._recorded is None or other._recorded is None:
+            return False
+        return self._recorded.query_fingerprint == other._recorded.query_fingerprint
 
     def get(self) -> Encoder:
         """Return it.
@@ -93,8 +90,11 @@ class QueryEncoder:
                 self._encoder = self._load()
             return self._encoder
 
-    def resolve(self) -> tuple[EncoderSpec, ModelFolder, EncoderConfig]:
+    def resolve(self, *, documents: bool = True) -> tuple[EncoderSpec, ModelFolder, EncoderConfig]:
         """Find the model's files and check that they are those of the index, without loading them.
+
+        Args:
+            documents: whether it will encode documents too, not queries alone.
 
         Raises:
             ConfigError: no model is known for queries.
@@ -104,24 +104,35 @@ class QueryEncoder:
         recorded, config = self.recorded, self.config
         assert config is not None
         spec, folder = resolve_encoder(config)
-        require_same(recorded, spec.fingerprint, spec.model)
+        require_same(recorded, spec.query_fingerprint, spec.model)
+        if documents:
+            require_same(recorded, spec.fingerprint, spec.model, of="fingerprint")
         return spec, folder, config
 
     def _load(self) -> Encoder:
         from whiten_index.encoding import Encoder
 
-        return Encoder(*self.resolve())
+        return Encoder(*self.resolve(documents=False))
 
 
-def require_same(recorded: EncoderSpec, fingerprint: str, model: str) -> None:
+def require_same(
+    recorded: EncoderSpec, fingerprint: str, model: str, *, of: str = "query_fingerprint"
+) -> None:
     """Refuse an encoder that gives other embeddings than the recorded one.
+
+    Args:
+        recorded: as the index names it.
+        fingerprint: of the other one.
+        model: its name.
+        of: the half compared, ``query_fingerprint`` or ``fingerprint`` (of documents).
 
     Raises:
         EncoderError: it does.
     """
-    if fingerprint != recorded.fingerprint:
+    known: str = getattr(recorded, of)
+    if fingerprint != known:
         raise EncoderError(
-            f"the index was built with {recorded.model} ({recorded.fingerprint[:8]}) and "
+            f"the index was built with {recorded.model} ({known[:8]}) and "
             f"{model} ({fingerprint[:8]}) gives other embeddings; name where "
             "the same model is now with --model (in Python model=), or build a new index with the "
             "new one"
@@ -171,9 +182,7 @@ def digest_of(fingerprint: str, whitening: Whitening, queries: EncoderSpec | Non
         fingerprint: of the encoder of documents, ``encoder_fingerprint`` in the manifest of an
             index.
         whitening: as wide as the vectors.
-        queries: encoder of queries, which may be another one, and whose fingerprint leaves out how
-            queries differ from documents; None where the index knows none.
+        queries: encoder of queries, which may be another one; None where the index knows none.
     """
-    of_queries = queries and [queries.fingerprint, queries.query_prompt, queries.pools_prompt]
-    told = json.dumps([fingerprint, whitening.digest, of_queries])
+    told = json.dumps([fingerprint, whitening.digest, queries and queries.query_fingerprint])
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()

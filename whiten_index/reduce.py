@@ -294,9 +294,8 @@ class QueryTransform:
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the encoder of queries; where none is known, of the index's embeddings."""
-        return (
-            self._spec.fingerprint if self._spec else str(self.encoder_facts.get("fingerprint", ""))
-        )
+        spec, given = self._spec, self.encoder_facts.get("fingerprint", "")
+        return spec.query_fingerprint if spec else str(given)
 
     @property
     def encoder(self) -> Encoder:
@@ -316,9 +315,8 @@ class QueryTransform:
         the version of the index. A table, a file, a folder, a model and a function carry it, so
         that a client can tell what fits. See ``digest_of``.
         """
-        given = self.encoder_facts.get("fingerprint")
-        fingerprint = self.fingerprint if given is None else str(given)
-        return digest_of(fingerprint, self.whitening, self._spec)
+        given = self.encoder_facts.get("fingerprint", self._spec and self._spec.fingerprint)
+        return digest_of(str(given or ""), self.whitening, self._spec)
 
     def model_folder(self) -> tuple[EncoderSpec, ModelFolder]:
         """Return the encoder's identity and files, checked to be those of the index, not loaded.
@@ -334,7 +332,7 @@ class QueryTransform:
         """Refuse an encoder whose embeddings this transform was not fitted on.
 
         Args:
-            fingerprint: of the encoder.
+            fingerprint: ``query_fingerprint`` of the encoder.
             model: what to call it.
 
         Raises:

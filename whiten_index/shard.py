@@ -170,6 +170,7 @@ class ShardWork:
             return _Prepared(read.shards, None, read.seconds)
         clock = _Clock()
         encoder = self.encoder()
+        self.store.notes.save_runtime(encoder.runtime)
         seconds = {**read.seconds, "load encoder": clock.lap()}
         prepared = encoder.prepare(texts)
         return _Prepared(read.shards, prepared, {**seconds, "tokenise": clock.lap()})

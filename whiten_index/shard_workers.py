@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +148,7 @@ def runner_of(config: BuildConfig, work: ShardWork, devices: Sequence[str], call
         little = config.budget is not None and config.budget < _ROOM_TO_OVERLAP
         return LocalRunner(work, one_by_one=given and little)
     threads = (config.threads or os.cpu_count() or 1) // len(devices)
-    asked = at_commit(config.encoder_config(), work.store.encoder.get("revision"))
+    asked = at_commit(config.encoder_config(), work.store.encoder)
     return ProcessRunner(
         [
             replace(work, encoder=EncoderSource(replace(each, device=device)))
@@ -180,14 +180,16 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
         encoder_json = column_encoder(config, corpus)
         identity = {key: encoder_json[key] for key in ("kind", "dim")}
         store = make(config.store_place, encoder_json, fingerprint(identity))
-        queries = EncoderSource(config.encoder_config()) if config.model else _no_encoder
+        known = encoder_json["query_encoder"]
+        asked = config.encoder_config()
+        queries = EncoderSource(at_commit(asked, known)) if known else _no_encoder
         return ShardWork(corpus, store, queries, config.dtype_kept())
     encoder_config = config.encoder_config()
     spec, folder = resolve_encoder(encoder_config)
     passages = config.passage_config()
     splitter = None if passages is None else PassageSplitter.load(spec, folder, passages)
     store = make(config.store_place, spec.to_json(), spec.fingerprint)
-    source = EncoderSource(at_commit(encoder_config, spec.revision), expected=spec.fingerprint)
+    source = EncoderSource(at_commit(encoder_config, store.encoder), expected=spec.fingerprint)
     return ShardWork(corpus, store, source, config.dtype_kept(), splitter=splitter)
 
 
@@ -212,9 +214,11 @@ def column_encoder(config: BuildConfig, corpus: ParquetCorpus) -> dict[str, Any]
     }
 
 
-def at_commit(config: EncoderConfig, revision: str | None) -> EncoderConfig:
-    """Return a configuration with the hub's commit it was resolved to: a branch may move on."""
-    return config if revision in (None, "embedded") else replace(config, revision=revision)
+def at_commit(config: EncoderConfig, encoder: Mapping[str, Any]) -> EncoderConfig:
+    """Return a configuration with the hub's commits it was resolved to: a branch may move on."""
+    found = {name: encoder.get(name) for name in ("revision", "code_revision")}
+    commits = {name: each for name, each in found.items() if each not in (None, "embedded")}
+    return replace(config, **commits)
 
 
 def _no_encoder() -> Encoder:

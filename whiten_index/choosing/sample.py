@@ -17,6 +17,7 @@ from whiten_index.encode import EncodeReport
 from whiten_index.errors import CorpusError, StorageError
 from whiten_index.pieces import RECIPE, Pieces, cut_pieces
 from whiten_index.progress import Progress, Stages
+from whiten_index.queries import asked_by
 from whiten_index.shard import ShardWork
 from whiten_index.store import CorpusRecord, EmbeddingStore, StoreDtype, as_kept
 from whiten_index.whitening.choice import LEAST_SAMPLE
@@ -210,7 +211,7 @@ def _key(encoded: EncodeReport, size: int, seed: int) -> dict[str, Any]:
         "size": size,
         "seed": seed,
         # Sentences and windows are encoded as queries, and the store's name is of documents.
-        "query_prompt": encoded.store.encoder.get("query_prompt"),
+        **asked_by(encoded.store.encoder),
     }
 
 

@@ -121,6 +121,9 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
         f"  made {fields['created']} from {', '.join(fields['corpus']['source']['sources'])}"
     )
     click.echo(f"  encoder {encoder.get('model') or encoder['column']} {_encoder_facts(encoder)}")
+    for each in fields["runtimes"]:
+        versions = ", ".join(f"{n} {each[n]}" for n in ("torch", "transformers", "tokenizers"))
+        click.echo(f"  encoded by {versions}, inputs {each['inputs']}")
     click.echo(f"  {_faiss_facts(fields)}")
     _print_counts(fields)
     _print_whitening(fields)

@@ -85,6 +85,9 @@ model_option = click.option(
     "--model", help="Hub name or local folder. [default: all-MiniLM-L6-v2, if installed]"
 )
 revision_option = click.option("--revision", help="Commit or branch on the hub.")
+code_revision_option = click.option(
+    "--code-revision", help="Commit or branch of code that the model takes from another repository."
+)
 trust_option = click.option(
     "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
 )
@@ -174,6 +177,7 @@ encoder_options = [
         "--query-prompt-name", help="Name of the model's prompt for queries, not its text."
     ),
     trust_option,
+    code_revision_option,
     local_option,
 ]
 stored_options = [

@@ -27,6 +27,7 @@ _CHECKED = {
     "agreements": ("agreement", "agreements"),
     "choices": ("choice", "choices"),
     "samples": ("sample", "samples"),
+    "runtimes": ("runtime", "runtimes"),
 }
 
 store_argument = click.argument("store", type=click.Path())

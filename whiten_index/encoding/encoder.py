@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -157,8 +158,19 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the embeddings: equal fingerprints, equal embeddings."""
+        """Identity of the embeddings of documents: equal fingerprints, equal embeddings."""
         return self.spec.fingerprint
+
+    @property
+    def query_fingerprint(self) -> str:
+        """The same of the embeddings of queries."""
+        return self.spec.query_fingerprint
+
+    @property
+    def runtime(self) -> dict[str, str]:
+        """Versions of the libraries that compute, and whether inputs are packed or padded."""
+        versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
+        return {**versions, "inputs": "packed" if self._transformer.packs else "padded"}
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents, (n, d) float32, unnormalised.

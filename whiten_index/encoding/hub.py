@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 from whiten_index.artifacts.files import list_folder
 from whiten_index.encoding.modules import module_folder, read_modules, weighty
@@ -35,25 +36,34 @@ def fetch_model(
             reached and the cache does not hold it whole.
         StorageError: the cache cannot be written.
     """
+    how: dict[str, Any] = {"local_files_only": local_files_only, "otherwise": otherwise}
+    path = _fetch(name, revision, _WANTED, **how)
+    if pickled := _without_safetensors(path):
+        path = _fetch(name, revision, [*_WANTED, *pickled], **how)
+    return path
+
+
+def _fetch(
+    name: str,
+    revision: str | None,
+    patterns: list[str],
+    *,
+    local_files_only: bool,
+    otherwise: str = "",
+) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    def fetch(patterns: list[str]) -> Path:
-        got = snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=patterns,
-            ignore_patterns=_UNWANTED,
-            local_files_only=local_files_only,
-        )
-        return Path(got)
-
     try:
-        path = fetch(_WANTED)
-        if pickled := _without_safetensors(path):
-            path = fetch([*_WANTED, *pickled])
-    except WhitenIndexError:
-        raise
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=_UNWANTED,
+                local_files_only=local_files_only,
+            )
+        )
     except HFValidationError as error:
         raise EncoderError(
             f"model {name!r} is neither a folder here nor a name on the hub; check the spelling"
@@ -63,7 +73,21 @@ def fetch_model(
             raise not_here(name, revision, otherwise) from error
         # The hub's client raises errors of several libraries here; all mean: not to be had.
         raise _explained(name, revision, error, otherwise) from error
-    return path
+
+
+def fetch_code(name: str, revision: str | None, *, local_files_only: bool = False) -> Path:
+    """Return the folder of a commit of Python code that a model takes from another repository.
+
+    Args:
+        name: of the repository on the hub.
+        revision: see ``fetch_model``.
+        local_files_only: see ``fetch_model``.
+
+    Raises:
+        EncoderError: there is no such repository or revision, or it cannot be fetched.
+        StorageError: the cache cannot be written.
+    """
+    return _fetch(name, revision, ["*.py"], local_files_only=local_files_only)
 
 
 def not_here(name: str, revision: str | None, otherwise: str = "") -> EncoderError:

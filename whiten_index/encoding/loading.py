@@ -28,9 +28,15 @@ def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
                 folder.path,
                 trust_remote_code=folder.trust_remote_code,
                 local_files_only=folder.local_files_only,
+                **code_pin(folder),
             )
         except Exception as error:
             raise cannot_load(f"the tokenizer of {spec.model}", error) from error
+
+
+def code_pin(folder: ModelFolder) -> dict[str, str]:
+    """Return the option of transformers that pins code from another repository."""
+    return {} if folder.code_revision is None else {"code_revision": folder.code_revision}
 
 
 def cannot_load(what: str, error: Exception) -> EncoderError:

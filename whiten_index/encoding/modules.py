@@ -23,6 +23,8 @@ ACTIVATIONS = (
 )  # fmt: skip
 _HOME = "sentence_transformers."
 _HEAD = ("Dense", "LayerNorm", "Normalize")
+# Read here, or without effect on embeddings.
+_SETTINGS = ("max_seq_length", "do_lower_case", "query_length", "document_length", "unpad_inputs")
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -95,6 +97,12 @@ def refuse_unknown(name: str, modules: list[dict[str, Any]]) -> None:
         EncoderError: a module is not known, or comes before the pooling.
     """
     kinds = [_type_of(module) for module in modules]
+    if kinds and kinds[0] != "Transformer":
+        raise EncoderError(
+            f"model {name} starts with {kinds[0]}, and only the Transformer of "
+            "sentence-transformers is run here, so its embeddings would be wrong; take out "
+            "modules.json to use the transformer alone, or choose another model"
+        )
     start = kinds.index("Pooling") + 1 if "Pooling" in kinds else 1
     allowed = _HEAD if "Pooling" in kinds else ("Normalize",)
     unknown = [*kinds[1 : max(start - 1, 1)], *(k for k in kinds[start:] if k not in allowed)]
@@ -103,6 +111,32 @@ def refuse_unknown(name: str, modules: list[dict[str, Any]]) -> None:
             f"model {name} ends with {', '.join(unknown)}, which is not applied here, so its "
             "embeddings would be wrong; take out modules.json to use the transformer alone, or "
             "choose another model"
+        )
+
+
+def refuse_settings(name: str, settings: dict[str, Any]) -> None:
+    """Refuse settings in ``sentence_bert_config.json`` that change embeddings and are not applied.
+
+    Raises:
+        EncoderError: there is one.
+    """
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    plain: dict[str, Any] = {
+        "transformer_task": "feature-extraction",
+        "module_output_name": "token_embeddings",
+        # Inputs of other kinds than texts are never given.
+        "modality_config": {**(settings.get("modality_config") or {}), "text": text},
+    }
+    consent = {"trust_remote_code": True}
+    unknown = [
+        key
+        for key, value in settings.items()
+        if value and key not in _SETTINGS and value not in (plain.get(key), consent)
+    ]
+    if unknown:
+        raise EncoderError(
+            f"sentence_bert_config.json of model {name} sets {', '.join(unknown)}, which is not "
+            "applied here, so its embeddings would be wrong; take it out, or choose another model"
         )
 
 

@@ -80,4 +80,5 @@ def recorded_config(
         query_prompt=spec.query_prompt,
         trust_remote_code=spec.needs_code,
         local_files_only=model is None,
+        code_revision=spec.code_revision,
     )

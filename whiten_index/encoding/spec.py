@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from whiten_index.artifacts.manifest import fingerprint
@@ -44,6 +44,7 @@ class EncoderConfig:
         query_prompt_name: name of the model's prompt for queries, instead of its text.
         trust_remote_code: run the model folder's own Python code.
         local_files_only: use only a model that is on this machine, in a folder or the hub's cache.
+        code_revision: commit or branch of code that the model takes from another repository.
     """
 
     model: str | None = None
@@ -61,6 +62,7 @@ class EncoderConfig:
     query_prompt_name: str | None = None
     trust_remote_code: bool = False
     local_files_only: bool = False
+    code_revision: str | None = None
 
     def __post_init__(self) -> None:
         require_no_secret(self.model, what="--model")
@@ -94,7 +96,7 @@ class EncoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
-    """An encoder's identity: equal specs give equal embeddings.
+    """An encoder's identity: equal fingerprints give equal embeddings.
 
     It cannot be loaded by itself; for one read from a manifest see ``recorded_config``.
 
@@ -102,8 +104,7 @@ class EncoderSpec:
         model: name or folder it was found by.
         revision: the hub's commit, ``embedded``, or None.
         weights_sha256: digest of the weights.
-        tokenizer_sha256: digest of the tokenizer's files.
-        config_sha256: digest of the model's configuration.
+        files_sha256: digest of all other files that loading may read: settings, tokenizer, code.
         dim: width d of the embeddings.
         pooling: one of ``POOLINGS``, first-last-avg being the mean of two layers.
         layers: hidden states averaged, 0 = embeddings.
@@ -117,13 +118,13 @@ class EncoderSpec:
         needs_code: whether the model runs its own Python code. A fact, never a permission.
         pools_prompt: whether the tokens of a prompt are pooled too.
         head_sha256: identity of the steps between pooling and embedding, None where there is none.
+        code_revision: commit of code from another repository, None where there is none.
     """
 
     model: str
     revision: str | None
     weights_sha256: str
-    tokenizer_sha256: str
-    config_sha256: str
+    files_sha256: str
     dim: int
     pooling: str
     layers: tuple[int, ...]
@@ -133,29 +134,33 @@ class EncoderSpec:
     document_prompt: str
     query_prompt: str
     normalizes: bool
-    needs_code: bool = False
-    pools_prompt: bool = True
-    head_sha256: str | None = None
+    needs_code: bool
+    pools_prompt: bool
+    head_sha256: str | None
+    code_revision: str | None
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits; the name, the query prompt and the device do not enter it."""
-        left_out = {"model", "revision", "query_prompt", "normalizes", "needs_code"}
-        if not self.document_prompt:
+        """Identity of the embeddings of documents, 32 hex digits."""
+        return self._fingerprint(self.document_prompt)
+
+    @property
+    def query_fingerprint(self) -> str:
+        """Identity of the embeddings of queries, 32 hex digits."""
+        return self._fingerprint(self.query_prompt)
+
+    def _fingerprint(self, prompt: str) -> str:
+        # Names of what the digests cover, and a step that is never applied.
+        left_out = {"model", "revision", "code_revision", "normalizes"}
+        left_out |= {"document_prompt", "query_prompt"}
+        if not prompt:
             left_out.add("pools_prompt")
-        return fingerprint({k: v for k, v in self.to_json().items() if k not in left_out})
+        same = {key: value for key, value in self.to_json().items() if key not in left_out}
+        return fingerprint({**same, "prompt": prompt})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values, with ``kind``.
-
-        Fields that came later have a default, and are left out while they have it: what was written
-        without them keeps its fingerprint.
-        """
-        values = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.default is MISSING or getattr(self, field.name) != field.default
-        }
+        """Return the fields as JSON values, with ``kind``."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"kind": "transformer", **values, "layers": list(self.layers)}
 
     @classmethod
@@ -183,6 +188,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
         local_files_only=config.local_files_only,
+        code_revision=config.code_revision,
     )
     pooling = config.pooling or ("mean" if folder.pooling is None else folder.pooling)
     if pooling not in POOLINGS:
@@ -196,8 +202,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         model=str(folder.root) if folder.revision is None else folder.name,
         revision=folder.revision,
         weights_sha256=folder.weights_sha256,
-        tokenizer_sha256=folder.tokenizer_sha256,
-        config_sha256=folder.config_sha256,
+        files_sha256=folder.files_sha256,
         dim=folder.dim,
         pooling="mean" if pooling == "first-last-avg" else pooling,
         layers=tuple(sorted({_layer(folder, layer) for layer in layers})),
@@ -210,6 +215,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         needs_code=config.trust_remote_code and folder.has_code,
         pools_prompt=folder.pools_prompt or not (document_prompt or query_prompt),
         head_sha256=head_sha256(folder.head),
+        code_revision=folder.code_revision,
     )
     return spec, folder
 
@@ -249,6 +255,12 @@ def _layer(folder: ModelFolder, layer: int) -> int:
 
 def _max_length(folder: ModelFolder, asked: int | None) -> int:
     if asked is None:
+        if folder.query_length != folder.max_length:
+            raise ConfigError(
+                f"{folder.name} cuts documents at {folder.max_length or 'its longest'} tokens and "
+                f"queries at {folder.query_length or 'its longest'}, and here both have one limit; "
+                "give it with --max-length"
+            )
         # A sentence-transformers folder that names no limit means all that the model can take.
         known = folder.pooling is not None and folder.longest < 1 << 30
         limit = folder.longest if known else _DEFAULT_MAX_LENGTH

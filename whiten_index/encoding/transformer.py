@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from whiten_index.collector import collector_held_back
 from whiten_index.encoding.head import load_head
 from whiten_index.encoding.layers import ChosenLayers
-from whiten_index.encoding.loading import cannot_load, load_tokenizer
+from whiten_index.encoding.loading import cannot_load, code_pin, load_tokenizer
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.packing import PackedForward, can_pack, pool_packed
 from whiten_index.encoding.pooling import Pooling, pool
@@ -166,6 +166,7 @@ def load_transformer(
                 dtype=torch.float32 if spec.dtype == "int8" else getattr(torch, spec.dtype),
                 trust_remote_code=folder.trust_remote_code,
                 local_files_only=folder.local_files_only,
+                **code_pin(folder),
                 # A pickle may hold code, which never runs.
                 weights_only=True,
                 output_loading_info=True,

@@ -193,6 +193,13 @@ class _Faiss(TypedDict):
     gpus: Count
 
 
+class _Runtime(TypedDict):
+    torch: str
+    transformers: str
+    tokenizers: str
+    inputs: Literal["packed", "padded"]
+
+
 class _MadeBy(TypedDict):
     whiten_index: str
     faiss: _Faiss
@@ -283,6 +290,7 @@ class VersionManifest(Described):
     encoder_fingerprint: Digest
     agreement: _Agreement | None
     compiled: str
+    runtimes: list[_Runtime]
     whitening: _Whitening
     choice: ChoiceFacts | None
     rows: Count

@@ -17,8 +17,7 @@ class TransformerFacts(TypedDict):
     model: str
     revision: str | None
     weights_sha256: Sha256
-    tokenizer_sha256: Sha256
-    config_sha256: Sha256
+    files_sha256: Sha256
     dim: Positive
     pooling: str
     layers: list[Count]
@@ -28,9 +27,10 @@ class TransformerFacts(TypedDict):
     document_prompt: str
     query_prompt: str
     normalizes: Flag
-    needs_code: NotRequired[Flag]
-    pools_prompt: NotRequired[Flag]
-    head_sha256: NotRequired[Sha256 | None]
+    needs_code: Flag
+    pools_prompt: Flag
+    head_sha256: Sha256 | None
+    code_revision: str | None
     fingerprint: NotRequired[str]
 
 

@@ -1,4 +1,4 @@
-"""What a store remembers beside its rows: agreements, choices and samples, by what they hang on."""
+"""What a store remembers beside its rows: agreements, choices, samples and runtimes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, replacing
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import exists, list_folder, writing
 from whiten_index.artifacts.tensors import read_sealed, write_sealed
 from whiten_index.errors import ArtifactError
 from whiten_index.objects import Here
 
-_SAMPLE, _VERSION = "sample", 1
+_SAMPLE, _VERSION, _RUNTIMES = "sample", 1, "runtimes"
 
 
 class Notes:
@@ -40,6 +40,18 @@ class Notes:
     def choice(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the choice remembered for ``key``, None where there is none or it is damaged."""
         return self._note("choices", key)
+
+    def save_runtime(self, value: Mapping[str, str]) -> None:
+        """Remember versions of libraries that some embeddings of the store are computed by."""
+        if not exists(self._note_path(_RUNTIMES, value)):
+            self._save_note(_RUNTIMES, value, value)
+
+    def runtimes(self) -> list[dict[str, str]]:
+        """Return each value that ``save_runtime`` was given; one that is damaged is left out."""
+        folder = self.folder / _RUNTIMES
+        here = {path.name for path in list_folder(folder, "[!.]*.json")}
+        notes = [self._read(folder / name) for name in sorted(here | self.mirror.names(folder))]
+        return [note for note in notes if note is not None]
 
     def save_sample(self, key: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         """Keep the arrays of a sample, whole or not at all."""
@@ -89,7 +101,9 @@ class Notes:
         self.mirror.push(path)
 
     def _note(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        path = self._note_path(kind, key)
+        return self._read(self._note_path(kind, key))
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
         self.mirror.latest(path)
         try:
             return _read_note(path)

@@ -186,7 +186,7 @@ def _build_config(
         recorded, model=config.model, trust_remote_code=config.trust_remote_code
     ).resolve()
     # The encoder record alone says which model, and the update's own options what it may do.
-    taken = ("model", "revision", "trust_remote_code", "local_files_only")
+    taken = ("model", "revision", "trust_remote_code", "local_files_only", "code_revision")
     return replace(build, **{name: getattr(found, name) for name in taken})
 
 

@@ -28,13 +28,7 @@ def model_meta(
         k: width of the vectors, None where the corpus decides.
     """
     base = Path(spec.model).name
-    # Another query prompt makes other queries of the same embeddings' encoder.
-    whole = {
-        "encoder": spec.fingerprint,
-        "query_prompt": spec.query_prompt,
-        "pools_prompt": spec.pools_prompt,
-        **identity,
-    }
+    whole = {"encoder": spec.fingerprint, "query_encoder": spec.query_fingerprint, **identity}
     on_hub = spec.revision is not None and "/" in spec.model
     return ModelMeta(
         loader=None,

@@ -1,0 +1,411 @@
+"""Equal fingerprints, equal embeddings: each file and option of a model, changed one by one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as torch_load
+
+from tests import tiny_models
+from tests.bad_input_helpers import run
+from tests.code_models import code_model, edit_json, write_texts
+from tests.hub_server import Hub
+from tests.test_consent import FLAG, at_hub
+from whiten_index import BuildConfig, QueryTransform, build_index, open_index
+from whiten_index.encoding import Encoder, EncoderConfig, resolve_encoder
+from whiten_index.errors import ConfigError, EncoderError
+
+TEXTS = [*tiny_models.texts(12), "the [CLS] cat <s> sat </s> [SEP] [MASK] on the mat"]
+PROMPTS = {"query": "query the ", "document": "passage a "}
+Halves = dict[str, tuple[str, np.ndarray]]
+
+
+def halves(folder: Path, **options: Any) -> Halves:
+    """Return fingerprint and embeddings of documents and of queries."""
+    encoder = Encoder.load(str(folder), **{"device": "cpu", "threads": 1, **options})
+    return {
+        "documents": (encoder.fingerprint, encoder.encode(TEXTS)),
+        "queries": (encoder.query_fingerprint, encoder.encode_queries(TEXTS)),
+    }
+
+
+def unnoticed(before: Halves, after: Halves) -> list[str]:
+    """Return the halves that give other embeddings under the same fingerprint."""
+    return [half for half in changed(before, after) if before[half][0] == after[half][0]]
+
+
+def changed(before: Halves, after: Halves) -> list[str]:
+    """Return the halves that give other embeddings."""
+    return [
+        half
+        for half in before
+        if before[half][1].shape != after[half][1].shape
+        or not np.allclose(before[half][1], after[half][1], atol=1e-5)
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the copies that transformers makes of a model's code out of the user's cache."""
+    from transformers import dynamic_module_utils
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", folder)
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with one of each: dense and norm after the pooling, prompts, a map of tokens."""
+    folder = tiny_models.bert(tmp_path_factory.mktemp("model") / "all")
+    # Rows to spare, for tokenizers that add special tokens of their own.
+    tensors = load_file(folder / "model.safetensors")
+    words = tensors["embeddings.word_embeddings.weight"]
+    tensors["embeddings.word_embeddings.weight"] = np.concatenate([words, words[:16] + 1])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_json(folder / "config.json", vocab_size=len(words) + 16)
+    # As published models have them, whose special tokens are in a file of their own.
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 48}
+    tiny_models.write_json(folder / "tokenizer_config.json", settings)
+    special = {
+        f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")
+    }
+    tiny_models.write_json(folder / "special_tokens_map.json", special)
+    steps = (tiny_models.dense(), tiny_models.layer_norm(16), tiny_models.NORMALIZE)
+    return tiny_models.add_modules(folder, "mean", *steps, prompts=PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def before(model: Path) -> Halves:
+    return halves(model)
+
+
+def other_value(value: Any) -> Any:
+    """Return another value of a JSON setting's kind."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value // 2 if value > 1 else value + 1
+        case float():
+            return value * 1000 + 0.5
+        case str():
+            return "cat"
+        case _:
+            return None if value else True
+
+
+def json_edits(folder: Path) -> Iterator[tuple[str, Callable[[Path], object]]]:
+    """Yield each setting of each JSON file, and what changes it."""
+
+    def edit(file: str, keys: tuple[Any, ...]) -> Callable[[Path], object]:
+        def do(copy: Path) -> None:
+            whole = inside = json.loads((copy / file).read_text())
+            for key in keys[:-1]:
+                inside = inside[key]
+            inside[keys[-1]] = other_value(inside[keys[-1]])
+            (copy / file).write_text(json.dumps(whole))
+
+        return do
+
+    def leaves(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inside in items:
+            yield (*keys, key)
+            # The words of a vocabulary are many and alike.
+            if isinstance(inside, dict | list) and inside and len(inside) < 20:
+                yield from leaves(inside, (*keys, key))
+
+    for path in sorted(folder.rglob("*.json")):
+        file = path.relative_to(folder).as_posix()
+        for keys in leaves(json.loads(path.read_text())):
+            yield f"{file}: {'.'.join(map(str, keys))}", edit(file, keys)
+
+
+def added(file: str, **settings: Any) -> tuple[str, Callable[[Path], object]]:
+    """Return a setting that the model does not have, and what adds it."""
+    return f"{file}: {', '.join(settings)}", lambda copy: edit_json(copy / file, **settings)
+
+
+def scaled(file: Path) -> None:
+    tensors = {name: 2 * tensor + 0.1 for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+ADDED = (
+    added("tokenizer_config.json", split_special_tokens=True),
+    added("tokenizer_config.json", tokenizer_class="RobertaTokenizer"),
+    added("tokenizer_config.json", do_lower_case=False),
+    added("special_tokens_map.json", cls_token="cat"),
+    added("special_tokens_map.json", unk_token="dog"),
+    added("1_Pooling/config.json", include_prompt=False),
+    added("1_Pooling/config.json", pooling_mode="cls"),
+    added("sentence_bert_config.json", do_lower_case=True),
+)  # fmt: skip
+# These change the embeddings of the model above, so that the test below is known to see something.
+SEEN = {
+    "tokenizer_config.json: split_special_tokens", "tokenizer_config.json: tokenizer_class",
+    "special_tokens_map.json: cls_token", "1_Pooling/config.json: include_prompt",
+    "1_Pooling/config.json: pooling_mode", "model.safetensors", "2_Dense/model.safetensors",
+    "3_LayerNorm/model.safetensors", "config.json: layer_norm_eps",
+    "sentence_bert_config.json: max_seq_length",
+    "config_sentence_transformers.json: prompts.query",
+    "config_sentence_transformers.json: prompts.document",
+}  # fmt: skip
+
+
+def test_no_file_of_a_model_changes_embeddings_unnoticed(model, before, tmp_path):
+    edits = [*json_edits(model), *ADDED]
+    for path in sorted(model.rglob("*.safetensors")):
+        file = path.relative_to(model).as_posix()
+        edits.append((file, lambda copy, file=file: scaled(copy / file)))
+    wrong, seen = [], set()
+    for number, (name, edit) in enumerate(edits):
+        copy = tiny_models.copied(model, tmp_path / str(number))
+        edit(copy)
+        try:
+            after = halves(copy)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # refused, by us or by a library, whose Rust panics: no embeddings
+            continue
+        finally:
+            shutil.rmtree(copy)
+        wrong += [f"{name} ({half})" for half in unnoticed(before, after)]
+        seen |= {name} if changed(before, after) else set()
+    assert not wrong
+    assert not SEEN - seen
+
+
+def test_the_weights_that_count_are_those_that_are_loaded(tmp_path):
+    """transformers takes safetensors only under the names that it writes."""
+    folder = tiny_models.bert(tmp_path / "model")
+    tensors = torch_load(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin")
+    first = halves(folder)
+    torch.save({name: 2 * each for name, each in tensors.items()}, folder / "pytorch_model.bin")
+    second = halves(folder)
+    assert changed(first, second)
+    assert not unnoticed(first, second)
+
+
+OPTIONS: dict[str, Any] = {
+    "pooling": "max", "layers": (1,), "max_length": 7, "dtype": "bfloat16", "compile": True,
+    "threads": 2, "document_prompt": "cold ", "query_prompt": "cold ",
+    "document_prompt_name": "query", "query_prompt_name": "document", "trust_remote_code": True,
+    "local_files_only": True, "code_revision": "0" * 40,
+}  # fmt: skip
+
+
+def test_no_option_changes_embeddings_unnoticed(model, before):
+    elsewhere = {"model", "revision", "device"}
+    assert {*OPTIONS, *elsewhere} == set(EncoderConfig.__dataclass_fields__)
+    for name, value in OPTIONS.items():
+        assert not unnoticed(before, halves(model, **{name: value})), name
+
+
+def test_documents_keep_their_fingerprint_when_queries_change(model, before):
+    after = halves(model, query_prompt="cold ")
+    assert changed(before, after) == ["queries"]
+    assert before["documents"][0] == after["documents"][0]
+
+
+# --------------------------------------------------------------------------- the query half
+
+
+def build(model: Path, corpus: Path, index: Path, **options: Any) -> None:
+    build_index(
+        BuildConfig(
+            corpus=(str(corpus),), out=str(index), text_columns=("text",), id_column="id",
+            model=str(model), whiten="whitening", k=8, device="cpu", **options,
+        )
+    )  # fmt: skip
+
+
+def test_a_model_with_another_query_half_is_refused(tmp_path):
+    prompts = {"query": PROMPTS["query"]}
+    model = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), prompts=prompts)
+    index = tmp_path / "index"
+    build(model, write_texts(tmp_path), index)
+    saved = QueryTransform.of(index).save(tmp_path / "saved")
+    assert open_index(index).search(["the cat"])
+    edit_json(model / "1_Pooling" / "config.json", include_prompt=False)
+    for ask in (
+        lambda: open_index(index).search(["the cat"]),
+        lambda: QueryTransform.load(saved).encode_queries(["the cat"]),
+    ):
+        with pytest.raises(EncoderError, match="gives other embeddings"):
+            ask()
+
+
+# --------------------------------------------------------------------------- custom code
+
+
+def test_code_in_another_place_is_part_of_the_identity(tmp_path):
+    folder = code_model(tmp_path / "model", tmp_path / "mark")
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.move(folder / "odd.py", other / "odd.py")
+    classes = {"AutoConfig": "odd.OddConfig", "AutoModel": "odd.OddModel"}
+    elsewhere = {name: f"{other}--{each}" for name, each in classes.items()}
+    edit_json(folder / "config.json", auto_map=elsewhere)
+    first = halves(folder, trust_remote_code=True)
+    code = (other / "odd.py").read_text()
+    more = "\n    def forward(self, *a, **b):\n        out = super().forward(*a, **b)\n"
+    more += "        out.last_hidden_state = out.last_hidden_state.flip(-1)\n        return out\n"
+    (other / "odd.py").write_text(code + more)
+    second = halves(folder, trust_remote_code=True)
+    assert changed(first, second) == ["documents", "queries"]
+    assert not unnoticed(first, second)
+
+
+def test_code_of_a_model_in_a_folder_below_is_part_of_its_identity(tmp_path):
+    folder = code_model(tmp_path / "model", tmp_path / "mark")
+    first = resolve_encoder(EncoderConfig(model=str(folder), trust_remote_code=True))[0]
+    (folder / "parts").mkdir()
+    (folder / "parts" / "more.py").write_text("x = 1\n")
+    second = resolve_encoder(EncoderConfig(model=str(folder), trust_remote_code=True))[0]
+    assert first.fingerprint != second.fingerprint
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    served = Hub()
+    yield served
+    served.stop()
+
+
+def test_code_of_another_repository_is_pinned(hub, tmp_path):
+    model, code = code_model(tmp_path / "model", tmp_path / "mark"), tmp_path / "code"
+    code.mkdir()
+    shutil.move(model / "odd.py", code / "odd.py")
+    classes = {"AutoConfig": "acme/code--odd.OddConfig", "AutoModel": "acme/code--odd.OddModel"}
+    edit_json(model / "config.json", auto_map=classes)
+    corpus, index, store = write_texts(tmp_path), tmp_path / "index", tmp_path / "store"
+    commit = hub.add("acme/code", code)
+
+    def do(*command: Any) -> str:
+        done = at_hub(hub, tmp_path / "home", *command, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    encode = ("--text-column", "text", "--store", store, "--model", model, FLAG)
+    whiten = ("--whiten", "whitening", "--k", "8")
+    do("build", corpus, "--out", index, *whiten, *encode)
+    (code / "odd.py").write_text((code / "odd.py").read_text() + "\nMOVED = True\n")
+    moved = hub.add("acme/code", code)
+    # The index stays with the commit it was built with; a new build takes the new one.
+    do("search", index, "the cat", FLAG)
+    do("encode", corpus, *encode)
+    do("encode", corpus, *encode, "--code-revision", commit)
+    found = [json.loads(each.read_text())["encoder"] for each in store.glob("*/manifest.json")]
+    assert {each["code_revision"] for each in found} == {commit, moved}
+    assert len(found) == 2
+
+
+def test_attention_code_without_a_commit_is_refused(tmp_path):
+    folder = tiny_models.bert(tmp_path / "model")
+    edit_json(folder / "config.json", attn_implementation="acme/fast")
+    with pytest.raises(EncoderError, match=r"without a commit.*NAME@COMMIT"):
+        resolve_encoder(EncoderConfig(model=str(folder), trust_remote_code=True))
+
+
+# --------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    "kind", ["custom_st.Transformer", *("sentence_transformers.models." + each for each in
+     ("Router", "CLIPModel"))],
+)  # fmt: skip
+def test_a_first_module_of_another_kind_is_refused(kind, tmp_path):
+    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["type"] = kind
+    tiny_models.write_json(folder / "modules.json", modules)
+    with pytest.raises(EncoderError, match=r"starts with .*; take out modules.json"):
+        resolve_encoder(EncoderConfig(model=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("processing_kwargs", {"text": {"max_length": 6}}),
+        ("query_expansion", {"strategy": "fixed", "length": 32}),
+        ("transformer_task", "fill-mask"),
+        ("modality_config", {"text": {"method": "get_text_features"}}),
+        ("model_args", {"num_hidden_layers": 1}),
+        ("of_tomorrow", 1),
+    ],
+)
+def test_a_setting_that_is_not_applied_is_refused(setting, value, tmp_path):
+    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
+    edit_json(folder / "sentence_bert_config.json", **{setting: value})
+    with pytest.raises(EncoderError, match=f"sets {setting}, which is not applied.*; take it out"):
+        resolve_encoder(EncoderConfig(model=str(folder)))
+
+
+def test_settings_as_sentence_transformers_saves_them_are_taken(tmp_path):
+    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
+    before = halves(folder)
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    edit_json(
+        folder / "sentence_bert_config.json", transformer_task="feature-extraction",
+        modality_config={"text": text}, module_output_name="token_embeddings",
+        model_args={"trust_remote_code": True}, query_length=None,
+    )  # fmt: skip
+    assert not changed(before, halves(folder))
+
+
+@pytest.mark.parametrize("setting", ["document_length", "query_length"])
+def test_lengths_of_documents_and_queries_that_differ_are_refused(setting, tmp_path):
+    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), max_length=24)
+    edit_json(folder / "sentence_bert_config.json", **{setting: 6})
+    with pytest.raises(ConfigError, match=r"cuts documents at .*; give it with --max-length"):
+        resolve_encoder(EncoderConfig(model=str(folder)))
+    chosen, _ = resolve_encoder(EncoderConfig(model=str(folder), max_length=8))
+    assert chosen.max_length == 8
+    edit_json(folder / "sentence_bert_config.json", document_length=6, query_length=6)
+    assert resolve_encoder(EncoderConfig(model=str(folder)))[0].max_length == 6
+
+
+def test_an_adapter_is_refused(tmp_path):
+    folder = tiny_models.bert(tmp_path / "model")
+    tiny_models.write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
+    with pytest.raises(EncoderError, match=r"adapters \(PEFT\) are not applied.*merge"):
+        resolve_encoder(EncoderConfig(model=str(folder)))
+
+
+# --------------------------------------------------------------------------- runtimes
+
+
+def test_rows_of_two_versions_of_a_library_in_one_store_are_reported(tmp_path, monkeypatch):
+    corpus, index, store = write_texts(tmp_path), tmp_path / "index", tmp_path / "store"
+    folder = tiny_models.bert(tmp_path / "model")
+    command = (
+        "build", corpus, "--out", index, "--store", store, "--text-column", "text", "--model",
+        folder, "--whiten", "whitening", "--k", "8", "--device", "cpu",
+    )  # fmt: skip
+    code, _, err = run(*command, "--limit", "30")
+    assert (code, "different versions" in err) == (0, False), err
+    monkeypatch.setattr("whiten_index.encoding.encoder.version", lambda name: f"0.1-{name}")
+    code, _, err = run(*command)
+    assert code == 0
+    told = " ".join(err.split())
+    assert "computed by different versions" in told
+    assert "torch 0.1-torch, transformers 0.1-transformers, tokenizers" in told
+    assert run("verify", store)[0] == 0
+    code, out, _ = run("inspect", index)
+    assert "encoded by torch 0.1-torch, transformers 0.1-transformers" in out
+    assert out.count(", inputs packed") + out.count(", inputs padded") == 2
+    found = json.loads(run("inspect", index, "--json")[1])["runtimes"]
+    assert found[0].keys() == {"torch", "transformers", "tokenizers", "inputs"}
