@@ -79,9 +79,10 @@ class TestMilvusBehindAPort(TestMilvusLite):
     """As a server is reached: it goes on when the pushing process is killed."""
 
     @pytest.fixture
-    def address(self, tmp_path: Path) -> Iterator[str]:
+    def address(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server, database, port = start_server_in_thread(str(tmp_path / "server.db"))
-        yield f"milvus://somebody:{SECRET}@127.0.0.1:{port}"
+        monkeypatch.setenv("MILVUS_TOKEN", f"somebody:{SECRET}")
+        yield f"milvus://127.0.0.1:{port}"
         server.stop(grace=0).wait()
         database.close()
 
@@ -430,9 +431,10 @@ def test_what_milvus_lite_cannot_do_is_told_at_the_start(
         ("milvus:///nowhere/at/all/x.db", "folder /nowhere/at/all is not there"),
         ("milvus:///tmp/x", "ends in .db"),
         ("milvus://x.db", "three strokes"),
-        ("milvus://host:port", "is one of milvus://host:19530"),
+        ("milvus://host:port", "may be a password"),
+        ("milvus://host:99999", "is one of milvus://host:19530"),
         ("milvus://key@host", "MILVUS_TOKEN"),
-        ("milvus://host?tls=1", "takes server_pem_path"),
+        ("milvus://host?tls=1", "a parameter tls of the address"),
         ("milvus://host/one", "'one' and --option db 'two'"),
     ],
 )

@@ -32,7 +32,7 @@ _OF_STORES = frozenset((
     "connect_timeout", "container_name", "copy_if_not_exists", "default_region", "endpoint",
     "endpoint_url", "federated_token_file", "http1_only", "http2_only", "pool_idle_timeout",
     "pool_max_idle_per_host", "proxy_excludes", "proxy_url", "region", "request_payer",
-    "role_arn", "role_session_name", "s3_express", "server_side_encryption", "service_account",
+    "retry_timeout", "role_arn", "role_session_name", "s3_express", "server_side_encryption", "service_account",
     "service_account_path", "skip_signature", "sse_bucket_key_enabled", "sse_kms_key_id",
     "tenant_id", "timeout", "unsigned_payload", "use_azure_cli", "use_emulator", "user_agent",
     "virtual_hosted_style_request", "web_identity_token_file",
@@ -95,13 +95,13 @@ def require_no_secrets(address: str, options: Mapping[str, str]) -> None:
     engine = _ENGINES[scheme.lower().partition("+")[0]]
     found = re.fullmatch(engine.form, rest)
     if not found or not _is_plain(found.groupdict()):
-        raise _secret("something in the address", address)
+        raise _secret(f"something in the address ({scheme}://…)", address)
     for each in filter(None, (found.groupdict().get("query") or "").split("&")):
         name, equals, value = map(unquote, each.partition("="))
         if name not in engine.parameters or not equals or not _may_be(name, value):
             # One without a value may be a token.
             told = f" {name}" if re.fullmatch("[a-z_]+", name) and value else ""
-            raise _secret(f"a parameter{told} of the address", address)
+            raise _secret(f"a parameter{told} of the address ({scheme}://…)", address)
     for name, value in options.items():
         if not _is_plain_option(name, value):
             raise _secret(f"--option {name}", address)
