@@ -431,7 +431,7 @@ def test_a_store_of_an_index_in_a_bucket_is_not_collected(
 ) -> None:
     store, out = tmp_path / "store", f"s3://{bucket}/index"
     build(corpus_file(tmp_path / "c.parquet"), out=out, store=str(store))
-    with pytest.raises(ConfigError, match=rf"{out} was built from .*, and gc and compact do not read"):
+    with pytest.raises(ConfigError, match=rf"{out} was built from .*, and gc and compact do not"):
         gc_store(store, keep_days=0)
     assert all(report.sound for report in verify_paths([str(store)]))
 

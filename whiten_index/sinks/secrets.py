@@ -32,8 +32,9 @@ _OF_STORES = frozenset((
     "connect_timeout", "container_name", "copy_if_not_exists", "default_region", "endpoint",
     "endpoint_url", "federated_token_file", "http1_only", "http2_only", "pool_idle_timeout",
     "pool_max_idle_per_host", "proxy_excludes", "proxy_url", "region", "request_payer",
-    "retry_timeout", "role_arn", "role_session_name", "s3_express", "server_side_encryption", "service_account",
-    "service_account_path", "skip_signature", "sse_bucket_key_enabled", "sse_kms_key_id",
+    "retry_timeout", "role_arn", "role_session_name", "s3_express", "server_side_encryption",
+    "service_account", "service_account_path", "skip_signature", "sse_bucket_key_enabled",
+    "sse_kms_key_id",
     "tenant_id", "timeout", "unsigned_payload", "use_azure_cli", "use_emulator", "user_agent",
     "virtual_hosted_style_request", "web_identity_token_file",
 ))  # fmt: skip
