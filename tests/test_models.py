@@ -239,6 +239,33 @@ def test_a_model_that_gives_nan_is_an_error(copy_of):
         load(folder).encode(["the cat"])
 
 
+@pytest.mark.parametrize("number", [10**6, 2**32 - 1])
+def test_a_tokenizer_of_another_model_is_an_error(copy_of, number):
+    folder = copy_of()
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    word = next(word for word in vocabulary if word.isalpha())
+    vocabulary[word] = number
+    write_json(folder / "tokenizer.json", tokenizer)
+    with pytest.raises(EncoderError, match="use the tokenizer that the model was trained with"):
+        load(folder).encode([word])
+
+
+def test_a_tokenizer_that_adds_more_tokens_than_the_model_takes_is_an_error(copy_of):
+    folder = copy_of()
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    mark, text = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"id": "A", "type_id": 0}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [mark] * 1000 + [{"Sequence": text}],
+        "pair": [{"Sequence": text}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+    }
+    write_json(folder / "tokenizer.json", tokenizer)
+    with pytest.raises(EncoderError, match=r"gives \d+ tokens for a text cut to"):
+        load(folder).encode(["a word"])
+
+
 def test_weights_that_are_missing_are_an_error_not_random(copy_of):
     folder = copy_of()
     edit_weights(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.errors import EncoderError
 from whiten_index.overlap import ahead
 
 # Texts and characters tokenised at once: what the tokenizer returns is a hundred times their size.
@@ -84,7 +85,13 @@ def _tokens(
             rows = [text.ids or empty for text in chunk]
             counts = [len(row) for row in rows]
             lengths += counts
-            ids.append(np.fromiter(chain.from_iterable(rows), np.int32, sum(counts)))
+            try:
+                ids.append(np.fromiter(chain.from_iterable(rows), np.int32, sum(counts)))
+            except OverflowError as error:
+                raise EncoderError(
+                    "the tokenizer gives tokens beyond 2³¹, which no model knows; use the "
+                    "tokenizer that the model was trained with"
+                ) from error
             cut += [bool(text.overflowing) for text in chunk]
     return np.concatenate(ids), np.array(lengths, np.int64), np.array(cut, np.bool_)
 

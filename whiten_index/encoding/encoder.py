@@ -335,6 +335,7 @@ class Encoder:
         lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
         tokenizer = self._transformer.tokenizer
         tokens = tokenize(tokenizer, lowered, max_length=self.spec.max_length)
+        _require_known(tokens, self.spec, self._transformer.vocabulary)
         (ids, offsets), ready = self._to_device(tokens.ids, tokens.offsets)
         unpooled = self._unpooled[prompt]
         return PreparedWindow(texts, tokens, ids, offsets, unpooled, hurried, ready)
@@ -453,3 +454,24 @@ def _device(name: str) -> torch.device:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _require_known(tokens: TokenWindow, spec: EncoderSpec, vocabulary: int | None) -> None:
+    """Refuse tokens that the model has no embedding for, which would end a GPU's process.
+
+    Raises:
+        EncoderError: the tokenizer is not the one that the model was trained with.
+    """
+    if not len(tokens.ids):
+        return
+    most, longest = int(tokens.ids.max()), int(tokens.lengths[0])
+    if vocabulary is not None and not 0 <= tokens.ids.min() <= most < vocabulary:
+        raise EncoderError(
+            f"the tokenizer of {spec.model} gives token {most}, and the model knows {vocabulary} "
+            "tokens; use the tokenizer that the model was trained with"
+        )
+    if longest > spec.max_length:
+        raise EncoderError(
+            f"the tokenizer of {spec.model} gives {longest} tokens for a text cut to "
+            f"{spec.max_length}; use the tokenizer that the model was trained with"
+        )

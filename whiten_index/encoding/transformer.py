@@ -36,6 +36,7 @@ class Transformer:
         device: where it runs.
         tokenizer: of transformers.
         pad: token id that fills up short texts.
+        vocabulary: number of tokens that the model knows, None where it does not say.
         packs: whether texts can be given end to end, without padding.
         fewest_rows: tokens, or texts for a head, that a batch is filled up to so that what a text
             gives does not depend on the others; 0 where that is not so in any case.
@@ -47,6 +48,8 @@ class Transformer:
         self._model = model
         self.pad = int(self.tokenizer.pad_token_id or 0)
         config = model.config
+        known = model.get_input_embeddings()
+        self.vocabulary: int | None = getattr(known, "num_embeddings", None)
         last = int(getattr(config, "num_hidden_layers", None) or config.num_layers)
         # Eight-bit layers scale a batch as a whole, so that no text could be alone in it.
         packs = spec.dtype != "int8" and can_pack(model, device, model.dtype)
