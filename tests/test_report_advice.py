@@ -322,3 +322,17 @@ def test_any_mixture_of_points_and_figures_gets_advice(seed, tmp_path):
         assert not pick.point.is_raw
         if judged and sweep.raw and sweep.raw.ndcg and "within" in pick.titles[0]:
             assert pick.point.ndcg >= sweep.raw.ndcg - 0.0061
+
+
+def test_times_of_a_busy_machine_are_not_compared(tmp_path):
+    slow = point(k=64, ndcg=0.6571, p50=0.25)
+    slow["latency_ms"] |= {"spread": 2.0, "raw_p50": 1.0}
+    found = advice(tmp_path, RAW, slow)
+    assert "times faster" not in found.headline
+    assert any("the machine was busy" in line for line in found.unmeasured)
+
+
+def test_a_point_is_compared_with_raw_embeddings_timed_in_the_same_rounds(tmp_path):
+    timed = point(k=64, ndcg=0.6571, p50=0.25)
+    timed["latency_ms"] |= {"spread": 1.1, "raw_p50": 0.5}
+    assert "(2.0 times faster)" in advice(tmp_path, RAW, timed).headline

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipelines.retrieval_benchmark import main
+from whiten_index import BuildConfig, build_index
 from whiten_index.encoding import Encoder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.beir import set_files
@@ -142,8 +143,8 @@ def test_ten_hits_are_judged_by_a_search_for_ten(tmp_path, beir, tiny_model, sto
     asked: list[int] = []
     made = trial.searcher
 
-    def spied(index, placed):
-        search = made(index, placed)
+    def spied(index, device):
+        search = made(index, device)
 
         def counted(queries, top_k):
             asked.append(top_k)
@@ -288,24 +289,40 @@ def test_bad_sets_and_jobs_say_what_is_wrong(tmp_path, beir):
         assert message in _events(done.stdout)[-1]["message"]
 
 
-def test_indexes_are_tuned_with_other_queries_where_there_are_enough(
-    tmp_path, tiny_model, documents, queries, qrels, store, monkeypatch
+POINTS = {
+    "ours/pca/k8/pq4/flat": {"whiten": "pca", "k": 8},
+    "ours/whitening/k16/sq8/ivf": {"whiten": "whitening", "k": 16},
+    "ours/pca/k16/fp32/hnsw": {"whiten": "pca", "k": 16},
+    "raw/none/k32/pq8/flat": {"whiten": "none"},
+}
+
+
+def test_a_point_and_a_build_are_the_same_index_to_the_byte(
+    tmp_path, tiny_model, tiny_words, store, monkeypatch
 ) -> None:
-    words = sorted({word for text in documents.values() for word in text.split()})
     rng = np.random.default_rng(8)
-    others = {f"x{i}": " ".join(rng.choice(words, size=7)) for i in range(120)}
-    _write_set(tmp_path / "sets/one", documents, {**queries, **others}, qrels)
-    wishes = {"indexes": "flat,ivf", "codecs": "fp32", "baselines": False, "widths": "8"}
-    given = options(tmp_path, tmp_path / "sets", tiny_model, store, **wishes)
-    asked = []
+    texts = {f"d{i}": " ".join(rng.choice(tiny_words, size=9)) for i in range(300)}
+    asked = {f"q{i}": " ".join(texts[f"d{i}"].split()[:5]) for i in range(12)}
+    _write_set(tmp_path / "one", texts, asked, {f"q{i}": {f"d{i}": 1} for i in range(12)})
+    wishes = {"transforms": "pca,whitening", "codecs": "fp32,pq4,sq8", "indexes": "flat,ivf,hnsw"}
+    given = options(tmp_path, tmp_path, tiny_model, store, **wishes)
+    files = dict[str, bytes]()
+    measured = trial.Trial.time
 
-    def remembered(inner, tuning, truth, **more):
-        asked.append((len(tuning), more["exclude_self"]))
-        return trial.tune_index(inner, tuning, truth, **more)
+    def remember(self, group, reference) -> None:
+        files.update({made.point.key: (made.folder / "index.faiss").read_bytes() for made in group})
+        measured(self, group, reference)
 
-    monkeypatch.setattr(trial, "tune_index", trial.tune, raising=False)
-    monkeypatch.setattr(trial, "tune", remembered)
-    report = run_sweep(sweep_config(given))
-    assert report.dataset["queries"] == len(queries)
-    assert report.dataset["tuned_with"] == "queries"
-    assert asked == [(120, None)]
+    monkeypatch.setattr(trial.Trial, "time", remember)
+    run_sweep(sweep_config(given))
+    points = points_of(tmp_path / "out")
+    for key, settings in POINTS.items():
+        config = BuildConfig(
+            corpus=tuple(given["corpus"]), text_columns=("title", "text"), id_column="id",
+            model=str(tiny_model), store=str(store), out=str(tmp_path / "index"), threads=1,
+            index_device="cpu", factory=points[key]["factory"], **settings,
+        )  # fmt: skip
+        (found,) = (tmp_path / "index" / "versions" / build_index(config).version).glob(
+            "index.faiss"
+        )
+        assert found.read_bytes() == files[key], key

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whiten_index import index as faiss_index
 from whiten_index.assemble.here import carried_over, made_here
 from whiten_index.assemble.job import Job, blocks
@@ -27,8 +30,11 @@ def assemble_index(
     *,
     carry: Carry | None = None,
     calls: Calls | None = None,
+    subset: NDArray[np.int64] | None = None,
 ) -> Assembled:
     """Write the FAISS index with every row in it, in the order of the corpus, into a folder.
+
+    Builds, updates and sweeps all make their indexes here.
 
     Args:
         store: holds the embeddings.
@@ -39,6 +45,8 @@ def assemble_index(
         folder: that is there; where workers elsewhere do the work, on a disk that all share.
         carry: a version with the same transform and index, whose codes of rows that stay are taken.
         calls: who does the work, this process where it is left out.
+        subset: (n,) row numbers of the corpus, in rising order, that the index is to hold; all
+            where it is left out.
 
     Raises:
         ConfigError: FAISS cannot build or train the factory asked for.
@@ -49,10 +57,10 @@ def assemble_index(
         faiss_index.give_back()
     inner = faiss_index.inner_index(plan.built, whitening.k)
     rotation = faiss_index.rotation_for(inner, whitening.k, seed=plan.seed)
-    job = Job(store, record, whitening, plan, stages, rotation)
+    job = Job(store, record, whitening, plan, stages, rotation, subset)
     if carry is not None:
         return carried_over(carry, job, folder)
-    faiss_index.require_training_rows(inner, plan.built, rows=record.rows)
+    faiss_index.require_training_rows(inner, plan.built, rows=job.rows)
     if calls is not None and calls.elsewhere:
         return made_on_workers(job, folder, calls)
     return made_here(job, folder)

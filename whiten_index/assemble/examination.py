@@ -45,7 +45,7 @@ def prepare(job: Job) -> tuple[faiss_index.Placed, NDArray[np.int64]]:
 
 def draw_rows(inner: Any, job: Job) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return row numbers, in order, to train with and to tune with: no row is in both."""
-    rows, work = job.record.rows, job.plan.work_bytes
+    rows, work = job.rows, job.plan.work_bytes
     # Its clustering copies a sample once.
     most = {} if work is None else {"most_bytes": work // 4}
     size = faiss_index.training_rows(inner, rows=rows, k=job.whitening.k, **most)
@@ -117,11 +117,11 @@ def set_to_target(
     if examination is None:
         exact = faiss_index.is_exact(faiss_index.inner_index(job.plan.built, job.whitening.k))
         if not exact and faiss_index.has_parameters(inner):
-            few = job.record.rows < _HELD_OUT_SHARE
+            few = job.rows < _HELD_OUT_SHARE
             job.stages.watcher.note(
                 f"note: {job.plan.built} is not set to --target-recall {target:g}: "
                 + (
-                    f"{job.record.rows} rows are too few to hold any out"
+                    f"{job.rows} rows are too few to hold any out"
                     if few
                     else "it learns from every row; fewer lists leave some to be held out"
                 )

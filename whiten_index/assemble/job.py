@@ -22,7 +22,17 @@ _ADD_ROWS, _LEAST_ROWS, _LOOKED_AT = 8192, 256, 256
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What every step looks at; ``rotation`` (k, k) is None where codes gain nothing by one."""
+    """The index to make and the embeddings to make it of.
+
+    Attributes:
+        store: holds the embeddings.
+        record: the corpus.
+        whitening: the transform.
+        plan: the index to make.
+        stages: told of the work.
+        rotation: (k, k) random rotation, None where the codes gain nothing by one.
+        subset: (n,) row numbers of the corpus, in rising order, that the index holds; None for all.
+    """
 
     store: EmbeddingStore
     record: CorpusRecord
@@ -30,9 +40,16 @@ class Job:
     plan: IndexPlan
     stages: Stages
     rotation: NDArray[np.float64] | None
+    subset: NDArray[np.int64] | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of rows n of the index."""
+        return self.record.rows if self.subset is None else len(self.subset)
 
     def vectors_at(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the unit vectors (n, k) of some rows, a few thousand at a time in float64."""
+        rows = rows if self.subset is None else self.subset[rows]
         found = np.empty((len(rows), self.whitening.k), dtype=np.float32)
         embeddings = CorpusEmbeddings(self.store, self.record)
         for start in range(0, len(rows), _LEAST_ROWS * 4):
@@ -52,8 +69,11 @@ class Job:
 
     def vectors(self, index: Any, *, stage: str) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors of all rows as FAISS's transforms make them, under a stage."""
+        if self.subset is not None:
+            yield from self.vectors_of(self.subset, index, stage=stage)
+            return
         transforms = faiss_index.Transforms(index)
-        with self.stages.stage(stage, self.record.rows) as watcher:
+        with self.stages.stage(stage, self.rows) as watcher:
             for block in blocks(self.store, self.record, rows=self.block_rows):
                 narrow = _as_float32(block)
                 _require_lengths_in_float32(self.whitening, block)

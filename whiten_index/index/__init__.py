@@ -23,13 +23,11 @@ from whiten_index.index.choice import (
 from whiten_index.index.documents import Documents, write_documents
 from whiten_index.index.examine import Examined, examine
 from whiten_index.index.factory import (
-    coarse_centroids,
     inner_index,
     inner_of,
     nprobe,
     peer_index,
     search_with,
-    share_centroids,
     wrap,
 )
 from whiten_index.index.gpu import DEVICES, Placed, gpu_name, place, require_device
@@ -136,7 +134,6 @@ __all__ = [
     "Version",
     "VersionManifest",
     "choose_factory",
-    "coarse_centroids",
     "describe_faiss",
     "ensure_index_id",
     "exact_neighbours",
@@ -182,7 +179,6 @@ __all__ = [
     "search_with",
     "set_current",
     "set_threads",
-    "share_centroids",
     "strange_entries",
     "tidy",
     "too_few_rows",

@@ -49,11 +49,7 @@ def inner_index(factory: str, k: int) -> Any:
         raise ConfigError(
             f"{factory!r} maps ids, and rows are found by their number here; leave out IDMap"
         )
-    for part in _parts(index):
-        if hasattr(part, "do_polysemous_training"):
-            # It orders the centroids for a search by Hamming distance, which is not done here, and
-            # takes a hundred times as long as the training itself (measured: 52 s for 0.5).
-            part.do_polysemous_training = False
+    _without_polysemous_training(index)
     lists = lists_of(index)
     if lists is not None:
         # FAISS would look into a single one.
@@ -78,10 +74,22 @@ def _require_codes_to_refine_by(index: Any, factory: str) -> None:
             )
 
 
+def _without_polysemous_training(index: Any) -> None:
+    """Leave out the ordering of centroids for a search by Hamming distance, not done here.
+
+    It takes a hundred times as long as the training itself (measured: 52 s for 0.5).
+    """
+    for part in _parts(index):
+        if hasattr(part, "do_polysemous_training"):
+            part.do_polysemous_training = False
+
+
 def _parts(index: Any) -> list[Any]:
     """Return an index and the indexes it is made of."""
     faiss = load_faiss()
-    inside = (getattr(index, name, None) for name in ("base_index", "quantizer", "storage"))
+    inside = (
+        getattr(index, name, None) for name in ("base_index", "quantizer", "storage", "index")
+    )
     found = [faiss.downcast_index(part) for part in inside if part is not None]
     return [index, *(part for each in found for part in _parts(each))]
 
@@ -135,34 +143,6 @@ def search_with(
     return scores, rows
 
 
-def coarse_centroids(inner: Any) -> NDArray[np.float32]:
-    """Return the centroids (nlist, k) of a trained index with lists.
-
-    Raises:
-        ConfigError: it has no lists.
-    """
-    lists = _required_lists(inner)
-    found: NDArray[np.float32] = lists.quantizer.reconstruct_n(0, int(lists.nlist))
-    return found
-
-
-def share_centroids(inner: Any, centroids: NDArray[np.float32]) -> None:
-    """Give an untrained index its centroids (nlist, k), so that training learns its codec alone.
-
-    Raises:
-        ConfigError: it has no lists, or not as many.
-    """
-    lists = _required_lists(inner)
-    if centroids.shape != (int(lists.nlist), int(lists.d)):
-        raise ConfigError(
-            f"{centroids.shape} centroids were given to an index of {lists.nlist} lists over "
-            f"{lists.d} dims; give as many as it has"
-        )
-    lists.quantizer.reset()
-    lists.quantizer.train(centroids)
-    lists.quantizer.add(np.ascontiguousarray(centroids, dtype=np.float32))
-
-
 def peer_index(factory: str, dim: int) -> Any:
     """Return an empty index over ``dim`` raw dims by FAISS alone, its own transforms allowed.
 
@@ -171,18 +151,13 @@ def peer_index(factory: str, dim: int) -> Any:
     """
     faiss = load_faiss()
     try:
-        return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise ConfigError(
             f"FAISS cannot make {factory!r} over {dim} dims ({first_line(error)})"
         ) from error
-
-
-def _required_lists(inner: Any) -> Any:
-    lists = lists_of(inner)
-    if lists is None:
-        raise ConfigError(f"{type(inner).__name__} has no lists, and so no centroids; name an IVF")
-    return lists
+    _without_polysemous_training(index)
+    return index
 
 
 def lists_of(index: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,6 @@ class JudgedQueries:
         source: file of the judgements, for messages.
         texts: query id -> text, of the judged queries in their order.
         qrels: query id -> document id -> grade, of the same queries.
-        others: texts of queries that are not judged here, which indexes can be tuned with.
         left_out: judged queries that have no text.
         splits: of the judgements, where several are used together.
     """
@@ -28,7 +27,6 @@ class JudgedQueries:
     source: str
     texts: Mapping[str, str]
     qrels: Mapping[str, Mapping[str, int]]
-    others: Sequence[str]
     left_out: int
     splits: tuple[str, ...] = ()
 
@@ -104,13 +102,11 @@ def read_judged(
             f"no query of {qrels} is in {queries}: the judgements name {some(relevant)}, the "
             f"queries are {some(every)}; give files that belong together"
         )
-    asked = set(texts.values())
     splits = qrels_splits(qrels) if split is None else ()
     return JudgedQueries(
         source=str(qrels),
         texts=texts,
         qrels={query: relevant[query] for query in texts},
-        others=[text for text in dict.fromkeys(every.values()) if text not in asked],
         left_out=len(relevant) - len(texts),
         splits=splits if len(splits) > 1 else (),
     )

@@ -14,6 +14,7 @@ from whiten_index.report.compare import (
     measure_of,
     p50,
     per_row,
+    raw_p50,
     reference_of,
     within,
 )
@@ -186,7 +187,6 @@ def _least_of(
     """Return the smallest and the fastest of ``near``, and the smallest with re-ranking."""
     picks: list[tuple[str, Point]] = []
     lines: list[str] = []
-    raw = sweep.raw
     smallest = _smallest([p for p in near if not p.candidates], measure)
     if smallest is not None:
         picks.append((f"Smallest {limit}", smallest))
@@ -195,7 +195,8 @@ def _least_of(
     fastest = least(near, p50, measure.of)
     if fastest is not None:
         picks.append((f"Fastest {limit}", fastest))
-        if raw is not None and raw.p50 and (fastest.p50 or 0.0) >= raw.p50:
+        raw = raw_p50(sweep, fastest)
+        if raw and (fastest.p50 or 0.0) >= raw:
             lines.append(f"Nothing {limit} answers faster than exact search of raw embeddings.")
     again = _smallest([p for p in near if p.candidates], measure)
     floor = float("inf") if smallest is None else smallest.per_row or 0.0

@@ -151,21 +151,19 @@ def _recall(sweep: Sweep) -> Chart | None:
         title="Index recall",
         caption="Share of the ten nearest of the same vectors that an index finds, a dot a point. "
         "It tells what codec and index lose, and nothing of the transform: do not read it as "
-        f"quality.{_tuning(sweep) if asked is not None else ''}",
+        f"quality.{_tuning() if asked is not None else ''}",
         alt=f"Index recall@10 by kind of index: {said}.",
         draw=lambda axes, narrow: figures.draw_recall(axes, rows, asked, narrow=narrow),
         sizes=scaled(max(0.55, min(1.6, (len(rows) * 0.34 + 1.7) / WIDE[1]))),
     )
 
 
-def _tuning(sweep: Sweep) -> str:
-    """Say what the line of index recall is, and with what it was tuned, where that is known."""
-    judged = bool(sweep.dataset.get("judged"))
-    on = {
-        "queries": ", on other queries",
-        "rows": ", on rows of the corpus" + (", which are easier than queries" if judged else ""),
-    }.get(str(sweep.dataset.get("tuned_with")), "")
-    return f" The line is what lists and graphs were tuned to{on}."
+def _tuning() -> str:
+    """Say what the line of index recall is."""
+    return (
+        " The line is what lists and graphs were tuned to, on rows held out of their training; "
+        "queries may be harder."
+    )
 
 
 def _spectrum(sweep: Sweep) -> Chart | None:

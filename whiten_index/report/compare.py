@@ -32,6 +32,27 @@ def per_row(point: Point) -> float | None:
     return point.per_row
 
 
+# Medians that differ more than so many times from round to round tell nothing.
+_STEADY = 1.5
+
+
+def steady(point: Point) -> bool:
+    """Tell whether a query took about as long in each round, so that times can be compared."""
+    return point.spread is None or point.spread <= _STEADY
+
+
+def raw_p50(sweep: Sweep, point: Point) -> float | None:
+    """Return the milliseconds of exact search of raw embeddings to compare a point with.
+
+    None where there are none, or where the machine was too busy to tell.
+    """
+    if not steady(point):
+        return None
+    if point.raw_p50 is not None:
+        return point.raw_p50
+    return None if sweep.raw is None else sweep.raw.p50
+
+
 def p50(point: Point) -> float | None:
     """Return the median milliseconds of a single query of a point."""
     return point.p50

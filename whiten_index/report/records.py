@@ -24,6 +24,8 @@ class Point:
         candidates: how many hits of the index are ranked again from the store.
         rerank_bytes: bytes a row in the store that re-ranking reads, beside the index.
         p50, p95, p99: milliseconds of a single query.
+        raw_p50: milliseconds of exact search of raw embeddings in the same rounds.
+        spread: the largest median of a round divided by the smallest.
         throughput: queries a second in batches.
         device: where the index was filled and searched, cpu or gpu.
         index_recall: share of the exact ten neighbours among the same vectors that are found.
@@ -49,6 +51,8 @@ class Point:
     p50: float | None = None
     p95: float | None = None
     p99: float | None = None
+    raw_p50: float | None = None
+    spread: float | None = None
     throughput: float | None = None
     threads: int | None = None
     device: str = "cpu"
@@ -220,6 +224,8 @@ def _point(record: Mapping[str, Any], key: str) -> Point:
         p50=_number(latency, "p50"),
         p95=_number(latency, "p95"),
         p99=_number(latency, "p99"),
+        raw_p50=_number(latency, "raw_p50"),
+        spread=_number(latency, "spread"),
         throughput=_number(throughput, "queries_per_second"),
         threads=_count(latency, "threads"),
         device=str(record.get("device") or "cpu"),

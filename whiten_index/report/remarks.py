@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from whiten_index.report import words
 from whiten_index.report.awaited import awaited
-from whiten_index.report.compare import TOLERANCE, best_in, p50
+from whiten_index.report.compare import TOLERANCE, best_in, p50, raw_p50, steady
 from whiten_index.report.fronts import measured
 from whiten_index.report.records import Point, Sweep
 from whiten_index.report.words import AGREEMENT, NDCG, Measure
@@ -34,13 +34,14 @@ def on_speed(sweep: Sweep, point: Point) -> str:
     if not point.p50:
         return ""
     text = f"; a query takes {words.milliseconds(point.p50)}"
-    if sweep.raw is None or not sweep.raw.p50:
+    raw = raw_p50(sweep, point)
+    if not raw:
         return text
-    text += f" instead of {words.milliseconds(sweep.raw.p50)}"
-    if point.p50 <= 0.95 * sweep.raw.p50:
-        text += f" ({words.times(sweep.raw.p50, point.p50)} times faster)"
-    elif point.p50 >= 1.05 * sweep.raw.p50:
-        text += f" ({words.times(point.p50, sweep.raw.p50)} times slower)"
+    text += f" instead of {words.milliseconds(raw)}"
+    if point.p50 <= 0.95 * raw:
+        text += f" ({words.times(raw, point.p50)} times faster)"
+    elif point.p50 >= 1.05 * raw:
+        text += f" ({words.times(point.p50, raw)} times slower)"
     return text
 
 
@@ -192,4 +193,9 @@ def _about_latency(sweep: Sweep) -> list[str]:
     missing = len(sweep.points) - len(measured(sweep.points, p50))
     if missing == len(sweep.points):
         return ["Latency."]
+    if busy := sum(not steady(point) for point in sweep.points):
+        return [
+            f"Latency of {busy} of the {len(sweep.points)} points: the machine was busy, and their "
+            "times differed from round to round. Sweep again on a quiet machine."
+        ]
     return [f"Latency of {missing} of the {len(sweep.points)} points."] if missing else []

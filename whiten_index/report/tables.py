@@ -8,7 +8,7 @@ from typing import Any
 
 from whiten_index.report import words
 from whiten_index.report.advice import Advice
-from whiten_index.report.compare import per_row
+from whiten_index.report.compare import per_row, raw_p50
 from whiten_index.report.fronts import front, measured
 from whiten_index.report.records import Point, Sweep
 from whiten_index.report.words import NDCG, Measure
@@ -153,19 +153,20 @@ def card_facts(sweep: Sweep, point: Point) -> Facts:
         )
         made.append(("recall@100", NDCG.text(point.recall) + change))
     if point.p50 is not None:
-        made.append(("query p50", words.milliseconds(point.p50) + _against(point.p50, raw)))
+        against = _against(point.p50, raw_p50(sweep, point))
+        made.append(("query p50", words.milliseconds(point.p50) + against))
     made.append(("index recall@10", words.share(point.index_recall)))
     made.append(("agreement@10", words.share(point.agreement)))
     return [(name, value) for name, value in made if value != words.ABSENT]
 
 
-def _against(p50: float, raw: Point | None) -> str:
+def _against(p50: float, raw: float | None) -> str:
     """Return how much faster or slower than the raw embeddings; nothing where it is as fast."""
-    if raw is None or not raw.p50 or p50 <= 0:
+    if not raw or p50 <= 0:
         return ""
-    if p50 <= 0.95 * raw.p50:
-        return f" ({words.times(raw.p50, p50)}× faster)"
-    return f" ({words.times(p50, raw.p50)}× slower)" if p50 >= 1.05 * raw.p50 else ""
+    if p50 <= 0.95 * raw:
+        return f" ({words.times(raw, p50)}× faster)"
+    return f" ({words.times(p50, raw)}× slower)" if p50 >= 1.05 * raw else ""
 
 
 def budgets(sweep: Sweep, advice: Advice) -> Table | None:

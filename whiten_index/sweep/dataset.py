@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,18 +11,17 @@ from numpy.typing import NDArray
 
 from whiten_index.assemble import blocks
 from whiten_index.batch import ID
+from whiten_index.draw import CorpusEmbeddings, embeddings_of
 from whiten_index.encode import EncodeReport
 from whiten_index.errors import CorpusError
 from whiten_index.moments import Moments
 from whiten_index.progress import Stages
-from whiten_index.store import total_moments
+from whiten_index.store import CorpusRecord, EmbeddingStore, total_moments
 from whiten_index.sweep.config import SweepConfig
-from whiten_index.sweep.files import file_array
 from whiten_index.sweep.judged import Judged
 from whiten_index.whitening import Spectrum
 
-_TUNING_QUERIES, _ENOUGH_QUERIES = 500, 100
-_LEAST_ROWS = 100
+_LEAST_ROWS, _BLOCK_ROWS = 100, 8_192
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,30 +56,15 @@ class Documents:
 
 
 @dataclass(frozen=True, eq=False)
-class Tuning:
-    """What lists and graphs are tuned with: none of the queries that are measured.
-
-    Attributes:
-        rows: (t, d) float32 raw embeddings.
-        own: (t,) row numbers, None where they are other queries.
-    """
-
-    rows: NDArray[np.float32]
-    own: NDArray[np.int64] | None
-
-
-@dataclass(frozen=True, eq=False)
 class Dataset:
-    """Raw embeddings in a file, queries, and the corpus's own spectrum.
+    """The corpus in its store, queries, and the corpus's own spectrum.
 
     Attributes:
         encoded: the corpus in its store.
         moments: of the embeddings that are indexed.
         spectrum: of their covariance.
-        raw: (n, d) of the rows that are indexed, as the store keeps them, in a file.
         queries: (q, d) float32 raw embeddings.
-        numbers: (n,) number of each row in the corpus: all of them, but for those held out.
-        tuning: what is tuned with.
+        subset: (n,) row numbers of the corpus that are indexed, in rising order; None for all.
         documents: of each row, None where nothing is judged.
         judged: None where the queries are rows held out.
         facts: what the results say of the dataset.
@@ -90,23 +73,45 @@ class Dataset:
     encoded: EncodeReport
     moments: Moments
     spectrum: Spectrum
-    raw: NDArray[np.floating]
     queries: NDArray[np.float32]
-    numbers: NDArray[np.int64]
-    tuning: Tuning
+    subset: NDArray[np.int64] | None
     documents: Documents | None
     judged: Judged | None
     facts: dict[str, Any]
 
     @property
+    def store(self) -> EmbeddingStore:
+        """The store that holds the embeddings."""
+        return self.encoded.store
+
+    @property
+    def record(self) -> CorpusRecord:
+        """The corpus in that store."""
+        return self.encoded.record
+
+    @property
     def rows(self) -> int:
         """Rows n that each index holds."""
-        return len(self.raw)
+        return self.record.rows if self.subset is None else len(self.subset)
 
     @property
     def dim(self) -> int:
         """Width d of the raw embeddings."""
-        return int(self.raw.shape[1])
+        return int(self.store.encoder["dim"])
+
+    def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the raw embeddings (m, d) of some of the n rows, by their numbers 0 to n - 1."""
+        numbers = rows if self.subset is None else self.subset[rows]
+        return embeddings_of(self.store, self.record, numbers)
+
+    def blocks(self) -> Iterator[NDArray[np.floating]]:
+        """Yield the raw embeddings of the n rows in order, some thousand at a time."""
+        if self.subset is None:
+            yield from blocks(self.store, self.record)
+            return
+        embeddings = CorpusEmbeddings(self.store, self.record)
+        for start in range(0, len(self.subset), _BLOCK_ROWS):
+            yield embeddings.at(self.subset[start : start + _BLOCK_ROWS])
 
     @classmethod
     def prepare(
@@ -114,15 +119,13 @@ class Dataset:
         config: SweepConfig,
         encoded: EncodeReport,
         judged: Judged | None,
-        folder: Path,
         stages: Stages,
     ) -> Dataset:
-        """Encode or hold out the queries, and lay the raw embeddings out in ``folder``.
+        """Encode the queries, or hold rows out that serve as queries.
 
         Raises:
             ConfigError: there is no encoder for the queries.
             CorpusError: the judgements name no document of the corpus, or it is too small.
-            StorageError: the folder cannot be written.
         """
         store, record = encoded.store, encoded.record
         if record.rows < _LEAST_ROWS:
@@ -132,57 +135,33 @@ class Dataset:
             )
         documents = None if judged is None else Documents.of(encoded)
         missing = 0 if judged is None or documents is None else judged.missing(documents.names)
-        asked = None
+        shards = [part.shard for part in record.parts if part.rows]
+        moments = total_moments(store, shards, int(store.encoder["dim"]))
+        subset = None
         if judged is not None:
-            asked = judged.encoded(encoded, list(judged.texts.values()), stages)
-        rng = np.random.default_rng(config.build.seed)
-        held = np.zeros(record.rows, dtype=bool)
-        if asked is None:
-            count = min(config.sample, record.rows // 5)
-            if count < config.sample:
-                stages.watcher.note(
-                    f"note: {count} rows are held out as queries, a fifth of all, and not the "
-                    f"--sample of {config.sample}"
-                )
-            held[rng.choice(record.rows, count, replace=False)] = True
-        with stages.stage("lay out", record.rows) as watcher:
-            raw, held_rows = _laid_out(encoded, held, folder / "raw", watcher.advance)
-            shards = [part.shard for part in record.parts if part.rows]
-            moments = total_moments(store, shards, raw.shape[1])
-            if len(held_rows):
-                moments = moments - Moments.of(held_rows)
-        queries = held_rows if asked is None else asked
-        tuning = _tuning(raw, judged, encoded, stages, rng)
-        made = cls(
-            encoded,
-            moments,
-            Spectrum.of(moments.covariance()),
-            raw,
-            queries,
-            np.flatnonzero(~held),
-            tuning,
-            documents,
-            judged,
-            {},
-        )
+            queries = judged.encoded(encoded, list(judged.texts.values()), stages)
+        else:
+            held, subset = _held_out(config, record.rows, stages)
+            queries = embeddings_of(store, record, held).astype(np.float32)
+            moments = moments - Moments.of(queries)
+        spectrum = Spectrum.of(moments.covariance())
+        made = cls(encoded, moments, spectrum, queries, subset, documents, judged, {})
         made.facts.update(_facts(made, config, missing=missing))
         return made
 
 
-def _tuning(
-    raw: NDArray[np.floating],
-    judged: Judged | None,
-    encoded: EncodeReport,
-    stages: Stages,
-    rng: np.random.Generator,
-) -> Tuning:
-    """Return queries that are not judged where there are enough, else rows."""
-    if judged is not None and len(judged.others) >= _ENOUGH_QUERIES:
-        others = judged.others[:_TUNING_QUERIES]
-        return Tuning(judged.encoded(encoded, others, stages), None)
-    count = min(_TUNING_QUERIES, len(raw) // 2)
-    own = np.sort(rng.choice(len(raw), count, replace=False))
-    return Tuning(raw[own].astype(np.float32), own)
+def _held_out(
+    config: SweepConfig, rows: int, stages: Stages
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the row numbers that are held out as queries, and the others, both in rising order."""
+    count = min(config.sample, rows // 5)
+    if count < config.sample:
+        stages.watcher.note(
+            f"note: {count} rows are held out as queries, a fifth of all, and not the "
+            f"--sample of {config.sample}"
+        )
+    held = np.random.default_rng(config.build.seed).choice(rows, count, replace=False)
+    return np.sort(held), np.setdiff1d(np.arange(rows), held)
 
 
 def _facts(dataset: Dataset, config: SweepConfig, *, missing: int) -> dict[str, Any]:
@@ -196,9 +175,8 @@ def _facts(dataset: Dataset, config: SweepConfig, *, missing: int) -> dict[str, 
         "queries": len(dataset.queries),
         "judged": judged is not None,
         "raw_bytes_per_row": 4 * dim,
-        "stored_bytes_per_row": dataset.raw.dtype.itemsize * dim,
+        "stored_bytes_per_row": _stored_bytes(dataset.encoded) * dim,
         "held_out": dataset.encoded.record.rows - dataset.rows,
-        "tuned_with": "queries" if dataset.tuning.own is None else "rows",
         "relevant_documents_missing": missing,
         "judged_queries_without_text": 0 if judged is None else judged.left_out,
         "judgement_splits": [] if judged is None else list(judged.splits),
@@ -206,26 +184,7 @@ def _facts(dataset: Dataset, config: SweepConfig, *, missing: int) -> dict[str, 
     }
 
 
-def _laid_out(
-    encoded: EncodeReport, held: NDArray[np.bool_], path: Path, advance: Any
-) -> tuple[NDArray[np.floating], NDArray[np.float32]]:
-    """Write the rows that are not held out to a file; return them, and those that are."""
-    store, record = encoded.store, encoded.record
-    dtypes = {np.dtype(shard.dtype) for shard in _shards(encoded)}
-    shape = (len(held) - int(held.sum()), int(store.encoder["dim"]))
-    raw = file_array(path, np.result_type(*dtypes), shape)
-    out, start, filled = list[NDArray[np.floating]](), 0, 0
-    for block in blocks(store, record):
-        inside = held[start : start + len(block)]
-        kept = block[~inside] if inside.any() else block
-        raw[filled : filled + len(kept)] = kept
-        out.append(block[inside])
-        start, filled = start + len(block), filled + len(kept)
-        advance(len(block))
-    return raw, np.concatenate(out).astype(np.float32)
-
-
-def _shards(encoded: EncodeReport) -> Iterator[Any]:
-    for part in encoded.record.parts:
-        if part.rows:
-            yield encoded.store.require(part.shard, verify=False)
+def _stored_bytes(encoded: EncodeReport) -> int:
+    """Return the bytes of a number in the store, of its widest shard."""
+    shards = (encoded.store.require(p.shard, verify=False) for p in encoded.record.parts if p.rows)
+    return max(np.dtype(shard.dtype).itemsize for shard in shards)

@@ -20,7 +20,7 @@ from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.dataset import Dataset
 
 # Raised when a figure comes to be measured in another way.
-_MEASURES = 2
+_MEASURES = 3
 # What of a machine tells its figures from another's.
 _TELLING = ("processor", "cores", "gpu")
 

@@ -7,14 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from whiten_index.artifacts.files import exists
-from whiten_index.errors import ConfigError
 from whiten_index.index import expected_bytes, require_device
 from whiten_index.plan import plan_build
 from whiten_index.progress import Progress
-from whiten_index.store import EmbeddingStore, StoreDtype
+from whiten_index.store import EmbeddingStore
 from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.grid import FAISS, Grid, grid
 from whiten_index.sweep.judged import Judged, require_query_encoder
@@ -34,7 +31,7 @@ class SweepPlan:
         by_family: family -> points.
         found: points in the results file of runs of as many rows by the same settings.
         skipped: key -> why a point cannot be measured.
-        work_bytes: of the files that the sweep lays out and removes.
+        work_bytes: of the index files that the sweep writes and removes, at most at a time.
         largest_index_bytes: of the index that takes the most memory.
     """
 
@@ -63,7 +60,7 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
     """
     require_device(config.build.index_device)
     require_query_encoder(config, Judged.read(config))
-    seconds, kept = None, _kept(config)
+    seconds = None
     if config.build.corpus:
         build = plan_build(config.build, progress=progress)
         rows, dim, to_encode = build.reused + build.to_encode, build.dim, build.to_encode
@@ -71,11 +68,10 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
     else:
         store = EmbeddingStore.open(config.build.store_place)
         rows, dim, to_encode = store.corpus().rows, int(store.encoder["dim"]), 0
-        kept = _stored(store)
     points = grid(config, dim=dim, rank=dim, rows=rows)
     path = config.folder / RESULTS
     keys = _found(Results.read(path), config, rows) if exists(path) else set()
-    widest = max((k for k in config.ks if k <= dim), default=dim)
+    sizes = _sizes(points, rows=rows, dim=dim)
     return SweepPlan(
         rows=rows,
         to_encode=to_encode,
@@ -85,9 +81,9 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         by_family=dict(Counter(point.vectors.family for point in points.points)),
         found=sum(point.key in keys for point in points.points),
         skipped={point.key: why for point, why in points.skipped},
-        # Raw rows as they are kept and of unit length, the projected corpus, and one transform's.
-        work_bytes=rows * (kept * dim + 4 * dim + 2 * 4 * widest),
-        largest_index_bytes=_largest(points, rows=rows, dim=dim),
+        # Those over the same vectors, and the raw embeddings.
+        work_bytes=4 * rows * dim + max(map(sum, sizes), default=0),
+        largest_index_bytes=max((size for some in sizes for size in some), default=0),
     )
 
 
@@ -110,26 +106,10 @@ def _found(results: Results, config: SweepConfig, rows: int) -> set[str]:
     return found
 
 
-def _kept(config: SweepConfig) -> int:
-    """Return the bytes of a number that the store will have, at most."""
-    kept = config.build.dtype_kept()
-    return 8 if kept is StoreDtype.OWN else np.dtype(kept.value).itemsize
-
-
-def _stored(store: EmbeddingStore) -> int:
-    """Return the bytes of a number in a store."""
-    shards = (store.require(part.shard, verify=False) for part in store.corpus().parts if part.rows)
-    return max(np.dtype(shard.dtype).itemsize for shard in shards)
-
-
-def _largest(points: Grid, *, rows: int, dim: int) -> int:
-    sizes = [0]
-    for point in points.points:
-        if point.vectors.family == FAISS:
-            continue
-        try:
-            factory = point.factory(rows)
-            sizes.append(expected_bytes(factory, rows=rows, dim=dim, k=point.vectors.k).total)
-        except ConfigError:
-            continue
-    return max(sizes)
+def _sizes(points: Grid, *, rows: int, dim: int) -> list[list[int]]:
+    """Return the expected bytes of our indexes, those over the same vectors together."""
+    return [
+        [expected_bytes(point.factory(rows), rows=rows, dim=dim, k=where.k).total for point in some]
+        for where, some in points.by_vectors().items()
+        if where.family != FAISS
+    ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,15 @@ from whiten_index.build import embeddings
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index import load_faiss, require_device, set_threads
 from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.sweep.codecs import FP32
 from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.dataset import Dataset
 from whiten_index.sweep.grid import FAISS, RAW, Grid, Point, Vectors, grid
 from whiten_index.sweep.header import header
 from whiten_index.sweep.judged import Judged, require_query_encoder
 from whiten_index.sweep.results import RESULTS, Results
-from whiten_index.sweep.spaces import Space, Spaces
-from whiten_index.sweep.trial import Trial
+from whiten_index.sweep.spaces import Spaces
+from whiten_index.sweep.trial import Made, Trial
 
 # A name that no corpus and no store has: what is in it is removed.
 _WORK = ".sweep-work"
@@ -87,7 +90,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         try:
             with writing(work):
                 work.mkdir()
-            dataset = Dataset.prepare(config, encoded, judged, work, stages)
+            dataset = Dataset.prepare(config, encoded, judged, stages)
             return _Sweep(config, dataset, results, threads, work, stages).run()
         finally:
             discard(work)
@@ -153,37 +156,46 @@ class _Sweep:
         left = {where: some for where, some in left.items() if some}
         if not left:
             return {}
-        spaces = Spaces(self.config, self.dataset, self.work, self.stages)
-        raw = spaces.open(Vectors(RAW, "none", self.dataset.dim))
-        trial = Trial(self.config, self.dataset, raw.truth, self.threads)
+        spaces = Spaces(self.config, self.dataset, self.stages)
+        where_raw = Vectors(RAW, "none", self.dataset.dim)
+        raw = spaces.open(where_raw)
+        trial = Trial(self.config, self.dataset, raw.truth, self.threads, self.work)
+        exact = Point(where_raw, FP32, "flat")
+        reference: Made | None = None
+        with contextlib.suppress(ConfigError, MemoryError):
+            # Where it cannot be made, its point is skipped below and says why.
+            reference = trial.make(exact, raw) if exact in points.points else None
         skipped: dict[str, str] = {}
         for where, some in left.items():
             try:
                 space = raw if where.family in (RAW, FAISS) else spaces.open(where)
             except WhiteningError as error:
-                skipped |= dict.fromkeys((point.key for point in some), str(error))
-                for point in some:
-                    self._skipped(run, point, str(error))
+                skipped |= self._skip_all(run, some, str(error))
                 continue
-            with self.stages.stage("measure", len(some)) as watcher:
+            made = list[Made]()
+            with self.stages.stage("make indexes", len(some)) as watcher:
                 for point in some:
-                    if (why := self._point(run, point, trial, space)) is not None:
-                        skipped[point.key] = why
+                    try:
+                        known = reference if point == exact else None
+                        made.append(known or trial.make(point, space))
+                    except (ConfigError, MemoryError) as error:
+                        why = str(error) or "the memory does not hold it"
+                        skipped |= self._skip_all(run, [point], why)
                     watcher.advance(1)
-            # Its file makes room for the next one's.
-            del space
+            with self.stages.stage("measure", len(made)) as watcher:
+                trial.time(made, reference)
+                for each in made:
+                    self._append(run, each.point, {"type": "point", **each.record})
+                    watcher.advance(1)
+            for each in made:
+                if each is not reference:
+                    discard(each.folder)
         return skipped
 
-    def _point(self, run: str, point: Point, trial: Trial, space: Space) -> str | None:
-        """Measure a point and keep it; return why it cannot be, None where it can."""
-        try:
-            record = trial.measure(point, space)
-        except (ConfigError, MemoryError) as error:
-            why = str(error) or "the memory does not hold it"
+    def _skip_all(self, run: str, points: Sequence[Point], why: str) -> dict[str, str]:
+        for point in points:
             self._skipped(run, point, why)
-            return why
-        self._append(run, point, {"type": "point", **record})
-        return None
+        return {point.key: why for point in points}
 
     def _append(self, run: str, point: Point, record: dict[str, Any]) -> None:
         self.results.append({**record, "run": run, "key": point.key, "time": _now()})

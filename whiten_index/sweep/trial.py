@@ -1,110 +1,253 @@
-"""One point of a sweep: build the index, tune it, and measure bytes, time and quality."""
+"""The points of a sweep: make each index, and measure bytes, time and quality."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.atomic import discard
+from whiten_index.artifacts.files import writing
+from whiten_index.assemble import Assembled, IndexPlan, assemble_index
 from whiten_index.errors import ConfigError
 from whiten_index.index import (
+    INDEX,
+    IndexBytes,
+    Transforms,
+    choose_factory,
     expected_bytes,
+    inner_index,
+    inner_of,
+    load_faiss,
     measured_bytes,
     peer_index,
+    place,
     search_with,
-    tune,
-    wrap,
+    train,
+    write_index,
 )
+from whiten_index.index.exact import flat_vectors
+from whiten_index.index.gpu import quiet, takes
 from whiten_index.index.grouping import search_documents
-from whiten_index.index.trials import Filled, filled, filled_peer, searcher
+from whiten_index.index.nearest import nearest, nearest_on_gpu
+from whiten_index.index.pages import gather_pages
+from whiten_index.progress import Silent, Stages
 from whiten_index.rerank import Reranker
 from whiten_index.sweep.codecs import FP32
 from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.dataset import Dataset
-from whiten_index.sweep.files import available_memory
 from whiten_index.sweep.grid import FAISS, Point, Vectors
 from whiten_index.sweep.judged import DEPTH
+from whiten_index.sweep.memory import available_memory
 from whiten_index.sweep.spaces import TOP_K, Space
 
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 Search = Callable[[NDArray[np.float32], int], Found]
 
-# One query after the other: so many, or for so long, but never fewer than the least.
-_SINGLE, _SINGLE_SECONDS, _LEAST_SINGLE, _WARM = 300, 1.0, 30, 3
-_BATCH_SECONDS, _MOST_BATCHES = 0.2, 5
-# A batch that takes longer is not repeated whole.
-_LONG_SECONDS, _FEW_QUERIES = 1.0, 100
+# In each round: single queries, so many or for so long but never fewer than the least; a batch.
+_ROUNDS, _SINGLE, _SINGLE_SECONDS, _LEAST_SINGLE, _WARM = 3, 300, 0.3, 30, 3
+_BATCH = 1_000
+# Rows that FAISS's own transforms learn from.
+_PEER_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """An index on disk, and all that was measured of it but its times.
+
+    Attributes:
+        point: the setting.
+        space: the vectors it holds.
+        folder: where its file is.
+        record: what the results file is to hold.
+    """
+
+    point: Point
+    space: Space
+    folder: Path
+    record: dict[str, Any]
+
+
+@dataclass(eq=False)
+class _Times:
+    """Milliseconds of single queries and queries a second in batches, a list item each round."""
+
+    single: list[NDArray[np.float64]] = field(default_factory=list)
+    batches: list[float] = field(default_factory=list)
+
+    @property
+    def medians(self) -> list[float]:
+        return [float(np.median(some)) for some in self.single]
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What is needed to measure the points over one kind of vectors.
+    """Makes and measures the points of a sweep.
 
     Attributes:
         config: of the sweep.
         dataset: rows and queries.
         raw_truth: (q, 10) exact neighbours of the queries among the raw embeddings.
         threads: CPU threads of FAISS.
+        folder: for the index files.
     """
 
     config: SweepConfig
     dataset: Dataset
     raw_truth: NDArray[np.int64]
     threads: int
+    folder: Path
     _peer_truth: dict[Vectors, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
-    def measure(self, point: Point, space: Space) -> dict[str, Any]:
-        """Return the record of a point, but for its type, run and key.
-
-        Args:
-            point: what to build.
-            space: the vectors; of a peer's point the raw ones.
+    def make(self, point: Point, space: Space) -> Made:
+        """Make an index as a build does, and measure its bytes and quality.
 
         Raises:
             ConfigError: FAISS cannot make the index, or memory does not hold it.
+            StorageError: the disk is full or cannot be written.
         """
+        made = self._made(point, space)
+        search = self.search_of(made)
+        # More hits asked for are better ones among the first ten too, so each depth is searched.
+        _, near = search(self.dataset.queries, TOP_K)
+        made.record["index_recall@10"] = overlap(self._truth(point, space, near), near)
+        made.record["agreement@10"] = overlap(self.raw_truth, near)
+        made.record["quality"] = self._quality(search)
+        return made
+
+    def time(self, group: Sequence[Made], reference: Made | None) -> None:
+        """Time the searches of several indexes by turns, and write the figures to their records.
+
+        What else runs on the machine then slows all of them alike, and shows as a spread between
+        the rounds.
+
+        Args:
+            group: indexes to time.
+            reference: exact search of raw embeddings, timed in the same rounds; None where the
+                sweep has no such point.
+        """
+        others = [made for made in group if made is not reference]
+        turns = others if reference is None else [reference, *others]
+        times = [_Times() for _ in turns]
+        for _ in range(_ROUNDS):
+            for made, spent in zip(turns, times, strict=True):
+                self._time_once(self.search_of(made), spent)
+        raw = None if reference is None else float(np.median(times[0].medians))
+        for made, spent in zip(turns, times, strict=True):
+            p50, p95, p99 = np.percentile(np.concatenate(spent.single), (50, 95, 99)).tolist()
+            made.record["latency_ms"] = {
+                "p50": p50, "p95": p95, "p99": p99, "raw_p50": raw,
+                "spread": max(spent.medians) / min(spent.medians), "rounds": _ROUNDS,
+                "queries": sum(map(len, spent.single)), "threads": self.threads,
+            }  # fmt: skip
+            made.record["throughput"] = {
+                "queries_per_second": float(np.median(spent.batches)),
+                "batch": len(self.dataset.queries[:_BATCH]),
+                "threads": self.threads,
+            }
+
+    def _time_once(self, search: Search, spent: _Times) -> None:
+        queries, single = self.dataset.queries, list[float]()
+        for row in range(_WARM):
+            search(queries[row : row + 1], TOP_K)
+        began = time.perf_counter()
+        for row in range(min(len(queries), _SINGLE)):
+            started = time.perf_counter()
+            search(queries[row : row + 1], TOP_K)
+            ended = time.perf_counter()
+            single.append(1000 * (ended - started))
+            if ended - began > _SINGLE_SECONDS and len(single) >= _LEAST_SINGLE:
+                break
+        batch = queries[:_BATCH]
+        started = time.perf_counter()
+        search(batch, TOP_K)
+        spent.batches.append(len(batch) / (time.perf_counter() - started))
+        spent.single.append(np.array(single))
+
+    def _made(self, point: Point, space: Space) -> Made:
+        """Make the index of a point, and return it with its bytes and the seconds it took."""
         factory = point.factory(self.dataset.rows)
-        made, index, parameters = self._built(point, factory, space)
-        search = _search_of(point, index, made)
-        if point.rerank:
-            search = self._reranked(search, space, point.rerank)
-        size = measured_bytes(index)
-        near, throughput = self._in_batches(search)
-        # FAISS's own transforms are trained and applied with the index.
-        project = 0.0 if point.vectors.family == FAISS else space.seconds
-        whitening = None if point.vectors.family == FAISS else space.whitening
+        folder = self.folder / point.key.replace("/", "-")
+        discard(folder)
+        with writing(folder):
+            folder.mkdir()
+        stages, by_faiss = Stages(Silent()), point.vectors.family == FAISS
+        parameters, device = dict[str, int](), "cpu"
+        if by_faiss:
+            size = self._fill_peer(factory, folder, stages)
+        else:
+            made = self._assemble(factory, space, folder, stages)
+            size, parameters, device = made.sizes, made.tuned.parameters, made.device
         setting = point.setting()
         if setting["rerank"]:
             setting["rerank"]["bytes_per_row"] = self.dataset.facts["stored_bytes_per_row"]
-        return {
-            **setting,
-            "exponent": None if whitening is None else whitening.exponent,
-            "center": None if whitening is None else whitening.center,
-            "factory": factory,
-            "parameters": parameters,
-            "device": made.placed.device,
-            "bytes": {
-                **size.to_json(),
-                "per_row": size.per_row_total / self.dataset.rows,
-                "fixed": size.fixed,
-            },
-            "seconds": {
-                "project": project,
-                "train": made.train_seconds,
-                "add": made.add_seconds,
-                "total": project + made.train_seconds + made.add_seconds,
-            },
-            "latency_ms": self._latency(search),
-            "throughput": throughput,
-            "index_recall@10": overlap(self._truth(point, space, near), near),
-            "agreement@10": overlap(self.raw_truth, near),
-            "quality": self._quality(search),
+        seconds = {
+            "train": stages.seconds.get("train", 0.0),
+            "add": stages.seconds["project and add"],
+            "tune": stages.seconds.get("exact neighbours", 0) + stages.seconds.get("tune", 0),
         }
+        return Made(
+            point,
+            space,
+            folder,
+            {
+                **setting,
+                "exponent": None if by_faiss else space.whitening.exponent,
+                "center": None if by_faiss else space.whitening.center,
+                "factory": factory,
+                "parameters": parameters,
+                "device": device,
+                "bytes": {
+                    **size.to_json(),
+                    "per_row": size.per_row_total / self.dataset.rows,
+                    "fixed": size.fixed,
+                },
+                "seconds": {**seconds, "total": sum(seconds.values())},
+            },
+        )
+
+    def _assemble(self, factory: str, space: Space, folder: Path, stages: Stages) -> Assembled:
+        """Make an index as a build does."""
+        dataset, build = self.dataset, self.config.build
+        k = space.whitening.k
+        self._require_memory(factory, k)
+        choice = choose_factory(factory, rows=dataset.rows, dim=dataset.dim, k=k)
+        device = build.index_device if takes(inner_index(factory, k)) else "cpu"
+        plan = IndexPlan(choice, build.seed, target_recall=build.target_recall, device=device)
+        return assemble_index(
+            dataset.store, dataset.record, space.whitening, plan, stages, folder,
+            subset=dataset.subset,
+        )  # fmt: skip
+
+    def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> IndexBytes:
+        """Make an index with FAISS's own transforms of raw rows."""
+        dataset = self.dataset
+        index = peer_index(factory, dataset.dim)
+        rng = np.random.default_rng(self.config.build.seed)
+        # Their order is what FAISS draws its first centroids by.
+        sample = rng.permutation(dataset.rows)[:_PEER_ROWS]
+        with stages.stage("train", len(sample)):
+            train(index, dataset.at(sample).astype(np.float32), factory)
+        with stages.stage("project and add", dataset.rows):
+            for block in dataset.blocks():
+                index.add(np.ascontiguousarray(block, dtype=np.float32))
+        write_index(index, folder / INDEX)
+        return measured_bytes(index)
+
+    def search_of(self, made: Made) -> Search:
+        """Return how the index of a point is searched: as in a bundle, FAISS's own by FAISS."""
+        index = load_faiss().read_index(str(made.folder / INDEX))
+        if made.point.vectors.family == FAISS:
+            return partial(search_with, index)
+        search = searcher(index, made.record["device"])
+        candidates = made.point.rerank
+        return self._reranked(search, made.space, candidates) if candidates else search
 
     def _truth(self, point: Point, space: Space, near: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the exact neighbours (q, 10) among the vectors that a point's index holds."""
@@ -114,36 +257,9 @@ class Trial:
         if point.codec == FP32:
             self._peer_truth[where] = near
         elif where not in self._peer_truth:
-            exact = replace(point, codec=FP32)
-            made, index, _ = self._built(exact, exact.factory(self.dataset.rows), space)
-            search = _search_of(exact, index, made)
-            self._peer_truth[where] = search(self.dataset.queries, TOP_K)[1]
+            exact = self._made(replace(point, codec=FP32), space)
+            self._peer_truth[where] = self.search_of(exact)(self.dataset.queries, TOP_K)[1]
         return self._peer_truth[where]
-
-    def _built(
-        self, point: Point, factory: str, space: Space
-    ) -> tuple[Filled, Any, dict[str, int]]:
-        """Return the filled index, the same behind its transforms, and what it was tuned to."""
-        seed = self.config.build.seed
-        if point.vectors.family == FAISS:
-            peer, rng = peer_index(factory, self.dataset.dim), np.random.default_rng(seed)
-            return filled_peer(peer, self.dataset.raw, rng=rng), peer, {}
-        self._require_memory(factory, point.vectors.k)
-        device = self.config.build.index_device
-        shared = space.shared_lists(seed, device) if point.index == "ivf" else None
-        made = filled(factory, space.vectors, shared=shared, seed=seed, device=device)
-        parameters = {}
-        if point.index != "flat":
-            parameters = tune(
-                made.placed.index,
-                made.turned(space.tuning),
-                space.tuning_truth,
-                target=self.config.build.target_recall,
-                top_k=TOP_K,
-                exclude_self=space.own,
-            ).parameters
-        inner = made.placed.on_cpu()
-        return made, wrap(inner, space.whitening, rotation=made.rotation), parameters
 
     def _require_memory(self, factory: str, k: int) -> None:
         """Refuse an index that would push the machine out of memory.
@@ -161,58 +277,17 @@ class Trial:
 
     def _reranked(self, search: Search, space: Space, candidates: int) -> Search:
         """Return a search whose hits are scored again from the store, as a bundle does it."""
-        store, record = self.dataset.encoded.store, self.dataset.encoded.record
-        numbers = self.dataset.numbers
-        again = Reranker(store, record, space.whitening, candidates=candidates)
+        dataset = self.dataset
+        again = Reranker(dataset.store, dataset.record, space.whitening, candidates=candidates)
 
         def reranked(queries: NDArray[np.float32], top_k: int) -> Found:
             _, found = search(queries, max(candidates, top_k))
-            scores = again(queries, np.where(found < 0, -1, numbers[found]))
+            rows = found if dataset.subset is None else dataset.subset[found]
+            scores = again(queries, np.where(found < 0, -1, rows))
             order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
             return np.take_along_axis(scores, order, 1), np.take_along_axis(found, order, 1)
 
         return reranked
-
-    def _latency(self, search: Search) -> dict[str, Any]:
-        """Return percentiles of the milliseconds of single queries, one after the other."""
-        queries = self.dataset.queries[:_SINGLE]
-        for row in range(_WARM):
-            search(queries[row : row + 1], TOP_K)
-        spent = list[float]()
-        began = time.perf_counter()
-        for row in range(len(queries)):
-            started = time.perf_counter()
-            search(queries[row : row + 1], TOP_K)
-            ended = time.perf_counter()
-            spent.append(1000 * (ended - started))
-            if ended - began > _SINGLE_SECONDS and len(spent) >= _LEAST_SINGLE:
-                break
-        p50, p95, p99 = np.percentile(spent, (50, 95, 99)).tolist()
-        return {"p50": p50, "p95": p95, "p99": p99, "queries": len(spent), "threads": self.threads}
-
-    def _in_batches(self, search: Search) -> tuple[NDArray[np.int64], dict[str, Any]]:
-        """Return the rows (q, 10) nearest to the queries, and how many of these a second.
-
-        The best of two rounds counts, of more where that is too quick to time. All queries come in
-        one batch, but for a second round of fewer where the first took long.
-        """
-        every = self.dataset.queries
-        near, spent = self._timed(search, every)
-        rounds = [(len(every) / spent, len(every))]
-        again = every[:_FEW_QUERIES] if spent > _LONG_SECONDS else every
-        while len(rounds) < 2 or (spent < _BATCH_SECONDS and len(rounds) < _MOST_BATCHES):
-            _, seconds = self._timed(search, again)
-            rounds.append((len(again) / seconds, len(again)))
-            spent += seconds
-        best, batch = max(rounds)
-        return near, {"queries_per_second": best, "batch": batch, "threads": self.threads}
-
-    def _timed(
-        self, search: Search, queries: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int64], float]:
-        started = time.perf_counter()
-        _, near = search(queries, TOP_K)
-        return near, time.perf_counter() - started
 
     def _quality(self, search: Search) -> dict[str, float] | None:
         """Return each metric, by hits as a bundle gives them: a document once, by its best row."""
@@ -222,16 +297,12 @@ class Trial:
         find = search
         if documents.several:
             find = partial(_by_document, search, documents.number_of)
-        # What looks further for a hundred hits than for ten finds better ones among the ten too.
         found = {depth: find(self.dataset.queries, depth) for depth in (TOP_K, DEPTH)}
         return judged.quality(found, documents.names)
 
 
 def _by_document(
-    search: Search,
-    number_of: NDArray[np.int64],
-    queries: NDArray[np.float32],
-    top_k: int,
+    search: Search, number_of: NDArray[np.int64], queries: NDArray[np.float32], top_k: int
 ) -> Found:
     return search_documents(
         search, lambda rows: number_of[rows], queries, top_k=top_k, rows=len(number_of)
@@ -245,8 +316,23 @@ def overlap(truth: NDArray[np.int64], found: NDArray[np.int64]) -> float:
     return float(hits.any(axis=2).sum() / max(int(there.sum()), 1))
 
 
-def _search_of(point: Point, index: Any, made: Filled) -> Search:
-    """Return how an index is searched: FAISS's own by FAISS alone, others as in a bundle."""
-    if point.vectors.family == FAISS:
-        return partial(search_with, index)
-    return searcher(index, made.placed)
+def searcher(index: Any, device: str) -> Search:
+    """Return the search of an index by raw embeddings (q, d), as a bundle does it.
+
+    Args:
+        index: with its transforms.
+        device: where it was filled; ``gpu`` searches there too where that can be.
+    """
+    inner, rows, transforms = inner_of(index), int(index.ntotal), Transforms(index)
+    placed = place(inner, "cpu" if device == "cpu" else "auto", note=quiet, to_search=True)
+    vectors = flat_vectors(inner) if placed.device == "cpu" else None
+    if vectors is not None and (gathering := gather_pages(vectors)) is not None:
+        gathering.join()
+
+    def search(embeddings: NDArray[np.float32], top_k: int) -> Found:
+        queries, most = transforms(embeddings), min(top_k, rows)
+        if placed.device == "cpu":
+            return nearest(inner, queries, most)
+        return nearest_on_gpu(placed.index, inner, queries, most)
+
+    return search
