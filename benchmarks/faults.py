@@ -5,10 +5,8 @@ Run ``python -m benchmarks.faults [SHARE]`` on a quiet machine; all points take 
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,17 +16,8 @@ from tests.faults.run import tried
 
 def main(share: str = "1") -> int:
     """Try a share of the points of every command; write how many there were and how they ended."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-    )
-    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         points = tried(Path(folder), float(share))
-    facts = {
-        "command": f"python -m benchmarks.faults {share}",
-        "commit": commit.stdout.strip(),
-        "seconds": round(time.monotonic() - started),
-    }
     counts = Counter((point["flow"], point["fault"]) for point in points)
     harmful = Counter((point["flow"], point["fault"]) for point in points if point["problems"])
     killed = Counter((p["flow"], p["fault"]) for p in points if p["status"] < 0)
@@ -36,7 +25,6 @@ def main(share: str = "1") -> int:
         "faults",
         (
             {
-                **facts,
                 "flow": flow,
                 "fault": fault,
                 "points": points,

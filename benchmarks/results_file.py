@@ -1,4 +1,4 @@
-"""Raw results: one JSON object a line, with what is needed to read it years later."""
+"""Raw results: JSON lines, the first of which says which run of which command wrote them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import datetime
 import json
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +15,9 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 _LIBRARIES = ("torch", "transformers", "numpy", "pyarrow")
+# What the first line of every file tells.
+FACTS = ("benchmark", "commit", "command", "date", "processor", "cores", "python", *_LIBRARIES)
+used = list[str]()
 
 
 def machine() -> dict[str, Any]:
@@ -27,7 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def write(name: str, rows: Iterable[Mapping[str, Any]], *, folder: Path | None = None) -> Path:
-    """Write the raw results of one benchmark, replacing those of its last run.
+    """Write the raw results of one run of one command, replacing those of its last run.
 
     Args:
         name: of the benchmark.
@@ -36,16 +41,53 @@ def write(name: str, rows: Iterable[Mapping[str, Any]], *, folder: Path | None =
     """
     path = (folder or RESULTS) / f"{name}.jsonl"
     path.parent.mkdir(exist_ok=True)
-    facts = machine()
-    lines = [json.dumps({**row, "machine": facts}, sort_keys=True) for row in rows]
+    # Taken first: the checkout may change while rows are measured.
+    facts = {"benchmark": name, "commit": _commit(), "command": _command(), **machine()}
+    lines = [json.dumps(row, sort_keys=True) for row in (facts, *rows)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
 def read(name: str) -> list[dict[str, Any]]:
-    """Return the raw results of one benchmark."""
-    text = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
+    """Return the raw results of one benchmark, without the line on its run."""
+    used.append(name)
+    return _lines(name)[1:]
+
+
+def run_of(name: str) -> dict[str, Any]:
+    """Return which run wrote a benchmark's results.
+
+    Raises:
+        SystemExit: they do not say.
+    """
+    facts = _lines(name)[0]
+    if missing := [fact for fact in FACTS if not facts.get(fact)]:
+        raise SystemExit(
+            f"{name}.jsonl does not say its {', '.join(missing)}; run its benchmark again, or "
+            "remove the file and its tables"
+        )
+    return facts
+
+
+def require_sources() -> None:
+    """Refuse results that do not say which run wrote them, or that several runs wrote.
+
+    Raises:
+        SystemExit: it names the file.
+    """
+    for path in sorted(RESULTS.glob("*.jsonl")):
+        run_of(path.stem)
+        if any("benchmark" in row or "machine" in row for row in _lines(path.stem)[1:]):
+            raise SystemExit(f"{path.name} holds rows of several runs; run its benchmark again")
+
+
+def source(name: str) -> str:
+    """Return one line on the run behind a benchmark's results."""
+    facts = run_of(name)
+    return (
+        f"`{facts['command']}`, {facts['date']}, commit {facts['commit'][:10]}, "
+        f"{facts['processor']}, {facts['cores']} cores"
+    )
 
 
 def data_folder() -> Path:
@@ -54,6 +96,30 @@ def data_folder() -> Path:
     if not named:
         raise SystemExit("set WHITEN_INDEX_DATA to the folder with the evaluation data (README)")
     return Path(named)
+
+
+def _lines(name: str) -> list[dict[str, Any]]:
+    text = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _command() -> str:
+    """Return the command that runs, folders of this machine by their names alone."""
+    arguments = [Path(each).name if os.sep in each else each for each in sys.argv[1:]]
+    return " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *arguments])
+
+
+def _commit() -> str:
+    """Return the commit checked out, marked where files differ from it."""
+
+    def git(*arguments: str) -> str:
+        found = subprocess.run(
+            ["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=True
+        )
+        return found.stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "..", ":!results")
+    return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
 
 
 def _processor() -> str:

@@ -107,8 +107,7 @@ def _caption(setup: Row, parts: Sequence[Sequence[Row]]) -> str:
     return (
         f"Rows with id and text of {' and '.join(setup['texts'])}, {setup['dim']} dims by "
         f"{setup['model']}, of which the widest k is all the directions that they have; client and "
-        f"database on one machine of {setup['machine']['cores']} cores "
-        f"({setup['machine']['processor']}). Load: `append` of all rows to a table without an "
+        f"database on one machine. Load: `append` of all rows to a table without an "
         f"index, {setup['rounds']} times by turns with the database's own ways, which get the rows "
         f"in their own form before the clock starts (LanceDB as a stream of Arrow); the ratio is "
         f"of wall time, median (least–greatest), to the best of them ({ways}). Push: from the "

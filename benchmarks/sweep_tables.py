@@ -2,100 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.results_file import RESULTS, read
 
-Points = Mapping[str, Mapping[str, Any]]
-# What the first table shows: name and key of a point.
+# Of the small codes, what the first table shows.
 _FIRST = (
-    ("raw embeddings, exact", "raw/none/k384/fp32/flat"),
-    ("auto, k = 256, 8 bits", "ours/auto/k256/sq8/flat"),
-    ("auto, k = 128, 8 bits", "ours/auto/k128/sq8/flat"),
-    ("auto, k = 256, product codes", "ours/auto/k256/pq/flat"),
-    ("the same, 100 re-ranked from the store", "ours/auto/k256/pq/flat/rerank100"),
-    ("auto, k = 128, product codes", "ours/auto/k128/pq/flat"),
-    ("the same, 100 re-ranked from the store", "ours/auto/k128/pq/flat/rerank100"),
-    ("raw embeddings, product codes", "raw/none/k384/pq64/flat"),
-    ("FAISS's PCA, k = 128, 8 bits", "faiss/faiss-pca/k128/sq8/flat"),
-    ("truncated, k = 128, 8 bits", "truncate/truncate/k128/sq8/flat"),
+    "raw embeddings, exact",
+    "auto, k = 256, 8 bits",
+    "auto, k = 128, 8 bits",
+    "auto, k = 256, PQ64",
+    "auto, k = 256, PQ64, 100 re-ranked",
+    "auto, k = 128, PQ32",
+    "auto, k = 128, PQ32, 100 re-ranked",
+    "raw embeddings, PQ64",
+    "FAISS: OPQ, PQ64",
+    "truncated, k = 128, 8 bits",
 )
-_FAMILIES = {"ours": "fitted", "raw": "raw", "faiss": "FAISS's PCA", "truncate": "truncated"}
-_SIZES = (128, 96, 64, 48, 32, 24, 16)
-
-
-def points_of(name: str) -> dict[str, dict[str, Any]]:
-    """Return the points of a stored sweep by their keys, those of its last run."""
-    rows = read(f"sweep_{name}")
-    last = next(row["run"] for row in reversed(rows) if row["type"] == "point")
-    return {row["key"]: row for row in rows if row["type"] == "point" and row["run"] == last}
 
 
 def first() -> str:
-    """Return the table of k against bytes, latency and quality on SciFact."""
-    points = points_of("scifact")
-    raw = points["raw/none/k384/fp32/flat"]
+    """Return bytes, quality and latency of a few settings on SciFact."""
+    rows = {row["setting"]: row for row in read("small_codes")}
+    most = rows[_FIRST[0]]["bytes_per_row"]
     lines = [
-        "| SciFact, all-MiniLM-L6-v2 | bytes a row | × smaller | nDCG@10 | recall@100 "
-        "| ms a query |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| SciFact, all-MiniLM-L6-v2 | bytes a row | × smaller | nDCG@10 | ms a query |",
+        "|---|---:|---:|---:|---:|",
     ]
-    for name, key in _FIRST:
-        point = points[key]
-        size = point["bytes"]["per_row"]
+    for name in _FIRST:
+        row = rows[name]
         lines.append(
-            f"| {name} | {size:,.0f} | {raw['bytes']['per_row'] / size:.0f} "
-            f"| {_points(point, 'ndcg@10')} | {_points(point, 'recall@100')} "
-            f"| {point['latency_ms']['p50']:.2f} |"
+            f"| {name} | {row['bytes_per_row']:,.0f} | {most / row['bytes_per_row']:.0f} "
+            f"| {_mean(row)} | {row['latency_ms']['p50']:.2f} |"
         )
     return "\n".join(lines)
 
 
 def small_codes() -> str:
-    """Return the best nDCG@10 for each number of bytes a row, ours and what else there is."""
-    points = points_of("scifact")
-    raw = points["raw/none/k384/fp32/flat"]
-    best = _points(raw, "ndcg@10")
+    """Return the quality of every setting, and its difference to raw embeddings."""
     lines = [
-        f"| bytes a row, at most | of raw's 1,536 | fitted, nDCG@10 (raw {best}) | lost | which "
-        "| fixed bytes | best of raw, FAISS's PCA, truncated |",
-        "|---:|---:|---:|---:|---|---:|---|",
+        "| SciFact, exhaustive search | bytes a row | fixed bytes | nDCG@10 | lost or gained, "
+        "95 % interval | recall@100 | ms a query |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    exact = [p for p in points.values() if p["rerank"] is None and p["index"] == "flat"]
-    for size in _SIZES:
-        ours = _best(exact, size, ("ours",))
-        if ours is None:
-            continue
-        other = _best(exact, size, ("raw", "faiss", "truncate"))
-        beside = "–" if other is None else f"{_points(other, 'ndcg@10')}, {_called(other)}"
-        lost = 100 * (raw["quality"]["ndcg@10"] - ours["quality"]["ndcg@10"])
+    for row in sorted(read("small_codes"), key=lambda row: -row["bytes_per_row"]):
+        low, high = row["interval"]
         lines.append(
-            f"| {size} | {raw['bytes']['per_row'] / size:.0f} × fewer | {_points(ours, 'ndcg@10')} "
-            f"| {lost:.2f} | {_called(ours)} | {ours['bytes']['fixed']:,} "
-            f"| {beside} |"
+            f"| {row['setting']} | {row['bytes_per_row']:,.0f} | {row['fixed_bytes']:,} "
+            f"| {_mean(row)} | {row['difference']:+.2f} ({low:+.2f} to {high:+.2f}) "
+            f"| {100 * row['recall@100']:.2f} | {row['latency_ms']['p50']:.2f} |"
         )
     return "\n".join(lines)
 
 
+def _mean(row: Mapping[str, Any]) -> str:
+    """Return a mean over seeds with its deviation, where seeds matter."""
+    return f"{row['mean']:.2f}" + (f" ± {row['deviation']:.2f}" if row["deviation"] else "")
+
+
 def structures() -> str:
     """Return bytes, latency and recall of each structure and codec on Wikinews."""
-    return _structures("wikinews", "Wikinews, PCA, k = 128", dim=384)
-
-
-def million() -> str:
-    """Return the same of a million synthetic embeddings."""
-    return _structures("million", "A million of 768 dims, PCA, k = 128", dim=768)
-
-
-def _structures(name: str, title: str, *, dim: int) -> str:
-    points = points_of(name)
+    points = {row["key"]: row for row in read("sweep_wikinews") if row["type"] == "point"}
     lines = [
-        f"| {title} | bytes a row | built in s | ms a query, p50 | p95 | queries/s "
+        "| Wikinews, PCA, k = 128 | bytes a row | built in s | ms a query, p50 | p95 | queries/s "
         "| index recall@10 | agreement@10 |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    wanted = [(f"raw/none/k{dim}/fp32/{index}", f"raw, {index}, fp32") for index in ("flat", "ivf")]
+    wanted = [(f"raw/none/k384/fp32/{index}", f"raw, {index}, fp32") for index in ("flat", "ivf")]
     for index in ("flat", "ivf", "hnsw"):
         for codec in ("fp32", "fp16", "sq8", "pq"):
             wanted.append((f"ours/pca/k128/{codec}/{index}", f"{index}, {codec}"))
@@ -107,21 +81,12 @@ def _structures(name: str, title: str, *, dim: int) -> str:
                 f"| {point['throughput']['queries_per_second']:,.0f} "
                 f"| {point['index_recall@10']:.3f} | {point['agreement@10']:.3f} |"
             )
-    return "\n".join(lines)
-
-
-def seconds() -> str:
-    """Return how long the sweeps took, and the memory they held."""
-    lines = [
-        "| sweep | rows | points | seconds | CPU seconds | most memory |",
-        "|---|---:|---:|---:|---:|---:|",
+    (cost,) = (row for row in read("sweep_wikinews") if row["type"] == "cost")
+    lines += [
+        "",
+        f"{cost['points']} points of {cost['rows']:,} rows took {cost['seconds'] / 60:.0f} minutes "
+        f"({cost['cpu_seconds'] / 60:.0f} of CPU time), and {cost['peak_bytes'] / 2**30:.1f} GiB.",
     ]
-    for row in read("sweep_seconds"):
-        peak = f"{row['peak_bytes'] / 2**30:.1f} GiB" if "peak_bytes" in row else "–"
-        lines.append(
-            f"| {row['sweep']} | {row['rows']:,} | {row['measured']:,} | {row['seconds']:,.0f} "
-            f"| {row['cpu_seconds']:,.0f} | {peak} |"
-        )
     return "\n".join(lines)
 
 
@@ -190,23 +155,3 @@ def exact_search() -> str:
         ]
         lines.append(f"| {dim} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _best(
-    points: Iterable[Mapping[str, Any]], size: int, families: tuple[str, ...]
-) -> Mapping[str, Any] | None:
-    fitting = [p for p in points if p["family"] in families and p["bytes"]["per_row"] <= size]
-    return max(fitting, key=lambda p: p["quality"]["ndcg@10"], default=None)
-
-
-def _called(point: Mapping[str, Any]) -> str:
-    """Return what a point is, in a few words."""
-    gamma = point["exponent"]
-    transform = point["transform"]
-    named = f", γ = {gamma:g}" if gamma and transform in ("auto", "whitening") else ""
-    who = transform if point["family"] == "ours" else _FAMILIES[point["family"]]
-    return f"{who}{named}, k = {point['k']}, {point['factory'].rpartition(',')[2]}"
-
-
-def _points(point: Mapping[str, Any], metric: str) -> str:
-    return f"{100 * point['quality'][metric]:.2f}"

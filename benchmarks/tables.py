@@ -20,7 +20,7 @@ from benchmarks import (
     training_tables,
     whitening_tables,
 )
-from benchmarks.results_file import RESULTS, read
+from benchmarks.results_file import RESULTS, read, require_sources, source, used
 
 README = Path(__file__).parents[1] / "README.md"
 SCALING = README.parent / "docs" / "scaling.md"
@@ -50,13 +50,7 @@ def faults() -> str:
         some = [row for row in rows if row["fault"] == fault]
         points, harmful = (sum(row[name] for row in some) for name in ("points", "harmful"))
         lines.append(f"| {fault} | {len(some)} | {points:,} | {harmful:,} |")
-    points, machine = sum(row["points"] for row in rows), rows[0]["machine"]
-    lines += [
-        "",
-        f"{points:,} points by `{rows[0]['command']}` at commit {rows[0]['commit']}, "
-        f"{machine['date']}, Python {machine['python']}, {machine['cores']} cores, "
-        f"{rows[0]['seconds'] / 60:,.0f} minutes.",
-    ]
+    lines += ["", f"{sum(row['points'] for row in rows):,} points."]
     return "\n".join(lines)
 
 
@@ -169,8 +163,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "sweep": sweep_tables.first,
     "small_codes": sweep_tables.small_codes,
     "structures": sweep_tables.structures,
-    "million": sweep_tables.million,
-    "sweep_seconds": sweep_tables.seconds,
     "drift": nightly_tables.drift,
     "night": nightly_tables.night,
     "nights": nightly_tables.nights,
@@ -192,7 +184,7 @@ TABLES: dict[str, Callable[[], str]] = {
 def filled(text: str) -> str:
     """Return a README's text with every marked table made anew."""
     for name, table in TABLES.items():
-        text, found = _with(text, name, table())
+        text, found = _with(text, name, _made(table))
         if found != 1:
             raise SystemExit(f"README.md has {found} places for table {name}; it needs one")
     return text
@@ -208,7 +200,7 @@ def filled_where_marked(text: str, tables: Mapping[str, Callable[[], str]]) -> s
         if name not in tables:
             raise SystemExit(f"there is no table {name}; known are {', '.join(tables)}")
         try:
-            made = tables[name]()
+            made = _made(tables[name])
         except FileNotFoundError as error:
             raise SystemExit(
                 f"table {name} needs {error.filename}, which is not there: run its benchmark, or "
@@ -218,6 +210,14 @@ def filled_where_marked(text: str, tables: Mapping[str, Callable[[], str]]) -> s
         if found != 1:
             raise SystemExit(f"a document has {found} places for table {name}; it needs one")
     return text
+
+
+def _made(table: Callable[[], str]) -> str:
+    """Return a table, and under it the runs whose results it was made from."""
+    used.clear()
+    made = table()
+    sources = [f"- {source(name)}" for name in dict.fromkeys(used)]
+    return "\n".join([made, "", *sources])
 
 
 def _with(text: str, name: str, made: str) -> tuple[str, int]:
@@ -233,6 +233,7 @@ def main(arguments: list[str]) -> int:
         (SCALING, lambda text: filled_where_marked(text, cluster_tables.TABLES)),
         (PROMISES, lambda text: filled_where_marked(text, {"faults": faults})),
     ]
+    require_sources()
     same = True
     for path, fill in documents:
         text = path.read_text(encoding="utf-8")

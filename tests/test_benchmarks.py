@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +12,10 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import encoding_peers as peers
-from benchmarks import growth, moments, sweep_tables, tables
+from benchmarks import moments, results_file, tables
 from benchmarks.encoding import Spent, ratio, timed
 from benchmarks.encoding_inputs import model_flops
-from benchmarks.results_file import read
 from whiten_index.encoding.batching import TokenWindow
-from whiten_index.index import parse_bytes
 from whiten_index.moments import Products
 
 
@@ -143,78 +141,19 @@ def test_the_table_of_moments_names_everyone(monkeypatch: pytest.MonkeyPatch) ->
     assert "| speed of ours, float32 / sgemm | 1.00 (1.00–1.00) | 1.00 (1.00–1.00) |" in table
 
 
-# --------------------------------------------------------------------------- what was measured
-
-
-@pytest.mark.parametrize(("layer", "mean", "worst"), [(None, 0.6, 2.0), (1, 1.0, 4.0)])
-def test_what_choosing_loses_is_what_is_promised(
-    layer: int | None, mean: float, worst: float
+def test_results_of_a_run_that_is_not_named_or_of_several_runs_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Points of nDCG@10 below the best of the grid, where k is given."""
-    sets = ("scifact", "cranfield", "cacm")
-    rows = [
-        row
-        for row in read("choice")
-        if row["set"] in sets and row["layer"] == layer and row["k"] is not None
-    ]
-    given = sorted((row["set"], row["k"]) for row in rows)
-    assert given == sorted((name, k) for name in sets for k in (32, 64, 128, 256))
-    lost = [row["best"] - row["auto"] for row in rows]
-    assert statistics.mean(lost) <= mean
-    assert max(lost) <= worst
-    above = [row["auto"] - row["pca"] for row in rows]
-    assert min(above) >= -1.0
-    assert statistics.mean(above) > 0
-
-
-# Corpus, layer, k (None: all) -> truncated, then γ = 0, .25, .5, .75 and 1, then PCA not centred.
-EXPONENTS = {
-    ("scifact", None, None): (None, (64.42, 65.10, 63.97, 61.73, 58.94), None),
-    ("scifact", None, 256): (63.49, (64.19, 64.85, 63.88, 62.67, 60.41), 64.35),
-    ("scifact", None, 128): (60.16, (63.40, 64.03, 63.72, 62.58, 60.47), None),
-    ("scifact", None, 64): (48.41, (55.66, 56.63, 56.39, 55.59, 54.48), None),
-    ("cranfield", None, 256): (36.20, (36.83, 36.86, 35.93, 32.79, 28.10), 37.42),
-    ("cranfield", None, 128): (34.34, (36.49, 37.18, 36.63, 34.73, 32.16), None),
-    ("cranfield", 1, 256): (4.63, (5.03, 6.97, 12.61, 16.38, 15.70), None),
-}
-
-
-def test_quality_by_exponent_is_that_of_the_table_asked_for() -> None:
-    rows = {(r["set"], r["layer"], None if r["full"] else r["k"]): r for r in read("exponents")}
-    assert rows.keys() == EXPONENTS.keys()
-    for case, (truncated, by_exponent, not_centred) in EXPONENTS.items():
-        row = rows[case]
-        assert [float(name) for name in row["by_exponent"]] == [0, 0.25, 0.5, 0.75, 1]
-        assert list(row["by_exponent"].values()) == pytest.approx(by_exponent, abs=0.1), case
-        if truncated is not None:
-            assert row["truncated"] == pytest.approx(truncated, abs=0.1), case
-        if not_centred is not None:
-            assert row["not_centred"] == pytest.approx(not_centred, abs=0.1), case
-
-
-@pytest.mark.parametrize(("times", "lost"), [(12, 0.6), (15, 0.6), (20, 2.0), (24, 0.6), (32, 1.0)])
-def test_so_many_times_fewer_bytes_cost_so_little(times: float, lost: float) -> None:
-    points = sweep_tables.points_of("scifact")
-    raw = points["raw/none/k384/fp32/flat"]
-    assert raw["bytes"]["per_row"] == 1536
-    assert round(100 * raw["quality"]["ndcg@10"], 2) == 64.51
-    most = raw["bytes"]["per_row"] / times
-    found = [
-        100 * (raw["quality"]["ndcg@10"] - point["quality"]["ndcg@10"])
-        for point in points.values()
-        if point["family"] == "ours" and point["rerank"] is None
-        and point["bytes"]["per_row"] <= most
-    ]  # fmt: skip
-    assert min(found) <= lost
-
-
-def test_builds_hold_no_more_than_their_budget_and_bytes_grow_with_the_rows() -> None:
-    found = read("growth")
-    assert {(row["kind"], row["rows"]) for row in found} == {
-        (kind, rows) for kind in growth.KINDS for rows in growth.SIZES
-    }
-    for row in found:
-        budget = parse_bytes(row["budget"])
-        assert row["anonymous_peak"] - row["anonymous_before"] <= budget, row["factory"]
-        assert row["bytes"]["index_file"] / row["rows"] == pytest.approx(4 * growth.K, rel=0.05)
-    assert max(row["bytes"]["vectors"] for row in found) > budget
+    monkeypatch.setattr(results_file, "RESULTS", tmp_path)
+    path = results_file.write("some", [{"figure": 1}])
+    results_file.require_sources()
+    assert results_file.read("some") == [{"figure": 1}]
+    whole = path.read_text()
+    path.write_text(whole + whole)
+    with pytest.raises(SystemExit, match=r"some\.jsonl holds rows of several runs"):
+        results_file.require_sources()
+    path.write_text('{"figure": 1}\n')
+    with pytest.raises(
+        SystemExit, match=r"some\.jsonl does not say its benchmark, commit, command"
+    ):
+        results_file.require_sources()

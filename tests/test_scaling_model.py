@@ -165,7 +165,7 @@ def results(
     def put(name: str, row: dict[str, object]) -> None:
         path = tmp_path / f"{name}.jsonl"
         path.unlink(missing_ok=True)
-        path.write_text(json.dumps(row) + "\n")
+        path.write_text(f'{{"benchmark": "{name}"}}\n{json.dumps(row)}\n')
 
     return put
 
