@@ -77,7 +77,7 @@ def require_sources() -> None:
     """
     for path in sorted(RESULTS.glob("*.jsonl")):
         run_of(path.stem)
-        if any("benchmark" in row or "machine" in row for row in _lines(path.stem)[1:]):
+        if any({"benchmark", "command"} <= row.keys() for row in _lines(path.stem)[1:]):
             raise SystemExit(f"{path.name} holds rows of several runs; run its benchmark again")
 
 
