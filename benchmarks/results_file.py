@@ -114,7 +114,11 @@ def _commit() -> str:
 
     def git(*arguments: str) -> str:
         found = subprocess.run(
-            ["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=True
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return found.stdout.strip()
 
