@@ -101,6 +101,8 @@ sweep_options = [
 
 # Points left out that are named one by one.
 _NAMED = 3
+# Stages over points, which have no rate worth telling.
+_OF_POINTS = ("make indexes", "measure")
 # What a job file sets of a sweep alone -> the parameter.
 _IN_JOB_FILES = {
     "k": "widths",
@@ -208,8 +210,9 @@ def _print_report(report: Mapping[str, Any]) -> None:
     for line in _by_reason(report["skipped"]):
         click.echo(f"  {line}")
     click.echo("time")
-    # Points have no rate worth telling.
-    rows = {stage: count for stage, count in report["stage_rows"].items() if stage != "measure"}
+    rows = {
+        stage: count for stage, count in report["stage_rows"].items() if stage not in _OF_POINTS
+    }
     click.echo(terminal.table(terminal.stage_rows(report["seconds"], rows)))
     click.echo(f"results: {report['results']}")
 
