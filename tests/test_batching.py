@@ -509,3 +509,14 @@ def test_other_tokenizers_read_all_of_a_text(tiny_model):
         changed("normalizer", normalizers.BertNormalizer(handle_chinese_chars=False)),
     ):
         assert lengths_read(other, ["the cat " * 1000]) == ([8000], [True])
+
+
+def test_a_token_beyond_32_bits_is_an_error_of_the_model() -> None:
+    class Tokenizer:
+        pad_token_id = 0
+
+        def __call__(self, texts: list[str], **_: object) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[2**31] for _ in texts]}
+
+    with pytest.raises(EncoderError, match="use the tokenizer that the model was trained with"):
+        tokenize(Tokenizer(), ["a"], max_length=8)

@@ -239,13 +239,12 @@ def test_a_model_that_gives_nan_is_an_error(copy_of):
         load(folder).encode(["the cat"])
 
 
-@pytest.mark.parametrize("number", [10**6, 2**32 - 1])
-def test_a_tokenizer_of_another_model_is_an_error(copy_of, number):
+def test_a_tokenizer_of_another_model_is_an_error(copy_of):
     folder = copy_of()
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     word = next(word for word in vocabulary if word.isalpha())
-    vocabulary[word] = number
+    vocabulary[word] = 10**6
     write_json(folder / "tokenizer.json", tokenizer)
     with pytest.raises(EncoderError, match="use the tokenizer that the model was trained with"):
         load(folder).encode([word])
