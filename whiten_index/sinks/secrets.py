@@ -101,8 +101,8 @@ def require_no_secrets(address: str, options: Mapping[str, str]) -> None:
         name, equals, value = map(unquote, each.partition("="))
         if name not in engine.parameters or not equals or not _may_be(name, value):
             # One without a value may be a token.
-            told = f" {name}" if re.fullmatch("[a-z_]+", name) and value else ""
-            raise _secret(f"a parameter{told} of the address ({scheme}://…)", address)
+            shown = f" {name}" if re.fullmatch("[a-z_]+", name) and value else ""
+            raise _secret(f"a parameter{shown} of the address ({scheme}://…)", address)
     for name, value in options.items():
         if not _is_plain_option(name, value):
             raise _secret(f"--option {name}", address)
