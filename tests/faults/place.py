@@ -173,6 +173,15 @@ class Place:
         return self.log.read_text(errors="replace")
 
 
+def digest_of(tree: Tree) -> str:
+    """Return a checksum of the paths and contents of a tree."""
+    digest = hashlib.sha256()
+    for name, content in sorted(tree.items()):
+        digest.update(f"{name}\0{-1 if content is None else len(content)}\0".encode())
+        digest.update(content or b"")
+    return digest.hexdigest()
+
+
 def names_of(tree: Tree) -> set[str]:
     """Return the paths of a tree, without the parts that depend on the number of tries."""
     return {_CHANGING.sub("*", f"/{name}") for name in tree}
