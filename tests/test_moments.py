@@ -205,6 +205,14 @@ def test_float32_products_in_many_dims_with_a_large_mean(ratio):
     assert distance(found.covariance(), exact.covariance()) < 1e-6
 
 
+def test_an_update_takes_products_in_the_precision_asked_for():
+    rows = make_rows(0, 300, 3)
+    for products in Products:
+        updated = Moments.empty(3).update(rows, products=products)
+        assert_identical(updated, Moments.of(rows, products=products))
+    assert not np.array_equal(updated.scatter, Moments.of(rows).scatter)
+
+
 @pytest.mark.parametrize("scale", [0, 1e-30, 1e-15, 1e15, 1e30, 1e60])
 def test_rows_that_float32_does_not_hold_are_multiplied_in_float64(scale):
     rows = make_rows(0, 300, 3) * scale

@@ -45,6 +45,32 @@ def test_covariance_and_coefficient_are_those_of_scikit_learn(name, seed, n, d, 
     np.testing.assert_allclose(covariance, truth, rtol=0, atol=1e-6 * np.trace(truth))
 
 
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("n", [9, 20, 100, 400])
+def test_rows_alike_in_every_direction_are_shrunk_as_by_scikit_learn(name, n):
+    rows = np.random.default_rng(n).normal(size=(n, 4))
+    # Ledoit and Wolf's b² is above δ² in two of these draws, and their coefficient is 1.
+    truth, rho = by_scikit_learn(rows, name)
+    covariance, coefficient = shrunk_covariance(Moments.of(rows), name, ddof=0)
+    assert coefficient == pytest.approx(rho, rel=1e-6)
+    np.testing.assert_allclose(covariance, truth, atol=1e-9)
+
+
+def test_a_covariance_that_is_the_identity_needs_no_shrinking():
+    moments = Moments.of(np.vstack([np.eye(4), -np.eye(4)]))
+    for name, rho in (("ledoit-wolf", 0.0), ("oas", 1.0)):
+        covariance, coefficient = shrunk_covariance(moments, name, ddof=0)
+        assert coefficient == rho
+        np.testing.assert_allclose(covariance, np.eye(4) / 4, atol=1e-15)
+
+
+def test_a_covariance_is_divided_by_the_rows_less_one_unless_told():
+    rows = make_rows()
+    covariance, rho = shrunk_covariance(Moments.of(rows), 0)
+    np.testing.assert_allclose(covariance, np.cov(rows.T), atol=1e-12)
+    assert rho == 0
+
+
 def test_ledoit_wolf_is_that_of_the_definition():
     """b² is the mean squared distance of the rows' own outer products from S, over n."""
     rows = make_rows(0, 50, 6, ratio=2)
@@ -127,6 +153,18 @@ def test_fourth_powers_that_cannot_be_right_are_an_error(quartic):
     moments = dataclasses.replace(Moments.of(make_rows()), quartic=quartic)
     with pytest.raises(WhiteningError, match="does not fit the scatter"):
         shrunk_covariance(moments, "ledoit-wolf")
+
+
+def test_fourth_powers_below_half_of_what_the_scatter_allows_are_an_error():
+    moments = Moments.of(make_rows())
+    least = np.trace(moments.scatter) ** 2 / moments.count
+    for share in (0.4, 0.6):
+        changed = dataclasses.replace(moments, quartic=share * least)
+        if share < 0.5:
+            with pytest.raises(WhiteningError, match="does not fit the scatter"):
+                shrunk_covariance(changed, "ledoit-wolf")
+        else:
+            shrunk_covariance(changed, "ledoit-wolf")
 
 
 @pytest.mark.parametrize("name", NAMED)

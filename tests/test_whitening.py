@@ -142,6 +142,12 @@ def test_a_fit_is_not_cut_to_what_it_does_not_have(options, k, fitted):
         fit(make_rows(), **options).truncate(k)
 
 
+@pytest.mark.parametrize("k", [True, 3.0, "3", None])
+def test_a_fit_is_cut_to_a_whole_number_of_directions(k):
+    with pytest.raises(ConfigError, match=f"k is a whole number; .*{k}.* was given"):
+        fit(make_rows()).truncate(k)
+
+
 @pytest.mark.parametrize(
     ("options", "n"),
     [

@@ -130,7 +130,7 @@ def ledoit_wolf_coefficient(moments: Moments) -> float:
             "file); scale the embeddings, or use --shrinkage oas"
         )
     noise = max(fourth - float(np.square(scaled).sum()), 0.0) / moments.count
-    return min(noise / distance, 1.0) if moments.dim > 1 and distance > 0 else 0.0
+    return min(noise / distance, 1.0) if distance > 0 else 0.0
 
 
 def oas_coefficient(moments: Moments) -> float:
@@ -153,7 +153,7 @@ def _of_mean_variance_one(moments: Moments) -> tuple[NDArray[np.float64], float]
     """Return S/μ and μ = tr S/d: squares of S itself may leave the range of float64."""
     covariance = moments.covariance(ddof=0)
     unit = float(np.trace(covariance)) / moments.dim
-    return (covariance / unit, unit) if unit > 0 else (np.eye(moments.dim), 1.0)
+    return covariance / unit, unit
 
 
 def _squared_distance_to_identity(scaled: NDArray[np.float64]) -> float:
