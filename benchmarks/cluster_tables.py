@@ -290,5 +290,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "scaling_remedies": mended,
     "cluster_schedule": simulation,
     "cluster_empty": empty,
-    "cluster_overhead": overhead,
+    "cluster_equal": equal,
 }

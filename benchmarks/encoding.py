@@ -157,7 +157,7 @@ class Measurement:
 
     def _compared(self, outputs: Mapping[str, list[NDArray[Any]]]) -> Iterator[dict[str, Any]]:
         joined = {name: np.concatenate(blocks) for name, blocks in outputs.items() if blocks}
-        others = [peers.PEER, peers.PEER_STREAM, peers.PEER_HALF]
+        others = [peers.PEER, peers.PEER_STREAM, peers.PEER_TUNED, peers.PEER_HALF]
         pairs = [(peers.OURS, other) for other in others] + [(peers.OURS_STREAM, peers.PEER)]
         for one, other in pairs:
             if other in joined:
@@ -217,7 +217,7 @@ class Measurement:
 
     def _ratios(self) -> Iterator[dict[str, Any]]:
         """Yield how many times faster we are than each other, over a list and over a stream."""
-        others = (peers.PEER, peers.PEER_HALF, peers.BARE, peers.PACKED)
+        others = (peers.PEER, peers.PEER_TUNED, peers.PEER_HALF, peers.BARE, peers.PACKED)
         pairs = [(peers.OURS, other) for other in others if other in self.spent]
         for us, other in [*pairs, (peers.OURS_STREAM, peers.PEER_STREAM)]:
             for clock in ("cpu", "wall"):

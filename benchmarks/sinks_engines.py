@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from whiten_index.batch import ID
 from whiten_index.sinks import VECTOR, Generation, Layout, VectorDtype, vectors_of
-from whiten_index.sinks.ids import row_uuids
 from whiten_index.sinks.lance.rows import as_stored, stored_schema
-from whiten_index.sinks.payload import to_objects
 
 TABLE, TOP_K = "docs", 10
 _OWN = "own"
@@ -423,69 +421,6 @@ class MilvusServer(Milvus):
         """Stop the server, and drop what it kept."""
         self._server.stop()
         self._server.cleanup()
-
-
-class Qdrant:
-    """The client's own engine in memory: exact search in numpy, and no server."""
-
-    def __init__(self, folder: Path, dtype: VectorDtype) -> None:  # noqa: ARG002 - in memory
-        self._models = importlib.import_module("qdrant_client.models")
-        self._client = importlib.import_module("qdrant_client").QdrantClient(":memory:")
-        self.address = "qdrant://:memory:"
-        self.options: Mapping[str, str] = {}
-        self.settings: Sequence[Setting] = ()
-        self.own: Mapping[str, Way] = {
-            "upload_collection": lambda rows: self._upload(rows, 64),
-            "upload_collection, 1,024 at once": lambda rows: self._upload(rows, 1024),
-        }
-
-    def facts(self) -> dict[str, str]:
-        """Return none: it has no server."""
-        return {}
-
-    def settle(self) -> None:
-        """Do nothing: nothing is written."""
-
-    def server_cpu(self) -> float:
-        """Return none: it runs in this process."""
-        return 0.0
-
-    def bytes(self) -> dict[str, int]:
-        """Return none: nothing is written."""
-        return {}
-
-    @contextmanager
-    def searching(self, setting: Setting | None) -> Iterator[Search]:  # noqa: ARG002 - all exact
-        """Open the memory of this process that the sink filled."""
-        made = importlib.import_module("whiten_index.sinks.qdrant.connection")
-        client = made.open_client(made.Place.of(self.address), made.Options())
-
-        def search(vector: NDArray[np.float32]) -> list[Any]:
-            found = client.query_points(TABLE, vector, limit=TOP_K, with_payload=[ID])
-            return [point.payload[ID] for point in found.points]
-
-        yield search
-
-    def close(self) -> None:
-        """Drop what was pushed: the memory is this process's."""
-        made = importlib.import_module("whiten_index.sinks.qdrant.connection")
-        client = made.open_client(made.Place.of(self.address), made.Options())
-        for each in client.get_collections().collections:
-            client.delete_collection(each.name)
-
-    @contextmanager
-    def _upload(self, rows: Rows, batch_size: int) -> Iterator[Load]:
-        models, layout = self._models, rows.layout
-        params = models.VectorParams(size=layout.k, distance=models.Distance.COSINE)
-        self._client.create_collection(_OWN, vectors_config=params)
-        vectors = rows.vectors
-        payload = [each for b in rows.batches for each in to_objects(b, (ID, *layout.kept))]
-        ids = [each for batch in rows.batches for each in row_uuids(batch, layout)]
-        yield lambda: self._client.upload_collection(
-            _OWN, vectors=vectors, payload=payload, ids=ids, batch_size=batch_size, wait=True
-        )
-        require_all(self._client.count(_OWN, exact=True).count, rows)
-        self._client.delete_collection(_OWN)
 
 
 def require_all(count: int, rows: Rows) -> None:

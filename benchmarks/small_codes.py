@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.results_file import write
-from benchmarks.sweep import scifact
+from benchmarks.results_file import data_folder, write
 from whiten_index.encode import encode_corpus
 from whiten_index.metrics import evaluate_each
 from whiten_index.progress import Silent, Stages
@@ -43,6 +42,24 @@ class Peer(Point):
     def factory(self, rows: int) -> str:  # noqa: ARG002
         """Return the factory string, whatever the rows."""
         return self.faiss
+
+
+def scifact(work: Path) -> dict[str, Any]:
+    """Return the options of SciFact's test queries, title and text joined."""
+    data = data_folder() / "retrieval/scifact"
+    return {
+        "pooling": "mean",
+        "max_length": 256,
+        "corpus": [str(data / "corpus.parquet")],
+        "text_columns": ["title", "text"],
+        "id_column": "id",
+        "keep": ["title"],
+        "queries": str(data / "queries.parquet"),
+        "qrels": str(data / "qrels.parquet"),
+        "qrels_split": "test",
+        "store": str(work / "store"),
+        "out": str(work / "scifact"),
+    }
 
 
 def ours(transform: str, k: int, codec: str, rerank: int = 0) -> Point:

@@ -61,35 +61,6 @@ def _mean(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.2f}" + (f" ± {row['deviation']:.2f}" if row["deviation"] else "")
 
 
-def structures() -> str:
-    """Return bytes, latency and recall of each structure and codec on Wikinews."""
-    points = {row["key"]: row for row in read("sweep_wikinews") if row["type"] == "point"}
-    lines = [
-        "| Wikinews, PCA, k = 128 | bytes a row | built in s | ms a query, p50 | p95 | queries/s "
-        "| index recall@10 | agreement@10 |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    wanted = [(f"raw/none/k384/fp32/{index}", f"raw, {index}, fp32") for index in ("flat", "ivf")]
-    for index in ("flat", "ivf", "hnsw"):
-        for codec in ("fp32", "fp16", "sq8", "pq"):
-            wanted.append((f"ours/pca/k128/{codec}/{index}", f"{index}, {codec}"))
-    for key, called in wanted:
-        if (point := points.get(key)) is not None:
-            lines.append(
-                f"| {called} | {point['bytes']['per_row']:,.0f} | {point['seconds']['total']:,.1f} "
-                f"| {point['latency_ms']['p50']:.2f} | {point['latency_ms']['p95']:.2f} "
-                f"| {point['throughput']['queries_per_second']:,.0f} "
-                f"| {point['index_recall@10']:.3f} | {point['agreement@10']:.3f} |"
-            )
-    (cost,) = (row for row in read("sweep_wikinews") if row["type"] == "cost")
-    lines += [
-        "",
-        f"{cost['points']} points of {cost['rows']:,} rows took {cost['seconds'] / 60:.0f} minutes "
-        f"({cost['cpu_seconds'] / 60:.0f} of CPU time), and {cost['peak_bytes'] / 2**30:.1f} GiB.",
-    ]
-    return "\n".join(lines)
-
-
 def growth() -> str:
     """Return time, bytes and memory of builds of ever more rows."""
     lines = [

@@ -22,9 +22,11 @@ from benchmarks import (
 )
 from benchmarks.results_file import RESULTS, read, require_sources, source, used
 
-README = Path(__file__).parents[1] / "README.md"
-SCALING = README.parent / "docs" / "scaling.md"
-PROMISES = README.parent / "docs" / "promises.md"
+_ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    _ROOT / "README.md",
+    *(_ROOT / "docs" / name for name in ("databases.md", "promises.md", "scaling.md")),
+]
 _MARK = r"<!-- table (\w+) -->"
 
 
@@ -79,8 +81,9 @@ def _encoding_of(rows: list[dict[str, Any]]) -> str:
     ]
     for row in (row for row in rows if row["figure"] == "contender"):
         peak = memory.get(row["contender"])
+        batches = f", batches of {row['batch_size']}" if "batch_size" in row else ""
         lines.append(
-            f"| {row['contender']} | {row['sentences_per_second']:,.0f} "
+            f"| {row['contender']}{batches} | {row['sentences_per_second']:,.0f} "
             f"| {row['tokens_per_second']:,.0f} | {_percent(row['share_of_peak'])} "
             f"| {_percent(row['padding_share'])} "
             f"| {'–' if peak is None else format(peak['peak_mib'], ',.0f') + ' MiB'} |"
@@ -166,8 +169,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "night": nightly_tables.night,
     "nights": nightly_tables.nights,
     "readers": nightly_tables.readers,
-    "cluster_equal": cluster_tables.equal,
     "sinks": sinks_tables.sinks,
+    "qdrant_folder": sinks_tables.qdrant_folder,
+    "faults": faults,
     "growth": sweep_tables.growth,
     "exact_search": sweep_tables.exact_search,
     "graph_peers": sweep_tables.graph_peers,
@@ -175,30 +179,22 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "encoding": encoding,
     "moments": moments,
+    **cluster_tables.TABLES,
     **training_tables.TABLES,
 }
 
 
 def filled(text: str) -> str:
-    """Return a README's text with every marked table made anew."""
-    for name, table in TABLES.items():
-        text, found = _with(text, name, _made(table))
-        if found != 1:
-            raise SystemExit(f"README.md has {found} places for table {name}; it needs one")
-    return text
-
-
-def filled_where_marked(text: str, tables: Mapping[str, Callable[[], str]]) -> str:
-    """Return a document's text with the tables that it has marks for made anew.
+    """Return a document's text with each table that it has a mark for made anew.
 
     Raises:
         SystemExit: a mark names no table, or a table's results are not there.
     """
     for name in re.findall(_MARK, text):
-        if name not in tables:
-            raise SystemExit(f"there is no table {name}; known are {', '.join(tables)}")
+        if name not in TABLES:
+            raise SystemExit(f"there is no table {name}; known are {', '.join(TABLES)}")
         try:
-            made = _made(tables[name])
+            made = _made(TABLES[name])
         except FileNotFoundError as error:
             raise SystemExit(
                 f"table {name} needs {error.filename}, which is not there: run its benchmark, or "
@@ -226,16 +222,13 @@ def _with(text: str, name: str, made: str) -> tuple[str, int]:
 
 def main(arguments: list[str]) -> int:
     """Fill the tables, or with ``--check`` only compare; return the exit status."""
-    documents: list[tuple[Path, Callable[[str], str]]] = [
-        (README, filled),
-        (SCALING, lambda text: filled_where_marked(text, cluster_tables.TABLES)),
-        (PROMISES, lambda text: filled_where_marked(text, {"faults": faults})),
-    ]
     require_sources()
+    texts = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+    if missing := TABLES.keys() - {name for t in texts.values() for name in re.findall(_MARK, t)}:
+        raise SystemExit(f"no document has a place for {', '.join(sorted(missing))}")
     same = True
-    for path, fill in documents:
-        text = path.read_text(encoding="utf-8")
-        made = fill(text)
+    for path, text in texts.items():
+        made = filled(text)
         same = same and made == text
         if "--check" not in arguments:
             path.write_text(made, encoding="utf-8")

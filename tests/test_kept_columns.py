@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import BuildConfig, build_index, index, open_index
 from whiten_index.arrow_types import replaced_leaves, times_as_numbers, times_of, without_views
 from whiten_index.errors import CorpusError
+from whiten_index.index import write_documents
 from whiten_index.update import UpdateConfig, update_index
 
 ROWS, DIM = 40, 8
@@ -132,3 +133,27 @@ def test_a_record_with_two_fields_of_one_name_is_refused(name: str, tmp_path: Pa
         with pytest.raises(CorpusError, match=f"'k' of .* two fields '{name}'"):
             build_index(config)
         assert not (tmp_path / "index" / "CURRENT").exists()
+
+
+def test_what_cannot_be_searched_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the program that only a reader would meet, such as two columns of one name."""
+    corpus, out = tmp_path / "c", tmp_path / "index"
+    write(corpus, pa.array(["a"] * ROWS), seed=0)
+    options: dict[str, Any] = {"embedding_column": "e", "id_column": "id", "keep": ("k",), "k": 4}
+    build_index(BuildConfig(corpus=(str(corpus),), out=str(out), **options))
+    before = open_index(out).bundle.version
+
+    def doubled(path: Path, tables: Iterable[pa.Table]) -> int:
+        return write_documents(path, (table.rename_columns(["id", "id"]) for table in tables))
+
+    monkeypatch.setattr(index, "write_documents", doubled)
+    write(corpus, pa.array(["b"] * ROWS), seed=1)
+    with pytest.raises(KeyError):
+        build_index(BuildConfig(corpus=(str(corpus),), out=str(tmp_path / "first"), **options))
+    with pytest.raises(KeyError):
+        update_index(UpdateConfig(index=str(out)))
+    assert not (tmp_path / "first" / "CURRENT").exists()
+    assert open_index(out).bundle.version == before
+    assert open_index(out).search_like(7, top_k=1)[0].columns == {"k": "a"}

@@ -171,7 +171,7 @@ class Opened:
     ) -> list[list[Hit]]:
         """Return the hits of raw embeddings (n, d)."""
         scores, rows = self._nearest(embeddings, top_k, chosen)
-        return [self._hits(*pair) for pair in zip(scores, rows, strict=True)]
+        return [hits_of(self.bundle, *pair) for pair in zip(scores, rows, strict=True)]
 
     def search_like(
         self, document_id: str | int, top_k: int, chosen: RowFilter | None
@@ -181,7 +181,7 @@ class Opened:
         scores, rows = self.bundle.search_like(
             row, top_k, row_filter=chosen, rescorer=self.reranker
         )
-        return self._hits(scores[0], rows[0])
+        return hits_of(self.bundle, scores[0], rows[0])
 
     def rankings(
         self,
@@ -202,10 +202,12 @@ class Opened:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         return self.bundle.search(embeddings, top_k, row_filter=chosen, rescorer=self.reranker)
 
-    def _hits(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> list[Hit]:
-        hits = []
-        for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
-            if row >= 0:
-                columns = self.bundle.documents.get(row)
-                hits.append(Hit(columns.pop("id"), score, row, columns))
-        return hits
+
+def hits_of(bundle: Bundle, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> list[Hit]:
+    """Return the hits of one query by their row numbers, where those are not negative."""
+    hits = []
+    for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
+        if row >= 0:
+            columns = bundle.documents.get(row)
+            hits.append(Hit(columns.pop("id"), score, row, columns))
+    return hits

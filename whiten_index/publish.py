@@ -23,6 +23,7 @@ from whiten_index.diagnose import geometry
 from whiten_index.encode import EncodeReport, raw_bytes
 from whiten_index.fit import Fitted
 from whiten_index.objects import settled as settled_place
+from whiten_index.opened import hits_of
 from whiten_index.progress import Stages
 from whiten_index.release import VERSION
 from whiten_index.store import CorpusRecord, EmbeddingStore
@@ -176,12 +177,22 @@ def write_version(
                 "factory": _factory_facts(settled.plan, made),
                 "bytes": _bytes(encoded, made, folder),
             }
+            _require_searchable(folder, fields)
             fields |= {} if finish is None else finish(folder, fields)
             # It ends when the folder is published.
             ending.enter_context(stages.stage("publish", record.rows)).advance(record.rows)
             return {**fields, "seconds": dict(stages.seconds), "stage_rows": dict(stages.rows)}
 
         return publish(Path(str(config.out)), version, fill)
+
+
+def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> None:
+    """Search as readers will: what cannot be opened or searched is not published."""
+    bundle = faiss_index.open_unsealed(folder, fields)
+    query = bundle.whitening.mean + np.random.default_rng(0).normal(size=(1, bundle.dim))
+    scores, rows = bundle.search(query.astype(np.float32), 1)
+    # The list that is searched first may be empty: then any row will do.
+    hits_of(bundle, scores[0], np.maximum(rows[0], 0))
 
 
 def _geometry(
