@@ -219,6 +219,9 @@ def test_rows_that_float32_does_not_hold_are_multiplied_in_float64(scale):
     assert_identical(Moments.of(rows, products="float32"), Moments.of(rows))
     single = Moments.of(rows).update(rows, products="float32")
     assert_identical(single, Moments.of(rows).update(rows))
+    weights = np.arange(300)
+    weighted = Moments.of(rows, weights=weights, products="float32")
+    assert_identical(weighted, Moments.of(rows, weights=weights))
 
 
 def test_an_unknown_precision_names_the_known():

@@ -93,6 +93,15 @@ def test_groups_are_permuted_whitened_each_and_permuted_back(size, exponent, shu
         assert facts.get("seed") == (7 if shuffle else None)
 
 
+def test_a_direction_that_rounding_may_have_made_is_left_out_of_zca():
+    """Its variance is below 1e-10 of the widest, though not of the next one."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(400, 3)) * [1, 1e-3, 3e-6]
+    whitened = fit(rows, kind=Kind.ZCA).apply(rows)
+    values = np.linalg.eigvalsh(np.cov(whitened.T))
+    np.testing.assert_allclose(values, [0, 1, 1], atol=1e-6)
+
+
 def test_one_group_is_zca_and_groups_of_one_are_standard_scores():
     rows = make_rows()
     whole = fit(rows, kind=Kind.GROUP, group_size=12, shuffle=True).apply(rows)

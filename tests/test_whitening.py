@@ -489,6 +489,15 @@ def test_what_float16_costs_is_foretold(condition, ratio, within):
     assert 1 / within < measured / foretold < within
 
 
+def test_what_float16_costs_where_the_mean_stays_is_foretold():
+    rows = make_rows(1, 2000, 24, ratio=3).astype(np.float32)
+    whitening = fit(rows, k="full", center=False)
+    ours, truth = whitening.apply(rows.astype(np.float16)), whitening.apply(rows)
+    measured = 1 - (unit_rows(ours) * unit_rows(truth)).sum(axis=1).mean()
+    foretold = 1 - whitening.rounding_cosine(relative_error=2e-4)
+    assert 1 / 1.5 < measured / foretold < 1.5
+
+
 def test_no_error_costs_nothing():
     for kind in Kind:
         assert fit(make_rows(), kind=kind).rounding_cosine(relative_error=0) == 1
