@@ -115,6 +115,14 @@ def test_moments_of_shards_fit_the_whitening_of_all_rows():
     assert ours.rank == rank
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_signs_are_fixed_by_the_largest_entry_of_each_direction(seed):
+    basis = fit(make_rows(seed), k="full").basis
+    largest = np.abs(basis).argmax(axis=0)
+    assert (np.take_along_axis(basis, largest[None], axis=0) > 0).all()
+    assert "directions" not in fit(make_rows(seed)).describe()
+
+
 # Truncation and inverse
 
 
