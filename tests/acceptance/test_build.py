@@ -1,4 +1,4 @@
-"""Build an index of texts, of a column of embeddings, of passages; search it; compare with truth."""
+"""Build an index of texts, of a column of embeddings or of passages, and search it."""
 
 from __future__ import annotations
 

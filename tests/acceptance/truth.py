@@ -1,4 +1,4 @@
-"""Expected values that owe nothing to the package: numpy, transformers, brute force, plain FAISS."""
+"""Expected values that owe nothing to the package: numpy, transformers and brute force."""
 
 from __future__ import annotations
 
