@@ -47,12 +47,17 @@ def store_dtype() -> str:
 def faults() -> str:
     """Return the table of faults of the system that were tried, a line for each kind."""
     rows = read("faults")
-    lines = ["| fault | commands | points | harmful |", "|---|---:|---:|---:|"]
-    for fault in sorted({row["fault"] for row in rows}):
-        some = [row for row in rows if row["fault"] == fault]
-        points, harmful = (sum(row[name] for row in some) for name in ("points", "harmful"))
-        lines.append(f"| {fault} | {len(some)} | {points:,} | {harmful:,} |")
-    lines += ["", f"{sum(row['points'] for row in rows):,} points."]
+    lines = [
+        "| fault | commands | operations | of these tried | harmful |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    names = sorted({row["fault"] for row in rows})
+    kinds = [[row for row in rows if row["fault"] == name] for name in names]
+    for some in [*kinds, rows]:
+        cells = [f"{sum(row[name] for row in some):,}" for name in ("of", "points", "harmful")]
+        name = "**all**" if some is rows else some[0]["fault"]
+        commands = len({row["flow"] for row in some})
+        lines.append(f"| {name} | {commands} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

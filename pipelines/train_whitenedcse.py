@@ -34,6 +34,7 @@ import click
 from pipelines.training_tables import pictures, tables
 from whiten_index.artifacts.atomic import discard, make_folder, replace_file
 from whiten_index.artifacts.files import exists, is_file, is_folder, reading, writing
+from whiten_index.artifacts.limits import load_toml, read_bounded
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding import EncoderConfig, EncoderSpec
@@ -83,8 +84,8 @@ def read_sweep(path: Path, *, base: Mapping[str, Any], seeds: Sequence[int] = ()
         ConfigError: the file cannot be read, or asks for what is unknown.
     """
     try:
-        sweep = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        sweep = load_toml(read_bounded(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no sweep that can be read ({error}); mend it") from error
     if unknown := sorted(sweep.keys() - {"seeds", "base", "runs"}):
         raise ConfigError(f"{path}: {', '.join(unknown)}: a sweep has seeds, base and runs")

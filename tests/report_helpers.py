@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import numpy as np
 
 from whiten_index.report.advice import advise
-from whiten_index.report.records import read_results
+from whiten_index.report.records import line_of, read_results
 
 DIM = 384
 EIGENVALUES = [float(0.02 * i**-0.9) for i in range(1, 382)]
@@ -112,7 +111,7 @@ def sweep_records(run="r1", name="SciFact", rows=5_183, *, judged=True):
 
 def write_results(path, records):
     """Write records as JSON lines."""
-    path.write_text("".join(f"{json.dumps(r)}\n" for r in records), encoding="utf-8")
+    path.write_bytes(b"".join(map(line_of, records)))
     return path
 
 

@@ -50,6 +50,10 @@ FORMS = {
     f"ray://user:{ESCAPED}@host:10001": "RAY_AUTH_TOKEN",
     f"file://user:{ESCAPED}@host/x": "variable",
     f"user:{ESCAPED}@host/x.parquet": "variable",
+    f"user:{ESCAPED}@host:/folder": "variable",
+    f"//user:{ESCAPED}@host/x": "variable",
+    f"host=h user=u password={ESCAPED}": "variable",
+    f"s3://b/x%3Fsignature={ESCAPED}": "AWS",
     f"user:{ESCAPED}@host:6379": "variable",
 }
 # Addresses without a secret, which must pass.

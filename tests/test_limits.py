@@ -205,6 +205,15 @@ def test_a_job_file(run, tmp_path):  # type: ignore[no-untyped-def]
     assert_says(run(arguments), 2, LONG)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [".".join(["a"] * 20_000) + " = 1", f"[{'.'.join('a' * 150)}]\nb = 1", "a = " + "[" * 9_000],
+)
+def test_a_job_file_that_nests(run, tmp_path, text):  # type: ignore[no-untyped-def]
+    (tmp_path / "job.toml").write_text(text)
+    assert_says(run(["build", "--config", str(tmp_path / "job.toml")]), 2, "is not TOML")
+
+
 def test_a_device_as_a_job_file(run):  # type: ignore[no-untyped-def]
     assert_says(run(["build", "--config", "/dev/zero"]), 2, LONG)
 

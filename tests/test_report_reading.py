@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -36,12 +37,34 @@ def test_a_torn_last_line_is_left_out_and_any_other_is_named(tmp_path):
     whole = path.read_text()
     path.write_text(whole + '{"type": "point", "run')
     assert len(read_results(path)[0].points) == 1
-    path.write_text(whole + "{half\n" + json.dumps(RAW) + "\n")
-    with pytest.raises(ArtifactError, match=r"line 3 of .* is not JSON; remove it or sweep again"):
+    for line in ("{half", "[1, 2]", "3", json.dumps(RAW)):
+        path.write_text(f"{whole}{line}\n{whole}")
+        with pytest.raises(ArtifactError, match=r"line 3 of .* is damaged .*; remove that line"):
+            read_results(path)
+
+
+def test_a_changed_figure_is_damage(tmp_path):
+    path = write_results(tmp_path / "results.jsonl", [header(), RAW])
+    whole = path.read_text()
+    assert whole.count("0.6451") == 1
+    path.write_text(whole.replace("0.6451", "0.6541"))
+    with pytest.raises(ArtifactError, match=r"line 2 of .* is damaged"):
         read_results(path)
-    path.write_text(whole + "[1, 2]\n")
-    message = r"line 3 of .* is no record but b'\[1, 2\]'; remove that line, or sweep again into"
-    with pytest.raises(ArtifactError, match=message):
+
+
+def test_only_a_file_of_lines_is_read(tmp_path):
+    path = tmp_path / "results.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(ArtifactError, match="is a pipe, a socket or a device"):
+        read_results(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ArtifactError, match="is a pipe, a socket or a device"):
+        read_results(path)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(ArtifactError, match="line 1 has more than 16,777,216 bytes"):
         read_results(path)
 
 
@@ -80,7 +103,7 @@ def test_results_that_are_missing_empty_or_headless_say_what_to_do(tmp_path):
 
 
 def test_what_is_no_measurement_is_absent(tmp_path):
-    record = {**point(), "quality": {"ndcg@10": float("nan")}, "latency_ms": None, "bytes": [],
+    record = {**point(), "quality": {"ndcg@10": None}, "latency_ms": None, "bytes": [],
               "agreement@10": "high", "index_recall@10": True, "center": 1}  # fmt: skip
     (sweep,) = read(tmp_path, [header(), record])
     found = sweep.points[0]

@@ -132,8 +132,12 @@ def test_a_query_without_hits_is_kept_where_the_format_can_say_so(tmp_path):
             "q Q0 d 1 0.9 x\np Q0 d 1 0.9 x\nq Q0 d 2 0.1 x\n",
             "line 3, has document 'd' of query 'q' again; keep one, such as the best passage",
         ),
-        (".jsonl", '{"query_id": "q", "hits": [}', "line 1, is no ranking such as .*JSONDecode"),
-        (".jsonl", '{"query_id": "q"}', "line 1, is no ranking such as .*KeyError: 'hits'"),
+        (
+            ".jsonl",
+            '{"query_id": "q", "hits": [}',
+            "line 1, is no ranking such as .*Expecting value",
+        ),
+        (".jsonl", '{"query_id": "q"}', "line 1, is no ranking such as .*it has no 'hits'"),
         (".jsonl", '["q"]', "line 1, is no ranking"),
         (".jsonl", '{"query_id": "q", "hits": ["d"]}', "line 1, is no ranking"),
         (

@@ -23,6 +23,7 @@ from whiten_index.errors import (
     WhiteningError,
 )
 from whiten_index.progress import Silent
+from whiten_index.report.records import line_of
 from whiten_index.sweep import SweepConfig, plan_sweep, run_sweep, sweep_config
 from whiten_index.sweep.grid import grid
 from whiten_index.sweep.results import Results
@@ -411,8 +412,9 @@ def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, c
 
 def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
     path = tmp_path / "results.jsonl"
-    path.write_text('{"type": "sweep", "run": "a"}\n{"type": "poi\n{"type": "sweep", "run": "b"}\n')
-    with pytest.raises(ArtifactError, match=r"line 2 of .* is no record of a sweep"):
+    line = line_of({"type": "sweep", "run": "a"})
+    path.write_bytes(line + line[:20] + b"\n" + line)
+    with pytest.raises(ArtifactError, match=r"line 2 of .* is damaged"):
         Results.open(path)
 
 

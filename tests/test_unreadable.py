@@ -381,3 +381,32 @@ def test_a_job_file_that_may_not_be_read_is_the_systems_error(tmp_path: Path) ->
     status, _, stderr = failing("openat", job, "EACCES", "build", "--config", job)
     assert status == DISK
     assert_one_error(stderr, match=f"cannot read {job}: permission is denied")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("push", "{index}", "--to", "loop.parquet"),
+        ("push", "{index}", "--to", "loop.npy", "--status"),
+        ("export", "{index}", "loop", "--as", "query"),
+        ("eval", "retrieval", "--run", "run.trec", "--qrels", "loop.tsv"),
+        ("eval", "retrieval", "loop"),
+        ("build", "{corpus}", "--embedding-column", "v", "--out", "loop"),
+        ("verify", "loop"),
+        ("gc", "loop"),
+        ("report", "loop"),
+        ("search", "loop", "--like", "1"),
+    ],
+)
+def test_a_link_that_leads_back_to_itself_is_an_error(
+    place: Place, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.trec").write_text("q Q0 d 1 1.0 x\n")
+    for name in ("loop", "loop.parquet", "loop.npy", "loop.tsv"):
+        (tmp_path / name).symlink_to(name)
+    named = {"index": place.out, "corpus": place.corpus}
+    status, _, stderr = run(*(part.format_map(named) for part in command))
+    assert status in (2, 3, 5, 7)
+    assert_one_error(stderr, match="loop")
+    place.assert_all_there()

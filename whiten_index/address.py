@@ -13,7 +13,11 @@ _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,2}(\S.*)", re.DOTALL)
 # fsspec chains addresses: zip://inside.parquet::https://host/archive.zip
 _CHAIN = r"::(?=[A-Za-z][A-Za-z0-9+.-]*:/)"
 _INSIDE = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*:/{{1,2}}(?:(?!{_CHAIN})[^\s'\"<>`])+")
-_WITHOUT_SCHEME = re.compile(r"[^/:@\s]+:[^/@\s]+@[\w.-]+(:\d+|/.*)", re.DOTALL)
+_WITHOUT_SCHEME = re.compile(
+    r"(//[^/:@\s]+:[^/@\s]+@.*|[^/:@\s]+:[^/@\s]+@[\w.-]+[:/].*)", re.DOTALL
+)
+# As libpq has them: host=h user=u password=p
+_KEY_VALUE = re.compile(r"(.*\s)?(ssl)?pass(word|wd)\s*=\s*\S.*", re.DOTALL | re.I)
 _HOST = re.compile(r":memory:|(\[[\da-fA-F:.%]+\]|[^:@\[\]]*)(:\d*)?(,[^:@]*(:\d*)?)*")
 # Schemes whose user is a name; in others it may be a token.
 _NAMED_USER = re.compile(
@@ -86,6 +90,8 @@ class Address:
         found = next(filter(None, (_secret_in(*uri) for uri in _uris(self.text))), "")
         if not found and _WITHOUT_SCHEME.fullmatch(self.text):
             return "a password before the @"
+        if not found and _KEY_VALUE.fullmatch(self.text):
+            return "a password"
         return found
 
     @property
@@ -129,7 +135,7 @@ def _secret_in(scheme: str, rest: str) -> str:
             return "a parameter that may be a token"
         if ":" in value and Address(value).secret:
             return "an address inside the address"
-    return ""
+    return _secret_in(scheme, unquote(rest)) if "%3f" in path.lower() else ""
 
 
 def hide_secrets(text: str) -> str:

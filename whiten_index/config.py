@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import reading
-from whiten_index.artifacts.limits import read_bounded
+from whiten_index.artifacts.limits import load_toml, read_bounded
 from whiten_index.corpus import SHARD_ROWS, CorpusConfig, OnBadRow
 from whiten_index.encoding import EncoderConfig, PassageConfig
 from whiten_index.errors import ConfigError
@@ -322,15 +321,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is not TOML, or sets one thing twice.
     """
     try:
-        # Editors of Windows mark UTF-8 at the front.
         with reading(path):
-            values = tomllib.loads(read_bounded(path).decode("utf-8-sig"))
+            values = load_toml(read_bounded(path))
     except OSError as error:
         raise ConfigError(f"job file {path} cannot be read ({error}); check the path") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"job file {path} is not UTF-8 ({error}); save it as UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        # Integers of thousands of digits, and arrays within arrays, are more than it reads.
+    except ValueError as error:
         raise ConfigError(f"job file {path} is not TOML ({error}); mend that line") from error
     require_no_secret(values, what=f"job file {path}")
     found: dict[str, Any] = {}

@@ -206,6 +206,12 @@ def _trec_lines(path: Path) -> Iterator[_Line]:
         yield f"{path}, line {number},", fields[0], fields[2], fields[4]
 
 
+def _wrong(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return "a field is of another type" if isinstance(error, TypeError) else first_line(error)
+
+
 def _jsonl_lines(path: Path) -> Iterator[_Line]:
     first_lines: dict[str, int] = {}
     for number, line in read_lines(path):
@@ -219,7 +225,7 @@ def _jsonl_lines(path: Path) -> Iterator[_Line]:
         except (ValueError, KeyError, TypeError) as error:
             raise CorpusError(
                 f'{where} is no ranking such as {{"query_id": "q1", "hits": [{{"id": "d1", '
-                f'"score": 0.5}}]}} ({type(error).__name__}: {first_line(error)}): {shown(line)}; '
+                f'"score": 0.5}}]}} ({_wrong(error)}): {shown(line)}; '
                 "mend it or take it out"
             ) from error
         if (earlier := first_lines.setdefault(str(query), number)) != number:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import discard, replace_folder, require_free
-from whiten_index.artifacts.files import is_file, list_folder, require_path, writing
+from whiten_index.artifacts.files import is_file, list_folder, require_path, resolved, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.schema import Described, Schema
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
@@ -218,7 +218,7 @@ class _Training:
     @property
     def out(self) -> Path:
         """Folder of the model."""
-        return require_path(self.config.out).resolve()
+        return resolved(require_path(self.config.out))
 
     @property
     def work(self) -> Path:

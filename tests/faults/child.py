@@ -66,6 +66,7 @@ FAULTS = {
     "out of memory": Fault(("map",), errno.ENOMEM),
 }
 SYSTEM, GATE = 7, 9
+_AT_LEAST = 500
 
 
 def flows(place: Place) -> dict[str, list[object]]:
@@ -164,11 +165,15 @@ class Flow:
         return found[0], lines.read_text().splitlines(), found[1]
 
     def points(self, share: float) -> list[tuple[str, int]]:
-        """Return a share of the faults and operations, the same ones each time."""
+        """Return a share of the faults and operations, the same ones each time.
+
+        Of a fault that has few operations, such as a kill, the share is larger.
+        """
         random, found = Random(0), list[tuple[str, int]]()
         for fault, seen in self.seen.items():
             numbers = range(1, len(seen) + 1)
-            some = random.sample(numbers, math.ceil(share * len(seen)))
+            many = min(len(seen), math.ceil(share * max(len(seen), _AT_LEAST)))
+            some = random.sample(numbers, many)
             found += [(fault, number) for number in sorted(some)]
         return found
 
@@ -202,6 +207,7 @@ class Flow:
             "flow": self.name,
             "fault": fault,
             "number": number,
+            "of": len(self.seen[fault]),
             "operation": self._shown(self.seen[fault][number - 1]),
             "status": status,
             "published": published,

@@ -30,6 +30,7 @@ from whiten_index.artifacts.files import (
     is_link,
     list_folder,
     require_path,
+    resolved,
     walk_files,
     writing,
 )
@@ -267,7 +268,7 @@ def require_free(
         ConfigError: something else stands there, or lies among its files.
         StorageError: what is there cannot be read.
     """
-    final = require_path(path).resolve()
+    final = resolved(require_path(path))
     if exists(final) and not is_folder(final):
         raise ConfigError(f"{final} is no folder, and {what} is one; name another path")
     if exists(final) and list_folder(final):

@@ -275,6 +275,21 @@ def read_up_to(file: BinaryIO, limit: int) -> bytes:
     return bytes(data)
 
 
+def resolved(path: Path | str) -> Path:
+    """Return an absolute path without links, whether or not it exists.
+
+    Raises:
+        StorageError: a link leads back to itself, or the system does not follow one.
+    """
+    found = None
+    # Python reports a loop of links as a RuntimeError, and from 3.13 on not at all.
+    with contextlib.suppress(RuntimeError), reading(path):
+        found = Path(path).resolve()
+    if found is None or is_link(found):
+        raise system_error(path, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
+    return found
+
+
 def size_of(path: Path) -> int:
     """Return the bytes of a file or of a folder's files; 0 for a link or what does not exist.
 

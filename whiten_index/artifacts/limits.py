@@ -1,9 +1,11 @@
 """Limits on what a file may make the program hold, and the functions that read within them."""
 
 import json
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from whiten_index.artifacts.files import read_up_to
 
@@ -12,10 +14,16 @@ from whiten_index.artifacts.files import read_up_to
 JSON_LEVELS = 100
 # A job file or a model's configuration that is read whole has some kilobytes.
 FILE_BYTES = 16 << 20
+# A dotted key makes a table of each part, and Python's reader keeps every beginning of it.
+_TOML_BYTES, _TOML_DOTS = 1 << 20, 200
+_QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'""")
 # One text, or one query with all its hits. The longest lines of published sets have about 1 MiB.
 LINE_BYTES = 16 << 20
 # Text and vectors are packed to a half or a tenth of their size, never to a hundredth.
 EXPANSION, EXPANDED_BYTES = 100, 1 << 30
+
+
+T = TypeVar("T")
 
 
 class LimitError(ValueError):
@@ -67,6 +75,26 @@ def check_expanded(size: int, packed: int | None) -> None:
         )
 
 
+def load_toml(data: bytes) -> dict[str, Any]:
+    """Return the values of a TOML text in UTF-8.
+
+    Raises:
+        ValueError: the text is not TOML, is too long, or nests more than ``JSON_LEVELS`` levels.
+    """
+    if len(data) > _TOML_BYTES:
+        raise LimitError(f"it has more than {_TOML_BYTES:,} bytes")
+    # Editors of Windows mark UTF-8 at the front.
+    text = data.decode("utf-8-sig")
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > _TOML_DOTS and _QUOTED.sub("", line).count(".") > _TOML_DOTS:
+            raise LimitError(f"line {number} has more than {_TOML_DOTS} dots outside of texts")
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise LimitError(f"it nests more than {JSON_LEVELS} levels") from None
+    return require_shallow(values)
+
+
 def load_json(data: bytes | str) -> Any:
     """Return the value of a JSON text.
 
@@ -77,7 +105,16 @@ def load_json(data: bytes | str) -> Any:
         value = json.loads(data)
     except RecursionError:
         raise LimitError(f"it nests more than {JSON_LEVELS} levels") from None
-    level = [value]
+    return require_shallow(value)
+
+
+def require_shallow(value: T) -> T:
+    """Return a value of JSON or TOML.
+
+    Raises:
+        LimitError: it nests more than ``JSON_LEVELS`` levels.
+    """
+    level: list[Any] = [value]
     for _ in range(JSON_LEVELS + 1):
         level = [
             child

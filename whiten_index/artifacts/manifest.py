@@ -76,7 +76,7 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
             fields = fill(temporary)
             # A file that was replaced inside may have left its temporary folder.
             remove_leftovers(temporary)
-            manifest = _sealed({**fields, "files": describe_files(temporary)})
+            manifest = sealed({**fields, "files": describe_files(temporary)})
             for name in manifest["files"]:
                 fsync_path(temporary / name)
             (temporary / MANIFEST).write_bytes(_pretty_json(manifest))
@@ -109,7 +109,7 @@ def write_manifest(path: Path, fields: Mapping[str, Any]) -> None:
 
 def sealed_json(fields: Mapping[str, Any]) -> bytes:
     """Return the bytes of ``fields`` as ``write_manifest`` writes them, with their digest."""
-    return _pretty_json(_sealed(fields))
+    return _pretty_json(sealed(fields))
 
 
 def unsealed(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,13 +118,13 @@ def unsealed(value: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: they do not match their digest.
     """
-    if value != _sealed(value):
+    if value != sealed(value):
         raise ValueError("its fields do not match its digest")
     return {name: field for name, field in value.items() if name != _DIGEST}
 
 
-def _sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the digest by which a reader notices a changed field."""
+def sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with a digest by which ``unsealed`` notices a changed one."""
     plain = json.loads(json.dumps({k: v for k, v in fields.items() if k != _DIGEST}))
     return {**plain, _DIGEST: hashlib.sha256(canonical_json(plain).encode()).hexdigest()}
 
@@ -222,7 +222,7 @@ def as_manifest(
         found = cut(str(value.get("kind", "folder of unknown kind")))
         raise ArtifactError(f"{path.parent} holds a {found}, not a {schema.kind}; check the path")
     version = value.get("format_version")
-    sound = value == _sealed(value)
+    sound = value == sealed(value)
     if not isinstance(version, int) or version > schema.version:
         # A changed version number is damage, which may be replaced; a real one may not.
         raise (FormatError if sound else ArtifactError)(
@@ -267,9 +267,10 @@ def check_files(
         try:
             with reading(path):
                 size = require_regular(path)
-                checksum = sha256_file(path) if content else expected["sha256"]
             if size != expected["bytes"]:
                 raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}", remedy)
+            with reading(path):
+                checksum = sha256_file(path) if content else expected["sha256"]
             if checksum != expected["sha256"]:
                 raise _damaged(path, "its content does not match its checksum", remedy)
         except (FileNotFoundError, NotADirectoryError) as error:

@@ -16,6 +16,7 @@ from whiten_index.cli.options import (
     verify_option,
     with_options,
 )
+from whiten_index.given import shown
 from whiten_index.streams import cell
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def search(
 
     opened = open_index(index, **{name: options[name] for name in _OPENING})
     if row_filter is not None and not opened.matches(row_filter):
-        click.echo(f"no row passes --filter {row_filter!r}", err=True)
+        click.echo(f"no row passes --filter {shown(row_filter)}", err=True)
     how: dict[str, Any] = {"top_k": top_k, "row_filter": row_filter}
     if queries is not None:
         asked = {name: options[name] for name in _QUERIES}

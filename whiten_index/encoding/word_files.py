@@ -229,12 +229,14 @@ def _binary(path: Path, stream: IO[bytes], packed: int | None) -> WordFile:
     if head.startswith(_FASTTEXT):
         raise CorpusError(f"{path} is a fastText model, not a table of vectors; name its .vec file")
     fields = head.split()
-    if len(fields) != 2 or not all(map(_is_count, fields)) or not (0 < int(fields[1]) <= _WIDEST):
+    if len(fields) != 2 or not all(map(_is_count, fields)) or int(fields[1]) < 1:
         raise CorpusError(
             f"{path} does not begin with the header `words dims` of word2vec's binary format but "
             f"with {shown(head[:40])}; name {_TAKES}"
         )
     declared, dim = int(fields[0]), int(fields[1])
+    if dim > _WIDEST:
+        raise CorpusError(f"{path} has vectors of {dim:,} dims, and {_WIDEST:,} are the limit")
     return WordFile(path, dim, "word {}", _entries(path, stream, declared, dim, packed), _floats)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import is_folder, list_folder
+from whiten_index.artifacts.files import is_folder, list_folder, resolved
 from whiten_index.config import BuildConfig
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
@@ -104,7 +104,7 @@ class RetrievalConfig:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the sets: their folders'."""
-        return tuple(Path(each).resolve().name for each in self.sets) or (_name(str(self.qrels)),)
+        return tuple(resolved(each).name for each in self.sets) or (_name(str(self.qrels)),)
 
     @property
     def writes_one_run(self) -> bool:
@@ -252,5 +252,5 @@ def _at_hand() -> str:
 
 def _name(qrels: str) -> str:
     """Return what a set is called by its file of judgements: its folder."""
-    parent = Path(qrels).resolve().parent
+    parent = resolved(qrels).parent
     return (parent.parent if parent.name == "qrels" else parent).name or Path(qrels).stem

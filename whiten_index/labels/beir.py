@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
-from whiten_index.artifacts.files import is_file, reading, writing
+from whiten_index.artifacts.files import is_file, reading, resolved, writing
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.errors import ConfigError, CorpusError
@@ -149,7 +149,7 @@ def _as_parquet(source: Path, target: Path) -> Path:
 def _identity(source: Path) -> bytes:
     """Return what tells a file from others, of other folders or times."""
     stat = source.stat()
-    facts = {"path": str(source.resolve()), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    facts = {"path": str(resolved(source)), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     return canonical_json(facts).encode()
 
 

@@ -28,7 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import discard, make_folder, replace_file
-from whiten_index.artifacts.files import exists, is_file, is_folder, reading, sha256_file, writing
+from whiten_index.artifacts.files import (
+    exists,
+    is_file,
+    is_folder,
+    reading,
+    resolved,
+    sha256_file,
+    writing,
+)
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, BusyError, ConfigError
 from whiten_index.given import as_place, is_uri, require_no_secret
@@ -413,4 +421,4 @@ def settled(place: Place) -> Place:
     """Return a place in the form that names it whatever the working directory."""
     if isinstance(place, str) and is_uri(place):
         return plain_uri(place)
-    return Path(place).resolve()
+    return resolved(place)

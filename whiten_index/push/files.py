@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing, require_replaceable
-from whiten_index.artifacts.files import exists, is_link, reading, writing
+from whiten_index.artifacts.files import exists, is_link, reading, resolved, writing
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import sealed_json, unsealed
 from whiten_index.errors import ConfigError
@@ -60,7 +60,7 @@ def require_file(address: str) -> Path:
     """
     path = require_file_name(address)
     # A link stays one: what it points to is written anew.
-    path = path.resolve() if is_link(path) else path
+    path = resolved(path) if is_link(path) else path
     *_, described = written_files(path)
     for each in written_files(path):
         require_replaceable(each, lambda _: _is_ours(described), _HOLDS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
+from whiten_index.artifacts.files import resolved
 from whiten_index.overlap import ahead
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.push.config import PushConfig
@@ -77,7 +77,7 @@ def pushed_version(
     config = PushConfig(index="", to=to, table=table, options=dict(options or {}))
     config.require_usable()
     if is_file(to):
-        return written_version(Path(to).resolve())
+        return written_version(resolved(to))
     assert table is not None
     with open_sink(to, table, options=options, make=False) as sink:
         return sink.published()

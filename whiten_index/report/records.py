@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import reading
-from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.files import open_regular, reading
+from whiten_index.artifacts.limits import LimitError, iterate_lines, load_json
+from whiten_index.artifacts.manifest import sealed, unsealed
 from whiten_index.errors import ArtifactError
 
 
@@ -135,7 +137,7 @@ def read_results(path: Path) -> list[Sweep]:
         ArtifactError: the file is missing, holds no sweep, a line is no record, or a point belongs
             to a sweep that the file does not have.
     """
-    records = list(_records(path))
+    records = list(read_lines(path))
     headers: dict[str, dict[str, Any]] = {}
     for _, record in records:
         if record.get("type") == "sweep":
@@ -162,32 +164,47 @@ def read_results(path: Path) -> list[Sweep]:
     return [_sweep(run, headers[run], list(found.values())) for run, found in points.items()]
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """Return a record as a line of a results file, with its checksum."""
+    line = json.dumps(sealed(record), ensure_ascii=False, allow_nan=False) + "\n"
+    return line.encode("utf-8", "surrogatepass")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and record of each line of a results file, but for a torn last one.
+
+    Raises:
+        ArtifactError: the file cannot be read, or a line is damaged.
+    """
     try:
-        with reading(path):
-            lines = path.read_bytes().split(b"\n")
-    except OSError as error:
+        with reading(path), open_regular(path) as file:
+            for number, line in enumerate(iterate_lines(file), 1):
+                if line.endswith(b"\n") and line.strip():
+                    yield number, _record(line, number, path)
+    except LimitError as error:
+        raise ArtifactError(f"{path}: {error}; sweep into another folder") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ArtifactError(
             f"cannot read {path}: {error.strerror}; name a folder that whiten-index sweep --out "
             "wrote"
         ) from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = load_json(line)
-        except ValueError as error:
-            if number == len(lines):  # no line feed after it: the writer was stopped here
-                return
-            raise ArtifactError(
-                f"line {number} of {path} is not JSON; remove it or sweep again"
-            ) from error
-        if not isinstance(record, dict):
-            raise ArtifactError(
-                f"line {number} of {path} is no record but {line[:40]!r}; remove that line, or "
-                "sweep again into another folder"
-            )
-        yield number, record
+
+
+def _record(line: bytes, number: int, path: Path) -> dict[str, Any]:
+    try:
+        return unsealed(load_json(line))
+    except (ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"line {number} of {path} is damaged ({error}); remove that line, and run the same "
+            "sweep again to measure its point"
+        ) from error
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut off a last line without an end, which a writer left who was stopped within it."""
+    with path.open("r+b") as file:
+        whole = sum(len(line) for line in iterate_lines(file) if line.endswith(b"\n"))
+        file.truncate(whole)
 
 
 def _sweep(run: str, header: Mapping[str, Any], records: list[Point | Skipped]) -> Sweep:

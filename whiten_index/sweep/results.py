@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import exists, writing
-from whiten_index.artifacts.limits import load_json
-from whiten_index.errors import ArtifactError
+from whiten_index.report.records import cut_torn_line, line_of, read_lines
 
 RESULTS = "results.jsonl"
 
@@ -39,15 +38,14 @@ class Results:
         A torn last line, of a writer who was stopped within it, is cut off.
 
         Raises:
-            ArtifactError: a line before the last is no record.
+            ArtifactError: a line before the last is damaged.
             StorageError: the file cannot be written.
         """
+        results = cls.read(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            results = cls.read(path)
-            whole = _whole(path.read_bytes()) if exists(path) else b""
-            if exists(path) and len(whole) < path.stat().st_size:
-                os.truncate(path, len(whole))
+            if exists(path):
+                cut_torn_line(path)
         return results
 
     @classmethod
@@ -55,12 +53,11 @@ class Results:
         """Read a results file, empty where there is none, but for a torn last line.
 
         Raises:
-            ArtifactError: a line before the last is no record.
+            ArtifactError: a line before the last is damaged.
         """
         results = cls(path)
-        data = path.read_bytes() if exists(path) else b""
-        for number, line in enumerate(_whole(data).splitlines(), 1):
-            results._take(line, number)
+        for _, record in read_lines(path) if exists(path) else ():
+            results._note(record)
         return results
 
     def start(self, record: Mapping[str, Any]) -> None:
@@ -76,24 +73,12 @@ class Results:
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        line = line_of(record)
         with writing(self.path), self.path.open("ab") as file:
-            file.write(line.encode("utf-8", "surrogatepass"))
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
         self._note(json.loads(line))
-
-    def _take(self, line: bytes, number: int) -> None:
-        if not line.strip():
-            return
-        try:
-            record = load_json(line)
-            self._note(record)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(
-                f"line {number} of {self.path} is no record of a sweep; remove that line, or sweep "
-                "into another folder"
-            ) from error
 
     def _note(self, record: dict[str, Any]) -> None:
         run = record["run"]
@@ -105,8 +90,3 @@ class Results:
         else:
             done.add(record["key"])
             skipped.pop(record["key"], None)
-
-
-def _whole(data: bytes) -> bytes:
-    """Return the lines that have an end."""
-    return data[: data.rfind(b"\n") + 1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import exists, list_folder, require_path, size_of
+from whiten_index.artifacts.files import exists, list_folder, require_path, resolved, size_of
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -182,7 +182,7 @@ class _Check:
     def _versions(self) -> Iterator[Claim]:
         """Yield what versions need, as far as that can be told; indexes are verified apart."""
         places = dict.fromkeys(self._registered())
-        if is_index(around := self.root.resolve().parent):
+        if is_index(around := resolved(self.root).parent):
             places[around] = None
         for index in places:
             with self._reporting(index / CURRENT):
