@@ -221,6 +221,15 @@ def test_a_store_is_found_where_the_build_had_it(
         assert open_index(tmp_path / "alone", rerank=5, store=store).search_embeddings(rows[:1])
 
 
+def test_a_store_named_from_the_working_folder_is_found_from_another_one(
+    tmp_path: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = build(tmp_path / "work", rows, store="raw")
+    monkeypatch.chdir(tmp_path / "work")
+    assert open_index(out, rerank=5).search_embeddings(rows[:1])[0][0].row == 0
+
+
 def test_another_store_is_refused(tmp_path: Path, index: Path, rows: np.ndarray) -> None:
     wide = build(tmp_path / "wide", np.hstack([rows, rows[:, ::-1] ** 2]))
     with pytest.raises(ArtifactError, match=r"raw embeddings of encoder .* none in"):
