@@ -56,7 +56,6 @@ class FakeEncoder:
     encoded: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
     budget: Any = field(default_factory=lambda: SimpleNamespace(halvings=0))
-    compiled: str = ""
     runtime: Any = field(default_factory=dict)
 
     def prepare(self, texts: list[str]) -> Any:

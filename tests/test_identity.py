@@ -200,7 +200,7 @@ def test_the_weights_that_count_are_those_that_are_loaded(tmp_path):
 
 
 OPTIONS: dict[str, Any] = {
-    "pooling": "max", "layers": (1,), "max_length": 7, "dtype": "bfloat16", "compile": True,
+    "pooling": "max", "layers": (1,), "max_length": 7, "dtype": "bfloat16",
     "threads": 2, "document_prompt": "cold ", "query_prompt": "cold ",
     "document_prompt_name": "query", "query_prompt_name": "document", "trust_remote_code": True,
     "local_files_only": True, "code_revision": "0" * 40,

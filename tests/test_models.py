@@ -97,8 +97,7 @@ def edit_weights(folder: Path, edit: Callable[[dict], None]) -> None:
     ("options", "message"),
     [
         ({"pooling": "sum"}, "pooling 'sum' is unknown; use mean, cls, max, last, weightedmean"),
-        ({"dtype": "int4"}, "dtype 'int4' is unknown; use float32, bfloat16, float16, int8"),
-        ({"dtype": "int8", "device": "cuda"}, "int8 is for CPUs; .* use bfloat16 or float16"),
+        ({"dtype": "int4"}, "dtype 'int4' is unknown; use float32, bfloat16, float16"),
         ({"pooling": "first-last-avg", "layers": (0,)}, "chooses the layers itself"),
         ({"threads": 0}, "--threads takes a number from 1 to 1024; 0 was given"),
         ({"max_length": 2}, "--max-length 2 leaves no room .* at least 3"),

@@ -770,7 +770,6 @@ def test_the_exported_model_is_an_encoder_here_too(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"dtype": "int8"}, r"runs no encoder in eight bits .* float32, bfloat16 and float16"),
         ({"pooling": "median"}, "does not pool by median; it can pool by cls, mean"),
     ],
 )

@@ -62,8 +62,6 @@ class BuildReport:
             "version": self.version,
             "up_to_date": self.up_to_date,
             "counts": self.encoded.counts.to_json(),
-            "agreement": self.encoded.agreement,
-            "compiled": self.encoded.compiled,
             "rows": self.encoded.record.rows,
             "whitening": self.manifest["whitening"],
             "choice": self.manifest.get("choice"),

@@ -52,7 +52,7 @@ class BuildConfig:
         limit: use only the first so many rows.
         on_bad_row: blank (skip rows without content, stop at damaged ones), skip or error.
         shard_rows: rows a shard at most.
-        model, revision, pooling, layers, max_length, dtype, compile, device, threads,
+        model, revision, pooling, layers, max_length, dtype, device, threads,
             document_prompt, query_prompt, document_prompt_name, query_prompt_name,
             trust_remote_code, local_files_only, code_revision: see ``EncoderConfig``. With an
             embedding column, ``model`` names the encoder of the queries.
@@ -98,7 +98,6 @@ class BuildConfig:
     layers: tuple[int, ...] | None = None
     max_length: int | None = None
     dtype: str = "float32"
-    compile: bool = False
     device: str = "auto"
     threads: int | None = None
     document_prompt: str | None = None

@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.batch import TextBatch
 from whiten_index.config import BuildConfig
 from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard, plan_windows
 from whiten_index.encoding import (
@@ -32,8 +29,6 @@ from whiten_index.shard import (
     WindowResult,
 )
 from whiten_index.shard_workers import (
-    EncoderSource,
-    at_commit,
     devices_of,
     runner_of,
     shard_work,
@@ -41,8 +36,6 @@ from whiten_index.shard_workers import (
 )
 from whiten_index.store import CorpusFile, CorpusPart, CorpusRecord, EmbeddingStore
 from whiten_index.workers import hired
-
-_AGREEMENT_ROWS, _AGREEMENT_SHARDS = 512, 8
 
 KeptFile = tuple[CorpusFile, tuple[CorpusPart, ...]]
 
@@ -95,7 +88,6 @@ class EncodeReport:
         record: the corpus as shards of the store.
         counts: what became of the rows.
         stages: seconds and rows by stage.
-        compiled: what came of trying torch.compile, empty where it was not tried.
         work: what read and encoded the corpus, None where a store alone was opened.
         calls: who does the work.
     """
@@ -104,14 +96,8 @@ class EncodeReport:
     record: CorpusRecord
     counts: Counts
     stages: Stages
-    compiled: str = ""
     work: ShardWork | None = field(default=None, repr=False)
     calls: Calls = field(default_factory=InThisProcess, repr=False)
-
-    @property
-    def agreement(self) -> dict[str, Any] | None:
-        """How well an int8 encoder agrees with its float32 self on this corpus, else None."""
-        return self.store.notes.agreement(self.record.source)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -119,8 +105,6 @@ class EncodeReport:
             "store": str(self.store.place),
             "encoder": self.store.encoder,
             "counts": self.counts.to_json(),
-            "agreement": self.agreement,
-            "compiled": self.compiled,
             "rows": self.record.rows,
             "bytes": {"raw": raw_bytes(self.store, self.record)},
             "runner": self.runner,
@@ -239,7 +223,7 @@ def _encode(
     devices = devices_of(config, corpus, calls)
     runner = runner_of(config, work, devices, calls)
     rows = corpus.config.shard_rows * window_factor(devices[0])
-    compiled, results = "", dict[Shard, ShardResult]()
+    results = dict[Shard, ShardResult]()
     shards = [shard for shard in corpus.shards if shard.file not in kept]
     windows = list(plan_windows(shards, rows=rows, size=SHARD_BYTES * window_factor(devices[0])))
     with stages.stage("encode", corpus.rows) as watcher:
@@ -253,7 +237,6 @@ def _encode(
                 counts.passages += result.part.rows if work.splitter is not None else 0
             if window.encoded is not None:
                 _count_encoded(counts, window.encoded)
-                compiled = window.encoded.compiled
             _add_seconds(stages, window)
     corpus.require_unchanged()
     # Other processes and machines may have kept shards.
@@ -265,9 +248,7 @@ def _encode(
             f"({', '.join(f'{n} {reason}' for reason, n in counts.skipped.items())}); "
             "check the columns named and the row filter"
         )
-    report = EncodeReport(work.store, record, counts, stages, compiled, work, calls)
-    if work.store.encoder.get("dtype") == "int8" and (counts.encoded or not report.agreement):
-        _measure_agreement(config, work, report)
+    report = EncodeReport(work.store, record, counts, stages, work, calls)
     note_runtimes(report)
     return report
 
@@ -313,38 +294,6 @@ def _record(
         parts += [result.part for result in own]
     source = corpus.config.source_identity()
     return CorpusRecord(source, tuple(parts), dict(counts.skipped), tuple(files))
-
-
-def _measure_agreement(config: BuildConfig, work: ShardWork, report: EncodeReport) -> None:
-    """Encode some of the corpus's own texts in float32 too, and keep how well both agree."""
-    from whiten_index.encoding import agreement
-
-    sample = _sample_texts(work, seed=config.seed)
-    if len(sample) < 2:
-        return
-    asked = at_commit(config.encoder_config(), work.store.encoder)
-    ours, exact = (
-        EncoderSource(replace(asked, dtype=dtype, device="cpu", compile=False))
-        for dtype in ("int8", "float32")
-    )
-    with report.stages.stage("check int8", len(sample)) as watcher:
-        found = agreement(ours().encode(sample), exact().encode(sample))
-        watcher.advance(len(sample))
-    work.store.notes.save_agreement(report.record.source, found.to_json())
-
-
-def _sample_texts(work: ShardWork, *, seed: int) -> list[str]:
-    """Return up to 512 texts at random from up to eight shards across the corpus."""
-    rng = np.random.default_rng(seed)
-    shards = work.corpus.shards
-    count = min(len(shards), _AGREEMENT_SHARDS)
-    texts: list[str] = []
-    for position in np.linspace(0, len(shards) - 1, count).astype(int):
-        batch = work.batch_of(shards[position])
-        if isinstance(batch, TextBatch):
-            chosen = rng.permutation(len(batch))[: _AGREEMENT_ROWS // count]
-            texts += [batch.texts[row] for row in chosen]
-    return texts
 
 
 def raw_bytes(store: EmbeddingStore, record: CorpusRecord) -> int:

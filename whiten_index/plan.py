@@ -107,8 +107,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
     check_early(config, corpus)
     if (labels := read_labels(config)) is not None:
         check_labels(config, labels)
-    # What compiling gains is found by the build itself.
-    work = shard_work(replace(config, compile=False), corpus, write=False)
+    work = shard_work(config, corpus, write=False)
     work = replace(work, rows=RowFinder(work.store, work.store.corpus_shards()))
     looked = _Looked()
     with stages.stage("look up shards", corpus.rows) as watcher:

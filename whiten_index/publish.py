@@ -253,8 +253,6 @@ def _facts(config: BuildConfig, encoded: EncodeReport, settled: Settled) -> dict
         },
         "encoder": encoded.store.encoder,
         "encoder_fingerprint": encoded.store.fingerprint,
-        "agreement": encoded.agreement,
-        "compiled": encoded.compiled,
         "runtimes": encoded.store.notes.runtimes(),
         "whitening": settled.fitted.whitening.describe(),
         "choice": None if choice is None else choice.to_json(),

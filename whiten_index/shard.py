@@ -75,7 +75,6 @@ class EncodedFacts:
         tokens: of these.
         padded_tokens: likewise, padding counted.
         out_of_memory: batches that did not fit into the memory and were halved.
-        compiled: what came of trying torch.compile, empty where it was not tried.
     """
 
     rows: int
@@ -83,7 +82,6 @@ class EncodedFacts:
     tokens: int
     padded_tokens: int
     out_of_memory: int
-    compiled: str
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,6 @@ class ShardWork:
                 tokens=encoded.tokens,
                 padded_tokens=encoded.padded_tokens,
                 out_of_memory=ran.out_of_memory,
-                compiled=self.encoder().compiled,
             )
         return WindowResult(tuple(results), facts, {**seconds, "store": clock.lap()})
 

@@ -295,7 +295,7 @@ class Flow:
         query = np.random.default_rng(1).normal(size=DIM).astype(np.float32)
         opened = open_index(place.index, rerank=len(rows), rerank_by="embeddings")
         (hits,) = opened.search_embeddings(query[None], top_k=len(rows))
-        found = {hit.id: hit.score for hit in hits}
+        found: dict[Any, float] = {hit.id: hit.score for hit in hits}
         # Lists that were not searched hold the others.
         if len(found) < len(rows) // 4 or not set(found) <= set(rows):
             return [f"{version} has other rows: {len(found)}"]

@@ -178,8 +178,6 @@ def _print_plan(options: dict[str, Any], *, as_json: bool) -> None:
 def _print_counts(report: Mapping[str, Any]) -> None:
     click.echo("rows")
     click.echo(terminal.table(terminal.count_rows(report["counts"])))
-    for line in terminal.encoder_lines(report):
-        click.echo(line)
     click.echo("time")
     click.echo(terminal.table(terminal.stage_rows(report["seconds"], report["stage_rows"])))
 

@@ -158,13 +158,10 @@ encoder_options = [
     ),
     click.option(
         "--dtype",
-        type=click.Choice(["float32", "bfloat16", "float16", "int8"]),
+        type=click.Choice(["float32", "bfloat16", "float16"]),
         default="float32",
         show_default=True,
-        help="What the model computes in; int8 is for CPUs, and tells how well it agrees.",
-    ),
-    click.option(
-        "--compile", is_flag=True, help="Try torch.compile, and keep it where it is faster."
+        help="What the model computes in.",
     ),
     device_option,
     threads_option,

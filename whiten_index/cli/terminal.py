@@ -113,20 +113,6 @@ def facts(rows: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
     return "\n".join(f"{indent}{name.ljust(width)}  {cell(told)}" for name, told in rows)
 
 
-def encoder_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return what there is to say of precision and compiling, nothing in most builds."""
-    lines = []
-    if found := report.get("agreement"):
-        lines.append(
-            f"int8 against float32, {found['rows']} texts: cosine {found['cosine_mean']:.4f} "
-            f"(least {found['cosine_min']:.4f}), {found['overlap']:.1%} of the "
-            f"{found['neighbours']} nearest neighbours are the same"
-        )
-    if report.get("compiled"):
-        lines.append(f"torch.compile {report['compiled']}")
-    return lines
-
-
 def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the counts of an encode as table rows."""
     skipped = counts["skipped"]

@@ -24,7 +24,6 @@ _CHECKED = {
     "shards": ("shard", "shards"),
     "packs": ("pack", "packs"),
     "row_files": ("file of ids and columns", "files of ids and columns"),
-    "agreements": ("agreement", "agreements"),
     "choices": ("choice", "choices"),
     "samples": ("sample", "samples"),
     "runtimes": ("runtime", "runtimes"),

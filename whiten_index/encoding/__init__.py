@@ -22,7 +22,6 @@ from whiten_index.encoding.spec import (
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow
-    from whiten_index.encoding.quantize import Agreement, agreement
     from whiten_index.encoding.states import StateEncoder
     from whiten_index.encoding.window import PreparedWindow
 
@@ -30,7 +29,6 @@ __all__ = [
     "DEFAULT_MODEL",
     "DTYPES",
     "POOLINGS",
-    "Agreement",
     "Encoded",
     "Encoder",
     "EncoderConfig",
@@ -41,7 +39,6 @@ __all__ = [
     "PreparedWindow",
     "RanWindow",
     "StateEncoder",
-    "agreement",
     "chosen_devices",
     "embedded_available",
     "find_model",
@@ -54,13 +51,11 @@ __all__ = [
 
 
 _HOME = {
-    "Agreement": "quantize",
     "Encoded": "encoder",
     "Encoder": "encoder",
     "PreparedWindow": "window",
     "RanWindow": "encoder",
     "StateEncoder": "states",
-    "agreement": "quantize",
 }
 
 

@@ -49,11 +49,6 @@ class TokenBudget:
         """The budget settled on, None while it is being found."""
         return self._chosen
 
-    @property
-    def typical(self) -> int:
-        """The budget settled on, or one in the middle of the ladder."""
-        return self._chosen or self._ladder[len(self._ladder) // 2]
-
     def ask(self, most: int | None = None) -> int:
         """Return the budget of the next batch, ``most`` at most."""
         with self._lock:

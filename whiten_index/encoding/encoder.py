@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from whiten_index.encoding.batching import TokenWindow, tokenize
 from whiten_index.encoding.budget import LADDERS, TokenBudget, remember, remembered
-from whiten_index.encoding.compiling import compile_if_faster
 from whiten_index.encoding.device_moments import moments_on_device
 from whiten_index.encoding.devices import chosen_devices
 from whiten_index.encoding.lanes import Lanes
@@ -33,8 +31,6 @@ WINDOW_ROWS = {"cpu": 16_384, "other": 65_536}
 # Below so many tokens one batch on all cores answers a query sooner than a batch a core.
 _TOKENS_WORTH_A_LANE = 128
 _BATCHES_A_LANE = 4
-# Compiling is paid for by a job that goes on about as long again as it has taken so far.
-_SECONDS_BEFORE_COMPILING = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,6 @@ class Encoder:
         spec: what makes its embeddings what they are.
         device: where it runs.
         budget: how many tokens a batch holds.
-        compiled: what came of trying ``torch.compile``, empty where it was not tried.
     """
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
@@ -128,11 +123,6 @@ class Encoder:
             "packs": self._transformer.packs,
             "torch": torch.__version__,
         }
-        self._to_compile = config.compile
-        self._started: float | None = None
-        self.compiled = ""
-        if config.compile:
-            self.compiled = f"off: not tried in the first {_SECONDS_BEFORE_COMPILING} s of encoding"
         self._kept = remembered(self._facts)
         self.budget = TokenBudget(LADDERS[_kind(self.device)], known=self._kept)
 
@@ -288,11 +278,6 @@ class Encoder:
             most=most,
             clock=self._lanes.clock,
         )
-        if self._started is None:
-            self._started = time.perf_counter()
-        elif self._to_compile and not little and self._has_run_long():
-            self._to_compile = False
-            self.compiled = compile_if_faster(self._transformer, batches, self.budget, self._lanes)
         self._lanes.run(batches.step, _counting_all(advance, prepared.tokens), alone=alone)
         self._remember_budget()
         if self.device.type != "cuda":
@@ -377,10 +362,6 @@ class Encoder:
             host.copy_(embeddings, non_blocking=True)
             embeddings.record_stream(stream)
         return host, stream.record_event(), stream
-
-    def _has_run_long(self) -> bool:
-        assert self._started is not None
-        return time.perf_counter() - self._started >= _SECONDS_BEFORE_COMPILING
 
     def _remember_budget(self) -> None:
         chosen = self.budget.chosen

@@ -41,10 +41,6 @@ class ChosenLayers:
         """Whether the last layer alone is asked for."""
         return self._layers == (self._last,)
 
-    def replace(self, model: Any) -> None:
-        """Run ``model``, a compiled or the original form of the same one, from now on."""
-        self._model = model
-
     def __call__(self, **inputs: Any) -> Tensor:
         """Return (n, t, d) for a model's inputs."""
         states = self.each(**inputs)

@@ -17,7 +17,7 @@ DEFAULT_MODEL = "all-MiniLM-L6-v2"
 POOLINGS = (
     "mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens", "first-last-avg",
 )  # fmt: skip
-DTYPES = ("float32", "bfloat16", "float16", "int8")
+DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_MAX_LENGTH = 512
 _MOST_THREADS = 1024
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus", "default")
@@ -34,8 +34,7 @@ class EncoderConfig:
         pooling: one of ``POOLINGS``; first-last-avg is the token mean of layers 1 and L.
         layers: hidden states averaged, 0 = embeddings, negative from the end; None = the last.
         max_length: tokens a text, special ones included; the rest is cut and counted.
-        dtype: one of ``DTYPES``; the model computes in it. int8 is for CPUs only.
-        compile: try torch.compile, and keep it where it is faster.
+        dtype: one of ``DTYPES``; the model computes in it.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         threads: CPU threads of torch; None leaves its default.
         document_prompt: text put before every document.
@@ -53,7 +52,6 @@ class EncoderConfig:
     layers: tuple[int, ...] | None = None
     max_length: int | None = None
     dtype: str = "float32"
-    compile: bool = False
     device: str = "auto"
     threads: int | None = None
     document_prompt: str | None = None
@@ -72,13 +70,6 @@ class EncoderConfig:
             raise ConfigError(f"pooling {self.pooling!r} is unknown; use {', '.join(POOLINGS)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is unknown; use {', '.join(DTYPES)}")
-        if self.dtype == "int8" and self.device == "auto":
-            object.__setattr__(self, "device", "cpu")
-        if self.dtype == "int8" and any(d.strip() != "cpu" for d in self.device.split(",")):
-            raise ConfigError(
-                f"--dtype int8 is for CPUs; on --device {self.device} use bfloat16 or float16, or "
-                "--device cpu"
-            )
         if self.pooling == "first-last-avg" and self.layers is not None:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
         if self.layers is not None and not self.layers:

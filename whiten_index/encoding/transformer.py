@@ -18,14 +18,13 @@ from whiten_index.encoding.loading import cannot_load, code_pin, load_tokenizer
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.packing import PackedForward, can_pack, pool_packed
 from whiten_index.encoding.pooling import Pooling, pool
-from whiten_index.encoding.quantize import quantized
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import EncoderError
 
 Pool = Callable[[Tensor, Pooling], Tensor]
 # Matrix products of so many rows give each row the same bits as those of any more: measured, of
 # MKL with AVX-512 on x86, one thread, from 16 rows on. Other libraries and instructions (AVX2, ARM,
-# Accelerate) and compiled models are untried.
+# Accelerate) are untried.
 _FEWEST_ROWS = 64
 
 
@@ -51,8 +50,7 @@ class Transformer:
         known = model.get_input_embeddings()
         self.vocabulary: int | None = getattr(known, "num_embeddings", None)
         last = int(getattr(config, "num_hidden_layers", None) or config.num_layers)
-        # Eight-bit layers scale a batch as a whole, so that no text could be alone in it.
-        packs = spec.dtype != "int8" and can_pack(model, device, model.dtype)
+        packs = can_pack(model, device, model.dtype)
         self._packed = PackedForward(model) if packs else None
         # Padding has a text depend on its batch whatever is done, and so do a GPU's kernels.
         self.fewest_rows = _FEWEST_ROWS if packs and device.type == "cpu" else 0
@@ -62,19 +60,6 @@ class Transformer:
         self._head = None if head is None else head.to(device)
         # A decoder would otherwise keep keys and values for a next token that never comes.
         self._options = {"use_cache": False} if hasattr(config, "use_cache") else {}
-
-    @property
-    def compilable(self) -> bool:
-        """Whether ``compile`` can be of use: hooks between the layers would break it up."""
-        return self._layers.only_last
-
-    def compile(self) -> None:
-        """Compile the model for batches of any shape; the first batches take long."""
-        self._layers.replace(torch.compile(self._model, dynamic=True))
-
-    def uncompile(self) -> None:
-        """Go back to the model as it was loaded."""
-        self._layers.replace(self._model)
 
     @property
     def packs(self) -> bool:
@@ -166,7 +151,7 @@ def load_transformer(
         with collector_held_back():
             model, loading = transformers.AutoModel.from_pretrained(
                 folder.path,
-                dtype=torch.float32 if spec.dtype == "int8" else getattr(torch, spec.dtype),
+                dtype=getattr(torch, spec.dtype),
                 trust_remote_code=folder.trust_remote_code,
                 local_files_only=folder.local_files_only,
                 **code_pin(folder),
@@ -184,4 +169,4 @@ def load_transformer(
             "would be random numbers; complete the model folder"
         )
     encoder = (model.get_encoder() if model.config.is_encoder_decoder else model).to(device).eval()
-    return tokenizer, quantized(encoder) if spec.dtype == "int8" else encoder
+    return tokenizer, encoder

@@ -33,7 +33,7 @@ class PreparedWindow:
         prompt_tokens: tokens at the front of every text that are not pooled.
         hurried: whether an answer is waited for, so that one text may have all cores; texts that
             are not get the same bits in any company, where the model runs without padding on a CPU
-            and each lane has one core (as measured: MKL with AVX-512, not compiled).
+            and each lane has one core (as measured: MKL with AVX-512).
         ready: what a device waits for before it uses them, None where there is nothing to wait for.
     """
 
@@ -87,15 +87,6 @@ class Batches:
         self.embeddings = torch.empty(
             (len(self._lengths), dim), dtype=torch.float32, device=transformer.device
         )
-
-    def try_one(self, *, tokens: int) -> float:
-        """Return the seconds that a batch of about ``tokens`` from the window's middle takes."""
-        started = self._clock()
-        start = len(self._lengths) // 2
-        rows = max(tokens // int(self._lengths[start]), 1)
-        self._embed(slice(start, min(start + rows, len(self._lengths))))
-        _wait_for(self._transformer.device)
-        return self._clock() - started
 
     def step(self) -> int | None:
         """Encode one batch and return how many rows it held, None when none is left.

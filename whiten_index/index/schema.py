@@ -76,14 +76,6 @@ class _Counts(TypedDict):
     kept_files: Count
 
 
-class _Agreement(TypedDict):
-    rows: Count
-    cosine_mean: Number
-    cosine_min: Number
-    neighbours: Count
-    overlap: Share
-
-
 class _Whitening(TypedDict):
     kind: str
     dim: Positive
@@ -288,8 +280,6 @@ class VersionManifest(Described):
     corpus: _Corpus
     encoder: EncoderFacts
     encoder_fingerprint: Digest
-    agreement: _Agreement | None
-    compiled: str
     runtimes: list[_Runtime]
     whitening: _Whitening
     choice: ChoiceFacts | None

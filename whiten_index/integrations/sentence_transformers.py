@@ -107,12 +107,6 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
 
 
 def _require_expressible(spec: EncoderSpec, model: ModelFolder) -> None:
-    if spec.dtype == "int8":
-        raise ConfigError(
-            "sentence-transformers runs no encoder in eight bits as this index's does (--dtype "
-            "int8); what it can express is float32, bfloat16 and float16, so encode the corpus "
-            "again in one of these"
-        )
     if spec.pooling not in POOLING_FLAGS:
         raise ConfigError(
             f"sentence-transformers does not pool by {spec.pooling}; it can pool by "

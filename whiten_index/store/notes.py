@@ -1,4 +1,4 @@
-"""What a store remembers beside its rows: agreements, choices, samples and runtimes."""
+"""Choices, samples and runtimes that a store remembers beside its rows."""
 
 from __future__ import annotations
 
@@ -24,14 +24,6 @@ class Notes:
     def __init__(self, folder: Path, mirror: Here) -> None:
         """Take the encoder's folder, and the bucket that counts, if there is one."""
         self.folder, self.mirror = folder, mirror
-
-    def save_agreement(self, source: Mapping[str, Any], value: Mapping[str, Any]) -> None:
-        """Remember how well an encoder agrees with its float32 self on a corpus's texts."""
-        self._save_note("agreements", source, value)
-
-    def agreement(self, source: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what ``save_agreement`` was given last for a corpus, None where it never was."""
-        return self._note("agreements", source)
 
     def save_choice(self, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Remember which transform was chosen, by what the choice depends on."""
@@ -80,7 +72,7 @@ class Notes:
             return None
 
     def is_sound(self, path: Path) -> bool:
-        """Tell whether a file of a sample, a choice or an agreement is whole."""
+        """Tell whether a file of a sample or a choice is whole."""
         try:
             if path.parent.name == "samples":
                 _read_sample(path, {})
@@ -115,7 +107,7 @@ class Notes:
 
 
 def _read_note(path: Path) -> dict[str, Any]:
-    """Return what a file of a choice or an agreement says.
+    """Return what a file of a choice says.
 
     Raises:
         ArtifactError: it is missing or damaged, or the file of another note.

@@ -4,7 +4,6 @@ Layout below the root, one folder an encoder::
 
     <encoder-fingerprint>/
         manifest.json                     the encoder
-        agreements/<source-fingerprint>.json  an int8 encoder beside its float32 self, on a sample
         samples/<fingerprint>.safetensors pieces of documents that a transform is chosen on
         choices/<fingerprint>.json        transforms chosen
         runtimes/<fingerprint>.json       versions of the libraries that computed embeddings
@@ -76,7 +75,7 @@ class EmbeddingStore:
         folder: this encoder's own folder.
         shards: in it.
         document_files: their ids and kept columns.
-        notes: agreements, choices, samples and runtimes.
+        notes: choices, samples and runtimes.
         users: the indexes built from here.
         verify: whether a shard's content is compared with its checksums before its first row is
             read, once for each opened store; else only sizes are compared.

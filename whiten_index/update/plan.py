@@ -141,7 +141,7 @@ def _plan(config: UpdateConfig, stages: Stages) -> UpdatePlan:
     corpus = open_corpus(base.config, stages, dim=base.column_dim)
     base.require_same_width(corpus)
     check_early(base.config, corpus)
-    work = shard_work(replace(base.config, compile=False), corpus, write=False)
+    work = shard_work(base.config, corpus, write=False)
     named = (shard for record in base.known_records() for shard in record.shards)
     shards = dict.fromkeys((*named, *work.store.corpus_shards()))
     work = replace(work, rows=RowFinder(work.store, tuple(shards)))

@@ -325,7 +325,7 @@ class _Check:
                 self._check_documents(path, part)
 
     def _check_notes(self) -> None:
-        for kind in ("agreements", "choices", "samples", "runtimes"):
+        for kind in ("choices", "samples", "runtimes"):
             for path in list_folder(self.folder / kind, "[!.]*"):
                 if not self._looks_at(kind, path):
                     continue
