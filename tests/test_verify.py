@@ -34,9 +34,8 @@ def world(tmp_path):
     world.corpora["other"][0][3] = world.numbers(1)[0]
     other = world.encode("other").record
     world.corpora["news"].append(world.numbers(25))
-    news = world.encode().record
+    world.encode()
     store = world.store
-    store.notes.save_agreement(news.source, {"cosine": 1.0})
     store.notes.save_choice({"a": 1}, {"k": 6})
     store.notes.save_sample({"a": 1}, {"x": np.ones((2, 3), dtype=np.float32)})
     add_version(world, world.root / "index", other, 1)
@@ -206,12 +205,10 @@ def test_what_only_a_version_needs_and_what_nothing_needs(world):
 
 
 def test_every_flipped_bit_is_found(world):
-    """But in notes of agreement, which have no digest, and where what is read stays the same."""
+    """But where what is read stays the same."""
     rng = np.random.default_rng(0)
     files = sorted(
-        path
-        for path in world.place.rglob("*")
-        if path.is_file() and not path.name.startswith(".")
+        path for path in world.place.rglob("*") if path.is_file() and not path.name.startswith(".")
     )
     for _ in range(120):
         path = files[rng.integers(len(files))]
