@@ -24,7 +24,7 @@ from benchmarks.results_file import write
 from whiten_index import BuildConfig, build_index
 from whiten_index.push import PushConfig, push_index
 
-ROWS, DIM, K, ROUNDS, QUERIES = (1_000, 5_000), 384, 128, 3, 50
+ROWS, DIM, K, ROUNDS, QUERIES = (500, 2_000), 384, 128, 3, 50
 
 
 def main() -> int:
