@@ -1,0 +1,377 @@
+"""Bad input ends with one line of error and a status of its kind, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import whiten_index
+from tests.acceptance.commands import done, refused, run, start
+from tests.acceptance.vectors import (
+    COLUMNS,
+    DIM,
+    OPTIONS,
+    Vectors,
+    assert_searches,
+    build,
+    checksums,
+    count_files,
+    search,
+    some,
+    write_corpus,
+)
+
+PROGRAM = Path(sys.executable).with_name("whiten-index")
+SECRET = "hunter2-horse-staple"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A corpus and the index that was built from it, which nothing may harm."""
+
+    work: Path
+    rows: Vectors
+    before: dict[str, str]
+
+    @property
+    def corpus(self) -> Path:
+        return self.work / "corpus"
+
+    @property
+    def index(self) -> Path:
+        return self.work / "index"
+
+    def build(self, corpus: object) -> tuple[object, ...]:
+        return ("build", corpus, *OPTIONS, "--out", self.index)
+
+    def assert_untouched(self) -> None:
+        """The published version is as it was, and so is all that it needs."""
+        after = checksums(self.index / "versions")
+        assert after == self.before
+        done("verify", self.index)
+        assert_searches(self.index, self.rows, self.work)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    rows = some(120)
+    write_corpus(tmp_path / "corpus", rows)
+    build(tmp_path / "corpus", tmp_path / "index")
+    return Place(tmp_path, rows, checksums(tmp_path / "index" / "versions"))
+
+
+def with_nan(path: Path, rows: Vectors) -> None:
+    damaged = rows.rows.copy()
+    damaged[17, 3] = np.nan
+    Vectors(rows.ids, damaged).write(path)
+
+
+def with_an_id_twice(path: Path, rows: Vectors) -> None:
+    (rows + rows[17:18]).write(path)
+
+
+def without_an_id(path: Path, rows: Vectors) -> None:
+    table = pq.read_table(rows.write(path))
+    ids = pa.array([*rows.ids[:17], None, *rows.ids[18:]])
+    pq.write_table(table.set_column(0, "id", ids), path)
+
+
+def of_two_widths(path: Path, rows: Vectors) -> None:
+    ragged = [row.tolist() for row in rows.rows]
+    ragged[17] = ragged[17][:-1]
+    pq.write_table(
+        pa.table({"id": rows.ids, "title": rows.titles(), "embedding": ragged}), path
+    )  # fmt: skip
+
+
+def without_the_column(path: Path, rows: Vectors) -> None:
+    pq.write_table(pq.read_table(rows.write(path)).rename_columns(["id", "title", "other"]), path)
+
+
+def without_rows(path: Path, rows: Vectors) -> None:
+    pq.write_table(pq.read_table(rows.write(path)).slice(0, 0), path)
+
+
+def cut(path: Path, rows: Vectors) -> None:
+    content = rows.write(path).read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def no_parquet(path: Path, rows: Vectors) -> None:
+    path.write_text("id,title\n")
+
+
+def nothing(path: Path, rows: Vectors) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "culprit"),
+    [
+        (with_nan, "#0:17"),
+        (with_an_id_twice, "d17"),
+        (without_an_id, "#0:17"),
+        (of_two_widths, "#0:17"),
+        (without_the_column, "embedding"),
+        (without_rows, ""),
+        (cut, "bad.parquet"),
+        (no_parquet, "bad.parquet"),
+        (nothing, "bad.parquet"),
+    ],
+)
+def test_a_corpus_that_cannot_be_used(
+    place: Place, make: Callable[[Path, Vectors], None], culprit: str
+) -> None:
+    path = place.work / "bad.parquet"
+    make(path, place.rows)
+    assert culprit in refused(3, *place.build(path))
+    place.assert_untouched()
+    if make is not without_rows:
+        assert culprit in refused(3, "update", path, "--index", place.index)
+        place.assert_untouched()
+    else:
+        # Nothing is left of the corpus: a gate may see to that.
+        assert run("update", path, "--index", place.index).status in (3, 9)
+        place.assert_untouched()
+
+
+def test_damaged_rows_are_skipped_where_that_is_asked_for(place: Place) -> None:
+    path, out = place.work / "bad.parquet", place.work / "other"
+    with_nan(path, place.rows)
+    report = json.loads(
+        done("build", path, *OPTIONS, "--on-bad-row", "skip", "--out", out, "--json")
+    )
+    assert report["rows"] == 119
+    assert sum(report["counts"]["skipped"].values()) == 1
+    assert_searches(out, place.rows[:17] + place.rows[18:], place.work)
+
+
+@pytest.mark.parametrize(
+    ("status", "culprit", "command"),
+    [
+        (2, "--nonsense", ("--nonsense", 3)),
+        (2, "blackening", ("--whiten", "blackening")),
+        (2, "Nonsense7", ("--factory", "Nonsense7")),
+        (2, "17", ("--k", DIM + 1)),
+        (2, "--k", ("--k", "many")),
+        (2, "language", ("--filter", "language ==")),
+        (3, "body", ("--keep", "body")),
+        (3, "nowhere", ("--id-column", "nowhere")),
+    ],
+)
+def test_a_build_that_was_not_meant_so(
+    place: Place, status: int, culprit: str, command: tuple[object, ...]
+) -> None:
+    assert culprit in refused(status, *place.build(place.corpus), *command)
+    place.assert_untouched()
+
+
+@pytest.mark.parametrize(
+    ("status", "culprit", "command"),
+    [
+        (5, "nothing", ("search", "{work}/nothing", "--like", "d1")),
+        (5, "corpus", ("search", "{work}/corpus", "--like", "d1")),
+        (5, "nothing", ("inspect", "{work}/nothing")),
+        (5, "nothing", ("verify", "{work}/nothing")),
+        (5, "nothing", ("push", "{work}/nothing", "--to", "{work}/v.parquet")),
+        (5, "nothing", ("update", "--index", "{work}/nothing")),
+        (2, "--top-k", ("search", "{work}/index", "--like", "d1", "--top-k", "0")),
+        (2, "year", ("search", "{work}/index", "--like", "d1", "--filter", "year > 3")),
+        (3, "nobody", ("search", "{work}/index", "--like", "nobody")),
+        (2, "sometimes", ("update", "--index", "{work}/index", "--refit", "sometimes")),
+        (2, "--keep", ("prune", "{work}/index", "--keep", "0")),
+        (2, ".csv", ("push", "{work}/index", "--to", "{work}/v.csv")),
+        (2, "--table", ("push", "{work}/index", "--to", "lancedb://{work}/lance")),
+    ],
+)
+def test_a_command_that_finds_no_index_or_was_not_meant_so(
+    place: Place, status: int, culprit: str, command: tuple[str, ...]
+) -> None:
+    arguments = [each.format(work=place.work) for each in command]
+    assert culprit in refused(status, *arguments)
+    assert not (place.work / "nothing").exists()
+    place.assert_untouched()
+
+
+def test_a_model_that_is_not_there(place: Place) -> None:
+    texts = ("build", place.corpus, "--text-column", "title", "--out", place.index, "--model")
+    assert "no-model" in refused(4, *texts, place.work / "no-model")
+    (place.work / "empty-model").mkdir()
+    assert "empty-model" in refused(4, *texts, place.work / "empty-model")
+    place.assert_untouched()
+
+
+def test_whitening_that_is_impossible(place: Place) -> None:
+    """All rows are equal, or they have fewer directions than are asked for."""
+    equal = Vectors(place.rows.ids, np.ones_like(place.rows.rows))
+    refused(8, *place.build(equal.write(place.work / "equal.parquet")))
+    narrow = some(120, dim=5).rows @ np.random.default_rng(3).normal(size=(5, DIM))
+    path = Vectors(place.rows.ids, narrow.astype(np.float32)).write(place.work / "narrow.parquet")
+    assert "5" in refused(8, *place.build(path))
+    place.assert_untouched()
+
+
+def test_a_job_file_that_is_not_understood(place: Place) -> None:
+    job = place.work / "job.toml"
+    good = f'corpus = ["{place.corpus}"]\nembedding-column = "embedding"\nid-column = "id"\n'
+    job.write_text(f'{good}out = "{place.work}/other"\nid-colum = "id"\n')
+    assert "colum'" in refused(2, "build", "--config", job)
+    job.write_text(f'corpus = ["{place.corpus}"\n')
+    assert str(job) in refused(2, "build", "--config", job)
+    assert "no-job" in refused(2, "build", "--config", place.work / "no-job.toml")
+    assert not (place.work / "other").exists()
+    job.write_text(f'{good}out = "{place.work}/other"\n')
+    done("build", "--config", job)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://me:{SECRET}@127.0.0.1:1/db",
+        f"postgresql://me@127.0.0.1:1/db?password={SECRET}",
+        f"qdrant://me:{SECRET}@127.0.0.1:1",
+        f"milvus://me:{SECRET}@127.0.0.1:1",
+        f"lancedb+s3://me:{SECRET}@bucket/prefix",
+        f"s3://me:{SECRET}@bucket/prefix",
+        f"https://me:{SECRET}@127.0.0.1:1/c.parquet",
+    ],
+)
+def test_an_address_with_a_password_is_refused_and_shown_nowhere(
+    place: Place, address: str
+) -> None:
+    job = place.work / "job.toml"
+    if address.startswith(("s3:", "https:")):
+        job.write_text(f'corpus = ["{address}"]\nembedding-column = "embedding"\nout = "x"\n')
+        commands: list[tuple[object, ...]] = [
+            place.build(address),
+            ("build", place.corpus, *OPTIONS, "--out", address),
+            ("update", address, "--index", place.index),
+            ("build", "--config", job),
+        ]
+    else:
+        push = ("push", place.index, "--to", address, "--table", "docs")
+        commands = [push, (*push, "--status"), (*push, "--json")]
+    for command in commands:
+        ended = run(*command)
+        assert ended.status == 2, (command, ended.err)
+        assert ended.err.strip().splitlines()[-1].startswith("Error: ")
+        assert SECRET not in ended.out + ended.err
+    job.unlink(missing_ok=True)
+    for path in place.work.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+    place.assert_untouched()
+
+
+def test_a_file_in_the_place_of_a_folder(place: Place) -> None:
+    file = place.work / "file"
+    file.write_text("mine")
+    for out in (file, file / "below"):
+        line = refused(7, "build", place.corpus, *OPTIONS, "--out", out)
+        assert str(file) in line
+    assert file.read_text() == "mine"
+    place.assert_untouched()
+
+
+@pytest.mark.parametrize("blocks", [1, 8, 40])
+def test_a_disk_that_takes_no_more(place: Place, blocks: int) -> None:
+    """No file can have more blocks of 512 bytes; afterwards the same command ends well."""
+    rows = place.rows + some(1000, "more")
+    write_corpus(place.corpus, rows)
+    command = list(map(str, (PROGRAM, *place.build(place.corpus), "--shard-rows", 200)))
+    limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$0" "$@"', *command]
+    ended = subprocess.run(limited, capture_output=True, text=True, check=False)
+    assert ended.returncode == 7, (ended.returncode, ended.stderr)
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.strip().splitlines()[-1].startswith("Error: ")
+    place.assert_untouched()
+    done(*place.build(place.corpus))
+    assert_searches(place.index, rows, place.work)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path: Path, how: signal.Signals) -> None:
+    rows = some(8_000, "many")
+    corpus, out = rows.write(tmp_path / "c.parquet"), tmp_path / "index"
+    build(corpus, out, "--limit", 200)
+    before = checksums(out / "versions")
+    command = ("build", corpus, *OPTIONS, "--shard-rows", 50, "--out", out, "--json")
+    many = count_files(out / "store") + 20
+    process = start(*command)
+    deadline = time.monotonic() + 120
+    while count_files(out / "store") < many:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(how)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert stdout == ""
+    assert checksums(out / "versions") == before
+    assert_searches(out, rows[:200], tmp_path)
+    counts = json.loads(done(*command))["counts"]
+    assert counts["reused"] > 0
+    assert counts["reused"] + counts["encoded"] == len(rows)
+    assert_searches(out, rows, tmp_path)
+
+
+def test_output_that_nobody_reads(place: Place) -> None:
+    """The work is done; the reader that has gone is no error to tell of."""
+    write_corpus(place.corpus, rows := place.rows + some(20, "more"))
+    process = start(*place.build(place.corpus))
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    stderr = process.stderr.read()
+    assert process.wait(timeout=120) == 141
+    assert stderr == ""
+    assert_searches(place.index, rows, place.work)
+
+
+def test_output_that_cannot_be_written(place: Place) -> None:
+    """The version is published all the same."""
+    write_corpus(place.corpus, rows := place.rows + some(20, "more"))
+    command = list(map(str, (PROGRAM, *place.build(place.corpus))))
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 7
+    assert ended.stderr.strip().splitlines()[-1].startswith("Error: ")
+    assert_searches(place.index, rows, place.work)
+
+
+def test_queries_that_do_not_fit(place: Place) -> None:
+    run_file = place.work / "run.trec"
+    wide = some(5, "wide", dim=DIM + 1).write(place.work / "wide.parquet")
+    order = ("search", place.index, *COLUMNS, "--run", run_file, "--queries")
+    ended = run(*order, wide)
+    assert ended.status in (2, 3), ended.err
+    assert str(DIM + 1) in ended.err
+    with_nan(place.work / "nan.parquet", place.rows)
+    refused(3, *order, place.work / "nan.parquet")
+    assert "gone" in refused(3, *order, place.work / "gone.parquet")
+    assert not run_file.exists()
+    assert len(search(place.index, some(5, "query").rows, place.work)) == 5
+
+
+def test_errors_are_of_one_class_in_python(place: Place) -> None:
+    with pytest.raises(whiten_index.WhitenIndexError, match="nothing"):
+        whiten_index.open_index(place.work / "nothing")
+    with_nan(place.work / "bad.parquet", place.rows)
+    options: dict[str, Any] = {"embedding_column": "embedding", "id_column": "id", "k": 8}
+    options |= {"corpus": str(place.work / "bad.parquet"), "out": str(place.index)}
+    config = whiten_index.BuildConfig(**options)
+    with pytest.raises(whiten_index.WhitenIndexError, match="#0:17"):
+        whiten_index.build_index(config)
+    place.assert_untouched()

@@ -1,0 +1,336 @@
+"""List, roll back, prune, collect, join, check and mend what is on disk."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.commands import done, refused, run, start
+from tests.acceptance.vectors import (
+    COLUMNS,
+    OPTIONS,
+    Vectors,
+    assert_searches,
+    build,
+    checksums,
+    count_files,
+    search,
+    some,
+    write_corpus,
+)
+
+# Of a version that an update made.
+FILES = (
+    "manifest.json", "whitening.safetensors", "moments.safetensors", "index.faiss",
+    "documents.arrow", "corpus.json", "changes.arrow",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """An index of three versions, each of other rows, by one transform.
+
+    Attributes:
+        nights: the rows of each version, the oldest first.
+        names: the versions.
+    """
+
+    work: Path
+    nights: list[Vectors]
+    names: list[str]
+
+    @property
+    def corpus(self) -> Path:
+        return self.work / "corpus"
+
+    @property
+    def index(self) -> Path:
+        return self.work / "index"
+
+    @property
+    def store(self) -> Path:
+        return self.index / "store"
+
+    @property
+    def version(self) -> Path:
+        """Folder of the published version."""
+        return self.index / "versions" / published(self.index)
+
+    def build(self) -> tuple[object, ...]:
+        """The command that makes the newest rows an index, from scratch where need be."""
+        return ("build", self.corpus, *OPTIONS, "--out", self.index)
+
+    def assert_searches(self, night: int) -> None:
+        assert_searches(self.index, self.nights[night], self.work, fitted=self.nights[0])
+
+
+def published(index: Path) -> str:
+    return str(json.loads((index / "CURRENT").read_text())["version"])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    rows = some(300)
+    nights = [rows, rows[20:] + some(30, "second"), rows[40:] + some(60, "third")]
+    made = Place(tmp_path, nights, [])
+    for number, night in enumerate(nights):
+        write_corpus(made.corpus, night)
+        if number:
+            done("update", "--index", made.index, "--refit", "never")
+        else:
+            build(made.corpus, made.index)
+        made.names.append(published(made.index))
+    return made
+
+
+def flip(path: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def listed(index: Path) -> dict[str, dict[str, object]]:
+    found = json.loads(done("versions", index, "--json"))["versions"]
+    return {each["name"]: each for each in found}
+
+
+def test_versions_are_listed_newest_first(place: Place) -> None:
+    found = listed(place.index)
+    assert list(found) == place.names[::-1]
+    assert [each["rows"] for each in found.values()] == [320, 310, 300]
+    assert [each["published"] for each in found.values()] == [True, False, False]
+    for name, each in found.items():
+        sizes = [path.stat().st_size for path in (place.index / "versions" / name).iterdir()]
+        assert each["bytes"] == sum(sizes)
+
+
+def test_a_rollback_publishes_the_version_before(place: Place) -> None:
+    before = checksums(place.index / "versions")
+    done("rollback", place.index)
+    assert published(place.index) == place.names[1]
+    place.assert_searches(1)
+    assert listed(place.index)[place.names[2]]["withdrawn"]
+    done("rollback", place.index)
+    place.assert_searches(0)
+    done("rollback", place.index, "--to", place.names[2])
+    place.assert_searches(2)
+    assert checksums(place.index / "versions") == before
+    refused(2, "rollback", place.index, "--to", "000009-0123456789ab")
+    assert published(place.index) == place.names[2]
+
+
+def test_a_rollback_passes_over_a_damaged_version(place: Place) -> None:
+    flip(place.index / "versions" / place.names[1] / "index.faiss")
+    report = json.loads(done("rollback", place.index, "--json"))
+    assert report["to"] == place.names[0]
+    assert list(report["skipped"]) == [place.names[1]]
+    place.assert_searches(0)
+
+
+def test_prune_keeps_the_newest_versions_and_the_published_one(place: Place) -> None:
+    done("prune", place.index, "--keep", 2)
+    assert {each.name for each in (place.index / "versions").iterdir()} == set(place.names[1:])
+    done("rollback", place.index)
+    done("prune", place.index, "--keep", 1)
+    assert published(place.index) == place.names[1]
+    place.assert_searches(1)
+
+
+def test_gc_removes_what_nothing_needs_and_nothing_else(place: Place) -> None:
+    """Embeddings that only removed versions had go; all that is searched stays."""
+    done("gc", place.store, "--keep-days", 0)
+    before = checksums(place.work)
+    removed = json.loads(done("gc", place.store, "--keep-days", 0, "--json"))
+    assert removed["bytes"] == 0
+    assert checksums(place.work) == before
+    exact = search(place.index, some(20, "query").rows, place.work, "--rerank", 50)
+
+    # Every row changes, and changes back.
+    write_corpus(place.corpus, place.nights[2].moved(0.5))
+    done("update", "--index", place.index, "--refit", "never")
+    done("rollback", place.index, "--to", place.names[2])
+    done("prune", place.index, "--keep", 1)
+    names = {each.name for each in (place.index / "versions").iterdir()}
+    before = checksums(place.work)
+    dry = json.loads(done("gc", place.store, "--keep-days", 0, "--dry-run", "--json"))
+    assert checksums(place.work) == before
+    report = json.loads(done("gc", place.store, "--keep-days", 0, "--json"))
+    after = checksums(place.work)
+    gone = set(before) - set(after)
+    assert gone
+    assert dry["bytes"] == report["bytes"] > 0
+    assert all(name.startswith("index/store/") for name in gone)
+    assert {name: before[name] for name in after} == after
+    assert {each.name for each in (place.index / "versions").iterdir()} == names
+    place.assert_searches(2)
+    assert search(place.index, some(20, "query").rows, place.work, "--rerank", 50) == exact
+    done("verify", place.index)
+
+
+def test_gc_keeps_what_is_recent_and_what_older_versions_need(place: Place) -> None:
+    done("gc", place.store, "--keep-days", 0)
+    done("rollback", place.index, "--to", place.names[0])
+    place.assert_searches(0)
+    queries = some(20, "query").rows
+    plain = search(place.index, queries, place.work)
+    exact = search(place.index, queries, place.work, "--rerank", 300)
+    for one, other in zip(plain, exact, strict=True):
+        assert [score for _, score in one] == pytest.approx([score for _, score in other], abs=1e-5)
+    # Some of the rows may be of an encode that was interrupted.
+    done("prune", place.index, "--keep", 1)
+    before = checksums(place.store)
+    done("gc", place.store)
+    assert set(checksums(place.store)) == set(before)
+
+
+def test_gc_waits_for_an_index_that_was_moved_to_be_named(tmp_path: Path) -> None:
+    rows, store = some(300), tmp_path / "store"
+    build(write_corpus(tmp_path / "corpus", rows), tmp_path / "old", "--store", store)
+    # Another corpus in the same store, by which what the first needs is no corpus' any more.
+    write_corpus(tmp_path / "corpus", some(100, "other"))
+    build(tmp_path / "corpus", tmp_path / "other", "--store", store)
+    (tmp_path / "old").rename(tmp_path / "new")
+    before = checksums(store)
+    assert "old" in refused(5, "gc", store, "--keep-days", 0)
+    assert checksums(store) == before
+    moved = ("--index", tmp_path / "new", "--forget", tmp_path / "old")
+    done("gc", store, "--keep-days", 0, *moved)
+    queries = some(20, "query").rows
+    exact = search(tmp_path / "new", queries, tmp_path, "--rerank", 50, "--store", store)
+    for hits, again in zip(search(tmp_path / "new", queries, tmp_path), exact, strict=True):
+        assert [each for each, _ in hits] == [each for each, _ in again]
+    # Once it is gone for good, so are its rows.
+    (tmp_path / "new").rename(tmp_path / "gone")
+    forgotten = ("gc", store, "--keep-days", 0, "--forget", tmp_path / "new", "--json")
+    assert json.loads(done(*forgotten))["bytes"] > 0
+    assert_searches(tmp_path / "other", some(100, "other"), tmp_path)
+    done("verify", tmp_path / "other")
+
+
+@pytest.mark.parametrize("folder", ["versions", "index"])
+def test_gc_stops_where_it_cannot_list_a_folder(place: Place, folder: str) -> None:
+    """A file in the place of what says which rows are needed."""
+    other = place.work / "other"
+    done("build", "--store", place.store, "--whiten", "pca", "--k", 4, "--out", other)
+    hidden = other / folder if folder == "versions" else other
+    hidden.rename(place.work / "away")
+    hidden.write_text("")
+    before = checksums(place.work)
+    ended = run("gc", place.store, "--keep-days", 0)
+    assert ended.status in (5, 7), (ended.status, ended.err)
+    assert str(hidden) in ended.err
+    assert checksums(place.work) == before
+    hidden.unlink()
+    (place.work / "away").rename(hidden)
+    done("gc", place.store, "--keep-days", 0)
+
+
+def test_compact_joins_files_and_changes_no_answer(place: Place) -> None:
+    queries = some(20, "query").rows
+    plain = search(place.index, queries, place.work)
+    exact = search(place.index, queries, place.work, "--rerank", 50)
+    before = checksums(place.store)
+    done("compact", place.store)
+    assert len(checksums(place.store)) < len(before)
+    done("verify", place.index)
+    assert search(place.index, queries, place.work) == plain
+    assert search(place.index, queries, place.work, "--rerank", 50) == exact
+    # Whatever is made from the store afterwards is the same too.
+    report = json.loads(done("update", "--index", place.index, "--refit", "always", "--json"))
+    assert report["counts"]["encoded"] == 0
+    assert_searches(place.index, place.nights[2], place.work)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_found_and_mended(place: Place, name: str) -> None:
+    done("verify", place.index)
+    flip(place.version / name)
+    ended = run("verify", place.index, "--json")
+    assert ended.status == 5
+    assert not ended.json["sound"]
+    assert name in json.dumps(ended.json)
+    for command in (("search", place.index, "--like", "d100"), ("update", "--index", place.index)):
+        assert refused(5, *command)
+    done(*place.build())
+    done("search", place.index, "--like", "d100")
+    found = {hits[0][0] for hits in search(place.index, place.nights[2].rows[:50], place.work)}
+    assert found == set(place.nights[2].ids[:50])
+    done("update", "--index", place.index)
+
+
+def test_a_flipped_bit_in_what_says_which_version_counts_is_found(place: Place) -> None:
+    flip(place.index / "CURRENT")
+    assert run("verify", place.index).status == 5
+    refused(5, "search", place.index, "--like", "d100")
+    done("rollback", place.index, "--to", place.names[2])
+    done("verify", place.index)
+    place.assert_searches(2)
+
+
+def test_a_flipped_bit_in_any_file_of_the_store_is_found_and_mended(place: Place) -> None:
+    done("prune", place.index, "--keep", 1)
+    done("gc", place.store, "--keep-days", 0)
+    before = checksums(place.store)
+    for name in before:
+        path = place.store / name
+        content = path.read_bytes()
+        flip(path)
+        ended = run("verify", place.store, "--json")
+        assert ended.status == 5, name
+        assert path.name in json.dumps(ended.json) or path.parent.name in json.dumps(ended.json)
+        path.write_bytes(content)
+    done("verify", place.store)
+    damaged = [name for name in before if name.endswith("embeddings.safetensors")]
+    for name in damaged:
+        flip(place.store / name)
+    queries = some(20, "query")
+    queries.write(place.work / "queries.parquet")
+    asked = ("--queries", place.work / "queries.parquet", *COLUMNS, "--rerank", 50)
+    refused(5, "search", place.index, *asked, "--run", place.work / "refused.parquet")
+    done(*place.build())
+    # What was damaged, was made anew and nothing needs any more.
+    done("gc", place.store, "--keep-days", 0)
+    done("verify", place.index)
+    assert_searches(place.index, place.nights[2], place.work)
+    done("search", place.index, *asked, "--run", place.work / "again.parquet")
+
+
+@contextmanager
+def stopped_build(work: Path) -> Iterator[tuple[Path, tuple[object, ...]]]:
+    """Yield the index that a process is building, which stands still, and its command."""
+    rows = some(8_000, "many", dim=32)
+    command = ("build", rows.write(work / "many.parquet"), *OPTIONS, "--shard-rows", 50)
+    index = work / "many"
+    process = start(*command, "--out", index)
+    try:
+        deadline = time.monotonic() + 120
+        while count_files(index / "store") < 10:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.05)
+        assert process.poll() is None, "done too soon"
+        yield index, (*command, "--out", index)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(timeout=240) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_two_commands_at_once_on_one_folder(tmp_path: Path) -> None:
+    """The second ends at once and names the process of the first, which goes on."""
+    with stopped_build(tmp_path) as (index, command):
+        assert str(index) in refused(6, *command)
+        assert not (index / "CURRENT").exists()
+    assert len(search(index, some(5, "query", dim=32).rows, tmp_path)) == 5
+    assert json.loads(done(*command, "--json"))["up_to_date"]

@@ -1,0 +1,132 @@
+"""Corpora of random embeddings, indexes of them, and their searches by the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.acceptance.commands import done
+from tests.acceptance.truth import nearest, unit, whitening
+
+DIM, K = 16, 8
+COLUMNS = ("--embedding-column", "embedding", "--id-column", "id")
+OPTIONS = (*COLUMNS, "--keep", "title", "--whiten", "whitening", "--k", K, "--factory", "Flat")
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Rows of a corpus: their ids and their raw embeddings in float32."""
+
+    ids: list[str]
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: slice) -> Vectors:
+        return Vectors(self.ids[part], self.rows[part])
+
+    def __add__(self, other: Vectors) -> Vectors:
+        return Vectors(self.ids + other.ids, np.concatenate([self.rows, other.rows]))
+
+    def moved(self, by: float = 1.0) -> Vectors:
+        """Return rows of the same ids with other embeddings."""
+        return Vectors(self.ids, (self.rows + by).astype(np.float32))
+
+    def titles(self) -> list[str]:
+        return [f"title of {each}" for each in self.ids]
+
+    def write(self, path: Path, *, titles: Sequence[str] | None = None) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = pa.array(self.rows.astype(np.float32).ravel())
+        table = pa.table(
+            {
+                "id": self.ids,
+                "title": list(titles or self.titles()),
+                "embedding": pa.FixedSizeListArray.from_arrays(values, self.rows.shape[1]),
+            }
+        )
+        pq.write_table(table, path)
+        return path
+
+
+def some(count: int, prefix: str = "d", *, dim: int = DIM, seed: int = 0) -> Vectors:
+    """Return random rows around a mean, wider in some directions than in others."""
+    rng = np.random.default_rng([seed, *prefix.encode()])
+    mixing = np.linalg.qr(np.random.default_rng(1).normal(size=(dim, dim)))[0]
+    rows = (rng.normal(size=(count, dim)) * np.linspace(2, 0.4, dim)) @ mixing + 1
+    return Vectors([f"{prefix}{i}" for i in range(count)], rows.astype(np.float32))
+
+
+def write_corpus(folder: Path, rows: Vectors) -> Path:
+    """Write rows into two files of a folder."""
+    half = len(rows) // 2
+    rows[:half].write(folder / "a.parquet")
+    rows[half:].write(folder / "b.parquet")
+    return folder
+
+
+def build(corpus: Path | str, out: Path | str, *options: object) -> None:
+    done("build", corpus, *OPTIONS, *options, "--out", out)
+
+
+def search(
+    index: Path | str, queries: np.ndarray, work: Path, *options: object, top_k: int = 10
+) -> list[list[tuple[str, float]]]:
+    """Return ids and scores for raw embeddings, best first."""
+    asked = Vectors([f"q{i}" for i in range(len(queries))], queries)
+    run = work / "run.parquet"
+    asked.write(work / "queries.parquet")
+    done(
+        "search", index, "--queries", work / "queries.parquet", *COLUMNS, "--top-k", top_k,
+        "--run", run, *options,
+    )  # fmt: skip
+    found: dict[str, list[tuple[str, float]]] = {each: [] for each in asked.ids}
+    for row in pq.read_table(run).sort_by("rank").to_pylist():
+        found[row["query_id"]].append((row["doc_id"], row["score"]))
+    return list(found.values())
+
+
+def whitened(rows: Vectors, fitted: Vectors, k: int = K) -> np.ndarray:
+    """Return unit vectors of rows by the whitening of others, up to the signs of directions."""
+    mean, matrix = whitening(fitted.rows.astype(np.float64), k)
+    return unit((rows.rows.astype(np.float64) - mean) @ matrix)
+
+
+def assert_searches(
+    index: Path | str, rows: Vectors, work: Path, *, fitted: Vectors | None = None
+) -> None:
+    """Compare searches with brute force over all rows, whitened by those that were fitted."""
+    asked = some(20, "query")
+    fitted = fitted or rows
+    vectors, queries = whitened(rows, fitted), whitened(asked, fitted)
+    _, best = nearest(vectors, queries, 10)
+    cosines = queries @ vectors.T
+    place = {each: number for number, each in enumerate(rows.ids)}
+    for number, hits in enumerate(search(index, asked.rows, work)):
+        scores = [score for _, score in hits]
+        np.testing.assert_allclose(scores, best[number], atol=1e-4)
+        np.testing.assert_allclose([cosines[number, place[each]] for each, _ in hits], scores,
+                                   atol=1e-4)  # fmt: skip
+        assert len({each for each, _ in hits}) == 10
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file below a folder, but those of locks, which hold nothing."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def count_files(folder: Path) -> int:
+    """Count the files below a folder that another process writes to."""
+    return sum(len(files) for _, _, files in os.walk(folder))
