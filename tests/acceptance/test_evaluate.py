@@ -1,0 +1,367 @@
+"""Evaluations against scipy, pytrec_eval and brute force over embeddings by transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import pytrec_eval
+import torch
+from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
+from sklearn.linear_model import LogisticRegression
+from transformers import AutoModel, AutoTokenizer
+
+from tests.acceptance.commands import done, refused
+from tests.acceptance.random_corpora import read_trec
+from tests.acceptance.truth import (
+    MAX_LENGTH,
+    SciFact,
+    encode,
+    model_folder,
+    ndcg,
+    nearest,
+    unit,
+    whitening,
+)
+from whiten_index.evaluate import EvalConfig, evaluate_sts
+from whiten_index.labels import read_sts
+from whiten_index.whitening import WhiteningConfig
+
+ENCODER = ("--pooling", "mean", "--max-length", MAX_LENGTH)
+PAIRS, SIDES = 60, ("sentence1", "sentence2")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Scored pairs of distinct sentences, in two subsets of unequal sizes, with embeddings."""
+
+    path: Path
+    rows: list[dict[str, Any]]
+    left: np.ndarray
+    right: np.ndarray
+
+    @property
+    def scores(self) -> np.ndarray:
+        return np.array([row["score"] for row in self.rows])
+
+    @property
+    def texts(self) -> np.ndarray:
+        return np.concatenate([self.left, self.right])
+
+
+@pytest.fixture(scope="module")
+def pairs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    table = pq.read_table(data / "sts" / "sts_raw.parquet").to_pylist()
+    test = [row for row in table if (row["dataset"], row["split"]) == ("STSB", "test")]
+    rows: list[dict[str, Any]] = []
+    for row in test[::17]:
+        seen = {each[side] for each in rows for side in SIDES}
+        texts = {row[side] for side in SIDES}
+        if len(rows) < PAIRS and len(texts) == 2 and not texts & seen:
+            rows.append(row)
+    for number, row in enumerate(rows):
+        row |= {"dataset": "mine", "subset": "first" if number % 3 else "second"}
+    path = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    found = encode([row[side] for side in SIDES for row in rows])
+    return Pairs(path, rows, found[: len(rows)], found[len(rows) :])
+
+
+@dataclass(frozen=True)
+class Beir:
+    """A small set in BEIR form, with embeddings of its documents and queries."""
+
+    folder: Path
+    ids: list[str]
+    relevant: dict[str, dict[str, int]]
+    documents: np.ndarray
+    queries: np.ndarray
+
+    def ndcg(self, documents: np.ndarray, queries: np.ndarray) -> float:
+        """Return nDCG@10 times 100 by brute force."""
+        rows, _ = nearest(documents, queries, 10)
+        values = [
+            ndcg([self.ids[row] for row in near], self.relevant[f"q{number}"])
+            for number, near in enumerate(rows)
+        ]
+        return 100 * float(np.mean(values))
+
+
+@pytest.fixture(scope="module")
+def beir(scifact: SciFact, tmp_path_factory: pytest.TempPathFactory) -> Beir:
+    """Sixty short documents; a query is what follows the part that its document holds."""
+    folder = tmp_path_factory.mktemp("beir") / "small"
+    (folder / "qrels").mkdir(parents=True)
+    rows = [row for row in scifact.table().to_pylist() if len(row["text"]) > 300][:60]
+    ids = [f"doc{row['id']}" for row in rows]
+    documents = [
+        {"_id": each, "title": row["title"][:30], "text": row["text"][:100]}
+        for each, row in zip(ids, rows, strict=True)
+    ]
+    queries = [{"_id": f"q{i}", "text": row["text"][100:160]} for i, row in enumerate(rows[:15])]
+    for name, listed in (("corpus", documents), ("queries", queries)):
+        lines = "".join(json.dumps(each) + "\n" for each in listed)
+        (folder / f"{name}.jsonl").write_text(lines)
+    # Each has a second document that is less relevant.
+    relevant = {f"q{i}": {ids[i]: 2, ids[i + 1]: 1} for i in range(len(queries))}
+    judged = [f"{q}\t{d}\t{gain}" for q, listed in relevant.items() for d, gain in listed.items()]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]))
+    texts = [f"{each['title']} {each['text']}" for each in documents]
+    return Beir(folder, ids, relevant, encode(texts), encode([q["text"] for q in queries]))
+
+
+def evaluated(*arguments: object) -> list[dict[str, Any]]:
+    """Return the runs of an evaluation."""
+    found: list[dict[str, Any]] = json.loads(done("eval", *arguments, "--json"))["runs"]
+    return found
+
+
+def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    found: np.ndarray = (unit(left) * unit(right)).sum(axis=1)
+    return found
+
+
+def test_an_index_is_judged_as_by_brute_force(
+    built: Path, scifact: SciFact, embeddings: np.ndarray, query_embeddings: np.ndarray
+) -> None:
+    (run,) = evaluated(
+        "retrieval", "--index", built, "--queries", scifact.queries, "--qrels", scifact.qrels,
+    )  # fmt: skip
+    (figures,) = run["datasets"].values()
+    mean, matrix = whitening(embeddings, 64)
+    rows, _ = nearest((embeddings - mean) @ matrix, (query_embeddings - mean) @ matrix, 100)
+    ids, relevant = [str(each) for each in scifact.ids()], scifact.relevant()
+    ndcgs, recalls, ranks = [], [], []
+    for query, near in zip(map(str, scifact.query_ids()), rows, strict=True):
+        ranking = [ids[row] for row in near]
+        wanted = {each for each, gain in relevant[query].items() if gain > 0}
+        ndcgs.append(ndcg(ranking, relevant[query]))
+        recalls.append(len(wanted & set(ranking)) / len(wanted))
+        places = [place for place, each in enumerate(ranking[:10], 1) if each in wanted]
+        ranks.append(1 / places[0] if places else 0)
+    # One swap of two documents whose cosines are equal but for rounding is allowed for.
+    assert figures["ndcg@10"] == pytest.approx(100 * np.mean(ndcgs), abs=0.3)
+    assert figures["recall@100"] == pytest.approx(100 * np.mean(recalls), abs=0.5)
+    assert figures["mrr@10"] == pytest.approx(100 * np.mean(ranks), abs=0.5)
+
+
+def test_transforms_of_a_folder_are_judged_side_by_side(beir: Beir, tmp_path: Path) -> None:
+    runs = evaluated(
+        "retrieval", beir.folder, *ENCODER, "--whiten", "pca", "--k", 8, "--k", 24,
+        "--run-out", tmp_path / "runs",
+    )  # fmt: skip
+    written = sorted((tmp_path / "runs").iterdir())
+    assert (len(runs), len(written)) == (2, 2)
+    for run, k in zip(runs, (8, 24), strict=True):
+        mean, matrix = whitening(beir.documents, k, exponent=0)
+        documents, queries = (beir.documents - mean) @ matrix, (beir.queries - mean) @ matrix
+        (figures,) = run["datasets"].values()
+        assert figures["ndcg@10"] == pytest.approx(beir.ndcg(documents, queries), abs=0.5)
+        (path,) = [path for path in written if str(k) in path.name]
+        for number, hits in enumerate(read_trec(path).values()):
+            _, scores = nearest(documents, queries[[number]], 5)
+            assert [score for _, score in hits[:5]] == pytest.approx(scores[0].tolist(), abs=2e-3)
+
+
+def test_raw_embeddings_are_judged_without_a_transform(beir: Beir) -> None:
+    (run,) = evaluated("retrieval", beir.folder, *ENCODER)
+    (figures,) = run["datasets"].values()
+    assert figures["ndcg@10"] == pytest.approx(beir.ndcg(beir.documents, beir.queries), abs=0.5)
+
+
+@pytest.mark.parametrize("form", ["tsv", "parquet", "qrels"])
+def test_a_run_is_judged_as_by_trec_eval(form: str, tmp_path: Path) -> None:
+    """Graded judgements, ties among none, and queries that are in one of the files only."""
+    rng = np.random.default_rng(3)
+    run: dict[str, dict[str, float]] = {}
+    lines = []
+    for query in range(12):
+        documents = rng.choice(300, size=120, replace=False)
+        scores = np.sort(rng.random(120))[::-1]
+        run[f"q{query}"] = {f"d{d}": float(s) for d, s in zip(documents, scores, strict=True)}
+        lines += [
+            f"q{query} Q0 {document} {rank} {score:.9f} some"
+            for rank, (document, score) in enumerate(run[f"q{query}"].items(), 1)
+        ]
+    (tmp_path / "run.trec").write_text("\n".join(lines) + "\n")
+    qrels = {
+        f"q{query}": {f"d{d}": int(rng.integers(0, 3)) for d in rng.choice(300, 40, replace=False)}
+        for query in range(1, 12)
+    }
+    path = write_qrels(tmp_path / f"judged.{form}", qrels)
+    metrics = {
+        "ndcg@10": "ndcg_cut_10", "ndcg@5": "ndcg_cut_5", "recall@100": "recall_100",
+        "map@100": "map_cut_100",
+    }  # fmt: skip
+    options = [each for name in [*metrics, "mrr@100"] for each in ("--metric", name)]
+    (told,) = evaluated("retrieval", "--run", tmp_path / "run.trec", "--qrels", path, *options)
+    judge = pytrec_eval.RelevanceEvaluator(
+        qrels, {"ndcg_cut.5,10", "recall.100", "map_cut.100", "recip_rank"}
+    )
+    cut = {
+        query: dict(sorted(listed.items(), key=lambda each: -each[1])[:100])
+        for query, listed in run.items()
+    }
+    expected = judge.evaluate(cut)
+    (figures,) = told["datasets"].values()
+    for name, its in {**metrics, "mrr@100": "recip_rank"}.items():
+        mean = np.mean([values[its] for values in expected.values()])
+        assert figures[name] == pytest.approx(100 * mean, abs=1e-6), name
+
+
+def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> Path:
+    rows = [
+        {"query_id": query, "doc_id": document, "relevance": gain}
+        for query, listed in qrels.items()
+        for document, gain in listed.items()
+    ]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    lines = {
+        ".tsv": ["query-id\tcorpus-id\tscore", *("\t".join(map(str, r.values())) for r in rows)],
+        ".qrels": [f"{r['query_id']} 0 {r['doc_id']} {r['relevance']}" for r in rows],
+    }[path.suffix]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_run_of_another_set_is_refused(beir: Beir, tmp_path: Path) -> None:
+    (tmp_path / "run.trec").write_text("q0 Q0 nowhere 1 0.5 some\n")
+    qrels = beir.folder / "qrels" / "test.tsv"
+    error = refused(3, "eval", "retrieval", "--run", tmp_path / "run.trec", "--qrels", qrels)
+    assert "nowhere" in error
+
+
+@pytest.mark.parametrize("k", [None, 16])
+def test_correlations_are_those_of_scipy_in_each_aggregation(k: int | None, pairs: Pairs) -> None:
+    """Whitening is fitted on all sentences as often as they occur."""
+    options = [] if k is None else ["--whiten", "whitening", "--k", k]
+    (run,) = evaluated("sts", pairs.path, *ENCODER, *options)
+    figures = run["datasets"]["mine"]
+    left, right = pairs.left, pairs.right
+    if k is not None:
+        mean, matrix = whitening(pairs.texts, k)
+        left, right = (left - mean) @ matrix, (right - mean) @ matrix
+    found, gold = cosines(left, right), pairs.scores
+    first = np.array([row["subset"] == "first" for row in pairs.rows])
+    for name, correlate in (("spearman", spearmanr), ("pearson", pearsonr)):
+        parts = [100 * correlate(found[part], gold[part]).statistic for part in (first, ~first)]
+        weights = [first.sum(), (~first).sum()]
+        whole = 100 * correlate(found, gold).statistic
+        expected = {
+            "all": whole,
+            "mean": np.mean(parts),
+            "wmean": np.average(parts, weights=weights),
+        }
+        assert figures[name] == pytest.approx(expected, abs=0.1)
+    assert figures["pairs"] == PAIRS
+
+
+def test_python_correlates_several_widths_at_once(pairs: Pairs, tmp_path: Path) -> None:
+    config = EvalConfig(
+        transforms=(WhiteningConfig(k=8), WhiteningConfig(k=24)),
+        store=str(tmp_path / "store"),
+    )
+    report = evaluate_sts(config, read_sts([str(pairs.path)]))
+    assert len(report["runs"]) == 2
+    for run, k in zip(report["runs"], (8, 24), strict=True):
+        mean, matrix = whitening(pairs.texts, k)
+        found = cosines((pairs.left - mean) @ matrix, (pairs.right - mean) @ matrix)
+        expected = 100 * spearmanr(found, pairs.scores).statistic
+        assert run["average"]["spearman"]["all"] == pytest.approx(expected, abs=0.15)
+
+
+def test_an_index_is_evaluated_with_its_own_transform(
+    built: Path, embeddings: np.ndarray, pairs: Pairs
+) -> None:
+    (run,) = evaluated("sts", pairs.path, "--index", built)
+    mean, matrix = whitening(embeddings, 64)
+    found = cosines((pairs.left - mean) @ matrix, (pairs.right - mean) @ matrix)
+    expected = 100 * spearmanr(found, pairs.scores).statistic
+    assert run["datasets"]["mine"]["spearman"]["all"] == pytest.approx(expected, abs=0.1)
+
+
+def test_pairs_without_a_score_are_dropped_and_counted(pairs: Pairs, tmp_path: Path) -> None:
+    rows = [{**row, "score": None if number < 7 else row["score"]}
+            for number, row in enumerate(pairs.rows)]  # fmt: skip
+    path = tmp_path / "pairs.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    (run,) = evaluated("sts", path, *ENCODER)
+    figures = run["datasets"]["mine"]
+    assert (figures["pairs"], figures["dropped"]) == (PAIRS - 7, 7)
+    found = cosines(pairs.left, pairs.right)[7:]
+    expected = 100 * spearmanr(found, pairs.scores[7:]).statistic
+    assert figures["spearman"]["all"] == pytest.approx(expected, abs=0.05)
+
+
+@torch.inference_mode()
+def layer_states(texts: list[str]) -> np.ndarray:
+    """Return the mean-pooled states of every layer, (layers, n, d), by transformers alone."""
+    folder = model_folder()
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    batch = tokenizer(
+        texts, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
+    )
+    states = model(**batch, output_hidden_states=True).hidden_states
+    mask = batch["attention_mask"][:, :, None].double()
+    return np.stack([((each.double() * mask).sum(1) / mask.sum(1)).numpy() for each in states])
+
+
+def test_combinations_of_layers_are_means_of_their_states(pairs: Pairs, tmp_path: Path) -> None:
+    (run,) = evaluated(
+        "layers", pairs.path, "--max-length", MAX_LENGTH, "--most", 2, "--out", tmp_path / "out"
+    )
+    left = layer_states([row["sentence1"] for row in pairs.rows])
+    right = layer_states([row["sentence2"] for row in pairs.rows])
+    count = len(left)
+    assert len(run["combinations"]) == count + count * (count - 1) // 2
+    for each in run["combinations"]:
+        chosen = each["layers"]
+        found = cosines(left[chosen].mean(axis=0), right[chosen].mean(axis=0))
+        expected = 100 * spearmanr(found, pairs.scores).statistic
+        assert each["datasets"]["mine"]["spearman"]["all"] == pytest.approx(expected, abs=0.15)
+    assert json.loads((tmp_path / "out" / "layers.json").read_text())["runs"]
+    assert "<html" in (tmp_path / "out" / "layers.html").read_text().lower()
+    pictures = list((tmp_path / "out").rglob("*.png"))
+    assert pictures
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+
+
+def test_alignment_and_uniformity_are_those_of_wang_and_isola(pairs: Pairs) -> None:
+    runs = evaluated("geometry", pairs.path, *ENCODER, "--whiten", "whitening", "--k", 16)
+    mean, matrix = whitening(pairs.texts, 16)
+    expected = [pairs.texts, (pairs.texts - mean) @ matrix]
+    for run, rows in zip(runs, expected, strict=True):
+        figures, vectors = run["datasets"]["mine"], unit(rows)
+        left, right = vectors[:PAIRS], vectors[PAIRS:]
+        near = ((left - right) ** 2).sum(axis=1)[pairs.scores > 4]
+        assert figures["alignment"] == pytest.approx(near.mean(), abs=2e-3)
+        products = (vectors @ vectors.T)[np.triu_indices(len(vectors), 1)]
+        uniformity = np.log(np.exp(-2 * (2 - 2 * products)).mean())
+        assert figures["uniformity"] == pytest.approx(uniformity, abs=5e-3)
+
+
+def test_a_transfer_task_is_a_linear_classifier_of_the_embeddings(tmp_path: Path) -> None:
+    """Two classes that a line parts are told apart, and shuffled labels are not."""
+    animals = ["dogs", "cats", "horses", "owls", "frogs", "whales"]
+    markets = ["bonds", "stocks", "taxes", "banks", "loans", "profits"]
+    verbs = ["are popular", "cause worry", "were seen today", "make news", "interest many"]
+    texts = [f"{noun} {verb}" for nouns in (animals, markets) for noun in nouns for verb in verbs]
+    labels = np.repeat([0, 1], len(texts) // 2)
+    split = ["test" if number % 5 == 0 else "train" for number in range(len(texts))]
+    path = tmp_path / "topic.parquet"
+    pq.write_table(pa.table({"text": texts, "label": labels, "split": split}), path)
+    (run,) = evaluated("transfer", path, *ENCODER, "--folds", 3)
+    rows, test = encode(texts), np.array(split) == "test"
+    classifier = LogisticRegression(max_iter=1000).fit(rows[~test], labels[~test])
+    expected = 100 * classifier.score(rows[test], labels[test])
+    assert run["datasets"]["topic"]["accuracy"] == pytest.approx(expected, abs=9)
+    assert expected > 90

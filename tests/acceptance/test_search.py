@@ -1,0 +1,324 @@
+"""Searches by texts, files of queries and documents, against brute force."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import whiten_index
+from tests.acceptance.commands import done, refused, run
+from tests.acceptance.random_corpora import (
+    COLUMNS,
+    RandomCorpus,
+    make_corpus,
+    read_trec,
+    recall,
+    search_queries,
+)
+from tests.acceptance.truth import SciFact, encode, nearest, unit, whitening
+
+K = 12
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> RandomCorpus:
+    return make_corpus(tmp_path_factory.mktemp("search"), 900, 24, seed=5)
+
+
+@pytest.fixture(scope="module")
+def exact(corpus: RandomCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exact index that keeps years and languages; not to be changed."""
+    index = tmp_path_factory.mktemp("exact") / "index"
+    done(
+        "build", corpus.corpus, *COLUMNS, "--keep", "year", "--keep", "lang",
+        "--whiten", "whitening", "--k", K, "--factory", "Flat", "--out", index,
+    )  # fmt: skip
+    return index
+
+
+@pytest.fixture(scope="module")
+def coarse(corpus: RandomCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of four bytes a row, which misses many neighbours; not to be changed."""
+    index = tmp_path_factory.mktemp("coarse") / "index"
+    done(
+        "build", corpus.corpus, *COLUMNS, "--whiten", "whitening", "--k", K, "--factory", "PQ4",
+        "--out", index,
+    )  # fmt: skip
+    return index
+
+
+@pytest.fixture(scope="module")
+def vectors(corpus: RandomCorpus) -> tuple[np.ndarray, np.ndarray]:
+    """Whitened rows and queries by the definition."""
+    mean, matrix = whitening(corpus.rows.astype(np.float64), K)
+    return (corpus.rows - mean) @ matrix, (corpus.questions - mean) @ matrix
+
+
+def write_titles(path: Path, titles: dict[str, str]) -> None:
+    pq.write_table(pa.table({"id": list(titles), "title": list(titles.values())}), path)
+
+
+def test_a_text_finds_what_brute_force_finds(
+    built: Path, scifact: SciFact, embeddings: np.ndarray, query_embeddings: np.ndarray
+) -> None:
+    mean, matrix = whitening(embeddings, 64)
+    rows, cosines = nearest((embeddings - mean) @ matrix, (query_embeddings - mean) @ matrix, 7)
+    text, ids = scifact.query_texts()[3], scifact.ids()
+    titles = scifact.table()["title"].to_pylist()
+    (result,) = json.loads(done("search", built, text, "--top-k", 7, "--json"))["results"]
+    assert result["query"] == text
+    assert [hit["score"] for hit in result["hits"]] == pytest.approx(cosines[3].tolist(), abs=2e-4)
+    for hit in result["hits"]:
+        assert hit["columns"] == {"title": titles[ids.index(hit["id"])]}
+    assert result["hits"][0]["id"] == ids[rows[3, 0]]
+
+
+def test_several_texts_get_the_hits_that_each_gets_alone(built: Path, scifact: SciFact) -> None:
+    texts = scifact.query_texts()[:3]
+    together = json.loads(done("search", built, *texts, "--json"))["results"]
+    assert [each["query"] for each in together] == texts
+    for text, result in zip(texts, together, strict=True):
+        (alone,) = json.loads(done("search", built, text, "--json"))["results"]
+        assert [hit["id"] for hit in alone["hits"]] == [hit["id"] for hit in result["hits"]]
+        scores = [hit["score"] for hit in alone["hits"]]
+        assert scores == pytest.approx([hit["score"] for hit in result["hits"]], abs=1e-5)
+
+
+def test_hits_are_printed_with_score_id_and_kept_columns(exact: Path) -> None:
+    (result,) = json.loads(done("search", exact, "--like", "d7", "--top-k", 2, "--json"))["results"]
+    lines = done("search", exact, "--like", "d7", "--top-k", 2).splitlines()
+    for hit in result["hits"]:
+        (line,) = [line for line in lines if hit["id"] in line.split()]
+        assert f"{hit['score']:.4f}" in line
+        assert str(hit["columns"]["year"]) in line
+        assert hit["columns"]["lang"] in line
+
+
+def test_a_file_of_texts_becomes_a_run(
+    built: Path,
+    scifact: SciFact,
+    embeddings: np.ndarray,
+    query_embeddings: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    done(
+        "search", built, "--queries", scifact.queries, "--text-column", "text",
+        "--id-column", "id", "--top-k", 20, "--run", tmp_path / "run.trec",
+    )  # fmt: skip
+    found = read_trec(tmp_path / "run.trec")
+    assert list(found) == [str(each) for each in scifact.query_ids()]
+    mean, matrix = whitening(embeddings, 64)
+    rows, queries = (embeddings - mean) @ matrix, (query_embeddings - mean) @ matrix
+    _, cosines = nearest(rows, queries, 20)
+    scores = [[score for _, score in hits] for hits in found.values()]
+    np.testing.assert_allclose(scores, cosines, atol=3e-4)
+
+
+def test_a_file_of_embeddings_becomes_a_run(
+    exact: Path, corpus: RandomCorpus, vectors: tuple[np.ndarray, np.ndarray]
+) -> None:
+    found = search_queries(exact, corpus, top_k=25)
+    rows, cosines = nearest(*vectors, 25)
+    assert recall(found, *vectors, 25) == 1
+    np.testing.assert_allclose([[s for _, s in hits] for hits in found], cosines, atol=1e-4)
+    assert [[hit for hit, _ in hits] for hits in found] == [[f"d{r}" for r in n] for n in rows]
+
+
+def test_runs_hold_the_same_in_every_format(
+    exact: Path, corpus: RandomCorpus, tmp_path: Path
+) -> None:
+    def path(ending: str) -> Path:
+        made = tmp_path / f"run.{ending}"
+        done("search", exact, "--queries", corpus.queries, *COLUMNS, "--top-k", 4, "--run", made)
+        return made
+
+    trec = [
+        (query, document, score)
+        for query, hits in read_trec(path("trec")).items()
+        for document, score in hits
+    ]
+    rows = pq.read_table(path("parquet")).to_pylist()
+    assert [(row["query_id"], row["doc_id"]) for row in rows] == [each[:2] for each in trec]
+    assert [row["score"] for row in rows] == pytest.approx([each[2] for each in trec], abs=1e-6)
+    lines = [json.loads(line) for line in path("jsonl").read_text().splitlines()]
+    listed = [(line["query_id"], hit) for line in lines for hit in line["hits"]]
+    assert [(query, hit["id"]) for query, hit in listed] == [each[:2] for each in trec]
+
+
+def test_neighbours_of_a_document_leave_itself_out(
+    exact: Path, vectors: tuple[np.ndarray, np.ndarray]
+) -> None:
+    rows, cosines = nearest(vectors[0], vectors[0][[17]], 6)
+    (result,) = json.loads(done("search", exact, "--like", "d17", "--top-k", 5, "--json"))[
+        "results"
+    ]
+    assert [hit["id"] for hit in result["hits"]] == [f"d{row}" for row in rows[0, 1:]]
+    scores = [hit["score"] for hit in result["hits"]]
+    assert scores == pytest.approx(cosines[0, 1:].tolist(), abs=1e-4)
+
+
+def test_a_document_that_is_not_there_is_named(exact: Path) -> None:
+    assert "d12345" in refused(3, "search", exact, "--like", "d12345")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "lang == 'de'",
+        "lang != 'de' and year >= 2015",
+        "not (lang in ['de', 'fr']) or year == 1991",
+        "id in ['d5', 'd80', 'd81']",
+        "year < 1990",
+    ],
+)
+def test_a_filter_keeps_the_best_of_the_rows_that_pass(
+    condition: str,
+    exact: Path,
+    corpus: RandomCorpus,
+    vectors: tuple[np.ndarray, np.ndarray],
+) -> None:
+    year, lang = corpus.years, corpus.languages
+    passes = {
+        "lang == 'de'": lang == "de",
+        "lang != 'de' and year >= 2015": (lang != "de") & (year >= 2015),
+        "not (lang in ['de', 'fr']) or year == 1991": (lang == "en") | (year == 1991),
+        "id in ['d5', 'd80', 'd81']": np.isin(np.arange(len(year)), [5, 80, 81]),
+        "year < 1990": np.zeros(len(year), dtype=bool),
+    }[condition]
+    numbers = np.flatnonzero(passes)
+    (result,) = json.loads(
+        done("search", exact, "--like", "d400", "--filter", condition, "--json")
+    )["results"]
+    numbers = numbers[numbers != 400]
+    near, cosines = nearest(vectors[0][numbers], vectors[0][[400]], 10)
+    assert [hit["id"] for hit in result["hits"]] == [f"d{numbers[row]}" for row in near[0]]
+    scores = [hit["score"] for hit in result["hits"]]
+    assert scores == pytest.approx(cosines[0].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("factory", ["HNSW16", "IVF16,Flat", "SQ8"])
+def test_a_filter_gives_as_many_hits_as_rows_pass_with_every_kind(
+    factory: str, corpus: RandomCorpus, tmp_path: Path
+) -> None:
+    """28 rows of 900 pass, scattered over the lists and the graph."""
+    index = tmp_path / "index"
+    done(
+        "build", corpus.corpus, *COLUMNS, "--keep", "year", "--whiten", "whitening", "--k", K,
+        "--factory", factory, "--out", index,
+    )  # fmt: skip
+    condition = "year == 2001 and id != 'd11' and id != 'd41'"
+    run_file = tmp_path / "run.trec"
+    done(
+        "search", index, "--queries", corpus.queries, *COLUMNS, "--top-k", 50, "--filter",
+        condition, "--run", run_file,
+    )  # fmt: skip
+    expected = {f"d{row}" for row in range(71, 900, 30)}
+    assert all({hit for hit, _ in hits} == expected for hits in read_trec(run_file).values())
+
+
+def test_a_filter_of_a_column_that_is_not_kept_is_refused(coarse: Path) -> None:
+    assert "year" in refused(2, "search", coarse, "--like", "d1", "--filter", "year == 2000")
+
+
+def test_more_hits_than_rows_are_all_rows_once(exact: Path, corpus: RandomCorpus) -> None:
+    found = search_queries(exact, corpus, top_k=2000)
+    assert all(sorted(hit for hit, _ in hits) == sorted(corpus.ids) for hits in found)
+    for hits in found:
+        scores = [score for _, score in hits]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_the_best_candidates_are_ranked_again_by_exact_vectors(
+    coarse: Path, corpus: RandomCorpus, vectors: tuple[np.ndarray, np.ndarray]
+) -> None:
+    cosines = unit(vectors[1]) @ unit(vectors[0]).T
+    before = search_queries(coarse, corpus)
+    after = search_queries(coarse, corpus, "--rerank", 200)
+    assert recall(after, *vectors) > recall(before, *vectors) + 0.1
+    for number, hits in enumerate(after):
+        expected = [cosines[number, int(hit[1:])] for hit, _ in hits]
+        assert [score for _, score in hits] == pytest.approx(expected, abs=1e-4)
+    # With all rows as candidates the search is exact.
+    assert recall(search_queries(coarse, corpus, "--rerank", 900), *vectors) == 1
+
+
+def test_the_best_candidates_are_ranked_again_by_raw_embeddings(
+    coarse: Path, corpus: RandomCorpus
+) -> None:
+    found = search_queries(coarse, corpus, "--rerank", 900, "--rerank-by", "embeddings")
+    rows, cosines = nearest(corpus.rows.astype(np.float64), corpus.questions.astype(np.float64), 10)
+    assert [[hit for hit, _ in hits] for hits in found] == [[f"d{r}" for r in n] for n in rows]
+    np.testing.assert_allclose([[s for _, s in hits] for hits in found], cosines, atol=1e-4)
+
+
+@pytest.mark.parametrize("option", [["--mapped"], ["--verify", "manifest"], ["--threads", 1]])
+def test_hits_do_not_depend_on_the_way_of_reading(
+    option: list[object], exact: Path, corpus: RandomCorpus
+) -> None:
+    plain, other = search_queries(exact, corpus), search_queries(exact, corpus, *option)
+    assert [[hit for hit, _ in hits] for hits in plain] == [
+        [hit for hit, _ in hits] for hits in other
+    ]
+
+
+def test_an_index_of_a_column_takes_texts_where_its_model_is_named(
+    vectors_corpus: Path,
+    scifact: SciFact,
+    embeddings: np.ndarray,
+    query_embeddings: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    index = tmp_path / "index"
+    done(
+        "build", vectors_corpus, *COLUMNS, "--keep", "title", "--model", "all-MiniLM-L6-v2",
+        "--pooling", "mean", "--max-length", 256, "--whiten", "pca", "--k", 32, "--out", index,
+    )  # fmt: skip
+    mean, matrix = whitening(embeddings, 32, exponent=0)
+    _, cosines = nearest((embeddings - mean) @ matrix, (query_embeddings - mean) @ matrix, 5)
+    found = whiten_index.open_index(index).search(scifact.query_texts()[:5], top_k=5)
+    for hits, scores in zip(found, cosines[:5], strict=True):
+        assert [hit.score for hit in hits] == pytest.approx(scores.tolist(), abs=2e-4)
+
+
+def test_texts_are_refused_where_no_model_is_known(exact: Path) -> None:
+    assert "model" in refused(2, "search", exact, "some text")
+    assert run("search", exact, "").status == 2
+
+
+def test_an_open_index_takes_up_an_update_when_it_is_told_to(tmp_path: Path) -> None:
+    titles = {f"t{i}": f"a report of {i} birds that live near a river" for i in range(20)}
+    corpus, index = tmp_path / "corpus.parquet", tmp_path / "index"
+    write_titles(corpus, titles)
+    done(
+        "build", corpus, "--text-column", "title", "--id-column", "id", "--keep", "title",
+        "--pooling", "mean", "--whiten", "none", "--out", index,
+    )  # fmt: skip
+    opened = whiten_index.open_index(index)
+    question = "how interest rates move the price of bonds"
+    assert opened.reload() is False
+    titles["new"] = "bond prices fall when interest rates rise"
+    write_titles(corpus, titles)
+    done("update", "--index", index)
+    assert "new" not in {hit.id for hit in opened.search([question], top_k=30)[0]}
+    assert opened.reload() is True
+    (hits,) = opened.search([question], top_k=30)
+    assert (len(hits), hits[0].id, hits[0].columns["title"]) == (21, "new", titles["new"])
+    expected = (unit(encode([titles["new"]])) @ unit(encode([question])).T).item()
+    assert hits[0].score == pytest.approx(expected, abs=1e-4)
+    assert opened.reload() is False
+
+
+def test_filters_and_rows_are_told_by_the_python_api(
+    built: Path, scifact: SciFact, embeddings: np.ndarray
+) -> None:
+    title = scifact.table()["title"].to_pylist()[4]
+    quoted = title.replace("\\", "\\\\").replace("'", "\\'")
+    (hits,) = whiten_index.open_index(built).search(
+        [scifact.query_texts()[0]], top_k=5, row_filter=f"title == '{quoted}'"
+    )
+    assert [hit.id for hit in hits] == [scifact.ids()[4]]

@@ -1,0 +1,241 @@
+"""Training: what comes out loads elsewhere, and an interruption changes nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import BertWordPieceTokenizer
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+
+import whiten_index
+from tests.acceptance.commands import done, start
+from tests.acceptance.truth import unit
+
+WORDS = (
+    "the", "a", "of", "on", "and", "cat", "dog", "bird", "fish", "king", "queen", "river", "house",
+    "sat", "ran", "flew", "swam", "sings", "reads", "red", "blue", "small", "old", "cold", "warm",
+)  # fmt: skip
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> Path:
+    """A random BERT of 32 dims and two layers."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=BertWordPieceTokenizer(
+            vocab={token: number for number, token in enumerate(tokens)}, lowercase=True
+        ),
+        model_max_length=32,
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]",
+    )  # fmt: skip
+    tokenizer.save_pretrained(folder / "tiny")
+    config = BertConfig(
+        vocab_size=len(tokens), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=32, initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertModel(config).save_pretrained(folder / "tiny")
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="module")
+def sentences(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, size=rng.integers(4, 12))) for _ in range(256)]
+    path = folder / "sentences.parquet"
+    pq.write_table(pa.table({"text": texts}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def options(tiny: Path, sentences: Path) -> tuple[object, ...]:
+    return (
+        sentences, "--model", tiny, "--pooling", "mean", "--batch-size", 16, "--groups", 4,
+        "--positives", 1, "--learning-rate", 0.001, "--max-steps", STEPS, "--epochs", 9,
+        "--device", "cpu", "--save-steps", 5,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, options: tuple[object, ...]) -> Path:
+    train(*options, "--out", folder / "trained")
+    return folder / "trained"
+
+
+def train(*arguments: object) -> dict[str, Any]:
+    """Train in a process of its own: threads that other commands set here round in other ways."""
+    process = start("train", *arguments, "--json")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+def texts_of(path: Path, count: int) -> list[str]:
+    found: list[str] = pq.read_table(path)["text"].to_pylist()[:count]
+    return found
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def require_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+@torch.inference_mode()
+def encode_by(folder: Path, texts: list[str]) -> np.ndarray:
+    """Return the mean-pooled states of a model folder, by transformers alone."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    model.eval()
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    batch.pop("token_type_ids", None)
+    states = model(**batch).last_hidden_state.double()
+    mask = batch["attention_mask"][:, :, None].double()
+    found: np.ndarray = ((states * mask).sum(1) / mask.sum(1)).numpy()
+    return found
+
+
+def test_training_changes_the_weights_and_is_the_same_again(
+    trained: Path, tiny: Path, options: tuple[object, ...], tmp_path: Path
+) -> None:
+    before, after = weights(tiny), weights(trained)
+    assert any(not torch.equal(before[name], after[name]) for name in before.keys() & after.keys())
+    train(*options, "--out", tmp_path / "again")
+    require_same(after, weights(tmp_path / "again"))
+
+
+def test_another_seed_gives_other_weights(
+    trained: Path, options: tuple[object, ...], tmp_path: Path
+) -> None:
+    done("train", *options, "--max-steps", 3, "--seed", 1, "--out", tmp_path / "one")
+    done("train", *options, "--max-steps", 3, "--seed", 2, "--out", tmp_path / "two")
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert any(not torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
+def test_an_interrupted_training_goes_on_to_the_same_weights(
+    number: signal.Signals, trained: Path, options: tuple[object, ...], tmp_path: Path
+) -> None:
+    """The process is ended once a checkpoint is on disk."""
+    out = tmp_path / "model"
+    process = start("train", *options, "--out", out)
+    wait_for_checkpoint(process, tmp_path / "model.training")
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert not out.exists()
+    told = train(*options, "--out", out)
+    assert told["resumed_at"] >= 5
+    require_same(weights(trained), weights(out))
+    assert not (tmp_path / "model.training").exists()
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], folder: Path) -> None:
+    """Wait for the second checkpoint to begin: then the first one is whole."""
+    deadline, seen = time.monotonic() + 120, set[Path]()
+    while process.poll() is None and time.monotonic() < deadline:
+        seen |= {path.parent for path in folder.rglob("*.safetensors")}
+        if len(seen) >= 2:
+            return
+        time.sleep(0.005)
+    pytest.fail("no checkpoint was written before the end")
+
+
+def test_a_trained_model_loads_in_sentence_transformers(trained: Path, sentences: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    texts = texts_of(sentences, 20)
+    theirs = SentenceTransformer(str(trained), device="cpu").encode(texts)
+    exact = unit(encode_by(trained, texts))
+    np.testing.assert_allclose(unit(theirs.astype(np.float64)), exact, atol=1e-5)
+
+
+def test_a_trained_model_builds_an_index(trained: Path, sentences: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    done(
+        "build", sentences, "--text-column", "text", "--model", trained, "--whiten", "none",
+        "--limit", 40, "--store-dtype", "float32", "--keep", "text", "--out", index,
+    )  # fmt: skip
+    texts = texts_of(sentences, 40)
+    (hits,) = whiten_index.open_index(index).search([texts[7]], top_k=5)
+    rows = unit(encode_by(trained, texts))
+    assert hits[0].columns["text"] == texts[7]
+    scores = np.sort(rows @ rows[7])[::-1][:5]
+    assert [hit.score for hit in hits] == pytest.approx(scores.tolist(), abs=1e-4)
+
+
+def test_the_dev_split_is_measured_and_told_by_step(
+    options: tuple[object, ...], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(2)
+    rows: list[dict[str, Any]] = [
+        {
+            "dataset": "STSB", "subset": "STSB", "split": "dev", "score": float(rng.integers(0, 6)),
+            "sentence1": " ".join(rng.choice(WORDS, size=6)),
+            "sentence2": " ".join(rng.choice(WORDS, size=6)),
+        }
+        for _ in range(40)
+    ]  # fmt: skip
+    dev = tmp_path / "dev.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), dev)
+    out = tmp_path / "model"
+    arguments = (*options, "--max-steps", 6, "--eval-steps", 2, "--dev", dev)
+    told = json.loads(done("train", *arguments, "--out", out, "--json"))
+    with (out / "curves.csv").open(newline="") as file:
+        curves = list(csv.DictReader(file))
+    assert {2, 4, 6} <= {int(row["step"]) for row in curves}
+    assert np.isfinite([told["stsb_dev_before"], told["stsb_dev"]]).all()
+
+
+def test_simcse_trains_without_whitening(tiny: Path, sentences: Path, tmp_path: Path) -> None:
+    done(
+        "train", sentences, "--model", tiny, "--no-whiten", "--positives", 1, "--batch-size", 16,
+        "--max-steps", 3, "--device", "cpu", "--out", tmp_path / "model",
+    )  # fmt: skip
+    before, after = weights(tiny), weights(tmp_path / "model")
+    assert any(not torch.equal(before[name], after[name]) for name in before.keys() & after.keys())
+    assert all(torch.isfinite(tensor).all() for tensor in after.values())
+
+
+def test_training_from_python_is_that_of_the_command_line(
+    trained: Path, tiny: Path, sentences: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from whiten_index import TrainingConfig, train_encoder\n\n"
+        "config = TrainingConfig(\n"
+        f"    corpus=({str(sentences)!r},), out={str(tmp_path / 'model')!r}, model={str(tiny)!r},\n"
+        "    pooling='mean', batch_size=16, groups=4, positives=1, learning_rate=0.001,\n"
+        f"    max_steps={STEPS}, epochs=9, save_steps=5, device='cpu',\n"
+        ")\n"
+        "assert train_encoder(config).facts\n"
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    require_same(weights(trained), weights(tmp_path / "model"))
