@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cluster_tables, results_file, scaling_rates, tables
-from benchmarks.scaling_limits import limits, most_lists, remedies
+from benchmarks import cluster_tables, results_file, scaling_rates
+from benchmarks.scaling_limits import remedies
 from benchmarks.scaling_model import (
     CODECS,
     Cluster,
@@ -33,7 +33,7 @@ from whiten_index.index.training import training_rows
 from whiten_index.moments import Moments
 
 SIZES = cluster_tables.SIZES
-DOC = Path(tables.SCALING)
+DOC = Path(__file__).parents[1] / "docs" / "scaling.md"
 
 
 @pytest.fixture(scope="module")
@@ -189,70 +189,3 @@ def test_results_of_a_cluster_are_taken_in_where_they_are(
     assert "| 100,000 | 1,000,000.0 | 10,000,000 | 321 |" in cluster_tables.empty()
     assert "the driver, against encoding" in cluster_tables.breaks()
     assert "| 100.0 | 200.0 | 2.000 |" in cluster_tables.overhead()
-
-
-def test_a_table_without_its_results_is_told_where_a_document_has_it(
-    results: Callable[[str, dict[str, object]], None],
-) -> None:
-    (results_file.RESULTS / "cluster_empty.jsonl").unlink(missing_ok=True)
-    text = "<!-- table cluster_empty -->\n<!-- end -->"
-    with pytest.raises(SystemExit, match=r"cluster_empty needs .*cluster_empty\.jsonl"):
-        tables.filled_where_marked(text, cluster_tables.TABLES)
-    assert tables.filled_where_marked("no table", cluster_tables.TABLES) == "no table"
-    with pytest.raises(SystemExit, match="there is no table nonsense; known are scaling_rates"):
-        tables.filled_where_marked(text.replace("cluster_empty", "nonsense"), cluster_tables.TABLES)
-
-
-def test_what_was_not_measured_is_marked() -> None:
-    lines = cluster_tables.rates().splitlines()[2:]
-    published = [line for line in lines if "published, not measured" in line]
-    assert len(published) == 5
-    assert all("https://" in line for line in published)
-    assert all("measured: `" in line for line in lines if line not in published)
-    for line in set(lines) - set(published):
-        for name in re.findall(r"`([^`]+)`", line):
-            assert (results_file.RESULTS / f"{name}.jsonl").exists()
-
-
-def test_figures_in_the_text_are_the_models(rates: Rates) -> None:
-    text = " ".join(DOC.read_text(encoding="utf-8").split())
-    billion = Plan(rows=10**9)
-    writes = GPU_ROWS.value * rates.stored_row.value
-    shards = 64 * GPU_ROWS.value / SHARD_ROWS
-    fits = (16 << 30) / (Plan(rows=10**8).index_bytes(rates) / 10**8)
-    for words in (
-        f"Four times √rows are {billion.lists:,} of them",
-        f"has {billion.sample / billion.lists:.0f} rows for each, where FAISS advises 39",
-        f"takes {rates.feeding():.0%} of two cores".replace("%", " %"),
-        f"above some {10 * (DISK_WRITE.value // (10 * writes)):.0f} such GPUs",
-        f"the {rates.tokens_a_row.value:.0f} tokens counted on",
-        f"100,000 of them, {100_000 * SHARD_ROWS / 1e9:.1f} billion rows",
-        f"64 GPUs return {shards:.0f} shards a second, which leaves it {1000 / shards:.0f} ms",
-        f"**{Cluster.gpu_price:.2f} $ an hour for a machine with one GPU",
-        f"{Cluster.cpu_price:.2f} $ for two cores",
-        f"(some {10 * (fits // 10**7):.0f} million rows do)",
-    ):
-        assert words in text, words
-    assert f"IVF{most_lists(billion)}" in text
-
-
-def test_what_the_text_says_of_the_sizes_is_what_breaks(rates: Rates) -> None:
-    def broken(rows: int, machines: int) -> set[str]:
-        cluster = Cluster(machines=machines, gpu=True)
-        found = limits(Plan(rows=rows), cluster, rates)
-        return {limit.what.partition(":")[0].split()[0] for limit in found if limit.share > 1}
-
-    small, middle, large = map(broken, SIZES, cluster_tables.GPU_MACHINES)
-    assert small == set()
-    assert middle == {"index", "one", "GPUs"}
-    assert large == {"index", "one", "GPUs", "rows"}
-
-
-def test_every_table_that_can_be_made_is_in_the_document() -> None:
-    marked = set(re.findall(r"<!-- table (\w+) -->", DOC.read_text(encoding="utf-8")))
-    waiting = {
-        name
-        for name in ("cluster_empty", "cluster_overhead")
-        if not (results_file.RESULTS / f"{name}.jsonl").exists()
-    }
-    assert marked == set(cluster_tables.TABLES) - waiting
