@@ -22,7 +22,8 @@ from qdrant_client import QdrantClient, models
 
 from benchmarks.results_file import write
 from whiten_index import BuildConfig, build_index
-from whiten_index.push import PushConfig, push_index
+from whiten_index.vectordb.push import push_index
+from whiten_index.vectordb.push_config import PushConfig
 
 ROWS, DIM, K, ROUNDS, QUERIES = (500, 2_000), 384, 128, 3, 50
 

@@ -7,7 +7,7 @@ that are not in it, drawn at random, are the queries. Milvus Lite takes ``FEW`` 
 
 At full width and at ``NARROW``, for each database:
 
-- ``rate``: loads of all rows by the sink's ``append`` and by the database's own ways, in turns, the
+- ``rate``: loads of all rows by ``append`` and by the database's own ways, in turns, the
   order turned round each time. Rows are ready before the clock starts, the table is empty and has
   no index. CPU time is this process's and the server's. ``ratio`` is to the own way whose median
   is the best.
@@ -55,13 +55,15 @@ from benchmarks.sinks_engines import (
 )
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.index import read_published
-from whiten_index.push import PushConfig, push_index
-from whiten_index.push.source import PushSource
-from whiten_index.sinks import VectorDtype, open_sink
+from whiten_index.vectordb.database_writer import VectorDtype
+from whiten_index.vectordb.push import push_index
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push_source import PushSource
+from whiten_index.vectordb.registry import open_writer
 from whiten_index.whitening import unit_rows
 
 HELD_OUT, FEW, NARROW, ROUNDS = 500, 5000, 128, 15
-SINK = "the sink's append"
+SINK = "the writer's append"
 _ASKED, _ASKED_EXACTLY, _WARM = 200, 50, 5
 _BLOCK, _PAUSE_SECONDS, _TIED = 8192, 0.2, 1e-6
 _CLIENTS = (
@@ -201,7 +203,7 @@ class Measurement:
         source = self.corpus.source(self.k, self.dtype)
         blocks = source.blocks()
         batches = tuple(batch for block in blocks for batch in source.at(block))
-        rows = Rows(source.layout, source.generation(), batches)
+        rows = Rows(source.layout, source.pushed(), batches)
         facts = {**self.facts, "rows": len(rows), "k": rows.layout.k}
         queries = unit_rows(source.whitening.apply(self.corpus.held_out)).astype(np.float32)
         for figures in (self._rates(rows, rounds), self._pushed(), self._searches(rows, queries)):
@@ -242,16 +244,16 @@ class Measurement:
 
     @contextmanager
     def _appended(self, rows: Rows) -> Iterator[Load]:
-        with open_sink(self.engine.address, "rate", options=self.engine.options) as sink:
-            sink.begin(rows.generation, rows.layout)
+        with open_writer(self.engine.address, "rate", options=self.engine.options) as writer:
+            writer.begin(rows.pushed, rows.layout)
 
             def load() -> None:
                 for batch in rows.batches:
-                    sink.append(batch)
+                    writer.append(batch)
 
             yield load
-            require_all(sink.count(pending=True), rows)
-            sink.discard()
+            require_all(writer.count(pending=True), rows)
+            writer.discard()
 
     def _pushed(self) -> Iterator[dict[str, Any]]:
         """Push once."""
@@ -355,7 +357,7 @@ def shown(found: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, and write ``results/sinks.jsonl``."""
+    """Measure, and write ``results/writers.jsonl``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("index", type=Path)
     parser.add_argument("work", type=Path)
@@ -366,7 +368,7 @@ def main(arguments: Sequence[str]) -> int:
     given.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=given.work) as work:
         found = lines(given.index, Path(work), given.rows, given.rounds)
-        print(write("sinks", shown(found), folder=given.results))
+        print(write("writers", shown(found), folder=given.results))
     return 0
 
 

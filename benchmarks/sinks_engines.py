@@ -15,8 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.batch import ID
-from whiten_index.sinks import VECTOR, Generation, Layout, VectorDtype, vectors_of
-from whiten_index.sinks.lance.rows import as_stored, stored_schema
+from whiten_index.vectordb.database_writer import VECTOR, Layout, PushedTable, VectorDtype
+from whiten_index.vectordb.lance.rows import as_stored, stored_schema
+from whiten_index.vectordb.row_checks import vectors_of
 
 TABLE, TOP_K = "docs", 10
 _OWN = "own"
@@ -34,11 +35,11 @@ class Rows:
     """Rows of an index, ready to be sent."""
 
     layout: Layout
-    generation: Generation
+    pushed: PushedTable
     batches: Sequence[pa.RecordBatch]
 
     def __len__(self) -> int:
-        return self.generation.rows
+        return self.pushed.rows
 
     @property
     def vectors(self) -> NDArray[np.float32]:
@@ -59,7 +60,7 @@ class Engine(Protocol):
     """A database with nothing in it.
 
     Attributes:
-        address: for ``open_sink``.
+        address: for ``open_writer``.
         options: of the push.
         settings: of a search by the index, the cheapest first; none where all searches are exact.
         own: name -> one of the database's own ways to load rows.
@@ -182,7 +183,7 @@ class Postgres:
 
     @contextmanager
     def _blocks(self, rows: Rows) -> Iterator[Load]:
-        blocks_of = importlib.import_module("whiten_index.sinks.postgres.blocks")
+        blocks_of = importlib.import_module("whiten_index.vectordb.postgres.blocks")
         with self._own_table(rows) as (connection, form, order):
             blocks = [block for batch in rows.batches for block in form.blocks(batch)]
 
@@ -222,9 +223,9 @@ class Postgres:
 
     @contextmanager
     def _own_table(self, rows: Rows) -> Iterator[tuple[Any, Any, Any]]:
-        """Make an empty table as the sink does; look at it and drop it when it is loaded."""
+        """Make an empty table as the writer does; look at it and drop it when it is loaded."""
         sql = importlib.import_module("psycopg.sql")
-        made = importlib.import_module("whiten_index.sinks.postgres.rows")
+        made = importlib.import_module("whiten_index.vectordb.postgres.rows")
         form = made.RowFormat(rows.layout, "public")
         with self._connected() as connection:
             table = sql.Identifier(_OWN)
@@ -367,7 +368,7 @@ class Milvus:
 
     @contextmanager
     def _insert(self, rows: Rows) -> Iterator[Load]:
-        made = importlib.import_module("whiten_index.sinks.milvus.rows")
+        made = importlib.import_module("whiten_index.vectordb.milvus.rows")
         # A server takes messages of so many bytes.
         parts = (part for batch in rows.batches for part in made.parts(batch))
         ready = [made.as_rows(part, rows.layout) for part in parts]
@@ -442,7 +443,7 @@ def size_of(path: Path) -> int:
 
 @contextmanager
 def _milvus(address: str) -> Iterator[Any]:
-    made = importlib.import_module("whiten_index.sinks.milvus.connection")
+    made = importlib.import_module("whiten_index.vectordb.milvus.connection")
     client = made.Connection(address, made.IndexOptions.parse({}))
     try:
         yield client

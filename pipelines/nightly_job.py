@@ -13,7 +13,7 @@ from whiten_index.errors import ConfigError
 from whiten_index.given import require_path, shown
 
 if TYPE_CHECKING:
-    from whiten_index.push import PushConfig
+    from whiten_index.vectordb.push_config import PushConfig
 
 _OWN: dict[str, tuple[type, str]] = {
     "keep_versions": (int, "a number of versions"),
@@ -109,9 +109,10 @@ def _push(where: str, index: str, table: Any) -> PushConfig:
     Raises:
         ConfigError: it sets what is unknown, of another kind or of no use, or holds a password.
     """
-    from whiten_index.push import PushConfig
-    from whiten_index.push.files import is_file
-    from whiten_index.sinks import require_address, require_no_secrets, require_options
+    from whiten_index.vectordb.push_config import PushConfig
+    from whiten_index.vectordb.registry import require_address, require_options
+    from whiten_index.vectordb.secrets import require_no_secrets
+    from whiten_index.vectordb.vector_files import is_file
 
     given = _given(where, table)
     address = given.get("to", "")
@@ -174,7 +175,7 @@ def _require_apart(path: Path, pushes: Sequence[PushConfig]) -> None:
 
 def _places(config: PushConfig) -> list[tuple[str, ...]]:
     """Return what a push writes: one table, or files."""
-    from whiten_index.push.files import written_files
+    from whiten_index.vectordb.vector_files import written_files
 
     if config.table is None:
         return [(os.path.realpath(each),) for each in written_files(Path(config.to))]

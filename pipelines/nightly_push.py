@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from pipelines.nightly_job import PLACES
-from whiten_index.errors import ConfigError, SinkError, WhitenIndexError
+from whiten_index.errors import ConfigError, DatabaseError, WhitenIndexError
 from whiten_index.log_lines import LogForm, LogLines, failure
 
 if TYPE_CHECKING:
-    from whiten_index.push import PushConfig
+    from whiten_index.vectordb.push_config import PushConfig
 
 # Whatever a push failed of: a gate of it, say, is none of the update's.
-FAILED = SinkError.exit_code
+FAILED = DatabaseError.exit_code
 # What people can do without there: the lines of the stages had it.
 _FOR_MACHINES = ("seconds", "stage_rows")
 
@@ -28,7 +28,7 @@ def push(config: PushConfig, lines: LogLines) -> bool:
         lines: where it is logged, each line with its target: ``push_started``, stages, notes, then
             ``push_finished`` or ``push_failed``.
     """
-    from whiten_index.push import push_index
+    from whiten_index.vectordb.push import push_index
 
     log = _Lines(config, lines.form)
     log.log("push_started")
@@ -50,8 +50,8 @@ def push(config: PushConfig, lines: LogLines) -> bool:
 
 def can_push(config: PushConfig, lines: LogLines) -> bool:
     """Tell whether a push could begin, and log why not: no client, or a file of somebody else."""
-    from whiten_index.push.files import is_file, require_file
-    from whiten_index.sinks import require_client
+    from whiten_index.vectordb.registry import require_client
+    from whiten_index.vectordb.vector_files import is_file, require_file
 
     try:
         if is_file(config.to):

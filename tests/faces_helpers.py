@@ -21,8 +21,8 @@ from tests.build_helpers import random_rows, write_rows
 from whiten_index import BuildConfig, Encoder, QueryTransform, build_index, open_index
 from whiten_index.errors import ConfigError
 from whiten_index.opened import Hit
-from whiten_index.push.config import PushConfig
-from whiten_index.push.source import PushSource
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push_source import PushSource
 from whiten_index.whitening import unit_rows
 
 ROWS, K, TOP = 90, 6, 5

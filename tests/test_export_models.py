@@ -26,8 +26,8 @@ from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
 from whiten_index.integrations.sql_names import KEYWORDS
 from whiten_index.moments import Moments
-from whiten_index.push.config import PushConfig
-from whiten_index.push.source import PushSource
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push_source import PushSource
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig, unit_rows
 
 if TYPE_CHECKING:

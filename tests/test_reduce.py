@@ -38,9 +38,9 @@ from whiten_index.index import read_published
 from whiten_index.integrations.query_half import QueryHalf
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
-from whiten_index.push.config import PushConfig
-from whiten_index.push.source import PushSource
 from whiten_index.query_encoder import digest_of
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push_source import PushSource
 from whiten_index.whitening import Affine, Kind, Whitening
 
 ROWS, K = 120, 6

@@ -24,10 +24,10 @@ from whiten_index.objects import HERE, place_of, settled
 from whiten_index.objects.bucket import plain_uri, split_uri
 from whiten_index.objects.copies import cache_folder
 from whiten_index.objects.listing import Listing
-from whiten_index.push import PushConfig
 from whiten_index.store import EmbeddingStore
 from whiten_index.update import UpdateConfig
 from whiten_index.upkeep import compact_store, gc_store
+from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.versions import list_versions, prune
 
 URI = "s3://bucket/some/prefix"

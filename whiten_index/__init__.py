@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
     from whiten_index.errors import WhitenIndexError
     from whiten_index.moments import Moments
-    from whiten_index.push import PushConfig, push_index, pushed_version
     from whiten_index.reduce import QueryTransform
     from whiten_index.search import open_index
     from whiten_index.store import EmbeddingStore
     from whiten_index.train import train_encoder
     from whiten_index.training.config import TrainingConfig
+    from whiten_index.vectordb.push import push_index, pushed_version
+    from whiten_index.vectordb.push_config import PushConfig
     from whiten_index.whitening import Whitening
 
 __version__ = VERSION

@@ -83,7 +83,7 @@ class GateError(WhitenIndexError):
         self.gates, self.candidate = tuple(gates), candidate
 
 
-class SinkError(WhitenIndexError):
+class DatabaseError(WhitenIndexError):
     """A database that cannot be reached, or that refuses what it was asked."""
 
     exit_code = 10

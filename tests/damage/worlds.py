@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from tests.memory_sink import MemorySink, Server
+from tests.vectordb.memory_writer import MemoryWriter, Server
 
 DIM = 6
 LIKE = "r235"
@@ -119,8 +119,8 @@ def push(root: Path, name: str) -> dict[str, Any]:
         return rows
     state = root / "server.pickle"
     server: Server = pickle.loads(state.read_bytes()) if state.exists() else Server()
-    connect = lambda *_, **__: MemorySink(server)  # noqa: E731
-    with mock.patch("whiten_index.push.run.open_sink", connect):
+    connect = lambda *_, **__: MemoryWriter(server)  # noqa: E731
+    with mock.patch("whiten_index.vectordb.push.open_writer", connect):
         run("push", root / "index", "--to", "memory://here", "--table", "docs")
     if not state.exists():
         state.write_bytes(pickle.dumps(server))

@@ -313,7 +313,7 @@ def main(folder: str, part: str, parts: str, share: str, *only: str) -> int:
     import faiss
 
     for name in ("whiten_index.cli", "whiten_index.search", "whiten_index.update",
-                 "whiten_index.upkeep", "whiten_index.push"):  # fmt: skip
+                 "whiten_index.upkeep", "whiten_index.vectordb"):  # fmt: skip
         importlib.import_module(name)
     # Threads do not live on in a fork.
     faiss.omp_set_num_threads(1)

@@ -51,7 +51,8 @@ def push(options: tuple[str, ...], status: bool, as_json: bool, **given: Any) ->
     Run again after anything went wrong: it goes on. Passwords come from the
     variables that the database's client reads, never in the URL.
     """
-    from whiten_index.push import PushConfig, push_index
+    from whiten_index.vectordb.push import push_index
+    from whiten_index.vectordb.push_config import PushConfig
 
     if status:
         _print_status(given, _pairs(options), as_json=as_json)

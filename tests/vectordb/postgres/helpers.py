@@ -1,0 +1,28 @@
+"""What tests of PostgreSQL share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.vectordb.writer_contract import (
+    Rows,
+    fill,
+)
+from whiten_index.vectordb.registry import open_writer
+
+SECRET = "s3cr3t-word"
+Run = Callable[..., list[tuple[Any, ...]]]
+
+
+def push_all(address: str, rows: Rows, name: str = "docs", **options: str) -> None:
+    with open_writer(address, name, options=options) as writer:
+        fill(writer, rows)
+
+
+def sql_name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def as_role(address: str, role: str) -> str:
+    return address.replace("postgres:@", f"{role}@")

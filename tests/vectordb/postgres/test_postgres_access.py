@@ -1,0 +1,420 @@
+"""Where a PostgreSQL is, and as whom it is reached."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.vectordb.postgres.helpers import SECRET, Run, as_role, push_all
+from tests.vectordb.writer_contract import (
+    Rows,
+    assert_finds,
+    assert_holds,
+    assert_no_secret,
+    fill,
+)
+from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.vectordb.database_writer import VectorDtype
+from whiten_index.vectordb.registry import open_writer
+
+pytestmark = pytest.mark.service
+
+
+def test_what_is_shown(address: str, run: Run) -> None:
+    with open_writer(address, "docs") as writer:
+        (release,) = run("SHOW server_version")[0]
+        assert writer.engine.startswith(f"PostgreSQL {release.split()[0]}, pgvector 0.")
+        assert writer.target.endswith(', table "public"."docs"')
+        assert "host=/" in writer.target
+
+
+def test_no_password_is_shown(
+    address: str, role: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("CREATE EXTENSION vector")
+    with open_writer(as_role(address, role), "docs") as writer:
+        assert_no_secret(writer.target, SECRET)
+        # The role may not make tables; what it may not do is said, with a remedy.
+        why = f"permission denied; this role .*run GRANT CREATE ON SCHEMA public TO {role}$"
+        with pytest.raises(DatabaseError, match=why) as told:
+            fill(writer, Rows.make(3))
+        assert_no_secret(told.value, SECRET)
+    monkeypatch.setenv("PGPASSWORD", SECRET)
+    # Who mixes up the places may have written a password there.
+    why = r'refuses the connection: .*role "…" does not exist; name another user'
+    with pytest.raises(DatabaseError, match=why) as told:
+        open_writer(address.replace("postgres:@", "no_such_role@"), "docs")
+    assert_no_secret(told.value, SECRET, "no_such_role")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://u:{SECRET}@{SECRET}@h/db",
+        f"postgresql://u:a/{SECRET}@h/db",
+        f"postgresql://u:{SECRET}/@h/db",
+        f"postgresql://[{SECRET}",
+        f"postgresql://u:%zz{SECRET}@h/db",
+        f"postgresql://u:a:{SECRET}@h:{SECRET}/db",
+        f"postgresql://u@/db%20password%3D{SECRET}?host=/tmp",
+        f"postgresql://u@h/?dbname=db%09{SECRET}",
+        f"postgresql://u%20password%3D{SECRET}@h/db",
+    ],
+)
+def test_addresses_that_cannot_be_parsed(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"leave it out, and set PGPASSWORD") as told:
+        open_writer(address, "docs")
+    assert_no_secret(told.value, SECRET)
+
+
+@pytest.mark.parametrize(
+    ("address", "where"),
+    [
+        ("postgresql://{secret}@127.0.0.1:1/db", "postgresql://127.0.0.1:1/db"),
+        ("postgresql://{secret}@/db?host={folder}", "postgresql:///db?host={folder}"),
+        ("postgresql://{secret}@127.0.0.1:1", "postgresql://127.0.0.1:1/…"),
+        # The last one that was tried.
+        ("postgresql://127.0.0.1:1,127.0.0.1:2/db", "postgresql://127.0.0.1:2/db"),
+    ],
+)
+def test_a_server_that_is_not_there(tmp_path: Path, address: str, where: str) -> None:
+    where = where.format(folder=tmp_path).replace("?", r"\?")
+    with pytest.raises(
+        DatabaseError,
+        match=rf"^PostgreSQL at {where}.* cannot be reached: .*; look at host and port",
+    ) as told:
+        open_writer(address.format(secret=SECRET, folder=tmp_path), "docs")
+    assert_no_secret(told.value, SECRET)
+    # One sentence: libpq asks another, whether the server is running.
+    assert not re.search(r"\?\W*(;|$)|refused [A-Z]|directory [A-Z]", str(told.value))
+
+
+def test_what_the_client_does_not_take(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match=r"invalid sslmode value; write the parameters") as told:
+        open_writer(f"postgresql://127.0.0.1:1/db?sslmode={SECRET}", "docs")
+    assert_no_secret(told.value, SECRET)
+    # A password before a host that was forgotten.
+    with pytest.raises(ConfigError, match="leave it out, and set PGPASSWORD") as told:
+        open_writer("postgresql://me:1234567/db", "docs")
+    assert_no_secret(told.value, "1234567")
+
+
+def test_what_the_client_says_of_a_password_is_not_shown(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It stands in a place where it is shown.
+    monkeypatch.setenv("PGPASSWORD", SECRET)
+    with pytest.raises(DatabaseError, match=r"refuses the connection.*role .*…") as told:
+        open_writer(address.replace("postgres:@", f"{SECRET}@"), "docs")
+    assert_no_secret(told.value, SECRET)
+
+
+@pytest.fixture
+def guarded(server: Any, role: str, run: Run) -> Iterator[str]:
+    """A role that needs its password, and may go to no database but the tests' own."""
+    rules = server.pgdata / "pg_hba.conf"
+    before = rules.read_text()
+    mine = f"local postgres {role} reject\nlocal all {role} scram-sha-256\n"
+    rules.write_text(mine + before)
+    run("SELECT pg_reload_conf()")
+    yield role
+    rules.write_text(before)
+    run("SELECT pg_reload_conf()")
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "database", "why"),
+    [
+        ("{role}", "wrong!", None, 'password authentication failed for user "…"; give the user in'),
+        ("{role}", "", None, "no password supplied; give the user in the"),
+        ("{role}", SECRET, "postgres", "pg_hba.conf rejects .* have the server's pg_hba.conf"),
+        ("postgres", "", "nosuch", 'database "nosuch" does not exist; name another database'),
+    ],
+)
+def test_a_server_that_lets_us_not_in(
+    address: str, guarded: str, user: str, password: str, database: str | None, why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PGPASSWORD", password)
+    given = address.replace("postgres:@", user.format(role=guarded) + "@")
+    if database is not None:
+        given = re.sub(r"@/\w+", f"@/{database}", given)
+    deadline = time.monotonic() + 10
+    while True:
+        # The server reads its rules anew a moment after it is told to.
+        try:
+            open_writer(given, "docs").__exit__(None, None, None)
+        except DatabaseError as error:
+            place = rf"postgresql:///{database or ''}.*\?host=/\S+"
+            assert re.search(f"^PostgreSQL at {place} refuses the connection: .*{why}", str(error))  # noqa: PT017
+            assert_no_secret(error, SECRET, "wrong!", guarded)
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ("FATAL:  Rolle »geheim77« existiert nicht", "refuses .*»…«.*; see to what the server"),
+        ('FATAL:  le rôle « geheim77 » n\'existe pas', "refuses .*« … » n'existe"),
+        ('FATAL: role "geheim77" is not permitted to log in', "refuses .*; name another user"),
+        ('on "/password/database": FATAL: role "geheim8" does not exist', ".*; name another user"),
+        ("FATAL:  sorry, too many clients already", "refuses .*; end other connections"),
+        ("FATAL:  the database system is starting up", "refuses .*; try again when"),
+        ("server does not support SSL, but it was required", "cannot be reached: .*; give sslmode"),
+        ('root certificate file "/x" does not exist', "cannot be reached: .*; give sslmode"),
+        ("timeout expired", "cannot be reached: .*; look at host and port"),
+        ("Connection refused", "cannot be reached: .*; look at host and port"),
+        (
+            "refused\n\tIs the server running on that host and accepting TCP/IP connections?\n",
+            "cannot be reached: connection failed: refused; look at host and port",
+        ),
+        (
+            "All failures were:\n- host a: refused.\n\tLäuft er?\n- host b: timeout expired\n",
+            "cannot .*: All failures were: - host a: refused; - host b: timeout expired; look at",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_told_of_a_connection(monkeypatch: pytest.MonkeyPatch, told: str, why: str) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise psycopg.OperationalError(f"connection failed: {told}")
+
+    monkeypatch.setattr(psycopg, "connect", fail)
+    with pytest.raises(DatabaseError, match=f"^PostgreSQL at postgresql://host/db {why}") as raised:
+        open_writer("postgresql://geheim77@host/db", "docs")
+    # Nor another name, such as that of a service.
+    assert_no_secret(raised.value, "geheim")
+
+
+def test_timeouts_of_the_server_end_no_push(address: str, run: Run) -> None:
+    (name,) = run("SELECT quote_ident(current_database())")[0]
+    timeouts = run(
+        "SELECT name FROM pg_settings "
+        "WHERE name ~ '^(statement|transaction|idle_.*session)_timeout$'"
+    )
+    assert len(timeouts) >= 3
+    for (each,) in timeouts:
+        run(f"ALTER DATABASE {name} SET {each} = '300ms'")
+    rows = Rows.make(256)
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        writer.append(rows.batches()[0])
+        time.sleep(0.5)
+        writer.append(rows.batches()[1])
+        writer.finish(rows.layout)
+        writer.swap()
+        with writer.changing(rows.pushed, rows.layout) as changing:
+            changing.upsert(rows.take([1]))
+            time.sleep(0.5)
+            changing.upsert(rows.take([2]))
+        for (each,) in timeouts:
+            found = writer._connection.execute(f"SHOW {each}")  # type: ignore[attr-defined]
+            assert found.fetchone() == ("0",), each
+
+
+def test_parameters_and_variables_of_libpq(
+    server: Any, address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    services = tmp_path / "services"
+    database = address.split("@/")[1].split("?")[0]
+    services.write_text(f"[mine]\nhost={server.pgdata}\nuser=postgres\ndbname={database}\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    with open_writer("postgresql://?service=mine&application_name=tests", "docs") as writer:
+        assert database in writer.target
+        fill(writer, Rows.make(3))
+
+
+def test_an_extension_that_is_not_there(address: str, role: str, run: Run) -> None:
+    run("DROP EXTENSION IF EXISTS vector")
+    with open_writer(address, "docs"):
+        assert run("SELECT 1 FROM pg_extension WHERE extname = 'vector'")
+    run("DROP EXTENSION vector")
+    with pytest.raises(
+        DatabaseError, match=r"permission denied.*run CREATE EXTENSION vector"
+    ) as told:
+        open_writer(as_role(address, role), "docs")
+    assert_no_secret(told.value, SECRET)
+
+
+def test_an_extension_in_another_schema(address: str, run: Run) -> None:
+    run("CREATE SCHEMA extensions")
+    run("CREATE EXTENSION vector SCHEMA extensions")
+    for dtype in VectorDtype:
+        rows = Rows.make(dtype=dtype)
+        with open_writer(address, dtype.value) as writer:
+            fill(writer, rows)
+            assert_holds(writer, rows)
+            assert_finds(writer, rows, exact=False, least=0.9)
+
+
+def test_a_schema(address: str, run: Run) -> None:
+    rows, other = Rows.make(20), Rows.make(10, seed=1)
+    with pytest.raises(DatabaseError, match=r"no schema 'O\"dd'; create it"):
+        open_writer(address, "docs", options={"schema": 'O"dd'})
+    run('CREATE SCHEMA "O""dd"')
+    push_all(address, rows)
+    push_all(address, other, schema='O"dd')
+    assert run('SELECT count(*) FROM "O""dd".docs') == [(10,)]
+    with open_writer(address, "docs") as writer:
+        assert_holds(writer, rows)
+
+
+def test_rights_that_are_lacking_are_told_at_once(address: str, role: str, run: Run) -> None:
+    """Before a row is sent, and each as it is, whatever the server comes upon first."""
+    rows, after = Rows.make(20), Rows.make(20, seed=1)
+    push_all(address, rows)
+    theirs = as_role(address, role)
+
+    def fails(*expected: str) -> None:
+        with pytest.raises(DatabaseError) as told:
+            push_all(theirs, after)
+        found = re.search(r"this role lacks rights: .* an owner run (.*)$", str(told.value))
+        assert found is not None, told.value
+        assert sorted(found[1].split("; ")) == sorted(expected)
+
+    create = f"GRANT CREATE ON SCHEMA public TO {role}"
+    owned = f"ALTER TABLE public.docs OWNER TO {role}"
+    owned_too = f"{owned} (or push as postgres, who owns it, or as a member of that role)"
+    register = "ON public.whiten_index_tables"
+    # It is told what it lacks to look, and what to push.
+    with open_writer(theirs, "docs") as writer, pytest.raises(DatabaseError) as told:
+        writer.published()
+    found = re.search(r"owner run (.*); and to push: (.*)$", str(told.value))
+    assert found is not None, told.value
+    assert found[1] == f"GRANT SELECT {register} TO {role}"
+    assert sorted(found[2].split("; ")) == sorted(
+        [f"GRANT SELECT, INSERT, UPDATE, DELETE {register} TO {role}", owned_too, create]
+    )
+    run(f"GRANT DELETE {register} TO {role}")
+    # As it stands in the error.
+    run(found[1])
+    with open_writer(theirs, "docs") as writer, pytest.raises(DatabaseError) as told:
+        writer.count()
+    assert f"owner run GRANT SELECT ON public.docs TO {role}; and to push" in str(told.value)
+    run(f"GRANT SELECT ON docs TO {role}")
+    insert = f"GRANT INSERT, UPDATE {register} TO {role}"
+    fails(insert, owned_too, create)
+    run(insert)
+    with open_writer(theirs, "docs") as writer:
+        # Who may look sees what is there.
+        assert_holds(writer, rows)
+    fails(owned_too, create)
+    run(create)
+    fails(owned_too)
+    assert run("SELECT relname FROM pg_class WHERE relname ~ '^docs__'") == []
+    run(owned)
+    push_all(theirs, after)
+    with open_writer(address, "docs") as writer:
+        assert_holds(writer, after)
+
+
+def test_rights_in_names_that_need_quotes(address: str, role: str, run: Run) -> None:
+    run('CREATE SCHEMA "S; 1"')
+    run(f'ALTER ROLE {role} RENAME TO "{role} X"')
+    try:
+        push_all(address, Rows.make(3), schema="S; 1")
+        theirs = address.replace("postgres:@", f"{role}%20X@")
+        done = list[str]()
+        while len(done) < 3:
+            with open_writer(theirs, "docs", options={"schema": "S; 1"}, make=False) as writer:
+                try:
+                    told = writer.published()
+                except DatabaseError as error:
+                    (order,) = re.findall("owner run (.*)$", str(error))
+                    done.append(order)
+                    for each in re.split("; (?=GRANT)", order):
+                        run(each)
+                    continue
+            assert told is not None
+            break
+        assert len(done) == 1
+    finally:
+        run(f'DROP OWNED BY "{role} X"')
+        run(f'ALTER ROLE "{role} X" RENAME TO {role}')
+
+
+def test_asking_makes_nothing(address: str, role: str, run: Run) -> None:
+    """Neither the extension nor the register, with no right but to look at that."""
+    there = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace ORDER BY 1"
+    extension = "SELECT extname FROM pg_extension WHERE extname = 'vector'"
+    run("DROP EXTENSION IF EXISTS vector")
+    run("CREATE TABLE others (id int)")
+    theirs, before = as_role(address, role), run(there)
+    for given in (address, theirs):
+        with open_writer(given, "docs", make=False) as writer:
+            assert writer.published() is None
+            assert writer.engine.endswith(" without pgvector")
+            assert writer.target.endswith(', table "public"."docs"')
+        with open_writer(given, "others", make=False) as writer:
+            with pytest.raises(DatabaseError, match="no push made it"):
+                writer.published()
+            # Whatever is asked of it.
+            with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+                writer._connection.execute("DROP TABLE others")  # type: ignore[attr-defined]
+    assert (run(there), run(extension)) == (before, [])
+    run("CREATE EXTENSION vector")
+    with open_writer(address, "docs", make=False) as writer:
+        assert writer.published() is None
+        assert ", pgvector 0." in writer.engine
+    assert run(there) == before
+    rows = Rows.make(20)
+    push_all(address, rows)
+    run("REVOKE ALL ON SCHEMA public FROM public")
+    before = run(there)
+    with open_writer(theirs, "docs", options={"schema": "public"}, make=False) as writer:
+        with pytest.raises(DatabaseError) as told:
+            writer.published()
+        (lacks,) = re.findall("; this role lacks rights: .*owner run (.*)$", str(told.value))
+        # All of them, and no more.
+        for order in lacks.split("; "):
+            run(order)
+        published = writer.published()
+        assert published is not None
+        assert published.version == rows.pushed.version
+        assert writer.notes() == []
+    assert sorted(lacks.split("; ")) == [
+        f"GRANT SELECT ON public.whiten_index_tables TO {role}",
+        f"GRANT USAGE ON SCHEMA public TO {role}",
+    ]
+    assert run(there) == before
+    with (
+        open_writer(theirs, "docs", make=False) as writer,
+        pytest.raises(DatabaseError, match=rf"owner run GRANT SELECT ON public.docs TO {role}$"),
+    ):
+        writer.count()
+
+
+def test_rights_to_change_rows(address: str, role: str, run: Run) -> None:
+    rows, put = Rows.make(20), Rows.make(20, seed=1).take([1])
+    push_all(address, rows)
+    (name,) = run("SELECT quote_ident(current_database())")[0]
+    run(f"REVOKE TEMPORARY ON DATABASE {name} FROM public")
+    run(f"GRANT SELECT ON whiten_index_tables, docs TO {role}")
+
+    def change() -> None:
+        with (
+            open_writer(as_role(address, role), "docs") as writer,
+            writer.changing(rows.pushed, rows.layout) as changing,
+        ):
+            changing.upsert(put)
+            changing.delete([2])
+
+    with pytest.raises(DatabaseError) as told:
+        change()
+    (lacks,) = re.findall("permission denied.*; this role .* owner run (.*)$", str(told.value))
+    assert sorted(lacks.split("; ")) == [
+        f"GRANT INSERT, UPDATE, DELETE ON public.docs TO {role}",
+        f"GRANT INSERT, UPDATE, DELETE ON public.whiten_index_tables TO {role}",
+        f"GRANT TEMPORARY ON DATABASE {name} TO {role}",
+    ]
+    for order in lacks.split("; "):
+        run(order)
+    change()
+    assert run("SELECT count(*) FROM docs") == [(19,)]

@@ -1,0 +1,296 @@
+"""Ids, kept columns and vectors that come back from PostgreSQL, and those that it refuses."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.vectordb.postgres.helpers import Run, push_all
+from tests.vectordb.writer_contract import (
+    Rows,
+    assert_holds,
+    fill,
+)
+from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.vectordb.database_writer import VectorDtype
+from whiten_index.vectordb.postgres.kinds import encoded, kind_of
+from whiten_index.vectordb.registry import open_writer
+from whiten_index.vectordb.row_checks import RowsError, blocks
+
+pytestmark = pytest.mark.service
+
+
+KINDS: dict[str, tuple[pa.DataType, list[Any], str]] = {
+    "int8": (pa.int8(), [-128, 127], "smallint"),
+    "uint8": (pa.uint8(), [0, 255], "smallint"),
+    "uint16": (pa.uint16(), [0, 65535], "integer"),
+    "uint32": (pa.uint32(), [0, 2**32 - 1], "bigint"),
+    "uint64": (pa.uint64(), [0, 2**64 - 1], "numeric(20,0)"),
+    "half": (pa.float16(), [np.float16(0.5), np.float16(-2)], "real"),
+    "float": (pa.float32(), [math.inf, -0.0], "real"),
+    "double": (pa.float64(), [5e-324, -math.inf], "double precision"),
+    "null": (pa.null(), [None, None], "text"),
+    "decimal": (pa.decimal128(38, 10), [Decimal("-0.0000000001"), Decimal(10) ** 27], None),
+    "wide decimal": (pa.decimal256(76, 0), [Decimal(10) ** 75, Decimal(-7)], "numeric(76,0)"),
+    "date64": (pa.date64(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)], "date"),
+    "seconds": (pa.time32("s"), [0, 86399], "time without time zone"),
+    "nanoseconds of day": (pa.time64("ns"), [1000, 86399999999000], "time without time zone"),
+    "second": (pa.timestamp("s"), [-(10**10), 10**11], "timestamp without time zone"),
+    "nanosecond": (pa.timestamp("ns", "Asia/Tokyo"), [1000, -5000], "timestamp with time zone"),
+    "duration": (pa.duration("s"), [-3, 10**10], "interval"),
+    "fixed bytes": (pa.binary(3), [b"\0\0\0", b"abc"], "bytea"),
+    "numbers": (pa.list_(pa.int32()), [[1, None, -3], []], "integer[]"),
+    "large list": (pa.large_list(pa.large_string()), [["", None, "é"], ["a"]], "text[]"),
+    "pairs": (pa.list_(pa.float32(), 2), [[0.5, None], [1, 2]], "real[]"),
+    "times": (pa.list_(pa.timestamp("us")), [[0, -1], [None]], "timestamp without time zone[]"),
+    "decimals": (pa.list_(pa.decimal128(5, 2)), [[Decimal("1.25")], []], "numeric(5,2)[]"),
+    "flags": (pa.list_(pa.bool_()), [[True, None], [False]], "boolean[]"),
+    "lists": (pa.list_(pa.list_(pa.int8())), [[[1], None, []], []], "jsonb"),
+    "deep": (
+        pa.struct([("x", pa.float64()), ("t", pa.list_(pa.string()))]),
+        [{"x": 1e300, "t": ["\\u0000", '"']}, {"x": 2.0, "t": None}],
+        "jsonb",
+    ),
+}  # fmt: skip
+
+
+def columns_of(nulls: bool) -> dict[str, pa.Array]:
+    """Every kind of column, in the middle of a longer array, as a block of a batch is."""
+    found = {}
+    for name, (kind, values, _) in KINDS.items():
+        raw = kind if not pa.types.is_date64(kind) else pa.date64()
+        middle = [None] if nulls else [values[0]]
+        found[name] = pa.array([values[1], *values, *middle, values[1]], raw)[1:4]
+    return found
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_every_kind_of_column(address: str, run: Run, nulls: bool) -> None:
+    rows = Rows.make(3, **columns_of(nulls))
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+        assert_holds(writer, rows)
+        there = writer.fetch(rows.ids, rows.layout).sort_by("id")
+        for name in KINDS:
+            assert there[name].combine_chunks().equals(rows.table[name].combine_chunks()), name
+        with writer.changing(rows.pushed, rows.layout) as changing:
+            changing.upsert(rows.take([1, 2]))
+        assert_holds(writer, rows)
+    found = run(
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+        "WHERE attrelid = 'docs'::regclass AND attnum > 2"
+    )
+    assert dict(found) == {
+        name: sql_type or "numeric(38,10)" for name, (_, _, sql_type) in KINDS.items()
+    }
+
+
+def test_times_that_python_has_no_words_for(address: str) -> None:
+    years = 366 * 86_400_000_000
+    rows = Rows.make(
+        3,
+        d=pa.array([-2_000_000, 2_000_000, None], pa.date32()),
+        t=pa.array([-6000 * years, 200_000 * years, None], pa.timestamp("us", "Europe/Paris")),
+        p=pa.array([-(2**63), 2**63 - 1, None], pa.duration("us")),
+    )
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+        there = writer.fetch(rows.ids, rows.layout).sort_by("id").combine_chunks()
+        assert there.equals(rows.table.combine_chunks())
+
+
+def test_many_lists_and_nulls_over_several_blocks(address: str) -> None:
+    rng = np.random.default_rng(0)
+
+    def some(value: Any) -> Any:
+        return None if rng.random() < 0.2 else value
+
+    size = 3000
+    rows = Rows.make(
+        size,
+        ids=pa.array([f"{i}:{'x' * (i % 50)}" for i in range(size)], pa.large_string()),
+        tags=pa.array(
+            [some([some("t" * n) for n in range(rng.integers(4))]) for _ in range(size)]
+        ),
+        n=pa.array([some(i) for i in range(size)], pa.int16()),
+        text=pa.array([some("é" * int(rng.integers(100))) for _ in range(size)]),
+        d=pa.array([some(float(i)) for i in range(size)]),
+    )  # fmt: skip
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows, batch=2500)
+        assert_holds(writer, rows)
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        (pa.array(["ok", "a\0b", None]), "'c' .*NUL character in 1 of 3 texts; mend"),
+        (pa.array([["ok"], ["a\0b"], []]), "'c' .*NUL character in 1 of 2 texts; mend"),
+        (pa.array([{"a": "a\0b"}, None, None]), "'c' .*NUL character in a text; mend"),
+        (pa.array([1, 1001, 2000], pa.timestamp("ns")), "'c' .*lose data.*round it to micros"),
+        (pa.array([1, 1001, 2000], pa.duration("ns")), "'c' .*lose data.*round it to micros"),
+        (pa.array([2**62, 0, 0], pa.timestamp("s")), "'c' .*round it to micros"),
+        (pa.array([-(2**63), 0, 0], pa.timestamp("us")), "'c' .*before 4713 BC"),
+        (pa.array([-(2**31), 0, 0], pa.date32()), "'c' .*before 4713 BC"),
+        (pa.array([2**31 - 1, 0, 0], pa.date32()), "date out of range.*column c"),
+    ],
+)
+def test_values_that_cannot_be_kept(address: str, column: pa.Array, why: str) -> None:
+    good = Rows.make(3, c=pa.array([None] * 3, column.type))
+    bad = Rows.make(3, seed=1, ids=pa.array([7, 8, 9]), c=column)
+    with open_writer(address, "docs") as writer:
+        writer.begin(replace(good.pushed, rows=6), good.layout)
+        writer.append(good.batches()[0])
+        with pytest.raises(DatabaseError, match=why):
+            writer.append(bad.batches()[0])
+        assert writer.count(pending=True) == 3
+        writer.finish(good.layout)
+        writer.swap()
+        with (
+            pytest.raises(DatabaseError, match=why),
+            writer.changing(bad.pushed, bad.layout) as changing,
+        ):
+            changing.upsert(bad.batches()[0])
+        assert_holds(writer, good)
+
+
+@pytest.mark.parametrize(
+    "error", [pa.ArrowNotImplementedError("no cast"), OverflowError("too large"),
+              pa.ArrowInvalid("lost")],
+)  # fmt: skip
+def test_errors_of_arrow_name_the_column(error: Exception) -> None:
+    def encode(_: pa.Array) -> pa.Array:
+        raise error
+
+    kind = replace(kind_of("c", pa.int8()), encode=encode)
+    with pytest.raises(RowsError, match=f"column 'c' .*int8.*{error}; .*leave it out of --keep"):
+        encoded("c", kind, pa.array([1], pa.int8()))
+
+
+def test_types_that_postgres_has_nothing_for(address: str) -> None:
+    odd = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
+    rows = Rows.make(1, c=odd)
+    with open_writer(address, "docs") as writer:
+        with pytest.raises(DatabaseError, match="column 'c' has the type month_day_nano_interval"):
+            writer.begin(rows.pushed, rows.layout)
+        long = Rows.make(1, **{"c" * 64: pa.array([1])})
+        with pytest.raises(ConfigError, match="1 to 63 bytes"):
+            writer.begin(long.pushed, long.layout)
+        assert writer.pending() is None
+
+
+def test_numbers_that_are_no_half(address: str) -> None:
+    rows = Rows.make(3, dtype=VectorDtype.FLOAT16)
+    wide = rows.vectors.copy()
+    wide[1, 2] = 7e4
+    column = pa.FixedSizeListArray.from_arrays(pa.array(wide.ravel()), wide.shape[1])
+    batch = rows.batches()[0].set_column(1, rows.layout.schema.field(1), column)
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        with pytest.raises(DatabaseError, match=r"beyond 65,504.*--dtype float32"):
+            writer.append(batch)
+
+
+def test_an_id_that_no_index_takes(address: str) -> None:
+    letters = np.random.default_rng(0).integers(0x4E00, 0x9FFF, 3000)
+    rows = Rows.make(1, ids=pa.array(["".join(map(chr, letters))], pa.large_string()))
+    with (
+        open_writer(address, "docs") as writer,
+        pytest.raises(DatabaseError, match="shorten the ids"),
+    ):
+        fill(writer, rows)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "UPDATE docs SET d = 'infinity'",
+        "UPDATE docs SET t = '-infinity'",
+        "ALTER TABLE docs ALTER d TYPE text",
+        "ALTER TABLE docs ALTER n TYPE text",
+        "ALTER TABLE docs ALTER t TYPE text",
+        "ALTER TABLE docs ALTER s TYPE jsonb USING '{}'",
+        "ALTER TABLE docs ALTER tags TYPE int USING 3",
+        "ALTER TABLE docs ALTER vector TYPE text",
+        "UPDATE docs SET deep = '3'",
+    ],
+)
+def test_what_users_put_in_place_of_values(address: str, run: Run, order: str) -> None:
+    rows = Rows.make(
+        2,
+        d=pa.array([1, 2], pa.date32()),
+        t=pa.array([1000, 2000], pa.timestamp("ns")),
+        n=pa.array([1, 2]),
+        s=pa.array(["a", "b"]),
+        tags=pa.array([["a"], []], pa.list_(pa.string())),
+        deep=pa.array([{"a": 1}, None], pa.struct([("a", pa.int8())])),
+    )
+    push_all(address, rows)
+    run("DROP INDEX docs_vector_idx")
+    with open_writer(address, "docs") as writer:
+        assert_holds(writer, rows)
+        run(order)
+        with pytest.raises(DatabaseError, match=r"--full|no push made it"):
+            writer.fetch(rows.ids, rows.layout)
+
+
+def test_many_ids_are_fetched_in_several_statements(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows.make(100)
+    push_all(address, rows)
+    monkeypatch.setattr("whiten_index.vectordb.postgres.rows.SOME_IDS", 7)
+    with open_writer(address, "docs") as writer:
+        sent = []
+
+        def counted(items: Any, size: int) -> Iterator[Any]:
+            for some in blocks(items, size):
+                sent.append(len(some))
+                yield some
+
+        monkeypatch.setattr("whiten_index.vectordb.postgres.rows.blocks", counted)
+        assert_holds(writer, rows)
+        assert max(sent) == 7
+
+
+def test_a_column_that_every_table_has(address: str) -> None:
+    rows = Rows.make(3, ctid=pa.array([1, 2, 3]))
+    with open_writer(address, "docs") as writer:
+        with pytest.raises(ConfigError, match=r"column 'ctid' of its own .*rename it"):
+            writer.begin(rows.pushed, rows.layout)
+        assert writer.pending() is None
+
+
+@pytest.mark.parametrize("dtype", VectorDtype)
+def test_vectors_of_zeros_are_not_found(address: str, dtype: VectorDtype) -> None:
+    rows = Rows.make(8, dtype=dtype)
+    zeros = rows.vectors.copy()
+    zeros[5:] = 0
+    column = pa.FixedSizeListArray.from_arrays(pa.array(zeros.ravel()), zeros.shape[1])
+    table = rows.table.set_column(1, rows.layout.schema.field(1), column)
+    with open_writer(address, "docs") as writer:
+        fill(writer, replace(rows, table=table))
+        found = writer.search(zeros[[0, 7]], 8, exact=True)
+        assert sorted(found.ids[0]) == [0, 1, 2, 3, 4]
+        assert found.ids[1] == []
+        assert np.isfinite(found.scores[0, :5]).all()
+        assert np.isnan(found.scores[0, 5:]).all()
+        assert np.isnan(found.scores[1]).all()
+
+
+def test_an_id_that_comes_twice_is_named(address: str) -> None:
+    rows = Rows.make(200, ids=pa.array([*range(199), 5]))
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        for batch in rows.batches(100):
+            writer.append(batch)
+        with pytest.raises(DatabaseError, match=r"\(id\)=\(5\).*an id of its own"):
+            writer.finish(rows.layout)

@@ -1,0 +1,266 @@
+"""Tables of a real PostgreSQL with pgvector: the contract, and interruptions."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import sql
+
+from tests.vectordb.postgres.helpers import Run, push_all
+from tests.vectordb.writer_contract import (
+    EngineContract,
+    Rows,
+    assert_finds,
+    assert_holds,
+    fill,
+)
+from whiten_index.errors import DatabaseError
+from whiten_index.vectordb.database_writer import VectorDtype
+from whiten_index.vectordb.registry import open_writer
+
+pytestmark = pytest.mark.service
+
+
+class TestPostgres(EngineContract):
+    impatient: ClassVar[dict[str, str]] = {"lock_timeout": "1"}
+
+    @pytest.fixture
+    def address(self, address: str) -> str:
+        return address
+
+
+def test_a_swap_of_another_push_while_one_looks(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catalog and register are read as of one moment."""
+    old, new = Rows.make(20), Rows.make(30, k=5)
+    push_all(address, old)
+    from whiten_index.vectordb.postgres.register import Register
+
+    read = Register.read
+    with open_writer(address, "docs") as writer:
+
+        def late(self: Register, *, pending: bool) -> Any:
+            if self is writer._register:  # type: ignore[attr-defined]
+                monkeypatch.setattr(Register, "read", read)
+                push_all(address, new)
+            return read(self, pending=pending)
+
+        monkeypatch.setattr(Register, "read", late)
+        told = writer.published()
+        assert told is not None
+        assert told.k == old.layout.k
+        told = writer.published()
+        assert told is not None
+        assert told.k == 5
+
+
+def test_discard_leaves_what_another_push_is_filling(address: str) -> None:
+    rows = Rows.make()
+    with open_writer(address, "docs") as one, open_writer(address, "docs") as two:
+        one.begin(rows.pushed, rows.layout)
+        one.append(rows.batches()[0])
+        begun = time.monotonic()
+        two.discard()
+        assert time.monotonic() - begun < 5
+        for batch in rows.batches()[1:]:
+            one.append(batch)
+        one.finish(rows.layout)
+        one.swap()
+        assert_holds(two, rows)
+        # What nobody is filling goes.
+        one.begin(rows.pushed, rows.layout)
+        one.__exit__(None, None, None)
+        two.discard()
+        assert two.pending() is None
+
+
+def test_two_pushes_at_once(address: str) -> None:
+    rows = Rows.make()
+    short = {"lock_timeout": "1"}
+    with open_writer(address, "docs") as one, open_writer(address, "docs", options=short) as two:
+        one.begin(rows.pushed, rows.layout)
+        one.append(rows.batches(100)[0])
+        for attempt in (two.pending, lambda: two.begin(rows.pushed, rows.layout)):
+            with pytest.raises(DatabaseError, match=r"another push .*\(server process \d+\)"):
+                attempt()
+        for batch in rows.batches(100)[1:]:
+            one.append(batch)
+        one.finish(rows.layout)
+        one.swap()
+        assert two.published() is not None
+        after = replace(rows, version="000002-def").pushed
+        with one.changing(after, rows.layout):
+            with (
+                pytest.raises(DatabaseError, match="another push"),
+                two.changing(after, rows.layout),
+            ):
+                pass
+            # Who only reads does not wait.
+            assert two.count() == 300
+        # It computed its changes against what is no longer there.
+        with (
+            pytest.raises(DatabaseError, match=r"changed .* meanwhile; push again"),
+            two.changing(after, rows.layout),
+        ):
+            pass
+
+
+def test_two_first_pushes_at_once(address: str) -> None:
+    """Both make the register, each for its own name."""
+    failed: list[BaseException] = []
+
+    def push(name: str) -> None:
+        try:
+            push_all(address, Rows.make(20), name)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=push, args=(f"docs{n}",)) for n in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert failed == []
+
+
+def test_the_server_is_stopped_in_mid_push(server: Any, address: str) -> None:
+    rows = Rows.make(2000, ids=pa.array([f"d{i}" for i in range(2000)], pa.large_string()))
+    batches = rows.batches(100)
+    old = Rows.make(50, seed=5, ids=pa.array([f"o{i}" for i in range(50)], pa.large_string()))
+    push_all(address, old)
+    writer = open_writer(address, "docs")
+    with writer:
+        writer.begin(rows.pushed, rows.layout)
+        for batch in batches[:7]:
+            writer.append(batch)
+        stop(server)
+        with pytest.raises(DatabaseError, match="push again when that is mended: it goes on"):
+            writer.append(batches[7])
+        with pytest.raises(DatabaseError):
+            writer.append(batches[7])
+    with pytest.raises(DatabaseError, match="cannot be reached"):
+        open_writer(address, "docs")
+    server.ensure_postgres_running()
+    with open_writer(address, "docs") as writer:
+        assert_holds(writer, old)
+        pending = writer.pending()
+        assert pending is not None
+        assert pending.done % 100 == 0
+        assert pending.done <= 700
+        assert writer.count(pending=True) == pending.done
+        writer.resume(rows.layout)
+        for batch in batches[pending.done // 100 :]:
+            writer.append(batch)
+        writer.finish(rows.layout)
+        assert_holds(writer, rows, pending=True)
+        writer.swap()
+        assert_holds(writer, rows)
+        assert_finds(writer, rows)
+
+
+def stop(server: Any) -> None:
+    """Stop the server as a loss of power would, without letting it write anything."""
+    command = [server.bin_path / "pg_ctl", "-D", server.pgdata, "-m", "immediate", "-w", "stop"]
+    subprocess.run(command, check=True, user=server.system_user, capture_output=True)
+
+
+def test_half_a_batch_leaves_nothing(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection breaks when some blocks of a batch are there."""
+    rows = Rows.make(10_000)
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        writer.append(rows.batches(5000)[0])
+        from whiten_index.vectordb.postgres.rows import RowFormat
+
+        whole = RowFormat.blocks
+
+        def broken(self: RowFormat, batch: pa.RecordBatch) -> Iterator[memoryview]:
+            yield from itertools.islice(whole(self, batch), 2)
+            with psycopg.connect(address) as other:
+                other.execute(
+                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid() "
+                    "AND backend_type = 'client backend'"
+                )
+            yield from itertools.islice(whole(self, batch), 2, None)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RowFormat, "blocks", broken)
+            with pytest.raises(DatabaseError):
+                writer.append(rows.batches(5000)[1])
+    with open_writer(address, "docs") as writer:
+        pending = writer.pending()
+        assert pending is not None
+        assert (pending.done, writer.count(pending=True)) == (5000, 5000)
+        writer.resume(rows.layout)
+        writer.append(rows.batches(5000)[1])
+        writer.finish(rows.layout)
+        writer.swap()
+        assert_holds(writer, rows)
+
+
+def test_a_layout_that_the_pending_rows_do_not_have(address: str) -> None:
+    rows = Rows.make()
+    with open_writer(address, "docs") as writer:
+        with pytest.raises(DatabaseError, match=r"no push to .* was begun"):
+            writer.resume(rows.layout)
+        with pytest.raises(DatabaseError, match=r"no push to .* was begun"):
+            writer.append(rows.batches()[0])
+        with pytest.raises(DatabaseError, match="is not there; push"):
+            writer.count()
+        writer.begin(rows.pushed, rows.layout)
+        for other in (Rows.make(k=5), Rows.make(dtype=VectorDtype.FLOAT16)):
+            with pytest.raises(DatabaseError, match="rows of another layout"):
+                writer.resume(other.layout)
+
+
+def test_a_pending_table_that_was_dropped(address: str, run: Run) -> None:
+    rows = Rows.make(20)
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+    ((name,),) = run("SELECT relname FROM pg_class WHERE relname ~ '^docs__[0-9a-f]{8}$'")
+    run(f"DROP TABLE {name}")
+    with open_writer(address, "docs") as writer:
+        assert writer.pending() is None
+        fill(writer, rows)
+        assert_holds(writer, rows)
+
+
+def test_a_register_that_cannot_be_read(address: str, run: Run) -> None:
+    push_all(address, Rows.make(3))
+    run("UPDATE whiten_index_tables SET pushed = pushed - 'metric'")
+    with (
+        open_writer(address, "docs") as writer,
+        pytest.raises(DatabaseError, match="cannot be read"),
+    ):
+        writer.published()
+
+
+def test_exact_search_uses_no_index(address: str) -> None:
+    """The server is asked how it would search."""
+    rows = Rows.make(3000, k=8)
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+        seen = []
+        execute = writer._connection.execute  # type: ignore[attr-defined]
+
+        def explained(query: Any, values: Any = None) -> Any:
+            if isinstance(query, sql.Composed) and "LIMIT" in query.as_string():
+                plan = execute(sql.SQL("EXPLAIN ") + query, values).fetchall()
+                seen.append("docs_vector_idx" in str(plan))
+            return execute(query, values)
+
+        writer._connection.execute = explained  # type: ignore[attr-defined]
+        writer.search(rows.vectors[:1], 10, exact=True)
+        writer.search(rows.vectors[:1], 10)
+        assert seen == [False, True]

@@ -1,0 +1,477 @@
+"""Milvus: the contract on a real server, release 2.3, which the tests start, kill and stop."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from pymilvus import MilvusClient
+from pymilvus.client import grpc_handler
+
+# What a user does is the same on a server; there ``file`` is where it listens.
+from tests.vectordb.test_milvus import (  # noqa: F401
+    test_a_collection_or_alias_that_no_push_made,
+    test_a_user_released_what_is_published,
+    test_long_ids,
+    test_thousands_of_ids_that_need_quotes,
+    test_users_query_by_the_alias_and_filter_by_kept_columns,
+)
+from tests.vectordb.writer_contract import (
+    DELETING,
+    HERE,
+    SWAPPING,
+    EngineContract,
+    Rows,
+    assert_clean,
+    assert_finds,
+    assert_holds,
+    assert_no_secret,
+    fill,
+    pushed_by_child,
+    some_changes,
+)
+from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.vectordb.database_writer import DatabaseWriter, VectorDtype
+from whiten_index.vectordb.milvus import searching
+from whiten_index.vectordb.registry import open_writer
+
+if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+    if os.environ.get("CI"):
+        pytest.fail("run CI on Linux x86_64: no package has a server of Milvus for another machine")
+    pytest.skip("no package has a server of Milvus for this machine", allow_module_level=True)
+import milvus
+
+pytestmark = pytest.mark.service
+ROOT, SECRET = "root:Milvus", "p@ss/w:ord"
+# A server looks at its segments once a second, keeps them open for two, and waits half a minute
+# for one before it that died; a test has few rows.
+_SHORT = {
+    "PROXY_TIMETICKINTERVAL": "50",
+    "COMMON_SESSION_TTL": "2",
+    "DATACOORD_SEGMENT_ASSIGNMENTEXPIRATION": "200",
+    "QUERYCOORD_DISTPULLINTERVAL": "50",
+    "QUERYCOORD_CHECKCHANNELINTERVAL": "50",
+    "QUERYCOORD_CHECKSEGMENTINTERVAL": "50",
+}
+
+
+class Server:
+    """A server of the package ``milvus`` with its data in a folder, at ports that are free.
+
+    It is started without that package's own ``MilvusServer``, which waits for minutes where the
+    server has died, starts no second one beside a server, and none at the port of one just killed.
+    """
+
+    def __init__(self, folder: Path, binaries: Path, *, guarded: bool = False) -> None:
+        self._folder, self._binary = folder, binaries / "milvus"
+        self._process: subprocess.Popen[bytes] | None = None
+        config = milvus.MilvusServerConfig(data_dir=str(folder))
+        ports = [name for name in config.configurable_items if name.endswith("_port")]
+        etcd, peers, health, *free = _free_ports(3 + len(ports))
+        config.update(**dict(zip(ports, free, strict=True)))
+        config.set("authorization_enabled", guarded)
+        config.resolve()
+        self.port = int(config.get("proxy_port"))
+        self._health = f"http://127.0.0.1:{health}/healthz"
+        at, others = f"http://127.0.0.1:{etcd}", f"http://127.0.0.1:{peers}"
+        (folder / "etcd.yaml").write_text(
+            f"name: one\ndata-dir: {config.get('etcd_data_dir')}\n"
+            f"listen-client-urls: {at}\nadvertise-client-urls: {at}\n"
+            f"listen-peer-urls: {others}\ninitial-advertise-peer-urls: {others}\n"
+            f"initial-cluster: one={others}\n"
+        )
+        self._environment = {
+            **os.environ,
+            **_SHORT,
+            "DEPLOY_MODE": "STANDALONE",
+            "METRICS_PORT": str(health),
+            "ETCD_CONFIG_PATH": str(folder / "etcd.yaml"),
+            "LD_LIBRARY_PATH": str(binaries),
+        }
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        log = self._folder / "server.log"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [self._binary, "run", "standalone"],
+                cwd=self._folder, env=self._environment, stdout=out, stderr=out,
+            )  # fmt: skip
+        deadline = time.monotonic() + 120
+        while not self._answers():
+            ended = self._process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                self.kill()
+                last = log.read_bytes()[-3000:].decode(errors="replace")
+                raise RuntimeError(f"Milvus {'ended' if ended else 'does not answer'}: {last}")
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self._health, timeout=5) as answer:
+                return b"OK" in answer.read()
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def kill(self) -> None:
+        """End it as a loss of power would, with what it had written."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def remove(self) -> None:
+        """Kill it, and take its folder away."""
+        self.kill()
+        shutil.rmtree(self._folder)
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def binaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The server and its libraries, a quarter of a gigabyte."""
+    folder = tmp_path_factory.mktemp("binaries")
+    for packed in (Path(milvus.__file__).parent / "data" / "bin").glob("*.lzma"):
+        (folder / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
+    (folder / "milvus").chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def server(binaries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from _running(Server(tmp_path_factory.mktemp("milvus"), binaries))
+
+
+@pytest.fixture(scope="module")
+def guarded(binaries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A second one, which wants a user and a password; tests kill it and start it again."""
+    yield from _running(Server(tmp_path_factory.mktemp("guarded"), binaries, guarded=True))
+
+
+def _running(made: Server) -> Iterator[Server]:
+    try:
+        made.start()
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client looks twice a second whether the server is done; here more often."""
+    clock = {**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, 0.05))}
+    monkeypatch.setattr(grpc_handler, "time", SimpleNamespace(**clock))
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[MilvusClient]:
+    yield from _emptied(server, "")
+
+
+@pytest.fixture
+def root(guarded: Server) -> Iterator[MilvusClient]:
+    yield from _emptied(guarded, ROOT)
+
+
+def _emptied(server: Server, token: str) -> Iterator[MilvusClient]:
+    """Yield a client of the user's own, and drop all that there is at the end."""
+    made = MilvusClient(f"http://127.0.0.1:{server.port}", token=token, dedicated=True)
+    yield made
+    made.close()
+    # One that saw the server die may be of no use.
+    made = MilvusClient(f"http://127.0.0.1:{server.port}", token=token, dedicated=True)
+    for alias in made.list_aliases()["aliases"]:
+        made.drop_alias(alias)
+    for collection in made.list_collections():
+        made.drop_collection(collection)
+    made.close()
+
+
+@pytest.fixture
+def file(server: Server, client: MilvusClient) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+def lite(file: str) -> Iterator[DatabaseWriter]:
+    with open_writer(f"milvus://{file}", "docs") as writer:
+        yield writer
+
+
+class TestMilvusServer(EngineContract):
+    takes_any_name: ClassVar[bool] = False
+    # From 2.4 on.
+    halves: ClassVar[bool] = False
+    transactions: ClassVar[bool] = False
+
+    @pytest.fixture
+    def address(self, file: str) -> str:
+        return f"milvus://{file}"
+
+    # Each takes seconds here; all of their cases are tried on Milvus Lite behind a port.
+
+    @pytest.mark.parametrize("wanted", [9, SWAPPING])
+    def test_the_pushing_process_is_killed(self, address: str, tmp_path: Path, wanted: int) -> None:
+        super().test_the_pushing_process_is_killed(address, tmp_path, wanted)
+
+    @pytest.mark.parametrize("wanted", [DELETING])
+    def test_the_changing_process_is_killed(
+        self, address: str, tmp_path: Path, wanted: int
+    ) -> None:
+        super().test_the_changing_process_is_killed(address, tmp_path, wanted)
+
+    @pytest.mark.parametrize("bad", ["nan"])
+    def test_rows_that_no_database_is_to_see(self, writer: DatabaseWriter, bad: str) -> None:
+        super().test_rows_that_no_database_is_to_see(writer, bad)
+
+
+def test_what_is_shown(server: Server, lite: DatabaseWriter) -> None:
+    assert lite.engine.startswith("Milvus v2.3.")
+    assert lite.target == f"milvus://127.0.0.1:{server.port}, collection docs"
+
+
+# Indexes and searches.
+
+
+@pytest.mark.parametrize("index", ["flat", "ivf_flat", "autoindex"])
+def test_indexes(file: str, client: MilvusClient, index: str) -> None:
+    """Of more rows than a server searches without one."""
+    rows = Rows.make(3000)
+    with open_writer(f"milvus://{file}", "docs", options={"index": index}) as writer:
+        fill(writer, rows, batch=3000)
+        assert client.describe_index("docs", "vector")["index_type"] == index.upper()
+        assert_finds(writer, rows)
+        assert_finds(writer, rows, exact=False, least=1.0 if index == "flat" else 0.9)
+
+
+def test_another_index_is_built_again(file: str, client: MilvusClient) -> None:
+    rows = Rows.make()
+    for options in ({"m": "30"}, {"index": "flat"}):
+        with open_writer(f"milvus://{file}", "docs", options=options) as writer:
+            if writer.pending() is None:
+                writer.begin(rows.pushed, rows.layout)
+                writer.append(rows.batches(300)[0])
+            writer.resume(rows.layout)
+            writer.finish(rows.layout)
+            (name,) = client.list_collections()
+            told = client.describe_index(name, "vector")
+            assert told["index_type"] == options.get("index", "hnsw").upper()
+            assert str(told.get("M", "")) == options.get("m", "")
+    with open_writer(f"milvus://{file}", "docs") as writer:
+        writer.resume(rows.layout)
+        writer.swap()
+        assert_finds(writer, rows)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_exact_search_goes_through_pages_of_all_segments(
+    lite: DatabaseWriter, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """Rows that were changed lie apart from those pushed before, some of one page in each."""
+    old, after, put = some_changes()
+    if not whole:
+        kind = pa.large_string()
+        old, after = (
+            Rows.of(rows.vectors, ids=pa.array([f'{at:03}"\\' for at in rows.ids], kind))
+            for rows in (old, after)
+        )
+        put = after.take(range(5))
+    fill(lite, old)
+    with lite.changing(after.pushed, old.layout) as changing:
+        changing.upsert(put)
+        changing.delete([old.ids[7]])
+    for page in (7, 300):
+        monkeypatch.setattr(searching, "_PAGE_ROWS", page)
+        assert_finds(lite, after)
+
+
+# What this release has not.
+
+
+def test_halves_are_refused_at_the_start(lite: DatabaseWriter, client: MilvusClient) -> None:
+    rows = Rows.make(dtype=VectorDtype.FLOAT16)
+    for call in (lambda: lite.begin(rows.pushed, rows.layout),
+                 lambda: lite.resume(rows.layout)):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"Milvus v2\.3\.\S+ keeps no float16.* --dtype"):
+            call()
+    assert client.list_collections() == []
+
+
+def test_of_databases_the_default_alone(file: str, client: MilvusClient) -> None:
+    client.create_database("other")
+    try:
+        with pytest.raises(ConfigError, match=r"no aliases in the database 'other'.*2\.4"):
+            open_writer(f"milvus://{file}/other", "docs")
+        with open_writer(f"milvus://{file}", "docs", options={"db": "default"}) as writer:
+            assert writer.published() is None
+    finally:
+        client.drop_database("other")
+
+
+# Users and passwords.
+
+
+def test_a_push_of_a_user_with_a_password(
+    guarded: Server, root: MilvusClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, after, put = some_changes()
+    place = f"127.0.0.1:{guarded.port}"
+    root.create_user("pusher", SECRET)
+    root.grant_role("pusher", "admin")
+    try:
+        monkeypatch.setenv("MILVUS_TOKEN", f"pusher:{SECRET}")
+        with open_writer(f"milvus://{place}", "docs") as writer:
+            assert_no_secret(writer.target, "pusher", SECRET)
+            fill(writer, old)
+        with open_writer(f"milvus://{place}", "docs") as writer:
+            assert_holds(writer, old)
+            with writer.changing(after.pushed, old.layout) as changing:
+                changing.upsert(put)
+                changing.delete([7])
+            assert_holds(writer, after)
+            assert_finds(writer, after)
+    finally:
+        root.drop_user("pusher")
+
+
+def test_users_that_are_not_let_in(
+    guarded: Server, root: MilvusClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"127.0.0.1:{guarded.port}"
+    told = "give user:password, or the token, in MILVUS_TOKEN"
+    hidden = quote(SECRET, safe="")
+    for token in ("", f"root:{SECRET}", f"nobody:{SECRET}"):
+        monkeypatch.setenv("MILVUS_TOKEN", token)
+        with pytest.raises(DatabaseError, match=told) as caught:
+            open_writer(f"milvus://{place}", "docs").published()
+        assert_no_secret(caught.value, SECRET, hidden)
+    root.create_user("reader", SECRET)
+    try:
+        rows = Rows.make()
+        monkeypatch.setenv("MILVUS_TOKEN", f"reader:{SECRET}")
+        with open_writer(f"milvus://{place}", "docs") as writer:
+            with pytest.raises(DatabaseError, match=told) as caught:
+                fill(writer, rows)
+            assert_no_secret(caught.value, SECRET, hidden)
+    finally:
+        root.drop_user("reader")
+
+
+# A server that dies.
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_the_server_is_killed_in_mid_push(
+    guarded: Server, root: MilvusClient, tmp_path: Path, within: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Between two batches, or at any moment of another process; then it is started again."""
+    monkeypatch.setenv("MILVUS_TOKEN", ROOT)
+    address, old, rows = f"milvus://127.0.0.1:{guarded.port}", Rows.make(), pushed_by_child()
+    with open_writer(address, "docs") as writer:
+        fill(writer, old)
+        if within:
+            _push_and_kill(guarded, address, tmp_path / "marker")
+        else:
+            writer.begin(rows.pushed, rows.layout)
+            for batch in rows.batches(100)[:7]:
+                writer.append(batch)
+            guarded.kill()
+            for _ in range(2):
+                with pytest.raises(DatabaseError, match="see that the server runs"):
+                    writer.append(rows.batches(100)[7])
+    with pytest.raises(DatabaseError, match="see that the server runs") as caught:
+        open_writer(address, "docs")
+    assert_no_secret(caught.value, ROOT)
+    guarded.start()
+    with open_writer(address, "docs") as writer:
+        assert_holds(writer, old)
+        pending = writer.pending()
+        assert pending is not None
+        assert pending.done % 100 == 0
+        assert 500 <= pending.done < 2000 if within else pending.done == 700
+        # A batch whose rows are there may not have been counted yet.
+        assert pending.done <= writer.count(pending=True) <= pending.done + 100
+        writer.resume(rows.layout)
+        for batch in rows.batches(100)[pending.done // 100 :]:
+            writer.append(batch)
+        writer.finish(rows.layout)
+        assert_holds(writer, rows, pending=True)
+        writer.swap()
+        assert_holds(writer, rows)
+        assert_clean(writer, rows)
+        assert_finds(writer, rows)
+
+
+def _push_and_kill(server: Server, address: str, marker: Path) -> None:
+    """Kill the server while another process pushes, which is told and ends."""
+    marker.write_text("0")
+    child = subprocess.Popen(
+        [sys.executable, str(HERE / "writer_child.py"), "push", address, "docs", str(marker)],
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while int(marker.read_text() or 0) < 5:
+            assert child.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        server.kill()
+        _, told = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 1
+    assert b"see that the server runs" in told.splitlines()[-1]
+
+
+def test_the_server_is_killed_while_rows_are_changed(
+    guarded: Server, root: MilvusClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILVUS_TOKEN", ROOT)
+    address = f"milvus://127.0.0.1:{guarded.port}"
+    old, after, put = some_changes()
+    with open_writer(address, "docs") as writer:
+        fill(writer, old)
+        with (  # noqa: PT012 - what comes after the kill fails
+            pytest.raises(DatabaseError, match="see that the server runs"),
+            writer.changing(after.pushed, old.layout) as changing,
+        ):
+            changing.upsert(put)
+            guarded.kill()
+            changing.delete([7])
+    guarded.start()
+    with open_writer(address, "docs") as writer:
+        told = writer.published()
+        assert told is not None
+        assert (told.version, told.changing) == (old.version, after.version)
+        with writer.changing(after.pushed, old.layout) as changing:
+            changing.upsert(put)
+            changing.delete([7])
+        assert_holds(writer, after)
+        assert_clean(writer, after)
+        assert_finds(writer, after)

@@ -1,0 +1,1030 @@
+"""From an index to a database: all rows, the changed ones, or none; cut off, and checked."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.vectordb.memory_writer import MemoryWriter, Server
+from whiten_index import BuildConfig, QueryTransform, build_index
+from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateError
+from whiten_index.index import Documents
+from whiten_index.update import UpdateConfig, update_index
+from whiten_index.vectordb.database_writer import Layout
+from whiten_index.vectordb.push import push_index, pushed_version
+from whiten_index.vectordb.push_check import differences
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push_report import PushReport
+from whiten_index.vectordb.push_source import PushSource
+from whiten_index.vectordb.row_checks import RowsError
+from whiten_index.versions import prune, rollback
+from whiten_index.whitening import Whitening
+
+ROWS, DIM, K = 300, 16, 8
+
+
+class World:
+    """A corpus, its index and a database."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.server = root, Server()
+        self.opened = list[dict[str, str]]()
+        rng = np.random.default_rng(0)
+        self.rows = {f"d{i}": (rng.standard_normal(DIM).astype("f4"), i) for i in range(ROWS)}
+        monkeypatch.setattr("whiten_index.vectordb.push.open_writer", self._connect)
+
+    def _connect(
+        self, address: str, name: str, *, options: dict[str, str], make: bool = True
+    ) -> MemoryWriter:
+        assert (address, name) == ("memory://here", "docs")
+        self.opened.append(dict(options))
+        return MemoryWriter(self.server)
+
+    def write(self) -> None:
+        table = pa.table(
+            {
+                "id": list(self.rows),
+                "e": pa.array(
+                    [row.tolist() for row, _ in self.rows.values()], pa.list_(pa.float32())
+                ),
+                "n": [number for _, number in self.rows.values()],
+            }
+        )
+        pq.write_table(table, self.root / "corpus.parquet")
+
+    def build(self, **options: Any) -> None:
+        self.write()
+        given = {
+            "embedding_column": "e", "id_column": "id", "keep": ("n",), "k": K,
+            "whiten": "whitening",
+        }  # fmt: skip
+        build_index(
+            BuildConfig(
+                corpus=(str(self.root / "corpus.parquet"),), out=str(self.root / "index"),
+                **given | options,
+            )
+        )  # fmt: skip
+
+    def update(self, **options: Any) -> None:
+        self.write()
+        given = {"refit": "never"} | options
+        update_index(UpdateConfig(index=str(self.root / "index"), **given))
+
+    def push(self, **options: Any) -> PushReport:
+        given = {"to": "memory://here", "table": "docs", "batch_rows": 64} | options
+        return push_index(PushConfig(index=str(self.root / "index"), **given))
+
+    def assert_same(self, **options: Any) -> None:
+        """The database holds the documents there are, with the vectors of a fresh push."""
+        table = self.server.published
+        assert table is not None
+        assert table.pushed.changing == ""
+        assert table.pushed.done == table.pushed.rows == len(table.rows)
+        found = dict(sorted((row["id"], row) for row in table.rows.values()))
+        assert {name: row["n"] for name, row in found.items()} == {
+            name: number for name, (_, number) in sorted(self.rows.items())
+        }
+        folder = self.root / "index" / "versions" / table.pushed.version
+        whitening = Whitening.load(folder / "whitening.safetensors")
+        if "k" in options:
+            whitening = whitening.truncate(options["k"])
+        raw = np.array([self.rows[name][0] for name in found])
+        made = whitening.apply(raw)
+        made /= np.linalg.norm(made, axis=1, keepdims=True)
+        vectors = np.array([row["vector"] for row in found.values()])
+        assert np.abs(vectors - made).max() < 1e-6
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path, monkeypatch)
+    made.build()
+    return made
+
+
+def test_all_rows_are_pushed_and_checked(world: World) -> None:
+    report = world.push()
+    world.assert_same()
+    assert (report.mode, report.pushed, report.rows, report.was) == ("all", ROWS, ROWS, None)
+    assert report.check == {
+        "rows": ROWS, "compared": 100, "queries": 20, "exact_recall": 1.0, "recall": 1.0
+    }  # fmt: skip
+    assert world.server.calls == ["begin", "finish", "swap", "close"]
+    assert report.to_json()["check"]["compared"] == 100
+
+
+def test_what_is_there_is_not_pushed_again(world: World) -> None:
+    first = world.push()
+    report = world.push()
+    assert (report.mode, report.pushed, report.was) == ("nothing", 0, first.version)
+    assert world.push(full=True).mode == "all"
+    world.assert_same()
+
+
+def test_changed_documents_alone_are_pushed(world: World) -> None:
+    first = world.push()
+    rng = np.random.default_rng(1)
+    world.rows["d3"] = (rng.standard_normal(DIM).astype("f4"), 3)
+    world.rows["d4"] = (world.rows["d4"][0], 999)
+    world.rows["new"] = (rng.standard_normal(DIM).astype("f4"), -1)
+    del world.rows["d7"]
+    world.update()
+    report = world.push()
+    assert (report.mode, report.pushed, report.deleted) == ("changes", 3, 1)
+    assert report.was == first.version != report.version
+    assert world.server.calls[-2:] == ["changed", "close"]
+    world.assert_same()
+    assert world.push().mode == "nothing"
+
+
+def test_two_nights_are_made_up_at_once_and_a_rollback_too(world: World) -> None:
+    world.push()
+    for name in ("d1", "d2"):
+        del world.rows[name]
+        world.update()
+    gone = world.push()
+    assert (gone.mode, gone.deleted) == ("changes", 2)
+    world.assert_same()
+    rollback(world.root / "index")
+    world.rows["d2"] = (np.random.default_rng(0).standard_normal((3, DIM)).astype("f4")[2], 2)
+    back = world.push()
+    assert (back.mode, back.pushed) == ("changes", 1)
+    world.assert_same()
+
+
+def test_a_new_transform_makes_a_new_table(world: World) -> None:
+    world.push()
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update(refit="always")
+    report = world.push()
+    assert report.mode == "all"
+    assert report.why == "the transform or the encoder is another one"
+    world.assert_same()
+
+
+@pytest.mark.parametrize("options", [{"k": 4}, {"dtype": "float16"}, {"metric": "ip"}])
+def test_another_form_makes_a_new_table(world: World, options: dict[str, Any]) -> None:
+    first = world.push()
+    if options != {"metric": "ip"}:
+        with pytest.raises(GateError, match=r"would trip over this push: .* keeps .*--full$"):
+            world.push(**options)
+        assert world.server.published is not None
+        assert world.server.published.pushed.version == first.version
+        options = {**options, "full": True}
+    report = world.push(**options)
+    assert (report.mode, report.k) == ("all", options.get("k", K))
+    assert ("queries must be reduced anew" in "".join(report.notes)) == ("k" in options)
+    world.assert_same(**options)
+    # It is what is there now.
+    assert world.push(**{**options, "full": False}).mode == "nothing"
+
+
+def test_many_changes_make_a_new_table(world: World) -> None:
+    first = world.push()
+    for i in range(30):
+        world.rows[f"d{i}"] = (world.rows[f"d{i}"][0] + 1, i)
+    world.update()
+    assert world.push().mode == "changes"
+    world.rows["d30"] = (world.rows["d30"][0] + 1, 30)
+    world.update()
+    # Thirty of them by one update, one by another: nobody has all of them in one list.
+    world.server.published = None
+    rollback(world.root / "index", to=first.version)
+    world.push()
+    latest = max(path.name for path in (world.root / "index" / "versions").iterdir())
+    rollback(world.root / "index", to=latest)
+    report = world.push()
+    assert report.mode == "all"
+    why = f"more than a tenth of the 300 rows changed since version {first.version}"
+    assert report.why == why
+    world.assert_same()
+
+
+def test_a_build_in_between_makes_a_new_table(world: World) -> None:
+    world.push()
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.build()
+    assert world.push().mode == "all"
+    world.assert_same()
+
+
+def test_a_push_that_was_cut_off_goes_on(world: World) -> None:
+    world.server.fails_after = 2
+    with pytest.raises(DatabaseError):
+        world.push()
+    assert world.server.published is None
+    world.server.fails_after = None
+    report = world.push()
+    assert (report.resumed, report.pushed) == (128, ROWS - 128)
+    assert world.server.calls == ["begin", "close", "resume", "finish", "swap", "close"]
+    world.assert_same()
+
+
+def test_what_was_cut_off_is_dropped_where_another_version_is_published(world: World) -> None:
+    world.push()
+    world.server.fails_after = 2
+    with pytest.raises(DatabaseError):
+        world.push(k=4, full=True)
+    world.server.fails_after = None
+    del world.rows["d9"]
+    world.update()
+    assert world.push(k=4, full=True).resumed == 0
+    world.assert_same(k=4)
+    world.server.fails_after = 1
+    with pytest.raises(DatabaseError):
+        world.push(full=True)
+    assert world.push(k=4).mode == "nothing"
+    assert world.server.pending is None
+
+
+def test_a_change_that_was_cut_off_is_ended(world: World) -> None:
+    world.server.transactions = False
+    first = world.push()
+    for i in range(3):
+        world.rows[f"d{i}"] = (world.rows[f"d{i}"][0] + 1, 1000 + i)
+    world.update()
+    world.server.fails_after = 1
+    with pytest.raises(DatabaseError):
+        world.push(batch_rows=1)
+    told = world.server.published
+    assert told is not None
+    assert told.pushed.version == first.version
+    assert told.pushed.changing
+    world.server.fails_after = None
+    assert world.push().mode == "changes"
+    world.assert_same()
+    assert world.push().mode == "nothing"
+
+
+def test_a_change_that_was_cut_off_is_taken_back_after_a_rollback(world: World) -> None:
+    world.server.transactions = False
+    before = dict(world.rows)
+    first = world.push()
+    for i in range(3):
+        world.rows[f"d{i}"] = (world.rows[f"d{i}"][0] + 1, 1000 + i)
+    del world.rows["d9"]
+    world.update()
+    for version in (None, first.version):
+        # The second push, back to the first version, is cut off too.
+        world.server.fails_after = 1
+        if version is not None:
+            rollback(world.root / "index", to=version)
+        with pytest.raises(DatabaseError):
+            world.push(batch_rows=1)
+    world.server.fails_after = None
+    world.rows = before
+    report = world.push()
+    assert (report.mode, report.version) == ("changes", first.version)
+    assert "had begun to change" in report.why
+    world.assert_same()
+    assert world.push().mode == "nothing"
+
+
+def test_a_change_that_was_cut_off_whose_version_is_gone(world: World) -> None:
+    world.server.transactions = False
+    first = world.push()
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update()
+    world.server.fails_after = 0
+    with pytest.raises(DatabaseError):
+        world.push()
+    world.server.fails_after = None
+    rollback(world.root / "index", to=first.version)
+    world.rows["d1"] = (world.rows["d1"][0] - 1, 1)
+    prune(world.root / "index", keep=1)
+    assert [path.name for path in (world.root / "index" / "versions").iterdir()] == [first.version]
+    report = world.push()
+    assert (report.mode, report.why[:12]) == ("all", "what changed")
+    world.assert_same()
+
+
+def test_deletes_go_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whiten_index.vectordb.push_table._GONE_AT_ONCE", 2)
+    world.push()
+    for i in range(5):
+        del world.rows[f"d{i}"]
+    world.update()
+    assert world.push().deleted == 5
+    assert world.server.deletes == [2, 2, 1]
+    world.assert_same()
+
+
+@pytest.mark.parametrize("what", [b"base", None])
+def test_a_list_of_changes_that_is_damaged(world: World, what: bytes | None) -> None:
+    world.push()
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update()
+    (path,) = world.root.glob("index/versions/*/changes.arrow")
+    if what is None:
+        path.write_bytes(b"no arrow")
+    else:
+        with pa.ipc.open_file(path.read_bytes()) as file:
+            table = file.read_all()
+        left = {name: value for name, value in table.schema.metadata.items() if name != what}
+        with pa.ipc.new_file(str(path), table.schema.with_metadata(left)) as made:
+            made.write_table(table.replace_schema_metadata(left))
+    with pytest.raises(ArtifactError, match=r"changes\.arrow is damaged: .*--full"):
+        world.push()
+    assert world.push(full=True).mode == "all"
+    world.assert_same()
+
+
+def test_a_flipped_bit_in_the_list_of_changes_leaves_no_row_as_it_was(world: World) -> None:
+    world.push()
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update()
+    (path,) = world.root.glob("index/versions/*/changes.arrow")
+    whole = path.read_bytes()
+    assert whole.count(b"d1") == 1
+    # Arrow reads it all the same: another document would be changed, and this one never.
+    path.write_bytes(whole.replace(b"d1", b"d0"))
+    with pa.ipc.open_file(path.read_bytes()) as file:
+        assert file.read_all()["id"].to_pylist() == ["d0"]
+    with pytest.raises(ArtifactError, match=r"changes\.arrow is damaged: its content .*--full"):
+        world.push()
+    path.write_bytes(whole)
+    assert world.push().mode == "changes"
+    world.assert_same()
+
+
+def test_rows_that_others_took_away_are_filled_anew(world: World) -> None:
+    world.push()
+    assert world.server.published is not None
+    world.server.published.rows.popitem()
+    report = world.push()
+    assert (report.mode, report.rows) == ("all", ROWS)
+    assert "counts 299 rows and should have 300" in report.why
+    world.assert_same()
+
+
+def test_options_that_had_no_effect_are_told(world: World) -> None:
+    world.push(options={"m": "16"})
+    assert world.push(options={"m": "16"}).notes == ()
+    for options in ({"m": "32"}, {}):
+        report = world.push(options=options)
+        assert report.mode == "nothing"
+        assert "other options" in report.notes[0]
+        assert "--full" in report.to_json()["notes"][0]
+    # After changes too it is the first ones that the index was built with.
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update()
+    report = world.push(options={"m": "32"})
+    assert (report.mode, len(report.notes)) == ("changes", 1)
+    assert world.push(options={"m": "16"}).notes == ()
+    assert world.push(options={"m": "32"}, full=True).notes == ()
+    assert world.push(options={"m": "32"}).notes == ()
+    assert world.opened[-1] == {"m": "32"}
+
+
+def test_options_that_an_interrupted_push_did_not_have(world: World) -> None:
+    world.server.fails_after = 2
+    with pytest.raises(DatabaseError):
+        world.push(options={"m": "16"})
+    world.server.fails_after = None
+    report = world.push(options={"m": "32"})
+    assert report.resumed == 128
+    assert "begun with other options" in report.notes[0]
+    world.assert_same()
+
+
+def test_what_failed_its_check_is_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = world.push()
+    before = world.server.published
+
+    def spoiled(self: MemoryWriter, layout: Any) -> None:
+        assert self.server.pending is not None
+        self.server.pending.indexed = True
+        self.server.pending.rows.popitem()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryWriter, "finish", spoiled)
+        with pytest.raises(GateError, match=r"299 rows .*as it was.*dropped: push again"):
+            world.push(full=True, check=0)
+    assert world.server.published is before
+    assert world.server.pending is None
+    report = world.push(full=True)
+    assert (report.resumed, report.was) == (0, first.version)
+    world.assert_same()
+
+
+def test_rows_that_a_database_refuses_are_dropped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: MemoryWriter, layout: Any) -> None:
+        raise RowsError("d5 comes twice")
+
+    def break_off(self: MemoryWriter, layout: Any) -> None:
+        raise DatabaseError("the server is gone")
+
+    for finish, left in ((break_off, True), (refuse, False)):
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryWriter, "finish", finish)
+            with pytest.raises(DatabaseError):
+                world.push()
+        assert (world.server.pending is not None) is left
+    assert world.push().resumed == 0
+    world.assert_same()
+
+
+def test_more_rows_than_were_sent_are_not_gone_on_with(world: World) -> None:
+    world.server.fails_after = 2
+    with pytest.raises(DatabaseError):
+        world.push()
+    world.server.fails_after = None
+    pending = world.server.pending
+    assert pending is not None
+    pending.pushed = replace(pending.pushed, done=ROWS + 1)
+    assert world.push().resumed == 0
+    world.assert_same()
+
+
+def drop_version(world: World) -> str:
+    """Publish another version, and prune the one before and its embeddings away."""
+    (was,) = (path.name for path in (world.root / "index" / "versions").iterdir())
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update()
+    prune(world.root / "index", keep=1)
+    return was
+
+
+def test_a_version_that_is_pruned_while_it_is_opened(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = list[str]()
+
+    def opening(path: Path) -> Documents:
+        if not opened:
+            opened.append(drop_version(world))
+        return Documents(path)
+
+    monkeypatch.setattr("whiten_index.vectordb.push_source.Documents", opening)
+    report = world.push()
+    assert report.version != opened[0]
+    world.assert_same()
+
+
+def test_a_version_that_is_pruned_while_it_is_pushed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = MemoryWriter.begin
+
+    def dropping(self: MemoryWriter, *given: Any) -> None:
+        drop_version(world)
+        (world.root / "index" / "store").rename(world.root / "aside")
+        begin(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryWriter, "begin", dropping)
+        with pytest.raises(
+            ArtifactError, match=r"was pruned while it was being pushed.*push again"
+        ):
+            world.push()
+    (world.root / "aside").rename(world.root / "index" / "store")
+    report = world.push()
+    assert (report.resumed, report.mode) == (0, "all")
+    world.assert_same()
+
+
+def test_damage_of_a_version_that_is_still_there_is_told_as_such(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = MemoryWriter.begin
+
+    def dropping(self: MemoryWriter, *given: Any) -> None:
+        shutil.rmtree(world.root / "index" / "store")
+        begin(self, *given)
+
+    monkeypatch.setattr(MemoryWriter, "begin", dropping)
+    with pytest.raises(ArtifactError, match=r"^(?!.*pruned)"):
+        world.push()
+
+
+def test_the_index_itself_is_not_read(world: World) -> None:
+    for path in world.root.glob("index/versions/*/index.faiss"):
+        path.write_bytes(b"damaged")
+    world.push()
+    world.assert_same()
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_damaged_embeddings_are_not_pushed(world: World, changed: bool) -> None:
+    """The check compares with the same store, so it cannot see it."""
+    if changed:
+        world.push()
+        world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+        world.update()
+    shards = sorted(world.root.glob("index/store/*/shards/*/embeddings.safetensors"))
+    for path in shards:
+        data = bytearray(path.read_bytes())
+        data[-4:] = np.float32(10).tobytes()
+        path.write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"embeddings\.safetensors is damaged"):
+        world.push()
+    assert (world.server.published is not None) == changed
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"to": ""}, "--to is empty"),
+        ({"to": "qdrant:///a\0b"}, "--to is empty, or has a NUL"),
+        ({"to": "a\0b.parquet", "table": None}, "--to is empty, or has a NUL"),
+        ({"to": "postgresql://hunter2\udcff@h/d"}, "--to is no text of UTF-8"),
+        ({"table": "t\udcff"}, "--table is no text of UTF-8"),
+        ({"table": "t\0"}, "--table is empty, or has a NUL"),
+        ({"options": {"schema": "s\udcff"}}, "--option schema is no text of UTF-8"),
+    ],
+)
+def test_what_is_no_text(world: World, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        world.push(**options)
+    assert "hunter2" not in str(caught.value)
+    assert world.server.calls == []
+
+
+@pytest.mark.parametrize("name", ["documents.arrow", "whitening.safetensors", "corpus.json"])
+def test_what_is_read_is_checked(world: World, name: str) -> None:
+    (path,) = world.root.glob(f"index/versions/*/{name}")
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(ArtifactError, match=f"{name} is damaged: .*checksum.*whiten-index verify"):
+        world.push()
+
+
+def test_the_fingerprint_is_of_what_is_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product of matrices depends on the processor."""
+    world.push()
+    monkeypatch.setattr(Whitening, "matrix", None)
+    assert world.push().mode == "nothing"
+
+
+def test_a_table_tells_which_query_half_fits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pushed_version("memory://here", "docs", options={}) is None
+    report = world.push(k=4)
+    told = pushed_version("memory://here", "docs", options={})
+    assert told is not None
+    assert told.version == report.version
+    index = world.root / "index"
+    assert told.query_digest == report.query_digest == QueryTransform.of(index, k=4).query_digest
+    assert told.query_digest != QueryTransform.of(index).query_digest
+    # Documents that changed keep it, another transform does not.
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update()
+    assert (world.push(k=4).mode, world.push(k=4).query_digest) == ("changes", told.query_digest)
+    world.update(refit="always")
+    assert (
+        world.push(k=4).query_digest
+        == QueryTransform.of(index, k=4).query_digest
+        != told.query_digest
+    )
+
+
+def test_far_fewer_rows_are_not_pushed_over_many(world: World) -> None:
+    """As where the index or the table is another one than was meant."""
+    first = world.push()
+    for i in range(70):
+        del world.rows[f"d{i}"]
+    world.build()
+    calls = list(world.server.calls)
+    for options in ({}, {"full": True}, {"k": 4}):
+        with pytest.raises(GateError, match=r"has 300 rows and version .* has 230, .* 0\.2: is it"):
+            world.push(**options)
+    assert set(world.server.calls[len(calls) :]) == {"close"}
+    assert world.server.published is not None
+    assert world.server.published.pushed.version == first.version
+    report = world.push(max_shrink=0.25)
+    assert (report.rows_before, report.rows) == (300, 230)
+    world.assert_same()
+
+
+def test_a_few_deleted_rows_are_no_shrinking(world: World) -> None:
+    world.push()
+    for i in range(60):
+        del world.rows[f"d{i}"]
+    world.build()
+    assert world.push().rows == 240
+    del world.rows["d60"]
+    world.build()
+    with pytest.raises(GateError, match="--max-shrink is 0:"):
+        world.push(max_shrink=0)
+
+
+def test_documents_that_cannot_be_read_are_told_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def broken(self: Documents, rows: np.ndarray) -> pa.Table:
+        asked.append(len(rows))
+        raise pa.ArrowInvalid("the file is broken")
+
+    monkeypatch.setattr(Documents, "take", broken)
+    with pytest.raises(ArtifactError, match="the file is broken"):
+        world.push()
+    # Blocks that were being read ahead.
+    assert len(asked) < 5
+
+
+def test_rows_that_no_push_sent_are_not_lost(world: World) -> None:
+    world.push()
+    table = world.server.published
+    assert table is not None
+    mine = {**next(iter(table.rows.values())), "id": "mine"}
+    table.rows[("mine",)] = mine
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update()
+    for options in ({}, {"k": 4}):
+        with pytest.raises(GateError, match="has 301 rows, and 1 of them were put there by somet"):
+            world.push(**options)
+    assert table.rows[("mine",)] is mine
+    report = world.push(full=True)
+    assert (report.rows_before, report.rows) == (301, 300)
+    world.assert_same()
+
+
+def test_a_cut_off_change_whose_rows_were_taken_away_is_filled_anew(world: World) -> None:
+    """Done again it would be refused, night after night."""
+    world.server.transactions = False
+    world.push()
+    for i in range(3):
+        world.rows[f"d{i}"] = (world.rows[f"d{i}"][0] + 1, 1000 + i)
+    world.update()
+    world.server.fails_after = 1
+    with pytest.raises(DatabaseError):
+        world.push(batch_rows=1)
+    world.server.fails_after = None
+    assert world.server.published is not None
+    world.server.published.rows.pop(("d200",))
+    report = world.push()
+    assert report.mode == "all"
+    assert "counts 299 rows and should have 300" in report.why
+    world.assert_same()
+    assert world.push().mode == "nothing"
+
+
+def test_a_push_that_ends_meanwhile_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the name stands for and its rows are asked one after the other."""
+    world.push()
+    for i in range(10):
+        del world.rows[f"d{i}"]
+    world.update()
+    count, asked = MemoryWriter.count, []
+
+    def ended(self: MemoryWriter, **more: Any) -> int:
+        asked.append(more)
+        if len(asked) == 1:
+            world.push()
+        return count(self, **more)
+
+    monkeypatch.setattr(MemoryWriter, "count", ended)
+    assert world.push().mode == "nothing"
+    world.assert_same()
+
+
+def test_a_column_that_would_be_gone(world: World) -> None:
+    world.push()
+    world.build(keep=())
+    with pytest.raises(GateError, match="column n would be gone"):
+        world.push()
+    assert world.push(full=True).columns == ("id", "vector")
+    world.build(keep=("n",))
+    report = world.push()
+    assert (report.mode, report.why) == ("all", "with column n")
+    world.assert_same()
+
+
+def test_an_index_that_does_not_know_what_is_there(world: World) -> None:
+    first = world.push()
+    shutil.rmtree(world.root / "index")
+    world.rows = {name: (row + 1, number) for name, (row, number) in world.rows.items()}
+    world.rows["d0"] = (world.rows["d0"][0] * 9, 0)
+    world.build()
+    told = f"and {world.root / 'index'} has no version {first.version}, which is there"
+    assert world.push().why == f"the transform or the encoder is another one, {told}"
+    world.assert_same()
+
+
+@pytest.mark.parametrize("error", [None, DatabaseError("gone")])
+def test_notes_undo_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: DatabaseError | None
+) -> None:
+    def notes(self: MemoryWriter) -> list[str]:
+        if error is not None:
+            raise error
+        return ["odd"]
+
+    monkeypatch.setattr(MemoryWriter, "notes", notes)
+    assert world.push().notes == (() if error else ("odd",))
+    world.assert_same()
+
+
+def test_what_is_odd_there_is_told(world: World) -> None:
+    world.server.notes = ("an index is gone",)
+    assert [world.push().notes for _ in range(2)] == [("an index is gone",)] * 2
+
+
+def test_rows_that_were_begun_before_digests_are_begun_anew(world: World) -> None:
+    world.server.fails_after = 2
+    with pytest.raises(DatabaseError):
+        world.push()
+    world.server.fails_after = None
+    table = world.server.pending
+    assert table is not None
+    table.pushed = replace(table.pushed, query_digest="")
+    assert world.push().resumed == 0
+    assert world.server.published is not None
+    assert (
+        world.server.published.pushed.query_digest
+        == QueryTransform.of(world.root / "index").query_digest
+    )
+
+
+def test_text_that_no_batch_can_hold(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = Documents.take
+
+    def some(self: Documents, rows: np.ndarray) -> pa.Table:
+        if len(rows) > 10:
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return take(self, rows)
+
+    monkeypatch.setattr(Documents, "take", some)
+    assert world.push().pushed == ROWS
+    world.assert_same()
+
+
+def test_rows_in_several_batches_are_all_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where text of more than 2 GiB cannot be one chunk."""
+    at = PushSource.at
+
+    def cut(self: PushSource, rows: np.ndarray) -> list[pa.RecordBatch]:
+        (batch,) = at(self, rows)
+        return [batch.slice(0, 7), batch.slice(7)]
+
+    monkeypatch.setattr(PushSource, "at", cut)
+    assert world.push().check["compared"] == 100
+    world.assert_same()
+
+
+def test_no_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PushSource, "__len__", lambda _: 0)
+    report = world.push()
+    assert (report.mode, report.rows, report.pushed, report.check) == ("all", 0, 0, {"rows": 0})
+    assert world.push().mode == "nothing"
+    table = world.server.published
+    assert table is not None
+    assert table.rows == {}
+
+
+def test_vectors_of_zeros_are_left_out_of_the_check(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = MemoryWriter.search
+
+    def without(self: MemoryWriter, vectors: np.ndarray, *given: Any, **more: Any) -> Any:
+        # Some engines give NaN for them.
+        assert vectors.any(axis=1).all()
+        return search(self, vectors, *given, **more)
+
+    monkeypatch.setattr(MemoryWriter, "search", without)
+    for i in range(20, 30):
+        world.rows[f"d{i}"] = (np.zeros(DIM, dtype="f4"), i)
+    world.build(whiten="none", k=None)
+    report = world.push(check=ROWS)
+    assert (report.check["zero_vectors"], report.check["queries"]) == (10, 20)
+    assert report.check["exact_recall"] == 1
+
+
+def test_queries_are_drawn_from_the_whole_sample(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[np.ndarray]()
+    search = MemoryWriter.search
+
+    def asking(self: MemoryWriter, vectors: np.ndarray, *given: Any, **more: Any) -> Any:
+        asked.append(vectors)
+        return search(self, vectors, *given, **more)
+
+    monkeypatch.setattr(MemoryWriter, "search", asking)
+    assert world.push(batch_rows=1).check["queries"] == 20
+    assert world.server.published is not None
+    rows = np.array([row["vector"] for row in world.server.published.rows.values()])
+    numbers = [int(np.abs(rows - query).sum(axis=1).argmin()) for query in asked[0]]
+    assert len(set(numbers)) == 20
+    # Of 20 of 300, all among the first third: less than one in a hundred million.
+    assert max(numbers) > ROWS // 3
+
+
+def test_nan_inside_columns_comes_back(world: World) -> None:
+    """No number is equal to itself, in a list or a struct either."""
+    kinds = {
+        "id": pa.int64(),
+        "vector": pa.list_(pa.float32(), 1),
+        "a": pa.list_(pa.float64()),
+        "b": pa.struct([("c", pa.float32())]),
+        "t": pa.timestamp("s"),
+    }
+    layout = Layout(pa.schema(kinds.items()))
+
+    def rows(second: float | None, far: int = 2**50) -> pa.Table:
+        values = [[0], [[1.0]], [[1.0, second]], [{"c": second}], [far]]
+        pairs = zip(values, layout.schema.types, strict=True)
+        return pa.table([pa.array(each, kind) for each, kind in pairs], schema=layout.schema)
+
+    assert differences(rows(math.nan), rows(math.nan), layout) == []
+    # A database that keeps JSON has null for it.
+    assert differences(rows(math.nan), rows(None), layout) == []
+    assert len(differences(rows(math.nan), rows(2.0), layout)) == 2
+    assert len(differences(rows(None), rows(math.nan), layout)) == 2
+    other = rows(1.0).set_column(4, "t", pa.array([2**50], pa.int64()))
+    assert differences(rows(1.0), other, layout) == [
+        "column 't' came back as int64 and was timestamp[s]"
+    ]
+    (fault,) = differences(rows(1.0), rows(1.0, far=2**51), layout)
+    assert fault.startswith("column 't' of 1 rows came back changed: 2251799813685248 for ")
+
+
+def spoil_vector(row: dict[str, Any]) -> None:
+    row["vector"] = [-number for number in row["vector"]]
+
+
+def spoil_column(row: dict[str, Any]) -> None:
+    row["n"] += 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (spoil_vector, "the vectors of 300 rows came back changed"),
+        (spoil_column, "column 'n' of 300 rows came back changed"),
+    ],
+)
+def test_what_does_not_come_back_is_not_swapped_in(
+    world: World, monkeypatch: pytest.MonkeyPatch, spoil: Any, why: str
+) -> None:
+    first = world.push()
+
+    def spoiled(self: MemoryWriter, layout: Any) -> None:
+        assert self.server.pending is not None
+        self.server.pending.indexed = True
+        for row in self.server.pending.rows.values():
+            spoil(row)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryWriter, "finish", spoiled)
+        with pytest.raises(GateError, match=why):
+            world.push(full=True, check=ROWS)
+    assert world.server.published is not None
+    assert world.server.published.pushed.version == first.version
+    world.assert_same()
+
+
+def test_lost_rows_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lossy(self: MemoryWriter, layout: Any) -> None:
+        assert self.server.pending is not None
+        self.server.pending.indexed = True
+        self.server.pending.rows.popitem()
+
+    monkeypatch.setattr(MemoryWriter, "finish", lossy)
+    with pytest.raises(GateError, match="counts 299 rows and should have 300"):
+        world.push()
+
+
+def test_changes_that_do_not_come_back_are_taken_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = world.push()
+    assert world.server.published is not None
+    before = dict(world.server.published.rows)
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update()
+    fetch = MemoryWriter.fetch
+    monkeypatch.setattr(
+        MemoryWriter, "fetch", lambda self, ids, layout, **more: fetch(self, [], layout, **more)
+    )
+    with pytest.raises(GateError, match="1 of 1 rows are not there"):
+        world.push()
+    assert world.server.published is not None
+    assert world.server.published.pushed.version == first.version
+    assert world.server.published.rows == before
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"k": K + 1}, "--k asks for 9"),
+        ({"k": 0}, "--k takes 1 or more"),
+        ({"dtype": "int8"}, "--dtype 'int8' is unknown"),
+        ({"metric": "l2"}, "--metric 'l2' is unknown"),
+        ({"check": -1}, "--check takes"),
+        ({"batch_rows": 0}, "--batch-rows takes"),
+        ({"max_shrink": 1.5}, "--max-shrink takes 0 to 1; 1.5"),
+        ({"max_shrink": -0.1}, "--max-shrink takes 0 to 1"),
+        ({"max_shrink": math.nan}, "--max-shrink takes 0 to 1"),
+        ({"table": None}, "give --table NAME"),
+        ({"table": ""}, "give --table NAME"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    world: World, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], why: str
+) -> None:
+    monkeypatch.setattr("whiten_index.vectordb.push_config.require_address", lambda _: None)
+    with pytest.raises(ConfigError, match=why):
+        world.push(**options)
+    assert world.server.published is None
+    assert world.server.pending is None
+
+
+def test_a_missing_table_is_told_after_a_wrong_address(tmp_path: Path) -> None:
+    for to in ("mysql://h/db", "v.txt", "s3://bucket/v.parquet"):
+        with pytest.raises(ConfigError) as caught:
+            push_index(PushConfig(index=str(tmp_path / "none"), to=to))
+        assert "--table" not in str(caught.value)
+
+
+def test_an_address_that_cannot_be_used_is_told_before_anything_is_read(tmp_path: Path) -> None:
+    for to in ("mysql://h/db", "qdrnt://h", "docs.csv"):
+        with pytest.raises(ConfigError, match="address of no database"):
+            push_index(PushConfig(index=str(tmp_path / "none"), to=to, table="docs"))
+
+
+@pytest.mark.parametrize(
+    ("to", "shaping", "others"),
+    [
+        (
+            "postgresql://h/db",
+            {"index": "ivfflat", "lists": "5"},
+            {"probes": "5", "lock_timeout": "3", "maintenance_work_mem": "1GB", "schema": "s"},
+        ),
+        ("postgres://h/db", {"m": "8", "ef_construction": "99"}, {"ef_search": "100"}),
+        (
+            "qdrant://h",
+            {"m": "8", "quantization": "scalar", "shard_number": "2", "ef_construct": "9"},
+            {"hnsw_ef": "99", "timeout": "7", "index_timeout": "7", "oversampling": "2",
+             "prefer_grpc": "true", "grpc_port": "7", "tls_ca": "file"},
+        ),
+        (
+            "lancedb:///folder",
+            {"index": "ivf_pq", "num_sub_vectors": "4"},
+            {"storage.aws_secret_access_key": "hunter2", "nprobes": "9", "refine_factor": "3",
+             "ef": "9", "keep_days": "1"},
+        ),
+        (
+            "milvus:///file.db",
+            {"index": "ivf_flat", "nlist": "4", "m": "8", "ef_construction": "9"},
+            {"nprobe": "9", "ef": "99", "db": "other"},
+        ),
+    ],
+)  # fmt: skip
+def test_options_that_shape_no_table_are_not_told_beside_it(
+    to: str, shaping: dict[str, str], others: dict[str, str]
+) -> None:
+    def shaped(**options: str) -> str:
+        return PushConfig(index="i", to=to, table="docs", options=options).shaping
+
+    assert shaped(**others) == shaped()
+    assert shaped(**shaping, **others) == shaped(**shaping) != shaped()
+    for name in shaping:
+        assert shaped(**{**shaping, name: "11"}) != shaped(**shaping)
+
+
+def test_a_kept_column_that_is_called_as_the_vectors_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "whiten_index.vectordb.push.open_writer", lambda *_, **__: MemoryWriter(Server())
+    )
+    rows = np.random.default_rng(0).standard_normal((40, 8)).astype("f4")
+    table = pa.table({"id": range(40), "e": list(rows), "vector": range(40)})
+    pq.write_table(table, tmp_path / "c.parquet")
+    build_index(
+        BuildConfig(
+            corpus=(str(tmp_path / "c.parquet"),), out=str(tmp_path / "index"),
+            embedding_column="e", id_column="id", keep=("vector",), k=4,
+        )
+    )  # fmt: skip
+    config = PushConfig(index=str(tmp_path / "index"), to="memory://here", table="docs")
+    with pytest.raises(ConfigError, match="'vector' has the name that the vectors take"):
+        push_index(config)
+
+
+def test_a_row_that_someone_took_away_is_put_back(world: World) -> None:
+    """A change would leave it out, and the check would keep every night from ending."""
+    world.push()
+    assert world.server.published is not None
+    world.server.published.rows.popitem()
+    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
+    world.update()
+    report = world.push()
+    assert (report.mode, report.why) == ("all", f"it counts {ROWS - 1} rows and should have {ROWS}")
+    world.assert_same()

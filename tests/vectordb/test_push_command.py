@@ -1,0 +1,128 @@
+"""``whiten-index push``: what it takes, prints and ends with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.bad_input_helpers import run, succeed
+from tests.vectordb.memory_writer import MemoryWriter, Server
+from whiten_index import BuildConfig, QueryTransform, build_index
+
+SECRET = "hunter2"
+DATABASE, GATE = 10, 9
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("command")
+    raw = np.random.default_rng(0).standard_normal((120, 10)).astype("f4")
+    pq.write_table(pa.table({"id": range(120), "e": list(raw)}), root / "c.parquet")
+    build_index(
+        BuildConfig(
+            corpus=(str(root / "c.parquet"),), out=str(root / "index"), embedding_column="e",
+            id_column="id", k=6,
+        )
+    )  # fmt: skip
+    return root / "index"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+
+    def connect(address: str, name: str, *, options: Mapping[str, str], **_: Any) -> MemoryWriter:
+        made.calls.append(f"{address} {name} {dict(options)}")
+        return MemoryWriter(made)
+
+    monkeypatch.setattr("whiten_index.vectordb.push.open_writer", connect)
+    return made
+
+
+def push(index: Path, *more: str) -> tuple[int, str, str]:
+    return run("push", index, "--to", "memory://here", "--table", "docs", *more)
+
+
+def test_what_is_printed(index: Path, server: Server) -> None:
+    status, out, _ = push(index, "--option", "m=16", "--option", "name=a=b")
+    assert status == 0
+    assert server.calls[0].endswith("docs {'m': '16', 'name': 'a=b'}")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0].startswith("memory://here/docs (memory 1.0): version 000001-")
+    assert "rows 120 of 6 float32 numbers" in lines
+    assert "columns id, vector" in lines
+    assert f"query digest {QueryTransform.of(index).query_digest}" in lines
+    assert "pushed 120; there was nothing of that name" in lines
+    assert "compared 100 rows came back as they were sent" in lines
+    assert "recall@10 1.000 by its index, 1.000 exactly" in lines
+    status, out, _ = push(index)
+    assert status == 0
+    assert "it has this version already" in out
+    assert out.count("the table was made with other options") == 1
+
+
+def test_json(index: Path, server: Server) -> None:
+    status, out, _ = push(index, "--json", "--k", "3", "--dtype", "float16", "--check", "5")
+    assert status == 0
+    told = json.loads(out)
+    assert (told["mode"], told["k"], told["dtype"], told["notes"]) == ("all", 3, "float16", [])
+    assert told["check"]["compared"] == 5
+
+
+def test_a_file(index: Path, tmp_path: Path) -> None:
+    out = succeed("push", index, "--to", tmp_path / "v.PARQUET")
+    assert "120 of 6 float32 numbers" in out
+    status, _, told = run("push", index, "--to", tmp_path / "v.parquet", "--check", "100")
+    assert status == 2
+    assert "takes no --check" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--option", SECRET), "takes NAME=VALUE"),
+        (("--option", f"={SECRET}"), "takes NAME=VALUE"),
+        (("--option", "m=1", "--option", f"m={SECRET}"), "--option m was given twice"),
+    ],
+)
+def test_options_that_cannot_be_read(
+    index: Path, server: Server, options: tuple[str, ...], told: str
+) -> None:
+    status, out, error = push(index, *options)
+    assert status == 2
+    assert told in error
+    assert SECRET not in out + error
+    assert not server.calls
+
+
+def test_addresses_that_cannot_be_used(index: Path) -> None:
+    for address in (f"me:{SECRET}@h/db", f"host=h password={SECRET}", f"mysql://u:{SECRET}@h/d"):
+        status, out, error = run("push", index, "--to", address, "--table", "docs")
+        assert status == 2
+        assert "no database" in error or "leave it out" in error
+        assert SECRET not in out + error
+
+
+def test_how_it_ends(index: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.fails_after = 0
+    status, _, error = push(index)
+    assert (status, "the connection broke" in error) == (DATABASE, True)
+    server.fails_after = None
+
+    def lossy(self: MemoryWriter, layout: Any) -> None:
+        assert self.server.pending is not None
+        self.server.pending.indexed = True
+        self.server.pending.rows.popitem()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryWriter, "finish", lossy)
+        status, _, error = push(index)
+    assert (status, "push again" in error) == (GATE, True)
+    assert push(index)[0] == 0

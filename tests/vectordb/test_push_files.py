@@ -1,0 +1,320 @@
+"""The rows of an index as a file: Parquet, Arrow and .npy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.bad_input_helpers import succeed
+from whiten_index import BuildConfig, QueryTransform, build_index
+from whiten_index.errors import ConfigError, GateError, StorageError
+from whiten_index.vectordb.database_writer import Layout, PushedTable, VectorDtype
+from whiten_index.vectordb.push import push_index, pushed_version
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push_report import PushReport
+from whiten_index.vectordb.push_source import PushSource
+from whiten_index.vectordb.vector_files import is_file, write_rows, written_files
+from whiten_index.whitening import Whitening
+
+ROWS, DIM, K = 200, 12, 6
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("files")
+    raw = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype("f4")
+    table = pa.table({"id": range(ROWS), "e": list(raw), "text": [f"t{i}" for i in range(ROWS)]})
+    pq.write_table(table, root / "c.parquet")
+    build_index(
+        BuildConfig(
+            corpus=(str(root / "c.parquet"),), out=str(root / "index"), embedding_column="e",
+            id_column="id", keep=("text",), k=K, whiten="whitening",
+        )
+    )  # fmt: skip
+    return root / "index"
+
+
+@pytest.fixture
+def vectors(index: Path) -> np.ndarray:
+    """What the rows reduce to."""
+    (path,) = index.glob("versions/*/whitening.safetensors")
+    raw = np.array(pq.read_table(index.parent / "c.parquet")["e"].to_pylist())
+    made = Whitening.load(path).apply(raw)
+    found: np.ndarray = made / np.linalg.norm(made, axis=1, keepdims=True)
+    return found
+
+
+def push(index: Path, to: Path, **options: Any) -> PushReport:
+    return push_index(PushConfig(index=str(index), to=str(to), batch_rows=64, **options))
+
+
+def status(index: Path, to: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(succeed("push", index, "--to", to, "--status", "--json"))
+    return found
+
+
+def told(rows: int, k: int) -> PushedTable:
+    return PushedTable(version="v", transform="t", k=k, dtype="float32", rows=rows)
+
+
+def matrix(table: pa.Table) -> np.ndarray:
+    flat = table["vector"].combine_chunks().flatten()
+    found: np.ndarray = flat.to_numpy(zero_copy_only=False).reshape(len(table), -1)
+    return found
+
+
+def read(path: Path) -> pa.Table:
+    if path.suffix.lower() == ".parquet":
+        return pq.read_table(path)
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "V.PARQUET", "V.Arrow"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_table(index: Path, vectors: np.ndarray, tmp_path: Path, name: str, dtype: str) -> None:
+    report = push(index, tmp_path / name, dtype=dtype)
+    table = read(tmp_path / name)
+    kind = pa.float16() if dtype == "float16" else pa.float32()
+    assert table.schema.field("vector").type == pa.list_(kind, K)
+    assert table["id"].to_pylist() == list(range(ROWS))
+    assert table["text"].to_pylist() == [f"t{i}" for i in range(ROWS)]
+    assert np.abs(matrix(table) - vectors).max() < (1e-3 if dtype == "float16" else 1e-6)
+    assert (report.engine, report.rows) == (Path(name).suffix.lower(), ROWS)
+    assert report.target == str(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["v.npy", "v.NPY"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_array(index: Path, vectors: np.ndarray, tmp_path: Path, name: str, dtype: str) -> None:
+    report = push(index, tmp_path / name, dtype=dtype, k=4)
+    array = np.load(tmp_path / name, mmap_mode="r")
+    assert (array.shape, array.dtype) == ((ROWS, 4), np.dtype(dtype))
+    cut = vectors[:, :4] / np.linalg.norm(vectors[:, :4], axis=1, keepdims=True)
+    assert np.abs(array - cut).max() < (1e-3 if dtype == "float16" else 1e-6)
+    documents = pq.read_table(tmp_path / "v.documents.parquet")
+    assert documents.column_names == ["id", "text"]
+    assert documents["id"].to_pylist() == list(range(ROWS))
+    assert "v.documents.parquet" in report.target
+
+
+def test_which_vectors_documents_belong_to(index: Path, tmp_path: Path) -> None:
+    """Two files are not put in place in one step; a cut between the two can be told."""
+    digests = set()
+    for k in (K, 4):
+        push(index, tmp_path / "v.npy", k=k)
+        told = pq.read_metadata(tmp_path / "v.documents.parquet").metadata[b"vectors_blake2b"]
+        assert told.decode() == hashlib.blake2b(np.load(tmp_path / "v.npy").data).hexdigest()
+        digests.add(told)
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])
+@pytest.mark.parametrize("k", [K, 4])
+def test_a_file_tells_which_query_half_fits(index: Path, tmp_path: Path, name: str, k: int) -> None:
+    report = push(index, tmp_path / name, k=k)
+    path = written_files(tmp_path / name)[-1]
+    if path.suffix == ".arrow":
+        schema = pa.ipc.open_file(path.read_bytes()).schema
+    else:
+        schema = pq.read_schema(path)
+    facts = json.loads(schema.metadata[b"whiten_index"])
+    del facts["digest"]  # of the other facts
+    assert facts == {
+        "version": report.version, "rows": ROWS, "k": k, "dtype": "float32",
+        "columns": ["id", "vector", "text"],
+        "query_digest": QueryTransform.of(index, k=k).query_digest,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])
+def test_what_a_file_held_is_told_and_not_lost(
+    index: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pushed_version(str(tmp_path / name)) is None
+    with pytest.raises(ConfigError, match="nothing is pushed under that name"):
+        QueryTransform.of(index).require(pushed_version(str(tmp_path / name)))
+    assert status(index, tmp_path / name)["version"] is None
+    first = push(index, tmp_path / name)
+    QueryTransform.of(index).require(pushed_version(str(tmp_path / name)))
+    assert status(index, tmp_path / name)["fits"]
+    told = pushed_version(str(tmp_path / name))
+    assert told is not None
+    assert (told.version, told.rows, told.k) == (first.version, ROWS, K)
+    assert told.query_digest == first.query_digest
+    assert push(index, tmp_path / name).notes == ()
+    report = push(index, tmp_path / name, k=4)
+    assert (report.was, report.rows_before) == (first.version, ROWS)
+    with pytest.raises(ConfigError, match=f"query digest {report.query_digest}, and this query"):
+        QueryTransform.of(index).require(pushed_version(str(tmp_path / name)))
+    found = status(index, tmp_path / name)
+    assert (found["version"], found["k"], found["fits"]) == (first.version, 4, False)
+    assert "queries of INDEX  do not fit" in succeed(
+        "push", index, "--to", tmp_path / name, "--status"
+    )
+    assert report.notes[0].startswith(
+        f"queries must be reduced anew: the query digest was {first.query_digest};"
+    )
+    held = written_files(tmp_path / name)[-1].read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(PushSource, "__len__", lambda _: ROWS // 2)
+        with pytest.raises(GateError, match=rf"has {ROWS} rows .* has {ROWS // 2}, and --max-shr"):
+            push(index, tmp_path / name)
+        assert written_files(tmp_path / name)[-1].read_bytes() == held
+        assert push(index, tmp_path / name, max_shrink=1.0).rows == ROWS // 2
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])
+def test_a_pipe_is_no_file(index: Path, tmp_path: Path, name: str) -> None:
+    """Who opens it waits for ever."""
+    for each in written_files(tmp_path / name):
+        os.mkfifo(each)
+    with pytest.raises(ConfigError, match="is no file, but a pipe"):
+        push(index, tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.npy"])
+def test_a_link_stays_one(index: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / name).symlink_to(tmp_path / "there" / name)
+    for k in (K, 4):
+        push(index, tmp_path / name, k=k)
+        assert (tmp_path / name).is_symlink()
+        assert {each.name for each in (tmp_path / "there").iterdir()} == {
+            each.name for each in written_files(Path(name))
+        }
+        told = pushed_version(str(tmp_path / name))
+        assert told is not None
+        assert told.k == k
+
+
+def test_a_file_that_does_not_say_what_it_holds(index: Path, tmp_path: Path) -> None:
+    path = tmp_path / "v.parquet"
+    for text in ("push", "{}", '{"rows": []}'):
+        pq.write_table(pa.table({"id": [1]}).replace_schema_metadata({"whiten_index": text}), path)
+        with pytest.raises(ConfigError, match="does not say what it holds"):
+            pushed_version(str(path))
+        with pytest.raises(ConfigError, match="does not say what it holds"):
+            push(index, path)
+    pq.write_table(pa.table({"id": [1]}), path)
+    with pytest.raises(ConfigError, match="holds something else than rows that a push wrote"):
+        pushed_version(str(path))
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    layout = Layout(pa.schema([("id", pa.int64()), ("vector", pa.list_(pa.float32(), 1))]))
+    for each in written_files(path):
+        each.write_text("before")
+
+    def fail() -> None:
+        with write_rows(path, layout, told(1, 1)):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match="free space"):
+        fail()
+    assert {each.name for each in tmp_path.iterdir()} == {e.name for e in written_files(path)}
+    assert {each.read_text() for each in written_files(path)} == {"before"}
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])
+@pytest.mark.parametrize("dtype", list(VectorDtype))
+def test_no_rows(tmp_path: Path, name: str, dtype: VectorDtype) -> None:
+    schema = pa.schema([("id", pa.int64()), ("vector", pa.list_(pa.float32(), 3))])
+    with write_rows(tmp_path / name, Layout(schema, dtype), told(0, 3)) as write:
+        write(pa.record_batch([pa.array([], each.type) for each in schema], schema=schema))
+    if name == "v.npy":
+        assert np.load(tmp_path / name).shape == (0, 3)
+    else:
+        assert len(read(tmp_path / name)) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"table": "docs"}, "--table"),
+        ({"options": {"m": "1"}}, "--option"),
+        ({"full": True}, "--full"),
+        ({"check": 100}, "--check"),
+        ({"check": 0}, "--check"),
+        ({"metric": "ip"}, "--metric"),
+        ({"full": True, "metric": "ip"}, "--full and no --metric"),
+    ],
+)
+def test_options_that_a_file_has_no_use_for(
+    index: Path, tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"is a file, which takes no {told}$"):
+        push(index, tmp_path / "v.parquet", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_names_a_file() -> None:
+    for name in ("a.parquet", "/x/a.PARQUET", "a.Arrow", "a.npy"):
+        assert is_file(name)
+    for name in ("a.csv", "parquet", "lancedb:///x/a.parquet", ""):
+        assert not is_file(name)
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy", "V.PARQUET"])
+def test_a_file_that_no_push_wrote_is_not_lost(index: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes((index.parent / "c.parquet").read_bytes())
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="holds something else than rows that a push wrote"):
+        push_index(PushConfig(index=str(index), to=str(path)))
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert path.read_bytes() == before
+    path.unlink()
+    for _ in range(2):
+        # What a push wrote, the next one replaces.
+        assert push_index(PushConfig(index=str(index), to=str(path))).rows == ROWS
+
+
+def test_documents_that_no_push_wrote_are_not_lost_to_those_of_vectors(
+    index: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "v.documents.parquet"
+    pq.write_table(pa.table({"a": [1]}), mine)
+    with pytest.raises(ConfigError, match=r"documents\.parquet holds something else than rows"):
+        push_index(PushConfig(index=str(index), to=str(tmp_path / "v.npy")))
+    assert pq.read_table(mine)["a"].to_pylist() == [1]
+
+
+def test_an_index_is_not_written_over(index: Path) -> None:
+    (documents,) = index.glob("versions/*/documents.arrow")
+    before = documents.read_bytes()
+    with pytest.raises(ConfigError, match="holds something else than rows that a push wrote"):
+        push_index(PushConfig(index=str(index), to=str(documents)))
+    assert documents.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgres:geheim@host/n.parquet",
+        "postgresql:/me:geheim@host/n.npy",
+        "me:geheim@h:5432/n.npy",
+    ],
+)
+def test_what_may_be_the_address_of_a_database_is_no_file(index: Path, address: str) -> None:
+    with pytest.raises(ConfigError, match=r"names no file|may be, a secret") as caught:
+        push_index(PushConfig(index=str(index), to=address))
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_path_may_have_a_colon(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    push_index(PushConfig(index=str(index), to="./postgres:x@h.parquet"))
+    assert pq.read_metadata(tmp_path / "postgres:x@h.parquet").num_rows == ROWS

@@ -1,0 +1,185 @@
+"""Secrets in addresses and options: what may stand in a job file that many can read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from whiten_index.errors import ConfigError
+from whiten_index.vectordb.milvus import address as milvus
+from whiten_index.vectordb.secrets import require_no_secrets
+
+SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://me@h:5432/db?sslmode=require&keepalives=1",
+        "postgresql://h/db?passfile=/p&sslkey=/k&sslcert=/c&sslrootcert=/r&require_auth=!md5",
+        "postgresql://me@h1:5432,h2:5433/db?target_session_attrs=primary",
+        "postgresql://me@[::1]:5432/db/",
+        "postgresql://[::1],h2",
+        "postgresql:///db?host=/run/postgresql&application_name=my%20app",
+        "postgresql://%2Frun%2Fpostgresql/db",
+        "postgresql://h/db?hostaddr=::1&connect_timeout=3&client_encoding=UTF8&service=news",
+        "postgresql://h/db?options=-c%20search_path=news,public%20-cstatement_timeout%3D3s",
+        "postgresql://me@/db",
+        # As some write it who have no password; there is none.
+        "postgresql://me:@h/db",
+        "postgresql://me%40realm@h/db?user=you&port=5433&dbname=other",
+        "POSTGRES://h/db?",
+        "qdrant://h:6333/prefix/more",
+        "qdrant+https://h",
+        "qdrant://:memory:",
+        "qdrant:///srv/keys@home/my tokens",
+        "milvus:///srv/password-store/docs.db",
+        "milvus+https://h:443/news?server_pem_path=/p&server_name=h&ca_pem_path=/c",
+        "milvus://h?client_pem_path=/p&client_key_path=/k",
+        "lancedb:///data/password-store/key=1/x",
+        "lancedb+s3://bucket/tokens/key=1",
+        "lancedb+gs://bucket",
+    ],
+)
+def test_addresses_without_secrets(address: str) -> None:
+    require_no_secrets(address, {})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://me:{SECRET}@h/db",
+        f"postgresql://me%3A{SECRET}@h/db",
+        f"postgresql://me%3a{SECRET}:@h/db",
+        f"postgresql://password%3D{SECRET}@h/db",
+        f"postgresql://me:{SECRET}/db",
+        f"postgresql://me%3A{SECRET}/db",
+        "postgresql://me:1234567/db",
+        f"postgresql://me:{SECRET},h2:5432/db",
+        f"postgresql://me:12/34{SECRET}@h/db",
+        f"postgresql://me:a?b{SECRET}@h/db",
+        f"postgresql://me:a?sslmode={SECRET}@h/db",
+        f"postgresql://me:a#b{SECRET}@h/db",
+        f"postgresql://me@h/db?password={SECRET}",
+        f"postgresql://me@h/db?sslmode=require&sslpassword={SECRET}",
+        f"postgresql://me@h/db?PASS%77ORD={SECRET}",
+        f"postgresql://me@h/db?oauth_client_secret={SECRET}",
+        f"postgresql://me@h/db?scram_client_key={SECRET}",
+        f"postgresql://me@h/db?{SECRET}",
+        f"postgresql://me@h/db?{SECRET}=",
+        f"postgresql://me@h/db;password={SECRET}",
+        f"postgresql://me@h/db password={SECRET}",
+        f"postgresql://me@h/db?sslmode=require password={SECRET}",
+        f"postgresql://me@h/db?sslmode=require%20password={SECRET}",
+        f"postgresql://me@h/password={SECRET}",
+        f"postgresql://me@h/password%3D{SECRET}",
+        f"postgresql://h?dbname=postgresql://me:{SECRET}@h/db",
+        f"postgresql://h?dbname=postgresql%3A%2F%2Fme%3A{SECRET}%40h/db",
+        f"postgresql://h/db?user=me:{SECRET}",
+        f"postgresql://h/?dbname=db%09{SECRET}",
+        f"postgresql://h/db?options=-c%20app.password%3D{SECRET}",
+        f"postgresql://h/db?options=-csearch_path=x%20-capp.key={SECRET}",
+        f"postgresql://h/db?options={SECRET}",
+        f"qdrant://{SECRET}@h",
+        f"qdrant://:{SECRET}@h",
+        "qdrant://:@h",
+        f"qdrant:///:{SECRET}@h",
+        f"qdrant://h?api_key={SECRET}",
+        f"qdrant://h?jwt={SECRET}",
+        f"qdrant://h?auth={SECRET}",
+        f"qdrant:///srv/store?api_key={SECRET}",
+        f"qdrant://h#apikey={SECRET}",
+        f"qdrant://h/a;key={SECRET}",
+        f"milvus+https://h?token={SECRET}",
+        f"milvus://h?pw={SECRET}",
+        f"milvus://h:19530/db?{SECRET}",
+        f"milvus://root:{SECRET}@h",
+        f"milvus://root%3A{SECRET}%40h",
+        f"milvus:///docs.db?token={SECRET}",
+        f"lancedb+s3://key:{SECRET}@bucket",
+        f"lancedb+s3://bucket?secret_access_key={SECRET}",
+        f"lancedb+az://c?sig={SECRET}",
+        f"lancedb+az://c/p?sig={SECRET}",
+        f"lancedb:///data/:{SECRET}@x",
+    ],
+)
+def test_addresses_with_secrets(address: str) -> None:
+    variable = {"p": "PGPASSWORD", "q": "QDRANT_API_KEY", "m": "MILVUS_TOKEN"}.get(
+        address[0], "AWS_SECRET_ACCESS_KEY"
+    )
+    told = f"is, or may be, a secret and would be .* leave it out, and .*{variable}"
+    with pytest.raises(ConfigError, match=told) as raised:
+        require_no_secrets(address, {})
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "named"),
+    [
+        (f"postgresql://h/db?sslmode=require&sslpassword={SECRET}", "parameter sslpassword"),
+        (f"milvus://h?token={SECRET}", "parameter token"),
+        # A token may have the form of a name, and be cut off at a character of its own.
+        ("milvus://h?deadbeef=", "a parameter"),
+        ("milvus://h?deadbeef", "a parameter"),
+        (f"milvus://h?Dead-beef={SECRET}", "a parameter"),
+    ],
+)
+def test_a_parameter_is_named(address: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        require_no_secrets(address, {})
+
+
+def test_parameters_that_milvus_takes_may_stand_there() -> None:
+    """All of them are names of files, or of the server."""
+    for name in milvus._TLS:
+        require_no_secrets(f"milvus+https://h?{name}=/path", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("m", "16"),
+        ("tls_ca", "/ca.pem"),
+        ("schema", "tokens"),
+        ("storage.region", "eu-west-1"),
+        ("storage.AWS_Endpoint", "https://s3.example.org:9000/path"),
+        ("storage.endpoint", "http://[::1]:9000"),
+        ("storage.allow_http", "true"),
+        ("storage.aws_virtual_hosted_style_request", "true"),
+        ("storage.timeout", "60s"),
+        ("storage.azure_storage_account_name", "acct"),
+        ("storage.azure_federated_token_file", "/token"),
+        ("storage.google_application_credentials", "/key.json"),
+        ("storage.aws_sse_kms_key_id", "arn:aws:kms:eu:1:key/ab-c"),
+        ("storage.proxy_url", "http://proxy:3128"),
+    ],
+)
+def test_options_without_secrets(name: str, value: str) -> None:
+    require_no_secrets("lancedb+s3://bucket", {"index": "none", name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("storage.aws_access_key_id", SECRET),
+        ("storage.aws_secret_access_key", SECRET),
+        ("storage.AWS_SESSION_TOKEN", SECRET),
+        ("storage.azure_storage_account_key", SECRET),
+        ("storage.azure_storage_sas_token", SECRET),
+        ("storage.google_service_account_key", "{}"),
+        ("storage.authorization", SECRET),
+        ("storage.bearer", SECRET),
+        ("storage.sse_customer_key_base64", SECRET),
+        ("storage.anything", SECRET),
+        ("storage.proxy_url", f"http://me:{SECRET}@h"),
+        ("storage.endpoint", f"https://h/?sig={SECRET}"),
+        ("storage.endpoint", f"https://me%3A{SECRET}%40h/"),
+        ("storage.service_account", f'{{"private_key": "{SECRET}"}}'),
+    ],
+)
+def test_options_with_secrets(name: str, value: str) -> None:
+    told = f"{re.escape(name)}.* is, or may be, a secret .* AWS_SECRET_ACCESS_KEY"
+    with pytest.raises(ConfigError, match=told) as raised:
+        require_no_secrets("lancedb+s3://bucket", {"index": "none", name: value})
+    assert SECRET not in str(raised.value)

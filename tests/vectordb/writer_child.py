@@ -1,0 +1,56 @@
+"""What a test kills: ``writer_child.py push|change ADDRESS NAME FILE``; FILE counts what it did."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from tests.vectordb.writer_contract import (
+    CHANGED,
+    DELETING,
+    FINISHING,
+    GONE,
+    SWAPPED,
+    SWAPPING,
+    changed_by_child,
+    pushed_by_child,
+)
+from whiten_index.vectordb.database_writer import DatabaseWriter
+from whiten_index.vectordb.registry import open_writer
+
+
+def main() -> None:
+    does, address, name, marker = sys.argv[1:]
+    with open_writer(address, name) as writer:
+        {"push": push, "change": change}[does](writer, Path(marker))
+        # The killer comes; what it kills is not to have ended.
+        time.sleep(600)
+
+
+def push(writer: DatabaseWriter, marker: Path) -> None:
+    rows = pushed_by_child()
+    writer.begin(rows.pushed, rows.layout)
+    for number, batch in enumerate(rows.batches(100), start=1):
+        writer.append(batch)
+        marker.write_text(str(number))
+    marker.write_text(str(FINISHING))
+    writer.finish(rows.layout)
+    marker.write_text(str(SWAPPING))
+    writer.swap()
+    marker.write_text(str(SWAPPED))
+
+
+def change(writer: DatabaseWriter, marker: Path) -> None:
+    rows = changed_by_child()
+    with writer.changing(rows.pushed, rows.layout) as changing:
+        for number, batch in enumerate(rows.batches(100), start=1):
+            changing.upsert(batch)
+            marker.write_text(str(number))
+        marker.write_text(str(DELETING))
+        changing.delete(GONE)
+    marker.write_text(str(CHANGED))
+
+
+if __name__ == "__main__":
+    main()

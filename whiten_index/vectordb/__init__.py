@@ -1,0 +1,1 @@
+"""Vector databases and files that are filled with the rows of an index."""

@@ -1,0 +1,194 @@
+"""Rows as objects of JSON, for databases that keep nothing else beside a vector, and back."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from whiten_index.arrow_types import replaced_leaves, times_as_numbers
+from whiten_index.errors import DatabaseError
+from whiten_index.vectordb.row_checks import RowsError
+
+_Change = Callable[[Any], Any]
+
+# The years 1 to 9999 in days from 1970 on: those that ISO 8601 writes in four digits.
+_FIRST, _LAST = -719_162, 2_932_896
+_DAY = 86_400
+_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def to_objects(rows: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return columns of rows as objects of JSON.
+
+    Dates, timestamps and decimals become text (ISO 8601, those with a zone in UTC), times of day
+    and durations numbers of their unit, bytes base64, the pairs of a map lists of two, what is no
+    number null; all else stays what it is.
+
+    Raises:
+        RowsError: a date lies outside the years 1 to 9999, or a number is infinite.
+    """
+    columns = []
+    for name in names:
+        kind = rows.schema.field(name).type
+        if any(map(_too_far, _leaves(rows.column(name)))):
+            raise RowsError(
+                f"column {name!r} ({kind}) holds a date outside the years 1 to 9999, which this "
+                "database cannot keep; leave it out of --keep, or mend the corpus"
+            )
+        if any(map(_infinite, _leaves(rows.column(name)))):
+            raise RowsError(
+                f"column {name!r} ({kind}) holds infinity, which this database cannot keep; leave "
+                "it out of --keep, or mend the corpus"
+            )
+        try:
+            values = rows.column(name).cast(_in_utc(kind)).cast(_plain(kind)).to_pylist()
+        except (pa.ArrowException, ValueError) as error:
+            raise RowsError(
+                f"column {name!r} ({kind}) holds what cannot be written as text "
+                f"({str(error).splitlines()[0]}); leave it out of --keep, or mend the corpus"
+            ) from error
+        change = _to_json(kind)
+        columns.append(values if change is None else [change(value) for value in values])
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def from_objects(objects: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Return a table of what ``to_objects`` made, by the types of its columns.
+
+    Raises:
+        DatabaseError: a value is none that it made.
+    """
+    columns = []
+    for field in schema:
+        change = _from_json(field.type)
+        values = [each.get(field.name) for each in objects]
+        try:
+            if change is not None:
+                values = [change(value) for value in values]
+            columns.append(pa.array(values, _plain(field.type)).cast(field.type))
+        except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
+            told = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DatabaseError(
+                f"column {field.name!r} of the database holds what no push wrote ({told}); push "
+                "all rows with --full"
+            ) from error
+    return pa.table(columns, schema=schema)
+
+
+def _leaves(column: pa.Array) -> Iterator[pa.Array]:
+    """Yield the arrays inside a column, at whatever depth."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        yield from _leaves(column.dictionary_decode())
+    elif pa.types.is_struct(kind):
+        for each in column.flatten():
+            yield from _leaves(each)
+    elif pa.types.is_map(kind):
+        # Those of nulls count too; they are harmless.
+        yield from _leaves(column.keys)
+        yield from _leaves(column.items)
+    elif pa.types.is_nested(kind):
+        yield from _leaves(column.flatten())
+    else:
+        yield column
+
+
+def _too_far(leaf: pa.Array) -> bool:
+    """Tell whether a date or timestamp cannot be written in ISO 8601 with a year of four digits."""
+    kind = leaf.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return False
+    day = 1 if pa.types.is_date32(kind) else _DAY * _UNITS[getattr(kind, "unit", "ms")]
+    found = pc.min_max(times_as_numbers(leaf)).as_py()
+    first, after = _FIRST * day, (_LAST + 1) * day
+    return found["min"] is not None and not first <= found["min"] <= found["max"] < after
+
+
+def _infinite(leaf: pa.Array) -> bool:
+    """Tell whether a number is infinite, for which JSON has no word."""
+    if not pa.types.is_floating(leaf.type):
+        return False
+    return bool(pc.any(pc.is_inf(leaf.cast(pa.float64()))).as_py())
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    """Return a type whose zones are UTC: offsets before 1900 have seconds, which ISO 8601 lacks."""
+
+    def leaf(of: pa.DataType) -> pa.DataType:
+        zoned = pa.types.is_timestamp(of) and of.tz
+        return pa.timestamp(of.unit, "UTC") if zoned else of
+
+    return replaced_leaves(kind, leaf)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type that stands for one in JSON, bytes and floats apart."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+
+    def leaf(of: pa.DataType) -> pa.DataType:
+        if pa.types.is_timestamp(of) or pa.types.is_date(of) or pa.types.is_decimal(of):
+            return pa.large_string()
+        if pa.types.is_time(of) or pa.types.is_duration(of):
+            return pa.int32() if of.bit_width == 32 else pa.int64()
+        return of
+
+    return replaced_leaves(kind, leaf)
+
+
+def _to_json(kind: pa.DataType) -> _Change | None:
+    """Return what turns a value of Python into one of JSON, None where it is one already."""
+    if _is_bytes(kind):
+        return _unless_null(lambda value: base64.b64encode(value).decode())
+    if pa.types.is_floating(kind):
+        return lambda value: value if value is None or math.isfinite(value) else None
+    return _inside(kind, _to_json, from_json=False)
+
+
+def _from_json(kind: pa.DataType) -> _Change | None:
+    if _is_bytes(kind):
+        return _unless_null(base64.b64decode)
+    if pa.types.is_floating(kind):
+        # A database may write 1.0 as 1, and 1e300 as an integer of 301 digits.
+        return _unless_null(float)
+    return _inside(kind, _from_json, from_json=True)
+
+
+def _inside(
+    kind: pa.DataType, change: Callable[[pa.DataType], _Change | None], *, from_json: bool
+) -> _Change | None:
+    """Return what changes what a list, struct or map holds, None where nothing is to be."""
+    if pa.types.is_map(kind):
+        key, item = (change(each) or _same for each in (kind.key_type, kind.item_type))
+        pair = tuple if from_json else list
+        return _unless_null(lambda pairs: [pair((key(a), item(b))) for a, b in pairs])
+    if pa.types.is_struct(kind):
+        members = {field.name: change(field.type) or _same for field in kind}
+        return _unless_null(
+            lambda value: {name: each(value[name]) for name, each in members.items()}
+        )
+    if any(
+        test(kind)
+        for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    ):
+        each = change(kind.value_type)
+        return None if each is None else _unless_null(lambda values: [each(v) for v in values])
+    return None
+
+
+def _unless_null(change: _Change) -> _Change:
+    return lambda value: None if value is None else change(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return any(test(kind) for test in tests)

@@ -1,0 +1,178 @@
+"""Whether a database gives back what was pushed, before its users see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from whiten_index.arrow_types import times_as_numbers
+from whiten_index.batch import ID
+from whiten_index.given import cut
+from whiten_index.index import exact_neighbours
+from whiten_index.vectordb.database_writer import VECTOR, DatabaseWriter, Layout, VectorDtype
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push_source import PushSource
+from whiten_index.vectordb.row_checks import vectors_of
+
+TOP_K, QUERIES = 10, 20
+# What a number of a unit vector loses as float32 arithmetic of another order, or as a half.
+_LOST = {VectorDtype.FLOAT32: 1e-6, VectorDtype.FLOAT16: 5e-4}
+# Scores are sums of k products: they may differ by more than a number does.
+_TIED = {VectorDtype.FLOAT32: 1e-5, VectorDtype.FLOAT16: 2e-3}
+# Characters of a value in a fault.
+_SHOWN = 120
+
+
+def check_rows(
+    source: PushSource,
+    writer: DatabaseWriter,
+    config: PushConfig,
+    *,
+    pending: bool,
+    among: NDArray[np.int64] | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what was found out about rows in a database, and what is wrong with them.
+
+    Args:
+        source: the rows that it should have.
+        writer: the database.
+        config: says how many rows to look at.
+        pending: whether they are in the table that is not swapped in yet.
+        among: the rows to draw from, all by default.
+    """
+    found: dict[str, Any] = {"rows": writer.count(pending=pending)}
+    faults = []
+    if found["rows"] != len(source):
+        faults.append(f"it counts {found['rows']:,} rows and should have {len(source):,}")
+    total: NDArray[np.int64] | int = len(source) if among is None else among
+    size = min(config.checked, len(source) if among is None else len(among))
+    rng = np.random.default_rng(config.seed)
+    rows = np.sort(rng.choice(total, size, replace=False)) if size else np.empty(0, np.int64)
+    if not len(rows):
+        return found, faults
+    sent = pa.Table.from_batches(source.batches_of(rows))
+    ids = list(dict.fromkeys(sent[ID].to_pylist()))
+    there = writer.fetch(ids, source.layout, pending=pending)
+    found["compared"] = len(rows)
+    faults += differences(sent, there, source.layout)
+    if pending:
+        measured, wrong = _searched(source, writer, _queries(sent, rng))
+        found |= measured
+        faults += wrong
+    return found, faults
+
+
+def differences(sent: pa.Table, there: pa.Table, layout: Layout) -> list[str]:
+    """Return what is wrong with rows that came back: one sentence a column."""
+    mine, theirs = (
+        {key: row for row, key in enumerate(_keys(each, layout))} for each in (sent, there)
+    )
+    lacking = [key for key in mine if key not in theirs]
+    if lacking:
+        return [f"{len(lacking):,} of {len(mine):,} rows are not there, such as {lacking[0]!r}"]
+    there = there.take(pa.array([theirs[key] for key in mine], pa.int64()))
+    faults = []
+    for name in layout.kept:
+        ours, came = sent[name].combine_chunks(), there[name].combine_chunks()
+        if came.type != ours.type:
+            faults.append(f"column {name!r} came back as {came.type} and was {ours.type}")
+            continue
+        other = _changed(ours, came)
+        if other:
+            at = other[0]
+            faults.append(
+                f"column {name!r} of {len(other):,} rows came back changed: {_shown(came, at)} "
+                f"for {_shown(ours, at)}"
+            )
+    one, two = (np.asarray(each[VECTOR].combine_chunks().flatten()) for each in (sent, there))
+    lost = np.abs(one.astype(np.float64) - two).reshape(len(sent), -1).max(axis=1, initial=0)
+    if off := np.count_nonzero(~(lost <= _LOST[layout.dtype])):
+        faults.append(
+            f"the vectors of {off:,} rows came back changed, by up to {np.nanmax(lost):.1e}"
+        )
+    return faults
+
+
+def _changed(ours: pa.Array, came: pa.Array) -> list[int]:
+    """Return the rows in which two columns differ."""
+    if ours.equals(came):
+        return []
+    # Of dates and times Python knows fewer than Arrow.
+    pairs = zip(*(times_as_numbers(each).to_pylist() for each in (ours, came)), strict=True)
+    return [at for at, (one, two) in enumerate(pairs) if not _same(one, two)]
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Tell whether a value came back; what is no number may do so as null, at any depth."""
+    if isinstance(one, float) and one != one:
+        return two is None or two != two
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_same(one[name], two[name]) for name in one)
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        return len(one) == len(two) and all(map(_same, one, two))
+    return bool(one == two)
+
+
+def _shown(column: pa.Array, row: int) -> str:
+    """Return a value as a fault names it."""
+    try:
+        return cut(repr(column[row].as_py()), most=_SHOWN)
+    except (OverflowError, ValueError):
+        return cut(repr(times_as_numbers(column.slice(row, 1))[0].as_py()), most=_SHOWN)
+
+
+def _keys(rows: pa.Table, layout: Layout) -> Iterator[Any]:
+    columns = [rows[name].to_pylist() for name in layout.key]
+    return iter(columns[0]) if len(columns) == 1 else zip(*columns, strict=True)
+
+
+def _queries(sent: pa.Table, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Return up to ``QUERIES`` vectors of rows drawn from those sent.
+
+    A row whose vector is all zeros has no direction: no search finds it, and it finds nothing.
+    """
+    vectors = np.concatenate([vectors_of(batch) for batch in sent.to_batches()])
+    some = np.flatnonzero(vectors.any(axis=1))
+    chosen: NDArray[np.float32] = vectors[rng.permutation(some)[:QUERIES]]
+    return chosen
+
+
+def _searched(
+    source: PushSource, writer: DatabaseWriter, queries: NDArray[np.float32]
+) -> tuple[dict[str, Any], list[str]]:
+    """Search exactly and by the index, against brute force over all vectors."""
+    zeros = 0
+
+    def vectors() -> Iterator[NDArray[np.float32]]:
+        nonlocal zeros
+        for block in source.vectors():
+            live = block.any(axis=1)
+            zeros += int(np.count_nonzero(~live))
+            # Engines leave them out, or rank them as they like.
+            if live.any():
+                yield block if live.all() else block[live]
+
+    found: dict[str, Any] = {"queries": len(queries)}
+    best, _ = exact_neighbours(vectors(), queries, TOP_K)
+    if zeros:
+        found["zero_vectors"] = zeros
+    if not len(queries):
+        return found, []
+    top_k = min(TOP_K, len(source) - zeros)
+    least = best[:, top_k - 1 : top_k] - _TIED[source.layout.dtype]
+
+    def recall(*, exact: bool) -> float:
+        scores = writer.search(queries, top_k, exact=exact, pending=True).scores
+        return float(np.mean(scores >= least))
+
+    found |= {"exact_recall": recall(exact=True), "recall": recall(exact=False)}
+    if found["exact_recall"] < 1:
+        return found, [
+            f"exact search finds {found['exact_recall']:.0%} of the {top_k} nearest rows of brute "
+            "force"
+        ]
+    return found, []

@@ -1,0 +1,276 @@
+"""The rows of the published version, with their vectors, as any database takes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from whiten_index.arrow_types import without_views
+from whiten_index.artifacts.files import exists
+from whiten_index.batch import ID
+from whiten_index.draw import CorpusEmbeddings
+from whiten_index.encoding import recorded_spec
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.index import (
+    DOCUMENTS,
+    WHITENING,
+    Documents,
+    Version,
+    mending,
+    read_current,
+    with_published,
+)
+from whiten_index.origin import corpus_record, open_store
+from whiten_index.query_encoder import digest_of
+from whiten_index.row_keys import KeyTable, string_keys
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.vectordb.database_writer import VECTOR, Layout, Metric, PushedTable, VectorDtype
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.row_checks import vectors_array
+from whiten_index.whitening import Whitening, unit_rows
+
+# Rows whose raw embeddings are in memory, twice as wide in float64 as they are kept.
+_ROWS_AT_ONCE = 8192
+# Ids that are looked up at once.
+_IDS_AT_ONCE = 1 << 16
+_REMEDY = "name the store it was built from with --store DIR, or build the index again"
+
+
+@dataclass(frozen=True, eq=False)
+class PushSource:
+    """The published version of an index, and the embeddings it was built from.
+
+    Attributes:
+        root: the index folder.
+        folder: of the version.
+        fields: its manifest.
+        documents: row -> id and kept columns.
+        whitening: the transform, as wide as the vectors pushed.
+        store: the embeddings.
+        record: the corpus, row by row that of the version.
+        layout: of the rows.
+        rows_at_once: how many rows are sent, or read back, at once.
+    """
+
+    root: Path
+    folder: Path
+    fields: Mapping[str, Any]
+    documents: Documents
+    whitening: Whitening
+    store: EmbeddingStore
+    record: CorpusRecord
+    layout: Layout
+    rows_at_once: int
+
+    @classmethod
+    def open(cls, config: PushConfig) -> PushSource:
+        """Open the published version, the checksums looked at of all files that a push reads.
+
+        Raises:
+            ArtifactError: nothing is published, or it or its store is damaged or missing.
+            ConfigError: the width is more than the vectors have, or a kept column has the name
+                that the vectors take.
+        """
+        root = Path(config.index)
+        return with_published(root, lambda version: cls._opened(root, version, config))
+
+    @classmethod
+    def _opened(cls, root: Path, version: Version, config: PushConfig) -> PushSource:
+        # Not the index itself, which may be the largest by far and is not read.
+        folder, fields = version.folder, version.fields
+        whitening = Whitening.load(version.file(WHITENING))
+        if config.k is not None and config.k > whitening.k:
+            raise ConfigError(
+                f"the vectors of {root} have {whitening.k} numbers and --k asks for {config.k}; "
+                "build the index with a larger --k"
+            )
+        documents = Documents(version.file(DOCUMENTS))
+        if VECTOR in documents.schema.names:
+            raise ConfigError(
+                f"the kept column {VECTOR!r} has the name that the vectors take; rename it in the "
+                "corpus, or leave it out of --keep"
+            )
+        store = open_store(root, fields, given=config.store, reader="a push", remedy=_REMEDY)
+        record = corpus_record(version)
+        if record.rows != len(documents):
+            raise ArtifactError(
+                f"{folder} does not fit together: {record.rows} rows in the store, "
+                f"{len(documents)} documents; {mending(root)}"
+            )
+        if config.k is not None:
+            whitening = whitening.truncate(config.k)
+        layout = _layout(documents.schema, whitening.k, config)
+        at_once = config.rows_at_once(whitening.k)
+        return cls(root, folder, fields, documents, whitening, store, record, layout, at_once)
+
+    def __len__(self) -> int:
+        return self.record.rows
+
+    def pushed(self) -> PushedTable:
+        """Return what a database holds that has all rows."""
+        return PushedTable(
+            version=self.folder.name,
+            transform=self.transform,
+            k=self.whitening.k,
+            dtype=self.layout.dtype.value,
+            rows=len(self),
+            query_digest=self._query_digest,
+            columns=tuple(self.layout.schema.names),
+        )
+
+    @cached_property
+    def _query_digest(self) -> str:
+        queries = recorded_spec(self.fields["encoder"])
+        return digest_of(self.fields["encoder_fingerprint"], self.whitening, queries)
+
+    @cached_property
+    def transform(self) -> str:
+        """Fingerprint of all that a row's vector depends on beside its text, and of the layout.
+
+        Rows of two versions that have the same one, id and content are the same in a database. It
+        is made of what is stored alone, not of what is computed or how a library writes a type, so
+        it is the same on every machine.
+        """
+        told = hashlib.blake2b(digest_size=16)
+        told.update(self.fields["encoder_fingerprint"].encode())
+        told.update(self.whitening.digest.encode())
+        columns = [[field.name, _written(field.type)] for field in self.layout.schema]
+        told.update(json.dumps([self.layout.metric.value, columns]).encode())
+        return told.hexdigest()
+
+    def blocks(self, start: int = 0) -> Iterator[NDArray[np.int64]]:
+        """Yield the numbers of all rows from ``start`` on, in order, some at a time."""
+        for first in range(start, len(self), self.rows_at_once):
+            yield np.arange(first, min(first + self.rows_at_once, len(self)))
+
+    def at(self, rows: NDArray[np.int64]) -> list[pa.RecordBatch]:
+        """Return rows by their numbers, in that order.
+
+        They are several batches where one cannot hold the text of all.
+
+        Raises:
+            ArtifactError: an embedding cannot be read, or is no number.
+        """
+        try:
+            table = self.documents.take(rows)
+        except pa.ArrowInvalid as error:
+            # Text of more than 2 GiB: offsets of 32 bits do not reach so far.
+            if len(rows) < 2 or "offset overflow" not in str(error):
+                raise ArtifactError(
+                    f"{self.folder / DOCUMENTS} cannot be read ({error}); {mending(self.root)}"
+                ) from error
+            half = len(rows) // 2
+            return [*self.at(rows[:half]), *self.at(rows[half:])]
+        vectors = vectors_array(self._vectors(rows), self.whitening.k)
+        schema = self.layout.schema
+        columns = [
+            vectors if field.name == VECTOR else table[field.name].cast(field.type)
+            for field in schema
+        ]
+        # As few batches as the types of the columns allow.
+        batches: list[pa.RecordBatch] = (
+            pa.table(columns, schema=schema).combine_chunks().to_batches()
+        )
+        return batches
+
+    def batches_of(self, wanted: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        """Yield rows by their numbers, in that order, some at a time."""
+        for first in range(0, len(wanted), self.rows_at_once):
+            yield from self.at(wanted[first : first + self.rows_at_once])
+
+    def vectors(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the vectors (n, k) of all rows, in order, some at a time."""
+        for block in self.blocks():
+            yield self._vectors(block)
+
+    def rows_of(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the rows, in order, that documents with some ids have, and which ids have any.
+
+        Args:
+            ids: integers or strings; an integer is the document of the same digits.
+        """
+        table = KeyTable([string_keys(ids)])
+        there = np.zeros(len(ids), dtype=np.bool_)
+        found = list[NDArray[np.int64]]()
+        for first in range(0, len(self), _IDS_AT_ONCE):
+            some = self.documents.id_column(first, min(first + _IDS_AT_ONCE, len(self)))
+            at = table.find(string_keys(some.combine_chunks()))
+            found.append(first + np.flatnonzero(at >= 0))
+            there[at[at >= 0]] = True
+        return np.concatenate([np.empty(0, dtype=np.int64), *found]), there
+
+    @cached_property
+    def _embeddings(self) -> CorpusEmbeddings:
+        return CorpusEmbeddings(self.store, self.record)
+
+    def _vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the vectors (n, k) of rows; the raw embeddings of a few at a time are there."""
+        vectors = np.empty((len(rows), self.whitening.k), dtype=np.float32)
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            some = slice(first, first + _ROWS_AT_ONCE)
+            vectors[some] = self._few_vectors(rows[some])
+        return vectors
+
+    def _few_vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        try:
+            raw = self._embeddings.at(rows)
+        except ArtifactError as error:
+            if not self._is_pruned():
+                raise
+            raise ArtifactError(
+                f"version {self.folder.name} was pruned while it was being pushed, and embeddings "
+                f"of it are gone from {self.store.place}; push again, a newer version is published"
+            ) from error
+        if not np.isfinite(raw).all():
+            raise ArtifactError(
+                f"the store {self.store.place} holds NaN or infinity; encode the corpus again"
+            )
+        return unit_rows(self.whitening.apply(raw))
+
+    def _is_pruned(self) -> bool:
+        return not exists(self.folder) and read_current(self.root).version != self.folder.name
+
+
+def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:
+    """Return the layout of rows with these documents."""
+    ids = schema.field(ID).type
+    kept = [pa.field(field.name, _taken(field.type)) for field in schema if field.name != ID]
+    return Layout(
+        pa.schema(
+            [
+                pa.field(ID, pa.int64() if pa.types.is_integer(ids) else pa.large_string()),
+                pa.field(VECTOR, pa.list_(pa.float32(), k)),
+                *kept,
+            ]
+        ),
+        VectorDtype(config.dtype),
+        Metric(config.metric),
+    )
+
+
+def _taken(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which a kept column is handed on, which every client of Arrow knows."""
+    # Of the types of extensions clients know as what they are kept.
+    plain = without_views(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+    return plain.value_type if pa.types.is_dictionary(plain) else plain
+
+
+def _written(kind: pa.DataType) -> str | list[Any]:
+    """Return a type as it is hashed; how Arrow writes nested ones depends on its release."""
+    if not pa.types.is_nested(kind):
+        return str(kind)
+    size = kind.list_size if pa.types.is_fixed_size_list(kind) else None
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    # What the item of a list is called says nothing.
+    named = [each.name if pa.types.is_struct(kind) else "" for each in fields]
+    inside = [[name, _written(each.type)] for name, each in zip(named, fields, strict=True)]
+    return [type(kind).__name__, size, inside]

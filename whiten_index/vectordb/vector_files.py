@@ -1,0 +1,195 @@
+"""The rows of an index as one file, for what has no writer of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from whiten_index.artifacts.atomic import replacing, require_replaceable
+from whiten_index.artifacts.files import exists, is_link, reading, resolved, writing
+from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.manifest import sealed_json, unsealed
+from whiten_index.errors import ConfigError
+from whiten_index.vectordb.database_writer import VECTOR, Layout, PushedTable, VectorDtype
+from whiten_index.vectordb.row_checks import vectors_array, vectors_of
+
+PARQUET, ARROW, NPY = ENDINGS = (".parquet", ".arrow", ".npy")
+# Of the documents beside vectors in .npy: BLAKE2b of all bytes of these, in hexadecimal digits.
+DIGEST = "vectors_blake2b"
+
+# What the metadata of every file that a push wrote have, and of no other: JSON, which version of
+# an index the rows are of, and the digest of the query half that fits (see ``PushedTable``).
+MARK = "whiten_index"
+_HOLDS = "rows that a push wrote"
+_TOLD = ("version", "query_digest", "rows", "k", "dtype", "columns")
+
+_Write = Callable[[pa.RecordBatch], None]
+
+
+def is_file(address: str) -> bool:
+    """Tell whether an address names a file to write, rather than a database."""
+    return "://" not in address and ending(Path(address)) in ENDINGS
+
+
+def require_file_name(address: str) -> Path:
+    """Return the path of a file to write.
+
+    Raises:
+        ConfigError: the address may be that of a database, and is not shown.
+    """
+    if ":" in address.split("/", 1)[0]:
+        raise ConfigError(
+            "an address with a colon before its first slash names no file; give a database as "
+            "scheme://…, or write ./ before a path that has a colon"
+        )
+    return Path(address)
+
+
+def require_file(address: str) -> Path:
+    """Return the path of a file that may be written: none is there, or one that a push wrote.
+
+    Raises:
+        ConfigError: see ``require_file_name``; or another file would be lost.
+    """
+    path = require_file_name(address)
+    # A link stays one: what it points to is written anew.
+    path = resolved(path) if is_link(path) else path
+    *_, described = written_files(path)
+    for each in written_files(path):
+        require_replaceable(each, lambda _: _is_ours(described), _HOLDS)
+    return path
+
+
+def written_version(path: Path) -> PushedTable | None:
+    """Return what a file says of its rows, None where there is none.
+
+    Raises:
+        ConfigError: no push wrote it.
+    """
+    described = written_files(path)[-1]
+    if not exists(described):
+        return None
+    require_replaceable(described, _is_ours, _HOLDS)
+    try:
+        facts = unsealed(load_json(_schema(described).metadata[MARK.encode()]))
+        return PushedTable.from_json({"transform": "", "name": "", "done": facts["rows"], **facts})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{described} does not say what it holds ({error!r}); a later release wrote it, or it "
+            "was changed: name another file, or move it away"
+        ) from error
+
+
+def _is_ours(described: Path) -> bool:
+    """Tell whether a push wrote a file, or the one that this one describes."""
+    try:
+        with reading(described):
+            return MARK.encode() in (_schema(described).metadata or {})
+    except (OSError, pa.ArrowException):
+        return False
+
+
+def _schema(path: Path) -> pa.Schema:
+    if ending(path) == PARQUET:
+        return pq.read_schema(path)
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).schema
+
+
+def ending(path: Path) -> str:
+    """Return by which format a file is written: what its name ends in, in small letters."""
+    return path.suffix.lower()
+
+
+def written_files(path: Path) -> tuple[Path, ...]:
+    """Return the files that rows are in: beside vectors in .npy lie their documents."""
+    return (path, path.with_suffix(".documents.parquet")) if ending(path) == NPY else (path,)
+
+
+@contextlib.contextmanager
+def write_rows(path: Path, layout: Layout, told: PushedTable) -> Iterator[_Write]:
+    """Open a file for rows of a layout, which is there whole at the end, or as it was before.
+
+    Args:
+        path: ends in .parquet, .arrow or .npy. Beside ``x.npy``, (n, k), ``x.documents.parquet``
+            has the ids and kept columns in the same order. No two files can be put in place in one
+            step: its metadata ``vectors_blake2b`` tell of which vectors it is.
+        layout: of the rows.
+        told: how many rows will come, and what the file says of them.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    half = layout.dtype is VectorDtype.FLOAT16
+    facts = {name: value for name, value in told.to_json().items() if name in _TOLD}
+    marked = {MARK: sealed_json(facts).decode()}
+    with contextlib.ExitStack() as open_files:
+        open_files.enter_context(writing(path, kept=""))
+        places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
+        if ending(path) == NPY:
+            yield open_files.enter_context(
+                _npy(places[0], places[1], layout, told.rows, marked, half=half)
+            )
+        else:
+            schema = _narrow(layout.schema) if half else layout.schema
+            make = pq.ParquetWriter if ending(path) == PARQUET else pa.ipc.new_file
+            # Arrow takes some paths for the addresses of file systems.
+            file = open_files.enter_context(places[0].open("wb"))
+            writer = open_files.enter_context(make(file, schema.with_metadata(marked)))
+            yield lambda batch: writer.write_batch(
+                _cast(batch, schema).replace_schema_metadata(marked)
+            )
+
+
+@contextlib.contextmanager
+def _npy(
+    vectors: Path,
+    documents: Path,
+    layout: Layout,
+    rows: int,
+    marked: Mapping[str, str],
+    *,
+    half: bool,
+) -> Iterator[_Write]:
+    names = [name for name in layout.schema.names if name != VECTOR]
+    schema = pa.schema([layout.schema.field(name) for name in names])
+    dtype: Any = np.dtype("<f2" if half else "<f4")
+    header = {"descr": dtype.str, "fortran_order": False, "shape": (rows, layout.k)}
+    with (
+        vectors.open("wb") as file,
+        documents.open("wb") as beside,
+        pq.ParquetWriter(beside, schema.with_metadata(marked)) as writer,
+    ):
+        np.lib.format.write_array_header_1_0(file, header)
+        digest = hashlib.blake2b()
+
+        def write(batch: pa.RecordBatch) -> None:
+            numbers = np.ascontiguousarray(vectors_of(batch), dtype=dtype)
+            digest.update(numbers.data)
+            file.write(numbers.data)
+            writer.write_batch(batch.select(names).replace_schema_metadata(marked))
+
+        yield write
+        writer.add_key_value_metadata({DIGEST: digest.hexdigest()})
+
+
+def _narrow(schema: pa.Schema) -> pa.Schema:
+    place = schema.get_field_index(VECTOR)
+    kind = pa.list_(pa.float16(), schema.field(place).type.list_size)
+    return schema.set(place, pa.field(VECTOR, kind))
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    place = schema.get_field_index(VECTOR)
+    kind = schema.field(place).type
+    if batch.schema.field(place).type == kind:
+        return batch
+    column = vectors_array(vectors_of(batch).astype(np.float16), kind.list_size)
+    return batch.set_column(place, schema.field(place), column)
