@@ -166,6 +166,6 @@ def _init(ray: Any, address: str) -> None:
 def _forget_tokens() -> None:
     """Have Ray look for a token again; looking for a cluster it may have found none."""
     with contextlib.suppress(ImportError, AttributeError):
-        from ray._raylet import AuthenticationTokenLoader
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
         AuthenticationTokenLoader.instance().reset_cache()
