@@ -39,32 +39,11 @@ def test_alignment_is_two_less_twice_the_mean_cosine():
     assert alignment(first, second) == pytest.approx(2 - 2 * cosines.mean(), rel=1e-12)
 
 
-def test_equal_orthogonal_and_opposite_pairs():
-    first, _ = make_pairs(d=4)
-    turned = np.column_stack([-first[:, 1], first[:, 0], -first[:, 3], first[:, 2]])
-    assert alignment(first, 3 * first) == pytest.approx(0, abs=1e-15)
-    assert alignment(first, turned) == pytest.approx(2)
-    assert alignment(first, -first) == pytest.approx(4)
-
-
-def test_lengths_of_rows_do_not_count_and_sides_may_be_exchanged():
-    first, second = make_pairs(seed=2)
-    scales = np.geomspace(1e-3, 1e3, len(first))[:, None]
-    assert alignment(second, first * scales) == pytest.approx(alignment(first, second), rel=1e-12)
-
-
 def test_pairs_with_a_row_of_zeros_are_left_out():
     first, second = make_pairs(seed=3)
     first[4], second[9] = 0, 0
     kept = np.setdiff1d(np.arange(len(first)), [4, 9])
     assert alignment(first, second) == pytest.approx(by_loops(first[kept], second[kept]))
-
-
-def test_inputs_are_left_alone():
-    first, second = make_pairs()
-    before = first.copy(), second.copy()
-    alignment(first, second)
-    np.testing.assert_array_equal((first, second), before)
 
 
 @pytest.mark.parametrize(

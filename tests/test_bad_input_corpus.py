@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import pickle
 import shutil
 import tracemalloc
@@ -33,7 +31,6 @@ from tests.bad_input_helpers import (
     run,
     table,
 )
-from whiten_index.cli import cli
 from whiten_index.corpus import CorpusConfig, ParquetCorpus, RepeatedIdsError
 
 place = bad_input_helpers.place
@@ -315,17 +312,6 @@ def test_a_corpus_that_is_not_there(place: Place, corpus: str) -> None:
     assert_refused(place, arguments, CORPUS, "does not exist|holds no Parquet|no file matches")
 
 
-def test_a_uri_that_nothing_reads(place: Place) -> None:
-    arguments = ("build", "nosuch://bucket/corpus", *EMBEDDED, "--out", place.out)
-    assert_refused(place, arguments, CORPUS, "nosuch://bucket/corpus cannot be opened")
-
-
-def test_a_corpus_named_twice(place: Place) -> None:
-    file = place.root / "good" / "c.parquet"
-    arguments = ("build", file, file.parent, *EMBEDDED, "--out", place.out)
-    assert_refused(place, arguments, CORPUS, "named twice")
-
-
 @pytest.mark.parametrize("broken", ["no weights", "no config", "corrupt weights", "no json"])
 def test_a_model_folder_that_is_not_whole(place: Place, tiny_model: Path, broken: str) -> None:
     model = place.root / "model"
@@ -367,21 +353,6 @@ def test_an_id_column_of_few_values_is_told_in_little_memory(place: Place) -> No
     finally:
         tracemalloc.stop()
     assert peak < 5 * rows
-
-
-def test_a_name_too_long_that_the_system_does_not_repeat_is_an_error_of_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(**_: object) -> None:
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-
-    monkeypatch.setattr(cli.commands["inspect"], "callback", fail)
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["inspect", "index"])
-    assert caught.value.code == OPTIONS
-    assert_one_error(
-        capsys.readouterr().err, match="Error: a name that was given is longer than a path"
-    )
 
 
 @pytest.mark.parametrize("name", ["sts", "retrieval", "geometry", "layers", "transfer"])

@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ import pytest
 from tests import bad_input_helpers
 from tests.bad_input_helpers import (
     ARTIFACT,
-    BUSY,
     DISK,
     EMBEDDED,
     ROWS,
@@ -95,32 +93,6 @@ def test_a_store_of_two_corpora_asks_which(place: Place) -> None:
     assert status == 0, stderr
     arguments = ("build", "--store", store, "--k", 2, "--out", place.out)
     assert_refused(place, arguments, ARTIFACT, "2 corpora .*good.*name the corpus")
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    script = (
-        "import pathlib, sys\n"
-        "from whiten_index.artifacts.lock import only_writer\n"
-        "with only_writer(pathlib.Path(sys.argv[1]), what='index'):\n"
-        "    print('held', flush=True); sys.stdin.read()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(folder)], stdin=-1, stdout=-1, text=True
-    )
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "held\n"
-        yield
-    finally:
-        process.communicate()
-
-
-def test_a_second_build_into_the_same_folder_at_once(place: Place) -> None:
-    arguments = ("build", place.root / "good", *EMBEDDED, "--k", 2, "--out", place.out)
-    with held(place.out):
-        assert_refused(place, arguments, BUSY, "is being written by process .*another folder")
-    assert run(*arguments)[0] == 0
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from tests.build_helpers import (
 )
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ConfigError
-from whiten_index.moments import Moments
 from whiten_index.whitening import Whitening
 
 
@@ -72,16 +71,6 @@ def test_a_mean_100_times_the_spread_costs_nothing(
         assert_ranked_by(hits, row, tolerance=2e-5)
 
 
-def test_whiten_none_ranks_by_the_cosine_of_the_raw_embeddings(tmp_path: Path) -> None:
-    rows, queries = random_rows(4, mean=1.0), random_rows(5, rows=20, mean=1.0)
-    corpus = write_rows(tmp_path / "c.parquet", rows)
-    report = build(tmp_path / "out", corpus, whiten="none", k=None)
-    assert report.manifest["whitening"]["k"] == DIM
-    found = open_index(tmp_path / "out").search_embeddings(queries, top_k=TOP)
-    for hits, row in zip(found, cosines(queries.astype(float), rows.astype(float)), strict=True):
-        assert_ranked_by(hits, row)
-
-
 @pytest.mark.parametrize("mean", [0.0, 100.0])
 def test_vectors_before_the_norm_have_covariance_one(tmp_path: Path, mean: float) -> None:
     rows = random_rows(6, mean=mean)
@@ -96,16 +85,6 @@ def test_vectors_before_the_norm_have_covariance_one(tmp_path: Path, mean: float
     inner = faiss.downcast_index(chain.index)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     np.testing.assert_allclose(inner.reconstruct_n(0, ROWS), unit, atol=2e-5)
-
-
-def test_published_moments_are_those_of_the_corpus(tmp_path: Path) -> None:
-    rows = random_rows(7, mean=5.0)
-    build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows), shard_rows=37)
-    path = Path(index_file(tmp_path / "out")).with_name("moments.safetensors")
-    moments = Moments.load(path)
-    assert moments.count == ROWS
-    np.testing.assert_allclose(moments.mean, rows.astype(float).mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(moments.covariance(), np.cov(rows.T.astype(float)), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -199,23 +178,6 @@ def test_ids_and_kept_columns_come_back_with_their_types(tmp_path: Path) -> None
     build(tmp_path / "out", corpus, keep=("year", "tags"), shard_rows=7)
     for row, hits in enumerate(open_index(tmp_path / "out").search_embeddings(rows, top_k=1)):
         assert (hits[0].id, dict(hits[0].columns)) == (f"ä{row}", {"year": row, "tags": ["x"]})
-
-
-def test_without_an_id_column_a_row_is_named_by_file_and_place(tmp_path: Path) -> None:
-    rows = random_rows(15, rows=40)
-    for part in range(2):
-        table = pa.table({"embedding": list(rows[part * 20 : part * 20 + 20])})
-        path = tmp_path / "corpus" / f"part-{part}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        pq.write_table(table, path, row_group_size=8)
-    build(tmp_path / "out", str(tmp_path / "corpus"), id_column=None)
-    ids = [hits[0].id for hits in open_index(tmp_path / "out").search_embeddings(rows, top_k=1)]
-    assert len(set(ids)) == 40
-    assert ids[29] == "part-1.parquet#1:1"
-    # A limit drops rows and renames none.
-    build(tmp_path / "less", str(tmp_path / "corpus"), id_column=None, limit=30)
-    found = open_index(tmp_path / "less").search_embeddings(rows[:30], top_k=1)
-    assert [hits[0].id for hits in found] == ids[:30]
 
 
 def test_counts_add_up(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-import whiten_index
-from tests.build_helpers import assert_ranked_by, build, closed_form, cosines
-from whiten_index import BuildConfig, encode_corpus, open_index
+from tests.build_helpers import build
+from whiten_index import open_index
 from whiten_index.errors import ConfigError
 
 
@@ -75,24 +74,6 @@ def test_a_build_from_the_store_alone_needs_no_encoder_and_gives_the_same_index(
         np.testing.assert_allclose([h.score for h in one], [h.score for h in other], atol=1e-6)
 
 
-def test_search_by_text_is_the_encoder_then_the_closed_form(
-    tmp_path: Path, texts: str, tiny_model: Path
-) -> None:
-    build(tmp_path / "out", texts, store_dtype="float32", **text_options(tiny_model))
-    encoder = whiten_index.Encoder.load(str(tiny_model), device="cpu", threads=1)
-    files = [pq.read_table(path) for path in sorted(Path(texts).iterdir())]
-    documents = pa.concat_tables(files)
-    rows = encoder.encode(documents.column("text").to_pylist())
-    queries = ["the cat sat on the mat", "a large red house"]
-    expected = cosines(
-        closed_form(encoder.encode_queries(queries), k=6, fitted_on=rows), closed_form(rows, k=6)
-    )
-    found = open_index(tmp_path / "out", device="cpu").search(queries, top_k=5)
-    for hits, row in zip(found, expected, strict=True):
-        assert_ranked_by(hits, row, tolerance=5e-5)
-        assert [hit.id for hit in hits] == [documents.column("id")[hit.row].as_py() for hit in hits]
-
-
 @pytest.mark.parametrize("columns", ["text", ("title", "text")])
 def test_rows_without_text_are_counted_and_take_their_ids_along(
     tmp_path: Path, tiny_model: Path, columns: Any
@@ -127,22 +108,6 @@ def test_other_ids_or_kept_columns_encode_nothing_again(
     assert str(hit.id).endswith(f"#0:{str(hit.id).rpartition(':')[2]}")
 
 
-def test_a_changed_text_is_encoded_alone(tmp_path: Path, texts: str, tiny_model: Path) -> None:
-    out = tmp_path / "out"
-    build(out, texts, **text_options(tiny_model))
-    path = Path(texts) / "1.parquet"
-    table = pq.read_table(path)
-    column = [*table.column("text").to_pylist()[:-1], "the king and the queen"]
-    pq.write_table(table.set_column(1, "text", pa.array(column)), path)
-    report = build(out, texts, **text_options(tiny_model))
-    # 40 rows a file in shards of 20: the last shard of the second file takes 19 rows of the old.
-    assert (report.encoded.counts.encoded, report.encoded.counts.reused) == (1, 79)
-    assert not report.up_to_date
-    found = open_index(out, device="cpu").search(["the king and the queen"], top_k=1)
-    assert found[0][0].id == "1-39"
-    assert found[0][0].score == pytest.approx(1, abs=1e-3)
-
-
 @pytest.mark.parametrize("victim", ["embeddings.safetensors", "moments.safetensors"])
 def test_a_damaged_shard_is_made_again_and_counted(
     tmp_path: Path, texts: str, tiny_model: Path, victim: str
@@ -162,11 +127,3 @@ def test_a_damaged_shard_is_made_again_and_counted(
     assert report.version == first.version
     for name, tensor in load_file(path).items():
         np.testing.assert_allclose(tensor, whole[name], rtol=1e-5)
-
-
-def test_encode_then_build_is_build(tmp_path: Path, texts: str, tiny_model: Path) -> None:
-    options = text_options(tiny_model, id_column="id")
-    report = encode_corpus(BuildConfig(corpus=(texts,), store=str(tmp_path / "store"), **options))
-    assert (report.counts.encoded, report.record.rows) == (80, 80)
-    built = build(tmp_path / "out", texts, store=str(tmp_path / "store"), **options)
-    assert built.encoded.counts.encoded == 0

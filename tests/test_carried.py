@@ -47,8 +47,6 @@ GRAPHS = ["HNSW16", "HNSW16_SQfp16", "HNSW16_SQ8", "HNSW16_SQ4"]
 REFINED = [
     "SQ8,RFlat", "PQ8x4fs,RFlat", "IVF8,PQ8x4fs,RFlat", "IVF8,PQ8,Refine(SQfp16)", "RaBitQfs,RFlat",
 ]  # fmt: skip
-# Coding the same vector again gives another code, by chance.
-BY_CHANCE = ["LSQ4x4", "PLSQ2x2x5", "LSQ4x4fs", "IVF8,LSQ4x4", "IVF8,PLSQ2x2x4fs"]
 SAME_AS_MADE_NEW = [*CODES, *BLOCKS, *LISTS, *LISTS_OF_BLOCKS, "HNSW16", *REFINED]
 ON_DISK = [*CODES[:-1], *LISTS]
 
@@ -167,20 +165,6 @@ def test_a_carried_index_is_the_file_of_one_made_new(
     assert old.read_bytes() == before
 
 
-@pytest.mark.parametrize("factory", [*SAME_AS_MADE_NEW, *BY_CHANCE])
-def test_rows_carried_there_and_back_are_the_same_file(
-    tmp_path: Path, pool: Any, factory: str
-) -> None:
-    trained = Trained(factory, pool, tmp_path)
-    old = trained.holding(pool[:500], "old.faiss")
-    there = np.random.default_rng(2).permutation(500)
-    index = carried_from(old, there).fill(iter(()))
-    write_index(index, tmp_path / "there.faiss")
-    assert (tmp_path / "there.faiss").read_bytes() != old.read_bytes()
-    back = carried_from(tmp_path / "there.faiss", np.argsort(there)).fill(iter(()))
-    assert file_of(back) == file_of(faiss.read_index(str(old)))
-
-
 @pytest.mark.parametrize("factory", GRAPHS)
 def test_a_graph_is_made_again_over_the_same_codes(tmp_path: Path, pool: Any, factory: str) -> None:
     trained = Trained(factory, pool, tmp_path)
@@ -233,41 +217,6 @@ def set_to_look_everywhere(inner: Any) -> None:
         inner.nprobe = inner.nlist
     if isinstance(inner, faiss.IndexHNSW):
         inner.hnsw.efSearch = 1_000
-
-
-@pytest.mark.parametrize(
-    "factory", ["IVF8,PQ8x4fs,RFlat", "HNSW16", "IVF8,Flat", "HNSW16_SQ8,RFlat"]
-)
-def test_what_an_index_is_set_to_stays(tmp_path: Path, pool: Any, factory: str) -> None:
-    trained = Trained(factory, pool, tmp_path)
-    old = trained.holding(pool[:500], "old.faiss")
-    inner = inner_of(index := carried_from(old, np.arange(400)).fill(iter(())))
-    assert index.ntotal == 400
-    if isinstance(inner, faiss.IndexRefine):
-        assert inner.k_factor == 5
-        inner = faiss.downcast_index(inner.base_index)
-    if isinstance(inner, faiss.IndexIVF):
-        assert inner.nprobe == 3
-    else:
-        assert (inner.hnsw.efSearch, inner.hnsw.efConstruction) == (77, 33)
-
-
-def test_many_rows_come_in_blocks(tmp_path: Path) -> None:
-    rng = np.random.default_rng(5)
-    rows = rng.standard_normal((20_100, 8)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    whitening = Whitening.fit(Moments.of(rows), WhiteningConfig(kind=Kind.NONE))
-    for factory in ("SQ8", "PQ4x4fs", "IVF16,PQ4x4fs"):
-        inner = inner_index(factory, 8)
-        inner.train(rows[:5_000])
-        index = wrap(inner, whitening)
-        inner.add(rows)
-        index.ntotal = inner.ntotal
-        write_index(index, tmp_path / "old.faiss")
-        old_rows = np.where(rng.random(20_100) < 0.5, np.arange(20_100), -1)
-        new = carried_from(tmp_path / "old.faiss", old_rows)
-        filled = new.fill(in_blocks(rows[new.new_rows], of=3_001))
-        assert file_of(filled) == (tmp_path / "old.faiss").read_bytes()
 
 
 # --------------------------------------------------------------------------------- carried on disk
@@ -332,23 +281,6 @@ def test_lists_spilled_to_disk_are_those_of_one_made_new(
         np.testing.assert_array_equal(both[0][1], both[1][1])
         gather(inner_of(index))
         assert file_of(index) == file_of(made), name
-
-
-def test_a_list_larger_than_what_is_written_at_once_is_merged_by_row(tmp_path: Path) -> None:
-    rng = np.random.default_rng(8)
-    rows = rng.standard_normal((12_000, 8)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    inner = inner_index("IVF2,SQ8", 8)
-    inner.train(rows)
-    index = wrap(inner, Whitening.fit(Moments.of(rows), WhiteningConfig(kind=Kind.NONE)))
-    inner.add(rows)
-    index.ntotal = inner.ntotal
-    write_index(index, tmp_path / "old.faiss")
-    old_rows = np.where(rng.random(12_000) < 0.5, np.arange(12_000), -1)
-    carried = carried_from(tmp_path / "old.faiss", old_rows)
-    new = carried.spill(in_blocks(rows[carried.new_rows]), tmp_path, most=5_000)
-    gather(inner_of(new))
-    assert file_of(new) == (tmp_path / "old.faiss").read_bytes()
 
 
 # --------------------------------------------------------------------------------- published files
@@ -426,46 +358,6 @@ def test_kinds_that_are_not_carried_say_why(pool: Any, factory: str, why: str) -
     index = wrap(inner_index(factory, K), whitening)
     with pytest.raises(ConfigError, match=why + ".*; fit and build the index again"):
         CarriedCodes(index, index, np.empty(0, dtype=np.int64))
-
-
-def test_codes_in_blocks_of_more_rows_are_given_back_wrongly_by_faiss(pool: Any) -> None:
-    """The reason why they are refused: once this fails, they can be carried."""
-    inner = inner_index("PQ8x4fs_64", K)
-    inner.train(pool)
-    inner.add(pool[:64])
-    packer = inner.get_CodePacker()
-    codes = np.empty((64, packer.code_size), dtype=np.uint8)
-    packer.unpack_all(inner.codes.get(), faiss.swig_ptr(codes))
-    assert (codes != inner.sa_encode(pool[:64])).any()
-
-
-@pytest.mark.parametrize("old_rows", [[0, 500], [-2, 3]])
-def test_rows_that_there_are_not_are_refused(tmp_path: Path, pool: Any, old_rows: Any) -> None:
-    old = Trained("SQ8", pool, tmp_path).holding(pool[:500], "old.faiss")
-    with pytest.raises(ValueError, match=r"rows -?\d+ to \d+ of an index of 500"):
-        carried_from(old, old_rows)
-
-
-def test_the_old_index_is_not_emptied(tmp_path: Path, pool: Any) -> None:
-    old = mapped(Trained("SQ8", pool, tmp_path).holding(pool[:500], "old.faiss"))
-    with pytest.raises(ValueError, match="would be emptied; open it twice"):
-        CarriedCodes(old, old, np.arange(500))
-    assert inner_of(old).ntotal == 500
-
-
-@pytest.mark.parametrize("given", [2, 4])
-@pytest.mark.parametrize("how", ["fill", "stream", "spill"])
-def test_another_number_of_vectors_is_refused(
-    tmp_path: Path, pool: Any, how: str, given: int
-) -> None:
-    factory = "IVF8,SQ8" if how == "spill" else "SQ8"
-    old = Trained(factory, pool, tmp_path).holding(pool[:500], "old.faiss")
-    carried = carried_from(old, [-1, 4, -1, 5, -1])
-    arguments: dict[str, Any] = {
-        "fill": {}, "stream": {"path": tmp_path / INDEX}, "spill": {"folder": tmp_path, "most": 99},
-    }[how]  # fmt: skip
-    with pytest.raises(ValueError, match=f"{given} vectors or more are given for 3 new rows"):
-        getattr(carried, how)(in_blocks(pool[:given]), **arguments)
 
 
 @pytest.mark.parametrize("how", ["fill", "spill"])

@@ -24,12 +24,10 @@ from whiten_index import changes as changes_of_documents
 from whiten_index.changes import (
     ChangeKind,
     Changes,
-    apart,
     count_documents,
     document_rows,
-    stored_rows,
 )
-from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
+from whiten_index.store import CorpusPart, EmbeddingStore
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 Document = tuple[str, Any]
@@ -117,32 +115,12 @@ def test_documents_are_told_apart_by_id(
     assert_found(changes, before, now)
 
 
-@quick
-@given(
-    before=st.dictionaries(st.text(min_size=1, max_size=3), st.tuples(words, st.none())),
-    now=st.dictionaries(st.text(min_size=1, max_size=3), st.tuples(words, st.none())),
-)
-def test_ids_may_be_any_strings(before: dict[str, Document], now: dict[str, Document]) -> None:
-    changes = compare(pieces(before, 3), pieces(now, 2), same=0, by_content=False)
-    assert {kind: ids for kind, ids in found_kinds(changes).items() if ids} == {
-        kind: ids for kind, ids in truth(before, now).items() if ids
-    }
-
-
 def test_documents_of_parts_that_stayed_are_counted_alone() -> None:
     before, now = {1: ("ant", 0), 2: ("bee", 0)}, {2: ("cat", 0), 3: ("ant", 0)}
     changes = compare([table(before)], [table(now)], same=100, by_content=False)
     assert changes.to_json() == {
         "total": 102, "new": 1, "changed": 1, "document": 0, "deleted": 1, "unchanged": 100,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("by_content", [False, True])
-def test_nothing_differs_where_there_is_nothing(by_content: bool) -> None:
-    changes = compare([], [], same=7, by_content=by_content)
-    assert changes.to_json()["unchanged"] == changes.to_json()["total"] == 7
-    assert changes.table.num_rows == 0
-    assert changes.table.column_names == ["id", "kind"]
 
 
 def test_ids_of_another_type_name_the_same_documents() -> None:
@@ -223,25 +201,6 @@ def test_documents_in_many_parts_are_those_of_one(
     found = changes.to_json()
     assert {kind: found[kind] for kind in KINDS} == expected
     assert found["total"] == len(all_today)
-
-
-def test_the_table_has_the_type_of_the_ids_whatever_changed() -> None:
-    """Strings, sorted as one, may be more than two gigabytes."""
-    for documents, kind in (({1: ("ant", 0)}, pa.int64()), ({"1": ("ant", 0)}, pa.large_string())):
-        for before, now in (([], [documents]), ([documents], []), ([documents], [documents])):
-            changes = compare(
-                list(map(table, before)), list(map(table, now)), same=0, by_content=False
-            )
-            assert changes.table.schema == pa.schema([("id", kind), ("kind", pa.string())])
-
-
-def test_ids_are_read_again_only_where_documents_were_deleted() -> None:
-    parts = [table({10 * n + i: ("ant", i) for i in range(3)}) for n in range(5)]
-    before = Held(parts)
-    now = [parts[4].slice(1), *parts[:3]]
-    changes = changes_of_documents.compare(before, now, same=0, by_content=False)  # type: ignore[arg-type]
-    assert found_kinds(changes)["deleted"] == {30, 31, 32, 40}
-    assert before.read_again == [3, 4]
 
 
 # Memory
@@ -325,14 +284,6 @@ def test_a_document_in_passages_is_one_document(before: Any, now: Any) -> None:
         return {name: ("|".join(texts), year) for name, (texts, year) in documents.items()}
 
     assert_found(changes, whole(before), whole(now))
-
-
-def test_passages_are_not_taken_for_those_of_the_next_document() -> None:
-    """What is one text in two passages is not what two documents in one each are."""
-    before = {"a": (["ant", "bee"], 0), "b": (["cat"], 0)}
-    now = {"a": (["ant"], 0), "b": (["bee", "cat"], 0)}
-    changes = compare([passages(before)], [passages(now)], same=0, by_content=False)
-    assert found_kinds(changes)["changed"] == {"a", "b"}
 
 
 # Kept columns
@@ -434,80 +385,11 @@ def test_the_same_number_is_another_time_in_another_zone_or_unit(
         assert compare([rows(one)], [rows(one)], same=0, by_content=False).unchanged == 1
 
 
-def test_the_name_of_an_item_in_a_list_is_not_part_of_a_time() -> None:
-    moment = pa.timestamp("us")
-    rows = [
-        document_rows(
-            pa.table({"id": [0], "kept": pa.array([[5]], pa.list_(pa.field(name, moment)))}),
-            digests(["ant"]),
-        )
-        for name in ("item", "element")
-    ]
-    assert compare([rows[0]], [rows[1]], same=0, by_content=False).unchanged == 1
-
-
-def test_without_kept_columns_texts_alone_count() -> None:
-    rows = document_rows(pa.table({"id": [1, 2]}), digests(["ant", "bee"]))
-    now = document_rows(pa.table({"id": [2, 1]}), digests(["bee", "cat"]))
-    changes = compare([rows], [now], same=0, by_content=False)
-    assert found_kinds(changes)["changed"] == {1}
-
-
-@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.list_(pa.float64())])
-def test_what_is_no_number_is_what_it_was(kind: pa.DataType) -> None:
-    nan: Any = [float("nan")] if pa.types.is_list(kind) else float("nan")
-    documents = pa.table({"id": [0, 1], "kept": pa.array([nan, None], kind)})
-    rows = [document_rows(documents, digests(["ant", "bee"])) for _ in range(2)]
-    assert compare([rows[0]], [rows[1]], same=0, by_content=False).unchanged == 2
-
-
-def test_a_column_of_nulls_and_columns_in_chunks() -> None:
-    documents = pa.table({"id": [0, 1, 2], "a": pa.nulls(3), "b": ["x", "y", "z"]})
-    chunked = pa.concat_tables([documents.slice(0, 1), documents.slice(1)])
-    some = [document_rows(each, digests(["a", "b", "c"])) for each in (documents, chunked)]
-    assert some[0].equals(some[1].combine_chunks())
-    other = documents.set_column(1, "a", pa.array([1, None, None]))
-    changes = compare(
-        [some[0]], [document_rows(other, digests(["a", "b", "c"]))], same=0, by_content=False
-    )
-    assert found_kinds(changes)["document"] == {0}
-
-
-def test_a_value_is_not_taken_for_that_of_the_next_column() -> None:
-    rows = [
-        document_rows(pa.table({"id": [0], "a": [a], "b": [b]}), digests(["ant"]))
-        for a, b in (("x', 'y", "z"), ("x", "y', 'z"))
-    ]
-    changes = compare([rows[0]], [rows[1]], same=0, by_content=False)
-    assert found_kinds(changes)["document"] == {0}
-
-
 # Parts
 
 
 def part(name: str, rows: int = 1, documents: str | None = None) -> CorpusPart:
     return CorpusPart(name, documents or f"d{name}", rows, rows, 0)
-
-
-@quick
-@given(st.lists(st.sampled_from("abcd"), max_size=8), st.lists(st.sampled_from("abcd"), max_size=8))
-def test_parts_of_two_records_are_told_apart(before: list[str], now: list[str]) -> None:
-    then, today = Counter(before), Counter(now)
-    gone, came, same = apart(
-        CorpusRecord({}, tuple(map(part, before)), {}), CorpusRecord({}, tuple(map(part, now)), {})
-    )
-    assert Counter(each.shard for each in gone) == then - today
-    assert Counter(each.shard for each in came) == today - then
-    assert Counter(each.shard for each in same) == then & today
-
-
-def test_the_same_embeddings_with_other_ids_are_another_part() -> None:
-    gone, came, same = apart(
-        CorpusRecord({}, (part("a"), part("b")), {}),
-        CorpusRecord({}, (part("b"), part("a", documents="other")), {}),
-    )
-    assert [each.shard for each in gone] == [each.shard for each in came] == ["a"]
-    assert [each.shard for each in same] == ["b"]
 
 
 def test_documents_are_rows_unless_these_are_passages(tmp_path: Path) -> None:
@@ -519,19 +401,6 @@ def test_documents_are_rows_unless_these_are_passages(tmp_path: Path) -> None:
     parts.append(CorpusPart("", "", 0, 5, 0))
     assert count_documents(store, parts, passages=True) == 4
     assert count_documents(store, parts, passages=False) == 7
-
-
-def test_ids_that_are_read_again_are_those_of_documents(tmp_path: Path) -> None:
-    store = EmbeddingStore.create(tmp_path, column_facts(2), "0123456789abcdef" * 2)
-    numbers = pa.array([0, 1, 2, 0, 0, 1], pa.int32())
-    cut = pa.table({"id": list("xxxyzz"), "passage": numbers})
-    whole = pa.table({"id": [3, 1, 2]})
-    parts = [
-        CorpusPart("s", store.write_documents(rows), rows.num_rows, 9, 0) for rows in (cut, whole)
-    ]
-    found = stored_rows(store, [parts[0], CorpusPart("", "", 0, 5, 0), parts[1]])
-    assert found.ids(0).to_pylist() == ["x", "y", "z"]
-    assert found.ids(1).to_pylist() == [3, 1, 2]
 
 
 def test_changes_are_an_arrow_file(tmp_path: Path) -> None:

@@ -8,17 +8,13 @@ from typing import Any
 
 import faiss
 import pytest
-from safetensors.numpy import load_file
 
 from tests import choosing_helpers
 from tests.choosing_helpers import (
-    ROWS,
     Place,
     assert_applied,
     assert_same_choice,
     choice,
-    pairs,
-    parquet,
     stages,
 )
 from whiten_index.build import BuildReport
@@ -35,34 +31,6 @@ place = choosing_helpers.place
 
 
 # --------------------------------------------------------------------------- named or chosen
-
-
-def test_the_manifest_tells_a_transform_that_was_chosen_from_the_same_one_named(
-    place: Place, chosen: tuple[Place, BuildReport]
-) -> None:
-    named = {"whiten": "whitening", **choice(chosen[1])["chosen"]}
-    first = place.build("out", **named)
-    assert first.manifest["choice"] is None
-    auto = place.build("out")
-    assert choice(auto) == choice(chosen[1])
-    assert auto.manifest["whitening"] == first.manifest["whitening"]
-    assert auto.version != first.version
-    again = place.build("out", **named)
-    assert again.manifest["choice"] is None
-    assert again.version == first.version
-    assert not again.up_to_date
-    # Neither is made a second time.
-    assert place.build("out").version == auto.version
-    assert len(list((place.root / "out" / "versions").iterdir())) == 2
-
-
-def test_the_manifest_tells_by_what_the_same_transform_was_chosen(place: Place) -> None:
-    settled = {"k": 16, "exponent": 0.25, "center": True}
-    labels = {"pairs": pairs(place.root / "pairs.parquet")}
-    for options, rule in (({}, "pieces"), (labels, "labels"), ({}, "pieces")):
-        report = place.build("out", **settled, **options)
-        assert choice(report)["chosen"] == settled
-        assert choice(report)["rule"] == rule
 
 
 def test_what_is_named_is_not_chosen(chosen: tuple[Place, BuildReport]) -> None:
@@ -84,13 +52,6 @@ def test_a_second_build_finds_the_choice_in_the_store(
     elsewhere = place.build("elsewhere")
     assert choice(elsewhere) == choice(chosen[1])
     assert not {"encode pieces", "choose"} & stages(elsewhere)
-
-
-def test_the_same_command_again_has_nothing_to_do(chosen: tuple[Place, BuildReport]) -> None:
-    place, first = chosen
-    again = place.build("first")
-    assert again.up_to_date
-    assert again.version == first.version
 
 
 def test_other_wishes_choose_anew_from_the_same_sample(place: Place) -> None:
@@ -122,12 +83,6 @@ def test_another_sample_is_encoded_where_it_would_differ(
 ) -> None:
     """The query prompt is not part of a store's name, but it is part of every piece."""
     assert "encode pieces" in stages(place.build("out", **change))
-
-
-def test_a_new_document_is_a_new_corpus(place: Place) -> None:
-    texts = [*place.texts[1:], "the king and the queen. they sat. " * 3]
-    parquet(Path(place.corpus), id=[f"d{i}" for i in range(ROWS)], text=texts)
-    assert "encode pieces" in stages(place.build("out"))
 
 
 @pytest.mark.parametrize(
@@ -189,21 +144,6 @@ def test_a_damaged_note_is_made_anew(
     assert not {"encode pieces", "choose"} & stages(place.build("again"))
 
 
-@pytest.mark.parametrize("name", ["rows", "candidates"])
-def test_a_sample_of_rows_that_are_not_there_is_made_anew(
-    place: Place, chosen: tuple[Place, BuildReport], name: str
-) -> None:
-    """A flipped byte may leave a file that can be read and says something else."""
-    (path,) = place.store.glob("*/samples/*")
-    (note,) = place.store.glob("*/choices/*")
-    note.unlink()
-    data, value = bytearray(path.read_bytes()), load_file(path)[name].tobytes()
-    at = bytes(data).index(value) + 7  # the sign of the first number
-    data[at] ^= 0x80
-    path.write_bytes(data)
-    assert_same_choice(choice(place.build("out")), choice(chosen[1]))
-
-
 def test_a_store_that_cannot_be_written_still_serves(
     place: Place, chosen: tuple[Place, BuildReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,12 +155,3 @@ def test_a_store_that_cannot_be_written_still_serves(
     monkeypatch.setattr(Notes, "save_choice", refuse)
     monkeypatch.setattr(Notes, "save_sample", refuse)
     assert_same_choice(choice(place.build("out")), choice(chosen[1]))
-
-
-@pytest.mark.parametrize("kind", ["choices", "samples"])
-def test_what_a_writer_that_died_left_is_removed(place: Place, kind: str) -> None:
-    (folder,) = place.store.glob(f"*/{kind}")
-    left = folder / ".tmp-left-by-a-writer"
-    left.write_bytes(b"half")
-    place.build("out")
-    assert not left.exists()

@@ -25,7 +25,6 @@ from tests.choosing_helpers import (
     pairs,
     parquet,
     raw_embeddings,
-    reciprocal_ranks,
     setting_of,
     stages,
     vectors_of,
@@ -122,25 +121,6 @@ def test_queries_beside_a_column_of_embeddings_are_encoded_by_its_model(
     assert_applied(report)
 
 
-def test_labels_are_the_same_whatever_the_ids_look_like(tmp_path: Path, model: Path) -> None:
-    texts = documents(120)
-    found = []
-    for prefix in ("d", "#"):
-        # Beside the row numbers, so that an id looks like another row.
-        ids = [f"{prefix}{i}" for i in range(120)]
-        order = np.random.default_rng(0).permutation(120)
-        corpus = parquet(
-            tmp_path / prefix / "c.parquet",
-            id=[ids[i] for i in order],
-            text=[texts[i] for i in order],
-        )
-        labels = judged(tmp_path / prefix, texts, prefix=prefix)
-        options = {"store": str(tmp_path / prefix / "store"), **labels.options()}
-        report = Place(tmp_path, model, texts).build(prefix, corpus=(corpus,), **options)
-        found.append([row["score"] for row in choice(report)["candidates"]])
-    assert found[0] == pytest.approx(found[1], abs=1e-9)
-
-
 def test_labels_choose_anew_where_they_or_the_query_prompt_change(place: Place) -> None:
     labels = judged(place.root, place.texts)
     place.build("a", **labels.options())
@@ -161,19 +141,6 @@ def embedded_pairs(path: str, model: Path) -> tuple[Array, Array]:
         encoder.encode_queries(first).astype(np.float64),
         encoder.encode(second).astype(np.float64),
     )
-
-
-def test_pairs_without_scores_find_each_other(place: Place) -> None:
-    path = pairs(place.root / "pairs.parquet")
-    report = place.build("out", pairs=path)
-    assert choice(report)["rule"] == "labels"
-    assert choice(report)["sample"] == 60
-    assert_applied(report)
-    raw, embedded = Moments.of(raw_embeddings(report)), embedded_pairs(path, place.model)
-    for row in choice(report)["candidates"]:
-        first, second = vectors_of(raw, row, *embedded)
-        expected = reciprocal_ranks(first, second).mean()
-        assert row["score"] == pytest.approx(expected, abs=2e-3)
 
 
 def cosines_under(fitted_on: Moments, embedded: tuple[Array, Array], row: dict[str, Any]) -> Array:
@@ -260,17 +227,6 @@ def test_pairs_that_are_too_many_are_drawn_by_the_seed(
         folds = [order[i::4] for i in range(4)]
         each = [spearmanr(scores[rows][part], cosines[part]).statistic for part in folds]
         assert row["score"] == pytest.approx(np.mean(each), abs=2e-3), row
-
-
-@pytest.mark.parametrize(("count", "values"), [(30, [0, 1, 2]), (40, [1, 0]), (400, [1, 0])])
-def test_scores_that_take_turns_choose_too(place: Place, count: int, values: list[int]) -> None:
-    """A file of a good pair, then a bad one, and so on, is a usual one."""
-    scores = np.resize(values, count)
-    path = pairs(place.root / "pairs.parquet", count, scores)
-    found = choice(place.build("out", pairs=path))
-    assert found["sample"] == count
-    assert all(-1 <= row["score"] <= 1 for row in found["candidates"])
-    assert len({row["score"] for row in found["candidates"]}) > 1
 
 
 def test_pairs_without_a_score_are_left_out_and_counted(place: Place) -> None:

@@ -25,12 +25,9 @@ from tests.choosing_helpers import (
     parquet,
     raw_embeddings,
     setting_of,
-    stages,
-    vectors_of,
 )
-from whiten_index import BuildConfig, open_index
+from whiten_index import BuildConfig
 from whiten_index.build import BuildReport
-from whiten_index.choosing import Wishes, choose_setting
 from whiten_index.choosing import sample as sampling
 from whiten_index.encode import encode_shards, open_corpus
 from whiten_index.encoding import Encoder
@@ -47,20 +44,6 @@ def _one_thread() -> None:
 
 
 place = choosing_helpers.place
-
-
-def test_a_corpus_of_texts_is_chosen_by_its_pieces(chosen: tuple[Place, BuildReport]) -> None:
-    _, report = chosen
-    found = choice(report)
-    assert found["rule"] == "pieces"
-    assert found["sample"] == ROWS // 2
-    assert "one standard error" in found["why"]
-    tried = [setting_of(row) for row in found["candidates"]]
-    assert len(set(tried)) == len(tried) > 30
-    assert setting_of(found["chosen"]) in tried
-    assert all(0 <= row["score"] <= 1 and row["error"] >= 0 for row in found["candidates"])
-    assert_applied(report)
-    assert "encode pieces" in stages(report)
 
 
 def test_the_rule_can_be_checked_in_the_manifest(chosen: tuple[Place, BuildReport]) -> None:
@@ -97,15 +80,6 @@ def test_with_unit_input_too(place: Place) -> None:
     assert_scored_by_pieces(report, sample, Moments.of(rest), normalize_input=True)
     assert report.manifest["whitening"]["normalize_input"] is True
     assert_applied(report)
-
-
-def test_with_weights_too(place: Place) -> None:
-    place.forget()
-    report = place.build("out", weight_column="weight")
-    sample, raw = kept_sample(place), raw_embeddings(report)
-    weights = np.arange(1, ROWS + 1) / np.mean(np.arange(1, ROWS + 1))
-    rest = np.delete(np.arange(ROWS), sample["rows"])
-    assert_scored_by_pieces(report, sample, Moments.of(raw[rest], weights=weights[rest]))
 
 
 def test_pieces_are_those_of_the_sampled_documents_encoded_as_what_they_stand_for(
@@ -186,49 +160,7 @@ def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> 
         assert values[whitening["k"] - 1] > wishes["floor"] * values[0]
 
 
-def test_the_index_finds_by_the_chosen_transform(chosen: tuple[Place, BuildReport]) -> None:
-    report = chosen[1]
-    raw = raw_embeddings(report)
-    opened = open_index(report.out)
-    queries = opened.encode(["the cat sat on the mat", "king and queen"]).astype(np.float64)
-    unit, found = vectors_of(Moments.of(raw), choice(report)["chosen"], queries, raw)
-    for hits, cosines in zip(opened.search_embeddings(queries), unit @ found.T, strict=True):
-        best = np.argsort(-cosines)[:10]
-        assert [hit.row for hit in hits] == best.tolist()
-        np.testing.assert_allclose([hit.score for hit in hits], cosines[best], atol=1e-4)
-
-
-def test_widths_are_tried_from_the_widest_down_to_one_that_loses_3_percent(place: Place) -> None:
-    report = place.build("out")
-    given = (1, 2, 4, 8, 16, 32)
-    moments = Moments.of(raw_embeddings(report))
-    wishes = Wishes(widths=given)
-    found = choose_setting(report.encoded, moments, wishes, Stages(Silent()))
-    scores: dict[int, float] = {}
-    for row in found.candidates:
-        scores[row.setting.k] = max(row.score, scores.get(row.setting.k, 0))
-    tried = sorted(scores, reverse=True)
-    assert tuple(tried) == given[::-1][: len(tried)]
-    assert 1 < len(tried) < len(given)
-    # Each but the last is near the best so far, and the last is not.
-    near = [scores[k] >= 0.97 * max(scores[wider] for wider in tried if wider >= k) for k in tried]
-    assert near == [True] * (len(tried) - 1) + [False]
-    assert found.setting.k > tried[-1]
-
-
 # --------------------------------------------------------------------------- passages
-
-
-def test_passages_are_chosen_by_their_pieces(tmp_path: Path, model: Path) -> None:
-    texts = documents(120, sentences=8)
-    corpus = parquet(tmp_path / "c.parquet", id=list(range(120)), text=texts)
-    place = Place(tmp_path, model, texts)
-    report = place.build("out", corpus=(corpus,), passage_tokens=40)
-    assert report.encoded.record.rows > 200
-    assert choice(report)["rule"] == "pieces"
-    sample, raw = kept_sample(place), raw_embeddings(report)
-    rest = Moments.of(np.delete(raw, sample["rows"], axis=0))
-    assert_scored_by_pieces(report, sample, rest)
 
 
 def test_passages_of_one_document_are_no_wrong_answers(tmp_path: Path, model: Path) -> None:
@@ -300,32 +232,3 @@ def test_where_tokens_run_out_the_sample_is_smaller_and_says_so(
     status, _, stderr = run(*place.arguments("--out", place.root / "again"))
     assert status == 0
     assert "chosen on 70 documents, and with fewer than 300 that is a matter of chance" in stderr
-
-
-def test_a_small_share_of_the_corpus_still_gives_50_documents(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.forget()
-    limit_tokens(monkeypatch, tokens=1, share=0)
-    assert choice(place.build("out"))["sample"] == 50
-
-
-def test_tokens_bound_the_sample_before_its_size_does(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.forget()
-    limit_tokens(monkeypatch, tokens=100_000, share=0)
-    every = choice(place.build("out"))["sample"]
-    place.forget()
-    limit_tokens(monkeypatch, tokens=2_000, share=0)
-    assert 50 < choice(place.build("out"))["sample"] < every
-
-
-def test_a_sample_of_another_limit_is_not_taken_from_the_store(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.forget()
-    with monkeypatch.context() as short:
-        limit_tokens(short, tokens=1, share=0)
-        place.build("out")
-    assert choice(place.build("other"))["sample"] > 50

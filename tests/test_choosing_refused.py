@@ -22,7 +22,7 @@ from tests.choosing_helpers import (
     shards,
 )
 from whiten_index.build import BuildReport
-from whiten_index.errors import ConfigError, CorpusError, WhitenIndexError
+from whiten_index.errors import ConfigError, CorpusError
 
 
 @pytest.fixture(autouse=True)
@@ -39,44 +39,16 @@ def test_a_sample_too_small_to_choose_from_is_refused(place: Place, size: int) -
     assert_refused(OPTIONS, rf"a sample of {size} documents is too small.*50", *arguments)
 
 
-def test_a_sample_too_small_is_refused_before_anything_is_encoded(
-    tmp_path: Path, chosen: tuple[Place, BuildReport]
-) -> None:
-    place = chosen[0]
-    with pytest.raises(ConfigError, match="too small"):
-        place.build(tmp_path / "out", store=str(tmp_path / "store"), choose_sample=10)
-    assert not shards(tmp_path)
-    assert shards(place.root)
-
-
 def test_qrels_that_name_no_document_of_the_corpus_are_refused(place: Place) -> None:
     labels = judged(place.root, place.texts, prefix="other-")
     told = r"names no document of the corpus.*not-in-corpus.*ids such as 'd\d+'.*--id-column"
     assert_refused(CORPUS, told, *place.arguments(*labels.flags()))
 
 
-def test_too_few_judged_queries_are_refused(place: Place) -> None:
-    labels = judged(place.root, place.texts, count=9)
-    arguments = place.arguments(*labels.flags())
-    assert_refused(CORPUS, r"leaves 9 queries to choose by.*10 are needed", *arguments)
-
-
-def test_queries_without_a_text_do_not_count(place: Place) -> None:
-    labels = judged(place.root, place.texts, count=20)
-    few = parquet(place.root / "few.parquet", id=["q0", "q1"], text=["the cat", "the dog"])
-    arguments = place.arguments("--queries", few, "--qrels", labels.qrels)
-    assert_refused(CORPUS, r"leaves 2 queries.*2 of 20 have a text", *arguments)
-
-
 @pytest.mark.parametrize("scores", [None, list(range(29))])
 def test_too_few_pairs_are_refused(place: Place, scores: Any) -> None:
     path = pairs(place.root / "pairs.parquet", 29, scores)
     assert_refused(CORPUS, r"29 pairs, too few.*30", *place.arguments("--pairs", path))
-
-
-def test_pairs_that_are_all_scored_alike_are_refused(place: Place) -> None:
-    path = pairs(place.root / "pairs.parquet", scores=[0.5] * 60)
-    assert_refused(CORPUS, "all scores.*equal", *place.arguments("--pairs", path))
 
 
 @pytest.mark.parametrize(
@@ -107,38 +79,6 @@ def test_options_that_do_not_go_together_are_refused(
     names = {"queries": labels.queries, "qrels": labels.qrels, "pairs": path}
     arguments = place.arguments(*(flag.format(**names) for flag in flags))
     assert_refused(OPTIONS, match, *arguments)
-
-
-def test_labels_need_an_encoder(tmp_path: Path, place: Place) -> None:
-    path = pairs(place.root / "pairs.parquet")
-    corpus = embedded(tmp_path / "e.parquet")["corpus"][0]
-    columns = ("--embedding-column", "e", "--id-column", "id")
-    arguments = ("build", corpus, *columns, "--out", tmp_path / "out", "--pairs", path)
-    assert_refused(OPTIONS, "name the model of the embedding column", *arguments)
-    alone = ("build", "--store", place.store, "--out", tmp_path / "out", "--pairs", path)
-    assert_refused(OPTIONS, "name the corpus too", *alone)
-
-
-@pytest.mark.parametrize("flag", ["--pairs", "--queries", "--qrels"])
-def test_a_file_of_labels_that_is_not_there_is_named(place: Place, flag: str) -> None:
-    labels = judged(place.root, place.texts)
-    flags = {"--pairs": ("--pairs",)}.get(flag, ("--queries", "--qrels"))
-    paths = {"--queries": labels.queries, "--qrels": labels.qrels}
-    paths[flag] = str(place.root / "gone.parquet")
-    given = [each for name in flags for each in (name, paths[name])]
-    assert_refused(CORPUS, "gone.parquet does not exist", *place.arguments(*given))
-
-
-def test_labels_are_read_before_anything_is_encoded(
-    tmp_path: Path, chosen: tuple[Place, BuildReport]
-) -> None:
-    place = chosen[0]
-    with pytest.raises(WhitenIndexError, match="does not exist"):
-        place.build(
-            tmp_path / "out", store=str(tmp_path / "store"), pairs=str(tmp_path / "no.parquet")
-        )
-    assert not shards(tmp_path)
-    assert shards(place.root)
 
 
 BAD_LABELS = {
@@ -186,11 +126,3 @@ def test_labels_that_cannot_choose_are_refused_before_anything_is_encoded(
     with pytest.raises(expected, match=BAD_LABELS[case]):
         place.build(tmp_path / "out", store=str(tmp_path / "store"), **options)
     assert not shards(tmp_path)
-
-
-def test_labels_without_a_corpus_are_refused(place: Place) -> None:
-    alone = {"corpus": (), "text_columns": (), "id_column": None}
-    labels = judged(place.root, place.texts)
-    with pytest.raises(ConfigError, match="name the corpus too"):
-        place.build("out", **alone, **labels.options())
-    assert not (place.root / "out" / "CURRENT").exists()

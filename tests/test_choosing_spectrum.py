@@ -16,8 +16,7 @@ from tests.choosing_helpers import (
     embedded,
     parquet,
 )
-from whiten_index import BuildConfig, build_index, encode_corpus
-from whiten_index.build import BuildReport
+from whiten_index import BuildConfig, build_index
 
 
 @pytest.fixture(autouse=True)
@@ -40,28 +39,6 @@ def test_short_texts_are_chosen_for_by_the_spectrum_and_told_why(
     assert_applied(report)
 
 
-def test_few_long_texts_among_many_short_ones_do_not_choose(tmp_path: Path, model: Path) -> None:
-    texts = [*documents(20), *documents(180, sentences=1)]
-    corpus = parquet(tmp_path / "c.parquet", id=list(range(200)), text=texts)
-    found = choice(Place(tmp_path, model, texts).build("out", corpus=(corpus,)))
-    assert found["rule"] == "spectrum"
-    assert "180 of 200" in found["why"]
-
-
-def test_a_corpus_in_many_small_files_is_chosen_by_its_pieces_too(
-    tmp_path: Path, model: Path
-) -> None:
-    """Each file is a shard of its own; no text of this corpus is short."""
-    texts = documents(200)
-    for start in range(0, 200, 4):
-        rows = range(start, start + 4)
-        path = tmp_path / "c" / f"{start:03}.parquet"
-        parquet(path, id=list(rows), text=[texts[row] for row in rows])
-    found = choice(Place(tmp_path, model, texts).build("out", corpus=(str(tmp_path / "c"),)))
-    assert "short" not in found["why"]
-    assert found["rule"] == "pieces"
-
-
 @pytest.mark.parametrize(("rows", "rule"), [(99, "spectrum"), (100, "pieces")])
 def test_fewer_than_100_documents_are_too_few(
     tmp_path: Path, model: Path, rows: int, rule: str
@@ -81,20 +58,4 @@ def test_embeddings_are_chosen_for_by_the_spectrum(tmp_path: Path, wishes: dict[
     assert choice(report)["rule"] == "spectrum"
     assert "only embeddings" in choice(report)["why"]
     assert choice(report)["chosen"].items() >= wishes.items()
-    assert_applied(report)
-
-
-def test_a_store_that_was_only_encoded_into_is_chosen_for_by_the_spectrum(
-    tmp_path: Path, chosen: tuple[Place, BuildReport]
-) -> None:
-    place = chosen[0]
-    config = BuildConfig(
-        corpus=(place.corpus,),
-        store=str(tmp_path / "store"),
-        text_columns=("text",),
-        model=str(place.model),
-    )
-    encode_corpus(config)
-    report = build_index(BuildConfig(out=str(tmp_path / "out"), store=str(tmp_path / "store")))
-    assert choice(report)["rule"] == "spectrum"
     assert_applied(report)

@@ -10,10 +10,9 @@ import faiss
 import numpy as np
 import pytest
 
-from tests import choosing_helpers
-from tests.choosing_helpers import Place, assert_applied, choice, parquet, shards
-from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.errors import ConfigError, WhiteningError
+from tests.choosing_helpers import choice, parquet, shards
+from whiten_index import BuildConfig, build_index
+from whiten_index.errors import ConfigError
 from whiten_index.fit import possible_widths
 from whiten_index.index import choose_factory
 
@@ -21,9 +20,6 @@ from whiten_index.index import choose_factory
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     faiss.omp_set_num_threads(1)
-
-
-place = choosing_helpers.place
 
 
 def column(path: Path, dim: int, *, rank: int | None = None, rows: int = 300) -> dict[str, Any]:
@@ -71,12 +67,6 @@ def test_widths_over_which_nothing_fits_the_budget_are_left_out(
     assert possible_widths(config, 128) == possible_widths(wishing(factory), 128)
 
 
-def test_where_no_width_fits_the_budget_the_narrowest_is_told() -> None:
-    told = "holds no index of 10,000 vectors of 16 dims: the least takes"
-    with pytest.raises(ConfigError, match=told):
-        possible_widths(wishing("auto", memory_budget="1KB"), 128, rows=10_000)
-
-
 def test_a_width_is_chosen_that_fits_the_budget(tmp_path: Path) -> None:
     options = column(tmp_path / "c.parquet", 96, rows=2_000) | {"store": str(tmp_path / "store")}
     free = build_index(BuildConfig(out=str(tmp_path / "free"), **options))
@@ -85,30 +75,6 @@ def test_a_width_is_chosen_that_fits_the_budget(tmp_path: Path) -> None:
     kept = build_index(BuildConfig(out=str(tmp_path / "out"), memory_budget="30KB", **options))
     assert choice(kept)["chosen"]["k"] == 16
     assert kept.manifest["bytes"]["index"]["total"] <= 30_000
-
-
-@pytest.mark.parametrize(
-    ("factory", "k"), [("Flat", 32), ("PQ3x4", 96), ("IVF4,PQ6x4", 96), ("PQ4x4", 32)]
-)
-def test_the_spectrum_keeps_a_width_that_the_factory_can_be_built_over(
-    tmp_path: Path, factory: str, k: int
-) -> None:
-    options = column(tmp_path / "c.parquet", 96)
-    report = build_index(BuildConfig(out=str(tmp_path / "out"), factory=factory, **options))
-    assert choice(report)["chosen"]["k"] == k
-    assert_applied(report)
-    assert report.manifest["factory"]["built"] == factory
-    assert len(open_index(report.out).search_like("3", top_k=5)) == 5
-
-
-def test_pieces_choose_among_the_widths_that_the_factory_can_be_built_over(place: Place) -> None:
-    tried = {}
-    for factory in ("Flat", "PQ32x4"):
-        report = place.build(factory, factory=factory)
-        tried[factory] = {row["k"] for row in choice(report)["candidates"]}
-        assert choice(report)["rule"] == "pieces"
-        assert_applied(report)
-    assert tried == {"Flat": {16, 32}, "PQ32x4": {32}}
 
 
 @pytest.mark.parametrize(
@@ -127,19 +93,3 @@ def test_a_factory_that_fits_no_width_is_refused_before_anything_is_encoded(
     with pytest.raises(ConfigError, match=told):
         build_index(BuildConfig(out=str(tmp_path / "out"), factory=factory, **options))
     assert not shards(tmp_path)
-
-
-def test_a_width_that_is_named_needs_not_be_round(tmp_path: Path) -> None:
-    options = column(tmp_path / "c.parquet", 98)
-    report = build_index(BuildConfig(out=str(tmp_path / "out"), factory="PQ7x4", k=49, **options))
-    assert choice(report)["chosen"]["k"] == 49
-    assert shards(tmp_path)
-
-
-def test_embeddings_that_span_less_than_the_factory_needs_are_refused(tmp_path: Path) -> None:
-    options = column(tmp_path / "c.parquet", 96, rank=50)
-    with pytest.raises(WhiteningError, match=r"factory .*over 96 dims .*span 50.*--factory"):
-        build_index(BuildConfig(out=str(tmp_path / "out"), factory="PQ48", **options))
-    assert not (tmp_path / "out" / "CURRENT").exists()
-    report = build_index(BuildConfig(out=str(tmp_path / "out"), factory="PQ4x4", **options))
-    assert choice(report)["chosen"]["k"] == 32

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file
 
 import whiten_index
 from tests.bad_input_helpers import (
@@ -23,10 +22,8 @@ from tests.bad_input_helpers import (
     run,
     run_build_job,
     succeed,
-    write_job,
 )
 from whiten_index import open_index
-from whiten_index.whitening import Whitening
 
 ROWS, DIM = 120, 8
 
@@ -80,13 +77,6 @@ def test_help_takes_less_than_half_a_second_of_cpu_and_loads_nothing(arguments: 
         assert done.stdout.startswith("Usage: ")
 
 
-def test_the_installed_command_is_the_same_program() -> None:
-    from importlib.metadata import entry_points
-
-    (script,) = entry_points(group="console_scripts", name="whiten-index")
-    assert script.value == "whiten_index.cli:main"
-
-
 def test_build_prints_one_object_with_what_is_documented(tmp_path: Path, corpus: Path) -> None:
     out = tmp_path / "out"
     report = one_object(succeed("build", corpus, *EMBEDDED, "--k", 4, "--out", out, "--json"))
@@ -120,47 +110,6 @@ def test_a_process_prints_one_object_and_libraries_print_nothing_beside_it(
     assert one_object(stdout)["counts"]["read"] == ROWS
 
 
-def test_inspect_prints_what_the_build_said(index: Path) -> None:
-    fields = one_object(succeed("inspect", index, "--json"))
-    assert {"counts", "whitening", "bytes", "seconds", "version", "spectrum", "config"} <= set(
-        fields
-    )
-    assert fields["counts"]["read"] == fields["rows"] == ROWS
-    text = succeed("inspect", index)
-    for fact in (fields["version"], "rank 8", "8 -> 4 dims", "Flat", "variance kept"):
-        assert fact in text
-
-
-@pytest.mark.parametrize("unit", [False, True])
-def test_export_writes_the_transform_as_one_matrix_and_bias(
-    tmp_path: Path, corpus: Path, unit: bool
-) -> None:
-    out, file = tmp_path / "out", tmp_path / "w.safetensors"
-    normalize = ("--normalize-input",) if unit else ()
-    whiten = ("--whiten", "whitening", "--k", 4)
-    succeed("build", corpus, *EMBEDDED, *whiten, *normalize, "--out", out)
-    facts = one_object(succeed("export", out, file, "--json"))
-    assert facts.keys() == {"file", "dim", "k", "normalize_input", "error", "query_digest"}
-    assert facts["file"] == str(file)
-    assert (facts["dim"], facts["k"], facts["normalize_input"]) == (DIM, 4, unit)
-    exported = load_file(file)
-    matrix, bias = exported["matrix"], exported["bias"]
-    assert matrix.dtype == bias.dtype == np.float32
-    assert (matrix.shape, bias.shape) == ((DIM, 4), (4,))
-    rows = np.stack(pq.read_table(corpus)["e"].to_pylist())
-    (path,) = out.glob("versions/*/whitening.safetensors")
-    expected = Whitening.load(path).apply(rows)
-    x = rows / np.linalg.norm(rows, axis=1, keepdims=True) if unit else rows
-    found = x.astype(np.float32) @ matrix + bias
-    missed = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
-    assert 0 < missed <= facts["error"] < 1e-5
-    assert exported["error"] == pytest.approx(facts["error"])
-    text = succeed("export", out, file)
-    embeddings = "embeddings of unit length" if unit else "raw embeddings"
-    assert text.startswith(f"{file}: matrix {DIM} x 4 and bias, for {embeddings}\n")
-    assert f"{facts['error']:.1e}" in text
-
-
 @pytest.mark.parametrize("name", ["w.npz", "w", "w.safetensors.bak", "w.SAFETENSORS"])
 def test_export_to_another_ending_is_refused(tmp_path: Path, index: Path, name: str) -> None:
     status, stdout, stderr = run("export", index, tmp_path / name)
@@ -179,23 +128,6 @@ def test_export_into_a_folder_that_is_missing_is_an_output_error(
     assert (status, stdout) == (7, "")
     assert f"Error: cannot write {path}" in stderr
     assert not path.parent.exists()
-
-
-def test_export_of_what_is_no_index_writes_nothing(tmp_path: Path) -> None:
-    status, _, stderr = run("export", tmp_path / "none", tmp_path / "w.safetensors")
-    assert status == 5
-    assert "Error: " in stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_encode_prints_one_object_and_build_takes_its_store(tmp_path: Path, corpus: Path) -> None:
-    store = tmp_path / "store"
-    report = one_object(succeed("encode", corpus, *EMBEDDED, "--store", store, "--json"))
-    assert (report["counts"]["encoded"], report["rows"]) == (ROWS, ROWS)
-    assert report["bytes"]["raw"] == ROWS * DIM * 4
-    out = tmp_path / "out"
-    built = one_object(succeed("build", "--store", store, "--k", 4, "--out", out, "--json"))
-    assert (built["counts"]["encoded"], built["counts"]["reused"]) == (0, ROWS)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -217,29 +149,6 @@ def test_plan_foretells_the_build_and_writes_nothing(tmp_path: Path, dtype: type
     assert "nothing was written" in succeed(*arguments[:-1], "--plan")
 
 
-def test_plan_measures_the_encoder(tmp_path: Path, tiny_model: Path) -> None:
-    path = tmp_path / "c.parquet"
-    pq.write_table(pa.table({"text": [f"the cat {i}" for i in range(40)] + [" "]}), path)
-    arguments = ("--text-column", "text", "--model", tiny_model, "--store", tmp_path / "store")
-    plan = one_object(succeed("encode", path, *arguments, "--plan", "--json"))
-    assert (plan["read"], plan["to_encode"], plan["dim"]) == (41, 40, 32)
-    assert plan["rows_per_second"] > 0
-    assert plan["seconds"] == pytest.approx(40 / plan["rows_per_second"])
-    assert plan["raw_bytes"] == 40 * 32 * 2
-    assert not (tmp_path / "store").exists()
-
-
-def test_search_says_what_python_says(index: Path) -> None:
-    expected = open_index(index).search_like("d7", top_k=5)
-    found = one_object(succeed("search", index, "--like", "d7", "--top-k", 5, "--json"))
-    (result,) = found["results"]
-    assert result["query"] == "d7"
-    assert [hit["id"] for hit in result["hits"]] == [hit.id for hit in expected]
-    assert [hit["score"] for hit in result["hits"]] == pytest.approx([h.score for h in expected])
-    lines = succeed("search", index, "--like", "d7", "--top-k", 5).splitlines()
-    assert [line.split()[1] for line in lines[1:]] == [hit.id for hit in expected]
-
-
 def test_a_kept_column_hides_neither_score_nor_row(tmp_path: Path, corpus: Path) -> None:
     out = tmp_path / "out"
     kept = ("--keep", "score", "--keep", "row", "--keep", "when")
@@ -253,43 +162,6 @@ def test_a_kept_column_hides_neither_score_nor_row(tmp_path: Path, corpus: Path)
         assert "low" in json.dumps(hit) or "high" in json.dumps(hit)
 
 
-@pytest.mark.parametrize("suffix", ["trec", "jsonl", "parquet"])
-def test_search_writes_a_run(tmp_path: Path, index: Path, corpus: Path, suffix: str) -> None:
-    path = tmp_path / f"run.{suffix}"
-    arguments = ("--queries", corpus, *EMBEDDED, "--top-k", 3, "--run", path)
-    report = one_object(succeed("search", index, *arguments, "--json"))
-    assert report == {"run": str(path), "queries": ROWS, "top_k": 3}
-    if suffix == "trec":
-        assert len(path.read_text().splitlines()) == 3 * ROWS
-        assert re.fullmatch(r"d0 Q0 d0 1 \S+ \S+", path.read_text().splitlines()[0])
-
-
-@pytest.fixture(scope="module")
-def text_index(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    texts = [f"the cat sat on mat {i}" for i in range(20)] + ["moon\nstar"]
-    pq.write_table(pa.table({"id": range(21), "text": texts}), folder / "c.parquet")
-    arguments = ("--text-column", "text", "--id-column", "id", "--keep", "text", "--k", 3)
-    out = folder / "out"
-    succeed("build", folder / "c.parquet", *arguments, "--model", tiny_model, "--out", out)
-    return out
-
-
-def test_every_text_asked_gets_its_answer(text_index: Path) -> None:
-    asked = ["moon star", "the cat", "moon star"]
-    found = one_object(succeed("search", text_index, *asked, "--top-k", 2, "--json"))["results"]
-    assert [result["query"] for result in found] == asked
-    first, _, again = ([hit["id"] for hit in result["hits"]] for result in found)
-    assert first == again
-    expected = open_index(text_index, device="cpu").search(asked[:2], top_k=2)
-    assert [[h["id"] for h in result["hits"]] for result in found[:2]] == [
-        [hit.id for hit in hits] for hits in expected
-    ]
-    lines = succeed("search", text_index, "moon star", "--top-k", 2).splitlines()
-    # A text of two lines is shown on one.
-    assert len(lines) == 3
-
-
 def test_truncated_texts_are_counted(tmp_path: Path, tiny_model: Path) -> None:
     texts = ["cat " * 5, "cat " * 6, "cat " * 7, "cat " * 50, "dog"]
     pq.write_table(pa.table({"text": texts}), tmp_path / "c.parquet")
@@ -300,21 +172,6 @@ def test_truncated_texts_are_counted(tmp_path: Path, tiny_model: Path) -> None:
     assert first["counts"]["truncated"] == 2
     again = one_object(succeed("encode", tmp_path / "c.parquet", *arguments, *out))
     assert (again["counts"]["truncated"], again["counts"]["reused"]) == (2, 5)
-
-
-def test_a_job_file_gives_defaults_that_flags_override(tmp_path: Path, corpus: Path) -> None:
-    job = write_job(tmp_path / "job.toml", corpus, tmp_path / "out", more='keep = "when"\n')
-    first = one_object(succeed("build", "--config", job, "--json"))
-    assert (first["whitening"]["k"], first["whitening"]["center"]) == (3, False)
-    config = one_object(succeed("inspect", tmp_path / "out", "--json"))["config"]
-    assert (config["shard_rows"], config["keep"]) == (40, ["when"])
-    flags = ("--k", "5", "--center", "--out", tmp_path / "other")
-    for arguments in (("--config", job, *flags), (*flags, "--config", job)):
-        other = one_object(succeed("build", *arguments, "--json"))
-        assert (other["whitening"]["k"], other["whitening"]["center"]) == (5, True)
-        assert other["out"] == str(tmp_path / "other")
-    encoded = succeed("encode", "--config", job, "--store", tmp_path / "store", "--json")
-    assert one_object(encoded)["counts"]["read"] == ROWS
 
 
 @pytest.mark.parametrize(
@@ -388,10 +245,3 @@ def test_the_closing_table_shows_every_count(tmp_path: Path) -> None:
     assert f"raw embeddings: {out / 'store'}" in text
     assert "rows/s" in text
     assert "\r" not in text
-
-
-def test_progress_bars_are_for_terminals_only(tmp_path: Path, corpus: Path) -> None:
-    arguments = ("build", corpus, *EMBEDDED, "--k", 4, "--out", tmp_path / "out")
-    _, stdout, stderr = run(*arguments)
-    assert stderr == ""
-    assert "%|" not in stdout

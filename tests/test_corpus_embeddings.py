@@ -112,14 +112,6 @@ def test_another_width_in_another_file_is_refused(tmp_path, write_parquet):
         read_vectors(open_corpus(tmp_path, embedding_column="v"))
 
 
-def test_the_width_is_that_of_the_rows_the_filter_keeps(tmp_path, write_parquet):
-    columns = {"v": [[1.0, 2.0], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "by": ["old", "new", "new"]}
-    path = write_parquet(tmp_path / "a.parquet", columns)
-    corpus = open_corpus(path, embedding_column="v", row_filter="by == 'new'")
-    assert corpus.dim == 3
-    np.testing.assert_array_equal(read_vectors(corpus)[1], columns["v"][1:])
-
-
 def test_a_column_of_nulls_is_refused(tmp_path, write_parquet):
     column = pa.array([None, None], pa.list_(pa.float32()))
     path = write_parquet(tmp_path / "a.parquet", {"v": column})
@@ -156,36 +148,3 @@ def test_counts_of_embeddings_add_up(tmp_path, write_parquet, rows, group, shard
     assert ids == [f"a.parquet#{i // group}:{i % group}" for i in kept]
     np.testing.assert_array_equal(found, [rows[i] for i in kept])
     assert skipped == Counter(why for why in reasons if why != "kept")
-
-
-@pytest.mark.parametrize("place", [0, 4095, 4096, 9999])
-def test_a_broken_row_is_found_wherever_it_is(tmp_path, write_parquet, place):
-    matrix = np.ones((10_000, 2), np.float32)
-    matrix[place, 1] = np.nan
-    column = pa.FixedSizeListArray.from_arrays(matrix.ravel(), 2)
-    path = write_parquet(tmp_path / "a.parquet", {"v": column})
-    corpus = open_corpus(path, embedding_column="v")
-    with pytest.raises(CorpusError, match=rf"row a.parquet#0:{place} of the corpus has a NaN"):
-        list(corpus.batches())
-    _, found, skipped = read_vectors(
-        open_corpus(path, embedding_column="v", on_bad_row=OnBadRow.SKIP)
-    )
-    assert (len(found), skipped) == (9_999, {"not_finite": 1})
-
-
-def test_the_first_embedding_may_be_far_behind(tmp_path, write_parquet):
-    rows = [None] * 9_000 + [[1.0, 2.0, 3.0]] * 2
-    path = write_parquet(tmp_path / "a.parquet", {"v": pa.array(rows, pa.list_(pa.float32()))})
-    corpus = open_corpus(path, embedding_column="v")
-    ids, found, skipped = read_vectors(corpus)
-    assert corpus.dim == 3
-    assert (len(found), skipped) == (2, {"null_embedding": 9_000})
-    assert ids == ["a.parquet#0:9000", "a.parquet#0:9001"]
-
-
-def test_the_column_of_embeddings_may_be_kept_too(tmp_path, write_parquet):
-    rows = [[1.0, 2.0], [3.0, 4.0]]
-    column = pa.array(rows, pa.list_(pa.float32()))
-    path = write_parquet(tmp_path / "a.parquet", {"v": column})
-    (batch,) = open_corpus(path, embedding_column="v", keep=("v",)).batches()
-    assert batch.documents.column("v").to_pylist() == batch.embeddings.tolist() == rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import re
 from pathlib import Path
 
 import fsspec
@@ -38,20 +37,10 @@ def test_a_folder_is_read_without_hidden_and_underscore_files(tree):
     assert ids == [f"{name}#0:0" for name in VISIBLE]
 
 
-def test_a_file_named_outright_is_read_whatever_its_name(tree):
-    assert read_all(open_corpus(tree / "_metadata.parquet"))[1] == ["_metadata.parquet"]
-
-
 def test_a_file_uri_is_read_as_its_path_is(tree):
     assert read_all(open_corpus(tree.as_uri())) == read_all(open_corpus(tree))
     uri = f"{tree.as_uri()}/sub/*.parq"
     assert read_all(open_corpus(uri)) == read_all(open_corpus(tree / "sub" / "*.parq"))
-
-
-def test_a_relative_path_and_glob_are_read(tree, monkeypatch):
-    monkeypatch.chdir(tree)
-    assert read_all(open_corpus("sub"))[1] == ["sub/c.parq", "sub/deep/d.parquet"]
-    assert read_all(open_corpus("b.*"))[1] == ["b.parquet"]
 
 
 GLOBS = (
@@ -71,17 +60,6 @@ def test_a_glob_finds_what_python_globbing_finds(tmp_path, write_parquet, patter
     expected = glob.glob(pattern, root_dir=tmp_path, recursive=True)  # noqa: PTH207
     assert expected
     assert sorted(read_all(open_corpus(tmp_path / pattern))[1]) == sorted(expected)
-
-
-@pytest.mark.parametrize("pattern", ["*", "*.p*", "**/*.parquet", "*/*/*.parquet"])
-def test_a_wildcard_matches_no_bookkeeping(tree, pattern):
-    """As in a folder and in a shell: hidden and underscore names only when spelled out."""
-    texts = read_all(open_corpus(tree / pattern))[1]
-    assert not [name for name in texts if re.search(r"(^|/)[._]", name)]
-
-
-def test_a_glob_can_spell_an_underscore_out(tree):
-    assert read_all(open_corpus(tree / "_meta*.parquet"))[1] == ["_metadata.parquet"]
 
 
 def test_a_name_with_brackets_that_exists_is_no_glob(tmp_path, write_parquet):
@@ -111,19 +89,6 @@ def test_sources_keep_their_order_and_same_names_stay_distinct(tmp_path, write_p
     assert len(set(ids)) == 2
 
 
-def test_same_path_on_two_file_systems_is_two_files(tmp_path, write_parquet):
-    path = write_parquet(tmp_path / "a.parquet", {"text": ["disk"]})
-    memory = fsspec.filesystem("memory")
-    try:
-        with memory.open(str(path), "wb") as file:
-            pq.write_table(pa.table({"text": ["memory"]}), file)
-        ids, texts, _ = read_all(open_corpus(path, f"memory://{path}"))
-        assert texts == ["disk", "memory"]
-        assert len(set(ids)) == 2
-    finally:
-        memory.rm(str(path))
-
-
 @pytest.mark.parametrize("again", ["a.parquet", "file://", "*.parquet", "sub/../a.parquet"])
 def test_a_file_named_twice_is_refused(tmp_path, write_parquet, again):
     path = write_parquet(tmp_path / "a.parquet", {"text": ["x"]})
@@ -149,27 +114,11 @@ def test_sources_without_parquet_are_refused(tmp_path, source, message):
         open_corpus(tmp_path / source)
 
 
-def test_an_unknown_scheme_is_refused():
-    with pytest.raises(CorpusError, match=r"nosuch://a/b\.parquet cannot be opened .*fsspec"):
-        open_corpus("nosuch://a/b.parquet")
-
-
-def test_no_source_is_refused():
-    with pytest.raises(CorpusError, match="no corpus was given"):
-        open_corpus()
-
-
 @pytest.mark.parametrize("rows", [[], [0, 0]])
 def test_an_empty_corpus_is_refused(tmp_path, write_parquet, rows):
     write_parquet(tmp_path / "a.parquet", {"text": pa.array([], pa.string())})
     with pytest.raises(CorpusError, match="holds no rows; point to a corpus that does"):
         open_corpus(tmp_path)
-
-
-def test_an_empty_file_among_others_changes_nothing(tmp_path, write_parquet):
-    write_parquet(tmp_path / "a.parquet", {"text": pa.array([], pa.string())})
-    write_parquet(tmp_path / "b.parquet", {"text": ["x"]})
-    assert read_all(open_corpus(tmp_path))[:2] == (["b.parquet#0:0"], ["x"])
 
 
 # --------------------------------------------------------------------------- damage

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpus_helpers import IN_TMP_PATH, chunk_bytes, open_corpus, overwrite, read_all
-from whiten_index.batch import row_digests
 from whiten_index.corpus import CorpusConfig, OnBadRow
 from whiten_index.errors import ConfigError, CorpusError
 
@@ -31,13 +29,6 @@ def test_a_missing_column_is_refused_with_those_there_are(tmp_path, write_parque
             CorpusError, match=r"a\.parquet has no column 'text'; its columns are title, body"
         ):
             open_corpus(path, **options)
-
-
-def test_a_column_missing_in_one_file_names_that_file(tmp_path, write_parquet):
-    write_parquet(tmp_path / "a.parquet", {"text": ["x"]})
-    write_parquet(tmp_path / "b.parquet", {"texts": ["x"]})
-    with pytest.raises(CorpusError, match=r"b\.parquet has no column 'text'"):
-        open_corpus(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -59,32 +50,11 @@ def test_a_column_of_the_wrong_type_is_refused_with_those_that_fit(
         open_corpus(path, **options)
 
 
-def test_nothing_that_fits_is_said(tmp_path, write_parquet):
-    path = write_parquet(tmp_path / "a.parquet", {"text": [1]})
-    with pytest.raises(CorpusError, match="no column of it fits"):
-        open_corpus(path)
-
-
-def test_a_column_there_twice_is_refused(tmp_path, write_parquet):
-    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
-    path = write_parquet(tmp_path / "a.parquet", table)
-    with pytest.raises(CorpusError, match="more than one column 'text'"):
-        open_corpus(path)
-
-
 def test_either_texts_or_embeddings_are_named():
     with pytest.raises(ConfigError, match=r"--text-column \(one or more\), or --embedding-column"):
         CorpusConfig(sources=("a",))
     with pytest.raises(ConfigError, match="not both"):
         CorpusConfig(sources=("a",), text_columns=("t",), embedding_column="v")
-
-
-def test_a_kept_column_cannot_shadow_the_id(tmp_path, write_parquet):
-    with pytest.raises(ConfigError, match="kept column cannot be called 'id'"):
-        CorpusConfig(sources=("a",), text_columns=("t",), keep=("id",))
-    path = write_parquet(tmp_path / "a.parquet", {"text": ["x"], "id": ["i"]})
-    (batch,) = open_corpus(path, id_column="id", keep=("id",)).batches()
-    assert batch.documents.to_pydict() == {"id": ["i"]}
 
 
 def test_only_the_columns_asked_for_are_read(tmp_path, write_parquet):
@@ -136,15 +106,6 @@ def test_texts_are_joined_and_blank_rows_counted(
     assert skipped == ({"blank_text": blank} if blank else {})
 
 
-@pytest.mark.parametrize("group", [None, 7, 1])
-def test_row_groups_do_not_change_what_is_read(tmp_path, write_parquet, group):
-    texts = [f"text {i}" for i in range(100)]
-    path = write_parquet(tmp_path / "a.parquet", {"text": texts, "k": texts}, row_group_size=group)
-    for shard_rows in (1, 3, 10, 1000):
-        corpus = open_corpus(path, shard_rows=shard_rows, id_column="k")
-        assert read_all(corpus) == (texts, texts, Counter())
-
-
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
 )
@@ -157,32 +118,12 @@ def test_every_string_type_gives_the_same_texts(tmp_path, write_parquet, kind):
     assert skipped == {"blank_text": 2}
 
 
-def test_a_blank_row_is_an_error_that_names_it_where_asked(tmp_path, write_parquet):
-    texts = ["x"] * 5 + [" "] + ["x"] * 2
-    path = write_parquet(tmp_path / "a.parquet", {"text": texts}, row_group_size=4)
-    corpus = open_corpus(path, on_bad_row=OnBadRow.ERROR)
-    with pytest.raises(CorpusError, match=r"row a\.parquet#1:1 .*no text in text; .*skip"):
-        read_all(corpus)
-
-
 def test_an_error_names_the_row_of_the_file_behind_a_filter(tmp_path, write_parquet):
     columns = {"text": ["x", "x", "x", None, "x", None], "n": [0, 1, 0, 0, 1, 1]}
     path = write_parquet(tmp_path / "a.parquet", columns, row_group_size=4)
     corpus = open_corpus(path, on_bad_row=OnBadRow.ERROR, row_filter="n == 1")
     with pytest.raises(CorpusError, match=r"row a\.parquet#1:1 "):
         read_all(corpus)
-
-
-@pytest.mark.parametrize("row_filter", [None, "n < 0"])
-def test_a_shard_that_loses_every_row_is_an_empty_batch(tmp_path, write_parquet, row_filter):
-    columns = {"text": [None, "", " "], "n": [1, 2, 3], "k": ["a", "b", "c"]}
-    path = write_parquet(tmp_path / "a.parquet", columns)
-    corpus = open_corpus(path, id_column="k", keep=("n",), row_filter=row_filter)
-    corpus.check_ids()
-    (batch,) = corpus.batches()
-    assert (len(batch), batch.read, sum(batch.skipped.values())) == (0, 3, 3)
-    assert batch.documents.schema == pa.schema({"id": pa.string(), "n": pa.int64()})
-    assert batch.digests().shape == (0, 16)
 
 
 def test_a_limit_reads_the_first_rows(tmp_path, write_parquet):
@@ -209,22 +150,6 @@ def test_kept_columns_stay_beside_their_rows(tmp_path, write_parquet):
     assert batch.documents.schema.field("year").type == pa.int16()
 
 
-def test_digests_are_blake2b_of_the_bytes(tmp_path, write_parquet):
-    columns = {"text": ["a", "é", "a"], "v": [[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]}
-    path = write_parquet(tmp_path / "a.parquet", columns)
-
-    def truth(rows):
-        return [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
-
-    (texts,) = open_corpus(path).batches()
-    (vectors,) = open_corpus(path, embedding_column="v").batches()
-    found = [row.tobytes() for row in texts.digests()]
-    assert found == truth([b"a", "é".encode(), b"a"])
-    found = [row.tobytes() for row in vectors.digests()]
-    assert found == truth([np.array(row).tobytes() for row in columns["v"]])
-    assert row_digests([]).shape == (0, 16)
-
-
 # --------------------------------------------------------------------------- ids
 
 WORDS = ["10", "20", "30"]
@@ -246,26 +171,6 @@ def test_ids_of_every_type_come_through(tmp_path, write_parquet, column, expecte
     corpus = open_corpus(path, id_column="k")
     corpus.check_ids()
     assert read_all(corpus)[0] == expected
-
-
-def test_an_id_too_large_is_refused(tmp_path, write_parquet):
-    column = pa.array([1, 2**63], pa.uint64())
-    path = write_parquet(tmp_path / "a.parquet", {"text": ["a", "b"], "k": column})
-    with pytest.raises(CorpusError, match=r"an id does not fit .*below 2\*\*63"):
-        read_all(open_corpus(path, id_column="k"))
-
-
-@pytest.mark.parametrize("integer", [False, True])
-def test_ids_there_twice_are_named(tmp_path, write_parquet, integer):
-    def ids(values):
-        return values if integer else [f"doc-{value}" for value in values]
-
-    write_parquet(tmp_path / "a.parquet", {"text": ["x"] * 4, "k": ids([1, 2, 3, 777])})
-    write_parquet(tmp_path / "b.parquet", {"text": ["x"] * 3, "k": ids([5, 777, 6])})
-    shown = "777" if integer else "'doc-777'"
-    with pytest.raises(CorpusError, match=rf"1 ids of column k .*\(such as {shown}\).*unique"):
-        open_corpus(tmp_path, id_column="k", shard_rows=2).check_ids()
-    open_corpus(tmp_path, id_column="k", limit=5).check_ids()
 
 
 @pytest.mark.parametrize(
@@ -298,14 +203,6 @@ def test_check_ids_agrees_with_counting(tmp_path, write_parquet, ids):
             corpus.check_ids()
     else:
         corpus.check_ids()
-
-
-def test_repeated_ids_that_the_filter_leaves_out_do_no_harm(tmp_path, write_parquet):
-    columns = {"text": ["x"] * 3, "k": ["a", "a", "b"], "latest": [False, True, True]}
-    path = write_parquet(tmp_path / "a.parquet", columns)
-    corpus = open_corpus(path, id_column="k", row_filter="latest")
-    corpus.check_ids()
-    assert read_all(corpus)[0] == ["a", "b"]
 
 
 def test_null_ids_stop_or_are_skipped_and_counted(tmp_path, write_parquet):

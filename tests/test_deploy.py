@@ -18,23 +18,15 @@ import yaml
 
 from pipelines.nightly_job import Job
 from pipelines.nightly_reindex import main
-from whiten_index import errors
-from whiten_index.monitoring import METRICS, Outcome
+from whiten_index.monitoring import Outcome
 from whiten_index.stopping import INTERRUPTED
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "pipelines" / "deploy"
 HOME, PYTHON = "/opt/whiten-index", "/opt/whiten-index/.venv/bin/python"
 UNITS = sorted((DEPLOY / "systemd").iterdir())
-SERVICE = DEPLOY / "systemd" / "whiten-index-nightly@.service"
 CRON = DEPLOY / "cron.d" / "whiten-index"
 RULES = DEPLOY / "prometheus-rules.yaml"
-# Another try does not mend them; the others may have mended themselves by then.
-HOPELESS = {"ConfigError", "ArtifactError", "WhiteningError", "GateError"}
-
-
-def exit_codes(names: set[str]) -> set[int]:
-    return {getattr(errors, name).exit_code for name in names}
 
 
 def tool(name: str, *, package: str) -> str:
@@ -198,21 +190,6 @@ def test_the_cron_job_starts_the_job() -> None:
     assert all(str(Path(path).parent) in mounts for path in job["corpus"])
 
 
-def test_what_is_hopeless_is_not_tried_again() -> None:
-    hopeless = exit_codes(HOPELESS)
-    service = unit("whiten-index-nightly@.service")
-    assert set(map(int, service["RestartPreventExitStatus"].split())) == hopeless
-    assert service["SuccessExitStatus"] == str(INTERRUPTED)
-    job = documents()["CronJob"]["spec"]["jobTemplate"]["spec"]
-    (rule,) = [r for r in job["podFailurePolicy"]["rules"] if r["action"] == "FailJob"]
-    assert rule["onExitCodes"]["operator"] == "In"
-    assert set(rule["onExitCodes"]["values"]) == hopeless
-    assert rule["onExitCodes"]["containerName"] == pod()["containers"][0]["name"]
-    # Kubernetes allows such a policy with no other.
-    assert pod()["restartPolicy"] == "Never"
-    assert job["backoffLimit"] > 0
-
-
 def job_texts() -> dict[str, str]:
     example = (DEPLOY / "job.toml").read_text()
     return {
@@ -233,65 +210,9 @@ def test_the_job_files_are_taken(tmp_path: Path, name: str) -> None:
     assert job.keep_versions == 7
 
 
-def test_comments_of_the_example_are_options() -> None:
-    plain, full = (tomllib.loads(job_texts()[name]) for name in ("example", "with its comments"))
-    assert len(full) >= len(plain) + 5
-    assert set(full["push"][0]) >= {"to", "table", "max-shrink", "options"}
-
-
-def test_the_units_let_the_job_write_where_the_example_does() -> None:
-    service = unit("whiten-index-nightly@.service")
-    job = tomllib.loads(job_texts()["with its comments"])
-    assert Path(job["index"]).parent == Path("/var/lib", service["StateDirectory"])
-    assert str(Path(job["metrics"]).parent) == service["ReadWritePaths"].removeprefix("-")
-    assert service["ProtectSystem"] == "strict"
-    # node_exporter is another user.
-    assert int(service["UMask"], 8) & 0o044 == 0
-
-
-def test_the_example_needs_no_extra() -> None:
-    """Metrics have one, and without it a job that asks for them does nothing at all."""
-    text = job_texts()["example"]
-    assert not {"metrics", "push"} & set(tomllib.loads(text))
-    assert "pip install 'whiten-index[metrics]'" in text
-
-
-def test_the_unit_says_where_to_name_folders_of_pushes(analyze: str, units: Path) -> None:
-    """Embedded engines and files may lie where it lets nothing be written."""
-    (line,) = re.findall(r"^# (ReadWritePaths=/.*)$", SERVICE.read_text(), re.MULTILINE)
-    service = units / SERVICE.name
-    service.write_text(service.read_text().replace(f"# {line}", line))
-    assert line in service.read_text().splitlines()
-    assert faults(analyze, units) == ""
-    assert "[[push]]" in SERVICE.read_text().partition(line)[0].rpartition("ReadWritePaths")[2]
-
-
 def alerts() -> list[dict[str, Any]]:
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
-
-
-def test_alerts_are_on_metrics_that_there_are() -> None:
-    rules = alerts()
-    named = {name for rule in rules for name in re.findall(r"whiten_index_(\w+)", rule["expr"])}
-    assert len(rules) >= 3
-    (failed,) = [rule["expr"] for rule in rules if rule["alert"] == "WhitenIndexFailed"]
-    service = (DEPLOY / "systemd" / "whiten-index-nightly@.service").read_text()
-    for status in ("0", *re.findall(r"^SuccessExitStatus=(.*)$", service, re.M)[0].split()):
-        assert f"whiten_index_last_run_exit_code != {status} and" in failed
-    assert named <= set(METRICS)
-    assert {"last_success_timestamp_seconds", "last_run_exit_code"} <= named
-
-
-def test_a_run_that_is_stopped_alerts_when_none_follows() -> None:
-    """A time limit that is too short ends each night's run as an administrator would, with 130."""
-    named = {
-        outcome: rule
-        for rule in alerts()
-        for outcome in re.findall(r'outcome="(\w+)"} == 1', rule["expr"])
-    }
-    assert set(named) == {Outcome.GATE_FAILED.value, Outcome.INTERRUPTED.value}
-    assert named["interrupted"]["for"] == "6h"
 
 
 @pytest.mark.parametrize(

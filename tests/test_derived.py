@@ -18,20 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from tests.build_helpers import column_facts
 from tests.moments_helpers import distance, two_pass
 from whiten_index import BuildConfig, encode_corpus
-from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import sha256_file
 from whiten_index.corpus import CorpusConfig, ParquetCorpus, plan_windows
 from whiten_index.moments import Moments
 from whiten_index.reuse import RowFinder
 from whiten_index.runners import LocalRunner
 from whiten_index.shard import ShardResult, ShardWork
 from whiten_index.store import CorpusRecord, EmbeddingStore, StoreDtype
-from whiten_index.upkeep import compact_store, gc_store, verify_store
 
 DIM, LONGEST, SHARD_ROWS = 6, 20, 8
 NAME = "0123456789abcdef" * 2
@@ -289,43 +285,6 @@ def test_outliers_that_left_leave_nothing_behind(tmp_path: Path) -> None:
 # Whether texts were cut
 
 
-def without_flags(store: EmbeddingStore, name: str) -> None:
-    """Make a shard one of a release that did not keep which texts were cut."""
-    folder = store.shards.folder / name
-    path = folder / "embeddings.safetensors"
-    tensors = {k: v for k, v in load_file(path).items() if k != "truncated"}
-    save_file(tensors, path, {"kind": "shard", "format_version": "1"})
-    fields = manifest.read_json(folder / manifest.MANIFEST, what="a shard")
-    fields["files"][path.name] = {
-        "bytes": path.stat().st_size,
-        "sha256": sha256_file(path),
-    }
-    manifest.write_manifest(folder / manifest.MANIFEST, fields)
-
-
-def test_what_an_earlier_release_did_not_tell_is_found_out_again(tmp_path: Path) -> None:
-    long, short = "x" * 30, "y"
-    texts = [f"{(long, short)[i % 3 == 0]}{i % 6}" for i in range(SHARD_ROWS)]
-    night = run_night(tmp_path, {"a.parquet": texts})
-    without_flags(night.store, night.results[0].part.shard)
-    changed = ["new", *texts[1:]]
-    night = run_night(tmp_path, {"a.parquet": changed})
-    assert night.encoder.encoded == ["new"]
-    # Reading the texts' lengths is not encoding them.
-    assert set(night.encoder.prepared) == set(changed)
-    assert_as_new(night, {"a.parquet": changed}, "float16")
-
-
-@pytest.mark.parametrize("text", ["x" * 30, "y"])
-def test_where_all_or_none_were_cut_nothing_is_asked(tmp_path: Path, text: str) -> None:
-    texts = [f"{text}{i}" for i in range(SHARD_ROWS)]
-    night = run_night(tmp_path, {"a.parquet": texts})
-    without_flags(night.store, night.results[0].part.shard)
-    night = run_night(tmp_path, {"a.parquet": texts[1:]})
-    assert not night.encoder.prepared
-    assert_as_new(night, {"a.parquet": texts[1:]}, "float16")
-
-
 # Damage
 
 
@@ -359,52 +318,6 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, seed: int, damage: str) ->
         if corpus is before:
             remade = [result.part.shard for result in night.results if result.remade]
             assert (victim in remade) == (damage != "no folder")
-
-
-def flipped(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 255
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("compacted", [False, True])
-def test_making_a_shard_anew_loses_no_rows_that_others_pick(
-    tmp_path: Path, compacted: bool
-) -> None:
-    """It lost what it picks from; the rows it holds itself are sound, and another needs them."""
-    old, new = ([f"{kind} {n}" for n in range(SHARD_ROWS)] for kind in ("old", "new"))
-    (first,) = run_night(tmp_path, {"a.parquet": old}).results
-    middle = {"a.parquet": [*old[:5], *new[:3]]}
-    (second,) = run_night(tmp_path, middle).results
-    both = {**middle, "b.parquet": [*new[:3], "x", "y"]}
-    night = run_night(tmp_path, both)
-    third = night.results[-1].part.shard
-    sources = night.store.shards.picks(third).sources
-    assert {name for name, _ in sources if name} == {second.part.shard}
-    flipped(night.store.shards.folder / first.part.shard / "embeddings.safetensors")
-    again = run_night(tmp_path, both)
-    # The five rows alone that the damaged one held.
-    assert again.encoder.encoded == old[:5]
-    assert [result.remade for result in again.results] == [True, False]
-    for _ in range(2):
-        assert_as_new(again, both, "float16")
-        if compacted:
-            compact_store(tmp_path / "store", pack_rows=SHARD_ROWS)
-        gc_store(tmp_path / "store", keep_days=0)
-        assert verify_store(tmp_path / "store").damages == ()
-        again = run_night(tmp_path, both)
-        assert not again.encoder.encoded
-
-
-def test_a_damaged_record_of_another_corpus_harms_none(tmp_path: Path) -> None:
-    """Nor of this one: encoding it again mends it."""
-    texts = [f"{word} {number}" for word in WORDS for number in range(3)]
-    night = run_night(tmp_path, {"a.parquet": texts})
-    (record,) = (night.store.folder / "corpora").iterdir()
-    record.write_bytes(record.read_bytes()[:-20])
-    again = run_night(tmp_path, {"a.parquet": texts})
-    assert not again.encoder.encoded
-    assert_as_new(again, {"a.parquet": texts}, "float16")
 
 
 # Embeddings that are given
@@ -459,31 +372,3 @@ def test_given_embeddings_are_kept_as_in_a_new_store(
         rows.insert(int(rng.integers(len(rows))), rng.standard_normal(DIM))
         del rows[int(rng.integers(len(rows)))]
     assert derived > 3
-
-
-def test_of_a_shard_of_which_little_is_known_all_is_kept(tmp_path: Path) -> None:
-    """What picks from many others for few rows would keep these alive for little."""
-    rng = np.random.default_rng(0)
-    rows = [rng.standard_normal(DIM) for _ in range(SHARD_ROWS)]
-    column_night(tmp_path / "c", rows, np.float32, None)
-    few = [*rows[:3], *(rng.standard_normal(DIM) for _ in range(5))]
-    report = column_night(tmp_path / "c", few, np.float32, None)
-    (part,) = report.record.parts
-    assert report.store.shards.picks(part.shard) is None
-    assert (report.counts.encoded, report.counts.reused) == (5, 3)
-    expected = np.array(few).astype(np.float32)
-    np.testing.assert_array_equal(report.store.embeddings(part.shard), expected)
-
-
-def test_new_rows_beyond_float16_are_kept_in_float32(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows = [rng.standard_normal(DIM) for _ in range(SHARD_ROWS)]
-    column_night(tmp_path / "c", rows, np.float32, "float16")
-    rows[2] = np.full(DIM, 1e5)
-    report = column_night(tmp_path / "c", rows, np.float32, "float16")
-    (part,) = report.record.parts
-    found = report.store.embeddings(part.shard)
-    assert (found.dtype, report.counts.float32_shards) == (np.float32, 1)
-    truth = np.array(rows).astype(np.float32)
-    np.testing.assert_array_equal(found, truth)
-    assert_moments(report.store.moments(part.shard), found, within=1e-12)

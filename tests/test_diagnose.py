@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.whitening_helpers import make_rows, quick, seeds
-from whiten_index import BuildConfig, build_index, draw
+from tests.whitening_helpers import make_rows
+from whiten_index import BuildConfig, build_index
 from whiten_index import diagnose as diagnosing
-from whiten_index.assemble import blocks
 from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.diagnose import geometry
 from whiten_index.draw import (
-    CorpusEmbeddings,
-    drawn_parts,
     drawn_rows,
     embeddings_of,
-    mapped_part,
-    row_starts,
 )
-from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation import Geometry
 from whiten_index.store import CorpusPart, CorpusRecord
 from whiten_index.whitening import Kind, Whitening
@@ -118,17 +108,6 @@ def test_the_geometry_is_that_of_embeddings_and_of_the_vectors_made_of_them(
         assert found["effective_rank"] == pytest.approx(effective_rank, rel=1e-6)
 
 
-def test_full_whitening_is_nearly_isotropic_and_the_mean_is_gone(tmp_path: Path) -> None:
-    report = build(tmp_path, make_rows(0, ROWS, DIM, ratio=5.0), whiten="whitening", k="full")
-    found = shape(report)
-    # Not quite 1: the rows are whitened before they get unit length, and not again after it.
-    assert 0.95 < found["vectors"]["isoscore"] < 1
-    assert 0.98 * DIM < found["vectors"]["effective_rank"] < DIM
-    assert abs(found["vectors"]["mean_cosine"]) < 0.02
-    assert found["raw"]["mean_cosine"] > 0.5
-    assert found["vectors"]["uniformity"] < found["raw"]["uniformity"]
-
-
 NEEDS = {Kind.GROUP: {"group_size": 3}, Kind.WHITENING: {"shrinkage": "ledoit-wolf"}}
 
 
@@ -154,44 +133,6 @@ def test_too_few_rows_have_no_geometry_and_the_index_is_built(tmp_path: Path, ro
     assert "geometry" not in result.stdout
 
 
-@pytest.mark.parametrize("directed", [2, 3])
-def test_rows_of_zeros_do_not_count_towards_the_rows_it_takes(
-    tmp_path: Path, directed: int
-) -> None:
-    rows = np.zeros((20, DIM))
-    rows[5 : 5 + directed] = make_rows(0, directed, DIM)
-    found = build(tmp_path, rows, whiten="none").manifest["geometry"]
-    if directed < 3:
-        assert found is None
-    else:
-        assert (found["raw"]["rows"], found["raw"]["zero_rows"]) == (3, 17)
-
-
-def test_vectors_that_are_all_zero_have_no_geometry(tmp_path: Path) -> None:
-    # Rows all equal have the mean for themselves.
-    report = build(tmp_path, np.ones((20, DIM)), whiten="truncate", center=True)
-    assert report.manifest["geometry"] is None
-
-
-def test_an_error_of_the_measures_is_not_taken_for_too_few_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: Array) -> Geometry:
-        raise ConfigError("something is broken")
-
-    monkeypatch.setattr(Geometry, "of", fail)
-    with pytest.raises(ConfigError, match="something is broken"):
-        build(tmp_path, make_rows(0, ROWS, DIM), whiten="none")
-
-
-def test_rows_all_alike_have_one_that_json_can_hold(tmp_path: Path) -> None:
-    report = build(tmp_path, np.ones((20, DIM)), whiten="none")
-    found = shape(report)
-    assert found["raw"]["mean_cosine"] == pytest.approx(1)
-    assert found["raw"]["isoscore"] == 0
-    json.dumps(report.manifest, allow_nan=False)
-
-
 def test_a_large_corpus_is_measured_on_a_sample_of_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,58 +154,12 @@ def test_a_large_corpus_is_measured_on_a_sample_of_its_rows(
         assert found[name]["hubness"] == pytest.approx(Geometry.of(truth).hubness, abs=1e-6)
 
 
-def test_even_directions_read_as_low_as_the_size_of_the_sample_says(tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).normal(size=(100, 50))
-    found = shape(build(tmp_path, rows, whiten="none"))["raw"]
-    assert found["isoscore"] == pytest.approx(100 / 150, abs=0.02)
-
-
-def test_a_corpus_built_a_second_time_has_the_same_geometry(tmp_path: Path) -> None:
-    rows = make_rows(0, ROWS, DIM)
-    assert shape(build(tmp_path / "a", rows, k=4)) == shape(build(tmp_path / "b", rows, k=4))
-
-
 # --------------------------------------------------------------------------- the draw
 
 
 def record_of(rows: list[int]) -> CorpusRecord:
     parts = tuple(CorpusPart("s" if n else "", "", n, n, 0) for n in rows)
     return CorpusRecord({}, parts, {})
-
-
-sizes = st.one_of(st.integers(0, 9), st.integers(1_000, 3_000))
-some_parts = st.lists(sizes, min_size=1, max_size=30).filter(any)
-
-
-@quick
-@given(some_parts, st.integers(0, 100), seeds)
-def test_rows_are_drawn_once_each_from_the_parts_drawn(parts, size, seed):
-    record = record_of(parts)
-    rows = drawn_rows(record, size, np.random.default_rng(seed))
-    assert len(set(rows.tolist())) == len(rows)
-    starts = np.cumsum([0, *parts])
-    assert row_starts(record).tolist() == starts.tolist()
-    assert all(0 <= row < sum(parts) for row in rows)
-    drawn = {int(np.searchsorted(starts, row, side="right")) - 1 for row in rows}
-    assert all(parts[part] for part in drawn)
-    assert len(rows) == min(size, sum(parts)) or len(rows) >= 8_192 or len(drawn) <= 8
-    again = drawn_rows(record, size, np.random.default_rng(seed))
-    assert again.tolist() == rows.tolist()
-
-
-@quick
-@given(some_parts, seeds)
-def test_parts_are_drawn_in_order_and_none_without_rows(parts, seed):
-    found = drawn_parts(record_of(parts), np.random.default_rng(seed)).tolist()
-    assert found == sorted(set(found))
-    assert all(parts[part] for part in found)
-    filled = sum(map(bool, parts))
-    # Eight are looked at, and more only where these hold less than half a full shard.
-    assert len(found) >= min(8, filled)
-    rows = sum(parts[part] for part in found)
-    assert rows >= 8_192 or len(found) == filled
-    if len(found) > 8:
-        assert rows - max(parts[part] for part in found) < 8_192
 
 
 def test_every_row_of_a_small_corpus_is_as_likely_as_another():
@@ -293,72 +188,3 @@ def test_rows_are_found_in_the_order_asked_past_shards_without_any(tmp_path: Pat
     for row in asked:
         # Alone, so that no neighbour brings in the shard it is in.
         np.testing.assert_array_equal(embeddings_of(store, record, row[None])[0], kept[row])
-
-
-def test_rows_in_order_open_each_shard_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = make_rows(0, 60, DIM).astype(np.float32)
-    report = build(tmp_path, list(rows), whiten="none", shard_rows=20)
-    opened = []
-    monkeypatch.setattr(
-        draw, "mapped_part", lambda store, part: opened.append(part) or mapped_part(store, part)
-    )
-    embeddings = CorpusEmbeddings(report.encoded.store, report.encoded.record)
-    found = np.concatenate([embeddings.at(np.arange(i, i + 5)) for i in range(0, 60, 5)])
-    np.testing.assert_array_equal(found, rows)
-    assert opened == list(report.encoded.record.parts)
-
-
-def test_rows_are_read_from_their_places_and_no_shard_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = make_rows(0, 40_000, DIM).astype(np.float32)
-    report = build(tmp_path, list(rows), whiten="none", store_dtype="own", shard_rows=40_000)
-    store, record = report.encoded.store, report.encoded.record
-    assert len(record.parts) == 1
-    asked = np.arange(0, 40_000, 1_000)
-    (found, some), peak = held(lambda: (embeddings_of(store, record, asked), record))
-    assert some is record
-    np.testing.assert_array_equal(found, rows[asked])
-    assert peak < rows.nbytes / 10
-
-    def read() -> int:
-        count = 0
-        for block in blocks(store, record, rows=300):
-            np.testing.assert_array_equal(block, rows[count : count + 300])
-            assert type(block) is np.ndarray
-            count += len(block)
-        return count
-
-    count, peak = held(read)
-    assert count == 40_000
-    assert peak < rows.nbytes / 10
-
-
-def held(work: Any) -> tuple[Any, int]:
-    """Return the result of some work, and the most bytes allocated meanwhile."""
-    tracemalloc.start()
-    try:
-        return work(), tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("damage", ["delete", "truncate", "exchange"])
-def test_a_shard_that_is_gone_when_it_is_read_is_told(tmp_path: Path, damage: str) -> None:
-    rows = list(make_rows(0, 50, DIM).astype(np.float32))
-    report = build(tmp_path, rows, whiten="none", shard_rows=30)
-    store, record = report.encoded.store, report.encoded.record
-    folders = [store.folder / "shards" / part.shard for part in record.parts]
-    first, second = (folder / "embeddings.safetensors" for folder in folders)
-    if damage == "delete":
-        first.unlink()
-    elif damage == "truncate":
-        first.write_bytes(first.read_bytes()[:-700])
-    else:
-        first.write_bytes(second.read_bytes())
-    row = np.array([3])
-    for read in (lambda: list(blocks(store, record)), lambda: embeddings_of(store, record, row)):
-        with pytest.raises(ArtifactError, match=r"is damaged: .*run the same"):
-            read()

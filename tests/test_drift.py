@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.whitening_helpers import NEEDS, few, fit, make_rows, quick, seeds
+from tests.whitening_helpers import few, fit, make_rows, quick, seeds
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.moments import Moments
 from whiten_index.whitening import (
@@ -41,10 +41,6 @@ def figures(drift):
     """Return all figures, the eigenvalues' among them, as one flat mapping."""
     flat = drift.to_json()
     return flat | flat.pop("eigenvalues")
-
-
-def approximately(drift):
-    return pytest.approx(figures(drift), rel=1e-5, abs=1e-9)
 
 
 def directions_of(rows, k=K):
@@ -139,15 +135,6 @@ def test_identical_moments_have_not_drifted_whatever_the_transform(kind, options
 
 @few
 @given(seeds)
-def test_the_exponent_does_not_change_what_is_measured(seed):
-    rows, today = make_rows(seed), make_rows(seed + 1)
-    whole = measure(rows, today, k=K)
-    for options in ({"kind": Kind.PCA}, {"exponent": 0.5}, {"exponent": 2}):
-        assert figures(measure(rows, today, k=K, **options)) == approximately(whole)
-
-
-@few
-@given(seeds)
 def test_every_kind_that_keeps_the_whole_space_measures_the_same_kl(seed):
     rows, today = make_rows(seed), make_rows(seed + 1)
     expected = measure(rows, today, k="full").kl_per_dim
@@ -156,15 +143,6 @@ def test_every_kind_that_keeps_the_whole_space_measures_the_same_kl(seed):
         options |= {} if kind.rotates_back else {"k": "full"}
         found = measure(rows, today, kind=kind, **options).kl_per_dim
         assert found == pytest.approx(expected, rel=1e-6), kind
-
-
-@few
-@given(seeds)
-def test_turning_and_scaling_all_rows_alike_changes_nothing(seed):
-    rows, today = make_rows(seed), make_rows(seed + 1)
-    turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(D, D)))[0] * 7.5
-    drift, turned = measure(rows, today, k=K), measure(rows @ turn, today @ turn, k=K)
-    assert figures(turned) == approximately(drift)
 
 
 def test_shrinkage_is_applied_to_both_covariances():
@@ -199,21 +177,6 @@ def test_constant_coordinates_are_left_out_and_do_not_blow_up(kind):
     assert drift.kl_per_dim == pytest.approx(expected.kl_per_dim, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", [Kind.GROUP, Kind.ZCA_COR, Kind.ZCA, Kind.WHITENING])
-def test_coordinates_that_depend_on_each_other_over_groups_count_once(kind):
-    def dependent(seed):
-        rows = make_rows(seed, 400)
-        rows[:, 11] = rows[:, :4].sum(axis=1)
-        return rows
-
-    drift = measure(
-        dependent(0), dependent(1), kind=kind, **({} if kind.rotates_back else {"k": "full"})
-    )
-    expected = measure(dependent(0)[:, :11], dependent(1)[:, :11], k="full")
-    assert drift.k == 11
-    assert drift.kl_per_dim * 11 == pytest.approx(expected.kl_per_dim * 11, rel=1e-5)
-
-
 def test_variance_in_new_directions_asks_for_a_refit_though_the_kept_ones_did_not_move():
     rows = make_rows(0, 2000, condition=1e4)
     _, every, _ = directions_of(rows, D)
@@ -230,27 +193,6 @@ def test_variance_in_new_directions_asks_for_a_refit_though_the_kept_ones_did_no
     assert "miss" in decision.why
     assert "of the variance than at the fit, above 5%" in decision.why
     assert decide(drift, variance_threshold=0.99).whitening == "keep"
-
-
-def test_variance_kept_is_that_of_the_span_today():
-    rows, today = make_rows(0), make_rows(9)
-    _, basis, values = directions_of(rows)
-    now = np.cov(today.T)
-    drift = measure(rows, today, k=K)
-    assert drift.variance_kept == pytest.approx(np.trace(basis.T @ now @ basis) / np.trace(now))
-    fresh = np.linalg.eigvalsh(now)[::-1][:K].sum() / np.trace(now)
-    assert drift.variance_possible == pytest.approx(fresh)
-    assert drift.variance_kept_at_fit == pytest.approx(values.sum() / np.trace(np.cov(rows.T)))
-    assert drift.variance_lost == pytest.approx(fresh - drift.variance_kept)
-
-
-@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 1e-9), (np.float16, 1e-4)])
-@pytest.mark.parametrize("kind", [Kind.WHITENING, Kind.ZCA, Kind.GROUP])
-def test_rounding_of_the_same_rows_is_no_drift(dtype, most, kind):
-    rows = constant_coordinates(3, 1000)
-    drift = measure(rows, rows.astype(dtype), shared=0, kind=kind, **NEEDS.get(kind, {}))
-    assert 0 <= drift.kl_per_dim < most
-    assert decide(drift).whitening == "keep"
 
 
 def differences(rng, before, after, shared, k):
@@ -284,52 +226,11 @@ def test_chance_is_what_two_samples_of_one_population_show(before, after, shared
     assert noise == pytest.approx(max(left, 0) + 3 * pairs[:, 0].std(), rel=0.35)
 
 
-def test_heavy_tails_give_chance_more_room():
-    rng = np.random.default_rng(0)
-    k, n, freedom = 10, 2000, 7.0
-
-    def heavy():
-        # A multivariate t has kurtosis κ = 2/(ν − 4).
-        return rng.normal(size=(n, k)) / np.sqrt(rng.chisquare(freedom, size=(n, 1)) / freedom)
-
-    drifts = [measure(heavy(), heavy(), k="full") for _ in range(60)]
-    shown = np.mean([drift.kl_per_dim for drift in drifts])
-    gaussian = Chance(n, n, 0, k, 0.0).sampling()
-    assert shown > 1.3 * gaussian
-    assert np.mean([drift.sampling_kl for drift in drifts]) == pytest.approx(shown, rel=0.2)
-    assert all(decide(drift).whitening == "keep" for drift in drifts)
-
-
 @pytest.mark.parametrize("n", [100, 500, 4000])
 def test_another_sample_of_the_same_population_is_kept_however_small(n):
     for seed in range(30):
         rows = make_rows(seed, 2 * n)
         assert decide(measure(rows[:n], rows[n:], k=6)).whitening == "keep"
-
-
-def test_variance_gained_by_chance_is_bounded():
-    lost, noise = [], []
-    for seed in range(40):
-        rows = make_rows(seed, 1000)
-        drift = measure(rows[:500], rows[500:], k=6)
-        lost.append(drift.variance_lost)
-        noise.append(drift.noise_variance)
-    assert 0.3 * np.mean(noise) < np.mean(lost) < 1.2 * np.mean(noise)
-    # All the directions there are can gain nothing.
-    assert measure(rows[:500], rows[500:], k="full").noise_variance == 0
-
-
-def test_a_fit_on_few_rows_is_mended_when_there_are_many():
-    rows = make_rows(0, 5000)
-    drift = measure(rows[:40], rows, k=10, shared=40)
-    assert drift.noise_kl < 0.1
-    assert decide(drift).whitening == "refit"
-
-
-def test_a_few_rows_more_of_the_same_are_kept():
-    rows = make_rows(0, 5000)
-    assert decide(measure(rows[:4900], rows, k=10, shared=4900)).whitening == "keep"
-    assert decide(measure(rows[:4900], rows[100:], k=10, shared=4800)).whitening == "keep"
 
 
 def test_a_new_topic_is_refitted():
@@ -414,23 +315,6 @@ def test_a_corpus_shrunk_to_nearly_nothing_gives_finite_figures(n):
     assert np.isfinite(drift.kl_per_dim)
     assert drift.kl_per_dim > 1
     json.dumps(drift.to_json(), allow_nan=False)
-
-
-@pytest.mark.parametrize("n", [1, 50])
-def test_rows_that_are_all_equal_leave_no_direction_to_compare(n):
-    rows = np.ones((n, D))
-    whitening = Whitening.fit(Moments.of(rows), WhiteningConfig(kind=Kind.NONE))
-    drift = Drift.measure(whitening, Moments.of(rows), Moments.of(make_rows(0)))
-    assert (drift.k, drift.kl_per_dim, drift.mean_shift) == (0, 0, 0)
-    assert decide(drift).whitening == "keep"
-    json.dumps(drift.to_json(), allow_nan=False)
-
-
-def test_moments_without_a_fourth_power_are_taken_for_gaussian():
-    rows = make_rows(0)
-    old = Moments(200, rows.mean(axis=0), Moments.of(rows).scatter)
-    drift = Drift.measure(fit(rows, k=K), old, Moments.of(make_rows(1)))
-    assert drift.sampling_kl == pytest.approx((1 / 200 + 1 / 200) * (K + 3) / 4)
 
 
 def test_what_does_not_belong_together_is_refused():

@@ -10,21 +10,13 @@ from hypothesis import strategies as st
 from tests.moments_helpers import make_embeddings, quick, seeds
 from whiten_index.errors import ConfigError
 from whiten_index.moments import Moments
-from whiten_index.store import StoreDtype, as_kept, fits_float16, require_dtype
+from whiten_index.store import StoreDtype, as_kept, require_dtype
 from whiten_index.whitening import Whitening, WhiteningConfig
 
 
 def cosines(a, b):
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     return (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
-
-
-@pytest.mark.parametrize("value", [0.0, 0.1, -3.3, 1000.1])
-def test_constant_coordinates_do_not_cost_float16(value):
-    embeddings = make_embeddings()
-    assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float16
-    embeddings[:, [2, 5]] = value
-    assert as_kept(embeddings, StoreDtype.FLOAT16).dtype == np.float16
 
 
 def with_coordinate(change):
@@ -48,12 +40,6 @@ def test_what_float16_cannot_hold_is_kept_as_float32(embeddings):
     kept = as_kept(embeddings, StoreDtype.FLOAT16)
     assert kept.dtype == np.float32
     np.testing.assert_array_equal(kept, embeddings)
-
-
-def test_float16_that_came_as_float16_stays():
-    embeddings = (make_embeddings() + 100).astype(np.float16)
-    np.testing.assert_array_equal(as_kept(embeddings, StoreDtype.FLOAT16), embeddings)
-    assert fits_float16(embeddings)
 
 
 @quick
@@ -96,15 +82,3 @@ def test_the_type_asked_for():
     assert require_dtype("own", own=False) is StoreDtype.OWN
     with pytest.raises(ConfigError, match="'int8' is unknown; use float16, float32, own"):
         require_dtype("int8", own=False)
-
-
-@pytest.mark.parametrize("rows", [1, 7, 8, 100])
-@pytest.mark.parametrize("mean", [0.0, 3.0, 3000.0])
-def test_whether_float16_does_is_the_same_by_blocks(monkeypatch, rows, mean):
-    embeddings = np.random.default_rng(0).normal(mean, 1, size=(100, 6)).astype(np.float32)
-    whole = fits_float16(embeddings)
-    assert whole == (mean < 1000)
-    monkeypatch.setattr("whiten_index.store.dtypes._LOOKED_AT_ROWS", rows)
-    assert fits_float16(embeddings) == whole
-    embeddings[-1, 0] = 1e6
-    assert not fits_float16(embeddings)

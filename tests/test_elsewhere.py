@@ -11,10 +11,8 @@ import pyarrow as pa
 import pytest
 
 from whiten_index import BuildConfig
-from whiten_index.at_work import at_work
 from whiten_index.build import build_index
 from whiten_index.encode import encode_corpus
-from whiten_index.progress import Silent, Stages
 
 ROWS, DIM = 2_000, 16
 
@@ -129,33 +127,3 @@ def test_a_worker_that_dies_at_joining_leaves_nothing_behind(
     assert died
     assert (there / "index.faiss").read_bytes() == (here / "index.faiss").read_bytes()
     assert not (there / "index.ivfdata").exists()
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def start(self, stage: str, total: int) -> None:
-        self.told.append((stage, total))
-
-    def note(self, message: str) -> None:
-        self.told.append(message)
-
-
-def tell(stages: Stages, number: int) -> int:
-    with stages.stage("count", number) as watcher:
-        watcher.advance(number)
-        watcher.note("note: counted")
-    return number + 1
-
-
-@pytest.mark.parametrize("elsewhere", [True, False])
-def test_what_a_step_tells_elsewhere_is_told_here(elsewhere: bool) -> None:
-    from whiten_index.runners import InThisProcess
-
-    stages = Stages(Heard())
-    calls = Elsewhere() if elsewhere else InThisProcess()
-    assert at_work(calls, stages, tell, 3) == 4
-    assert sorted(map(str, stages.watcher.told)) == ["('count', 3)", "note: counted"]
-    assert stages.rows == {"count": 3}
-    assert stages.seconds["count"] >= 0

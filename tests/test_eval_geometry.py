@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.bad_input_helpers import CORPUS, OPTIONS, assert_one_error, run
+from tests.bad_input_helpers import OPTIONS, assert_one_error, run
 from whiten_index import Encoder, Moments, Whitening
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import CorpusError
 from whiten_index.evaluate.geometry import read_geometry_sets
 from whiten_index.evaluation import Geometry, alignment
 from whiten_index.whitening import Kind, WhiteningConfig
@@ -101,24 +101,6 @@ def plain(tmp_path, columns):
     return path
 
 
-def test_a_split_of_pairs_without_scores_is_measured_and_the_fit_is_of_all(
-    plain, columns, tiny_model
-):
-    report = measured(plain, tiny_model, "--split", "plain=dev", "--k", 8)
-    found = report["datasets"]["plain"]
-    dev = [i for i in range(PAIRS) if columns["split"][i] == "dev"]
-    sides = columns["sentence1"], columns["sentence2"]
-    u, v = (encode(tiny_model, [side[i] for i in dev]) for side in sides)
-    assert (found["pairs"], found["positive_pairs"], found["texts"]) == (20, 20, 40)
-    assert found["alignment"] == pytest.approx(alignment(u, v), rel=1e-5)
-    both = encode(tiny_model, [*sides[0], *sides[1]])
-    whitening = Whitening.fit(Moments.of(both), WhiteningConfig(kind=Kind.WHITENING, k=8))
-    whitened = report["runs"][1]["datasets"]["plain"]
-    expected = alignment(whitening.apply(u), whitening.apply(v))
-    assert whitened["alignment"] == pytest.approx(expected, rel=1e-3)
-    assert measured(plain, tiny_model, "--split", "plain=all")["datasets"]["plain"]["pairs"] == 40
-
-
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
@@ -165,83 +147,6 @@ def test_a_score_that_is_no_number_is_refused(pairs, tiny_model, above):
     )
     assert status == OPTIONS
     assert_one_error(error, match=f"score above {above}; give a number such as 4")
-
-
-def test_a_set_that_has_no_geometry_is_named(plain, tmp_path, tiny_model):
-    few = tmp_path / "few.tsv"
-    few.write_text("sentence1\tsentence2\nthe cat\ta dog\na dog\tthe cat\n")
-    status, _, error = run("eval", "geometry", plain, few, *MODEL, tiny_model)
-    assert status == CORPUS
-    assert_one_error(error, match="few has 2 distinct texts to measure; geometry needs 3 or more")
-    vectors, texts = tmp_path / "v.txt", tmp_path / "unlike.tsv"
-    vectors.write_text("cat 1 2\ndog 2 1\n")
-    texts.write_text("sentence1\tsentence2\ncat\tdog\nbird\tfish\n")
-    status, _, error = run("eval", "geometry", texts, "--word-vectors", vectors)
-    assert status == OPTIONS
-    assert_one_error(error, match="unlike, raw: .*needs 3 rows that are not zero, and there are 2")
-
-
-def test_sets_are_chosen_among_pairs_with_and_without_scores(pairs, plain):
-    for names, expected in (
-        ((), ["plain", "STS-B"]),
-        (("Plain",), ["plain"]),
-        (("stsb",), ["STS-B"]),
-        (("STSB", "plain"), ["STS-B", "plain"]),
-    ):
-        found = read_geometry_sets([pairs, plain], names=names, splits={"STS-B": "dev"})
-        assert [each.name for each in found] == expected
-    with pytest.raises(ConfigError, match="there is no set x; the sets are plain, STS-B"):
-        read_geometry_sets([pairs, plain], names=["x"], splits={"STS-B": "dev"})
-
-
-def test_sets_of_one_name_are_refused(pairs, plain, tmp_path):
-    (tmp_path / "other").mkdir()
-    again = tmp_path / "other" / "plain.parquet"
-    again.write_bytes(plain.read_bytes())
-    stsb = tmp_path / "stsb.parquet"
-    stsb.write_bytes(plain.read_bytes())
-    for paths, name in (
-        ([plain, again], "plain"),
-        ([plain, plain], "plain"),
-        ([pairs, stsb], "STS-B"),
-    ):
-        with pytest.raises(CorpusError, match=f"two files hold a set called {name}; rename one"):
-            read_geometry_sets(paths)
-
-
-def test_pairs_that_lack_a_score_among_others_are_told(tmp_path, columns, tiny_model):
-    scores = [None if i < 3 else float(i % 6) for i in range(PAIRS)]
-    path = tmp_path / "some.parquet"
-    names = ("sentence1", "sentence2")
-    pq.write_table(pa.table({**{name: columns[name] for name in names}, "score": scores}), path)
-    found = measured(path, tiny_model)["datasets"]["some"]
-    assert (found["dropped"], found["pairs"]) == (3, PAIRS - 3)
-    status, out, _ = run("eval", "geometry", path, *MODEL, tiny_model)
-    assert status == 0
-    assert "note: 3 pairs of some have no score and are left out" in out
-
-
-def test_no_pair_above_the_score_leaves_alignment_out(pairs, tiny_model):
-    found = measured(pairs, tiny_model, "--positive-above", 5)["datasets"]["STS-B"]
-    assert found["alignment"] is None
-    assert found["positive_pairs"] == 0
-    status, out, _ = run("eval", "geometry", pairs, *MODEL, tiny_model, "--positive-above", 5)
-    assert status == 0
-    assert "0 positive pairs" in out
-
-
-def test_texts_beyond_the_most_are_drawn_and_it_is_said(pairs, tiny_model):
-    found = measured(pairs, tiny_model, "--most-texts", 20)["datasets"]["STS-B"]
-    assert (found["rows"], found["texts"]) == (20, 40)
-    status, out, _ = run("eval", "geometry", pairs, *MODEL, tiny_model, "--most-texts", 20)
-    assert status == 0
-    assert "STS-B: 20 texts of 40, drawn" in out
-
-
-def test_a_split_that_is_not_there_is_refused(pairs, tiny_model):
-    status, _, error = run("eval", "geometry", pairs, *MODEL, tiny_model, "--split", "STS-B=none")
-    assert status == OPTIONS
-    assert_one_error(error, match="no scored pairs of STS-B in split 'none'")
 
 
 @pytest.mark.data

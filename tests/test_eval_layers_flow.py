@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 
 from whiten_index.encoding import EncoderConfig
-from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.layers import evaluate_layers
 from whiten_index.evaluate.sts import evaluate_sts
-from whiten_index.evaluation import LayerProducts, combinations, heat_map, pair_cosines
 from whiten_index.labels import StsSet, read_sts
-
-AGGREGATIONS = ("all", "mean", "wmean")
 
 
 @pytest.fixture(scope="module")
@@ -87,24 +83,6 @@ def compare(cell: dict, alone: dict) -> None:
     assert ours == pytest.approx(alone["average"]["spearman"], abs=0.05)
 
 
-def test_one_thread_or_many_give_the_same(sets, tiny_model):
-    one, many = (report(sets, tiny_model, k=("6",), threads=n)["runs"] for n in (1, 8))
-    assert one == many
-
-
-def test_the_best_of_each_number_of_layers(sets, tiny_model):
-    (raw,) = report(sets, tiny_model, sizes=(1, 2, 3))["runs"]
-    assert [len(cell["layers"]) for cell in raw["combinations"]] == [1] * 3 + [2] * 3 + [3]
-    for how in AGGREGATIONS:
-        for size, best in raw["best"][how].items():
-            figures = {
-                tuple(cell["layers"]): cell["average"]["spearman"][how]
-                for cell in raw["combinations"]
-                if len(cell["layers"]) == int(size)
-            }
-            assert best["figure"] == max(figures.values()) == figures[tuple(best["layers"])]
-
-
 def test_a_layer_that_ranks_nothing_is_told(sets, tiny_model):
     found = evaluate_layers(
         EvalConfig.from_options({"model": str(tiny_model)}), sets, pooling="cls"
@@ -126,39 +104,6 @@ def test_a_store_serves_every_question(sets, tiny_model, tmp_path):
         for each in (config, EvalConfig.from_options({"model": str(tiny_model)}))
     )
     assert kept == plain
-
-
-def test_what_cannot_be(sets, tiny_model, tmp_path):
-    for sizes in ((0,), (4,), (1, 9)):
-        with pytest.raises(ConfigError, match="layers cannot be combined: the model has 3 states"):
-            report(sets, tiny_model, sizes=sizes)
-    with pytest.raises(ConfigError, match="fit on target here"):
-        report(sets, tiny_model, k=("6",), fit=str(tmp_path))
-    with pytest.raises(ConfigError, match="more than 20,000; combine fewer layers"):
-        combinations(25, sizes=(12,))
-    with pytest.raises(ConfigError, match="name it with --model"):
-        evaluate_layers(EvalConfig(index="somewhere"), sets)
-
-
-def test_inner_products_give_the_cosines_of_means():
-    rng = np.random.default_rng(0)
-    states = rng.normal(size=(700, 4, 5))
-    states[3] = 0
-    first, second = rng.integers(700, size=(2, 1200))
-    products = LayerProducts.of(lambda rows: states[rows], first, second)
-    for layers in combinations(4, sizes=(1, 2, 3, 4)):
-        means = states[:, layers].mean(axis=1)
-        np.testing.assert_allclose(
-            products.cosines(layers), pair_cosines(means[first], means[second]), atol=1e-12
-        )
-
-
-def test_a_heat_map_is_symmetric_with_single_layers_on_its_diagonal():
-    values = {layers: float(i) for i, layers in enumerate(combinations(3, sizes=(1, 2, 3)))}
-    matrix = heat_map(values, 3)
-    np.testing.assert_array_equal(matrix, matrix.T)
-    assert [matrix[i, i] for i in range(3)] == [values[i,] for i in range(3)]
-    assert matrix[0, 2] == values[0, 2]
 
 
 def test_a_fit_on_scored_pairs_in_another_order_weighs_the_right_sentences(

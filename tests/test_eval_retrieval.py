@@ -229,26 +229,6 @@ def test_files_named_are_as_good_as_a_folder(
     assert list(files["datasets"].values()) == [folder["datasets"]["one"]]
 
 
-def test_every_file_of_a_corpus_of_json_lines_is_searched(
-    tiny_model, beir, store, tmp_path, documents
-):
-    lines = (beir / "corpus.jsonl").read_text().splitlines(keepends=True)
-    for name, part in (("a", lines[:60]), ("b", lines[60:])):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "docs.jsonl").write_text("".join(part))
-    whole = judged(tiny_model, sets=[str(beir)], store=store)
-    found = judged(
-        tiny_model,
-        corpus=[str(tmp_path / name / "docs.jsonl") for name in "ab"],
-        queries=str(beir / "queries.jsonl"),
-        qrels=str(beir / "qrels/test.tsv"),
-        store=store,
-    )
-    (each,) = found["datasets"].values()
-    assert each["counts"]["documents"] == DOCUMENTS
-    assert each == whole["datasets"]["one"]
-
-
 def test_sets_whose_links_are_named_alike_each_have_their_own_documents(
     tiny_model, tmp_path, documents, queries, qrels
 ):
@@ -262,32 +242,6 @@ def test_sets_whose_links_are_named_alike_each_have_their_own_documents(
     assert counted == {"left": DOCUMENTS, "right": 100}
 
 
-def test_a_run_over_several_sets_is_named_by_its_wish_and_each_set_by_its_width(
-    tiny_model, store, tmp_path, documents, queries, qrels
-):
-    """Of 24 documents 23 directions can be whitened, of 160 all 32."""
-    few = dict(list(documents.items())[:24])
-    sets = [
-        write_set(tmp_path / "small", few, queries, qrels),
-        write_set(tmp_path / "large", documents, queries, {**qrels, "q1": {"q1": 1, "d3": 2}}),
-    ]
-    found = judged(tiny_model, sets=list(map(str, sets)), store=store, k=("full", "8"))
-    assert [run["name"] for run in found["runs"]] == ["whitening, k = full", "whitening, k = 8"]
-    widths = [{name: each["k"] for name, each in run["datasets"].items()} for run in found["runs"]]
-    assert widths == [{"small": 23, "large": 32}, {"small": 8, "large": 8}]
-    dropped = {name: each["drop_self"] for name, each in found["datasets"].items()}
-    assert dropped == {"small": True, "large": False}
-
-
-def test_the_prompt_of_queries_is_told(tiny_model, beir, store):
-    plain, asked = (
-        judged(tiny_model, sets=[str(beir)], store=store, query_prompt=prompt)["encoder"]
-        for prompt in (None, "query: ")
-    )
-    assert (plain["query_prompt"], asked["query_prompt"]) == ("", "query: ")
-    assert plain["fingerprint"] == asked["fingerprint"]
-
-
 def test_queries_kept_of_another_query_half_are_not_taken(tmp_path, beir):
     model = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
     options = {"sets": [str(beir)], "query_prompt": "query the cat sat on the mat: "}
@@ -297,16 +251,6 @@ def test_queries_kept_of_another_query_half_are_not_taken(tmp_path, beir):
     assert old["encoder"]["fingerprint"] == kept["encoder"]["fingerprint"]
     found = [figures(each["datasets"]["one"]) for each in (old, kept, fresh)]
     assert found[1] == found[2] != found[0]
-
-
-def test_several_sets_have_their_mean(tiny_model, beir, store, tmp_path, documents, queries, qrels):
-    few = {query: qrels[query] for query in list(qrels)[:7]}
-    other = write_set(tmp_path / "other", documents, queries, few)
-    found = judged(tiny_model, sets=[str(beir), str(other)], store=store, metrics=["ndcg@10"])
-    values = [found["datasets"][name]["ndcg@10"] for name in ("one", "other")]
-    assert values[0] != values[1]
-    assert found["average"] == {"ndcg@10": pytest.approx(sum(values) / 2)}
-    assert found["datasets"]["other"]["counts"]["queries"] == 7
 
 
 # --------------------------------------------------------------------------- queries of the corpus
@@ -338,16 +282,6 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
 # --------------------------------------------------------------------------- what does not meet
 
 
-def test_the_command_refuses_a_run_of_another_set(beir, tmp_path):
-    path = tmp_path / "run.trec"
-    path.write_text("q0 Q0 nothing 1 0.5 x\n")
-    status, out, err = run_cli(beir, "--run", path)
-    assert (status, out) == (CorpusError.exit_code, "")
-    assert "no document of" in err
-    assert "'nothing'" in err
-    assert "'d0'" in err
-
-
 @pytest.mark.parametrize("name", ["c.parquet", "*.parquet"])
 def test_a_corpus_whose_ids_match_nothing_is_refused_before_any_work(
     tiny_model, tmp_path, documents, beir, monkeypatch, name
@@ -359,14 +293,6 @@ def test_a_corpus_whose_ids_match_nothing_is_refused_before_any_work(
     corpus = {"corpus": [str(tmp_path / name)], "text_columns": ["text"], "id_column": "no"}
     with pytest.raises(CorpusError, match=r"names no document of the corpus: .*'xd0'.*--id-column"):
         judged(tiny_model, **corpus, **files)
-
-
-def test_a_filter_that_leaves_no_relevant_document_is_refused_before_any_work(
-    tiny_model, beir, monkeypatch
-):
-    monkeypatch.setattr(retrieval, "build_index", None)
-    with pytest.raises(CorpusError, match=r"names no document of the corpus: .*'d159'"):
-        judged(tiny_model, sets=[str(beir)], row_filter="id == 'd159'")
 
 
 @pytest.mark.parametrize(
@@ -389,21 +315,6 @@ def test_an_unusable_place_for_the_rankings_is_found_before_any_work(
         judged(tiny_model, sets=[str(beir)], run_out=str(tmp_path / place))
 
 
-def test_ids_that_would_end_the_process_are_refused(tmp_path):
-    """pytrec_eval reads ids as C strings, and ends the process over some."""
-    (tmp_path / "q.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
-    hits = [{"id": "\ud800", "score": 1}, {"id": "d0", "score": 0.5}]
-    (tmp_path / "r.jsonl").write_text(json.dumps({"query_id": "q0", "hits": hits}))
-    status, _, err = run_cli("--qrels", tmp_path / "q.tsv", "--run", tmp_path / "r.jsonl")
-    assert status == CorpusError.exit_code
-    assert "r.jsonl, line 1, document id is '\\ud800', expected a text that UTF-8" in err
-    (tmp_path / "nul.tsv").write_text("query-id\tcorpus-id\tscore\nq\0a\td1\t1\nq\0b\td2\t1\n")
-    (tmp_path / "r.trec").write_text("q\0a Q0 d1 1 1 t\nq\0b Q0 d1 1 1 t\n")
-    status, _, err = run_cli("--qrels", tmp_path / "nul.tsv", "--run", tmp_path / "r.trec")
-    assert status == CorpusError.exit_code
-    assert "nul.tsv, line 2, has 'q\\x00a' as query-id, expected a text without a NUL" in err
-
-
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
@@ -423,34 +334,6 @@ def test_errors_about_json_lines_name_the_users_file(
     with pytest.raises(CorpusError) as raised:
         judged(tiny_model, **({"sets": [str(folder)]} if as_folder else given), **options)
     assert str(raised.value).startswith(message.format(folder / "corpus.jsonl"))
-
-
-def test_errors_of_a_build_name_the_users_file(tiny_model, beir, monkeypatch):
-    def refuse(config, **_):
-        raise CorpusError(f"{config.corpus[0]} is damaged")
-
-    monkeypatch.setattr(retrieval, "build_index", refuse)
-    with pytest.raises(CorpusError, match=f"^{beir / 'corpus.jsonl'} is damaged$"):
-        judged(tiny_model, sets=[str(beir)])
-
-
-def test_ids_of_json_lines_may_be_named_as_they_stand(tiny_model, beir, store):
-    plain, named = (
-        judged(tiny_model, sets=[str(beir)], store=store, id_column=column)["datasets"]
-        for column in (None, "_id")
-    )
-    assert named == plain
-
-
-def test_whole_numbers_as_ids_are_those_of_the_judgements(tiny_model, tmp_path, documents):
-    columns = {"id": list(range(DOCUMENTS)), "text": list(documents.values())}
-    pq.write_table(pa.table(columns), tmp_path / "c.parquet")
-    asked = {"a": documents["d150"]}
-    folder = write_set(tmp_path / "beside", documents, asked, {"a": {"150": 1}})
-    files = {"queries": str(folder / "queries.jsonl"), "qrels": str(folder / "qrels/test.tsv")}
-    found = judged(tiny_model, corpus=[str(tmp_path / "c.parquet")], metrics=["mrr@10"], **files)
-    (each,) = found["datasets"].values()
-    assert each["mrr@10"] == 100
 
 
 @pytest.mark.parametrize(
@@ -494,22 +377,6 @@ def test_options_that_do_not_go_together_are_refused(options, message, monkeypat
         RetrievalConfig.from_options(options)
 
 
-def test_without_data_the_sets_at_hand_are_listed(beir, monkeypatch, tmp_path):
-    (tmp_path / "retrieval").mkdir()
-    (tmp_path / "retrieval/one").symlink_to(beir)
-    (tmp_path / "retrieval/notes.txt").touch()
-    monkeypatch.setenv("WHITEN_INDEX_DATA", str(tmp_path))
-    status, _, err = run_cli()
-    assert status == ConfigError.exit_code
-    assert err.strip().endswith(f"WHITEN_INDEX_DATA has {tmp_path / 'retrieval/one'}")
-
-
-def test_k_that_no_embedding_has_is_refused_before_any_work(tiny_model, beir, monkeypatch):
-    monkeypatch.setattr(retrieval, "build_index", None)
-    with pytest.raises(ConfigError, match="--k 99 is more than the 32 dims"):
-        judged(tiny_model, sets=[str(beir)], k=("8", "99"))
-
-
 # --------------------------------------------------------------------------- the command
 
 
@@ -529,24 +396,6 @@ def test_the_command_prints_a_table_or_one_object(tiny_model, beir, store):
         assert values == [f"{run['datasets']['one'][metric]:.2f}" for metric in METRICS]
 
 
-def test_splits_used_together_are_said(tmp_path):
-    columns = {"query_id": ["a", "b"], "doc_id": ["d", "d"], "relevance": [1, 1]}
-    table = pa.table({**columns, "split": ["train", "test"]})
-    pq.write_table(table, tmp_path / "qrels.parquet")
-    (tmp_path / "run.trec").write_text("a Q0 d 1 0.5 x\n")
-    metric = ("--metric", "mrr@1")
-    files = ("--qrels", tmp_path / "qrels.parquet", "--run", tmp_path / "run.trec", *metric)
-    status, out, err = run_cli(*files)
-    assert status == 0
-    assert "splits train, test are used together; --qrels-split picks one" in err
-    assert "note: 1 judged queries are not in the run, and count 0" in out
-    status, out, err = run_cli(*files, "--qrels-split", "train")
-    assert (status, err) == (0, "")
-    assert "1 judged queries\n" in out
-    # The folder of a set is of its test split.
-    assert run_cli(tmp_path, "--run", tmp_path / "run.trec")[0] == CorpusError.exit_code
-
-
 # --------------------------------------------------------------------------- public figures
 
 
@@ -560,14 +409,3 @@ def test_scifact_has_its_published_figure(data):
     found = report["datasets"]["scifact"]
     assert found["ndcg@10"] == pytest.approx(64.5, abs=0.1)
     assert (found["counts"]["documents"], found["counts"]["queries"]) == (5183, 300)
-
-
-def test_a_run_that_is_less_deep_than_a_metric_is_told(tmp_path):
-    columns = {"query_id": ["a"], "doc_id": ["d"], "relevance": [1]}
-    pq.write_table(pa.table(columns), tmp_path / "qrels.parquet")
-    (tmp_path / "run.trec").write_text("a Q0 d 1 0.5 x\na Q0 e 2 0.4 x\n")
-    files = ("--qrels", tmp_path / "qrels.parquet", "--run", tmp_path / "run.trec")
-    for metric, told in (("mrr@2", False), ("recall@3", True)):
-        status, _, err = run_cli(*files, "--metric", metric)
-        assert status == 0
-        assert ("holds 2 hits a query at most, and 3 are asked for" in err) == told

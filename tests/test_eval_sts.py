@@ -147,24 +147,6 @@ def test_the_seven_sets_have_their_public_figures(data):
 # ------------------------------------------------------------------------ the flow
 
 
-def test_a_sweep_over_k_equals_one_by_one(pairs, tiny_model, tmp_path):
-    sets = read_sts([pairs])
-
-    def report(*ks, **more):
-        options = {"model": str(tiny_model), "k": ks, "store": str(tmp_path), **more}
-        return evaluate_sts(EvalConfig.from_options(options), sets)
-
-    together = report("4", "8", "full")
-    assert [run["name"] for run in together["runs"]] == [
-        "whitening, k = 4", "whitening, k = 8", "whitening, k = full",
-    ]  # fmt: skip
-    for number, k in enumerate(("4", "8", "full")):
-        alone = report(k)
-        assert len(alone["runs"]) == 1
-        assert alone["datasets"] == together["runs"][number]["datasets"]
-    assert together["datasets"] == together["runs"][0]["datasets"]
-
-
 def test_what_a_transform_is_fitted_on(pairs, tiny_model, tmp_path, write_parquet):
     """A file of the set's own sentences is the target, each as often as it is named there."""
     table = pq.read_table(pairs).to_pydict()
@@ -222,22 +204,6 @@ def test_fits_by_numpy(repeated, tiny_model, fit, unit, common):
     assert found["datasets"]["mine"]["pearson"]["all"] == pytest.approx(pearson, abs=1e-3)
 
 
-def test_only_scored_pairs_are_fitted_on_where_asked(pairs, tiny_model, tmp_path, write_parquet):
-    table = pq.read_table(pairs).to_pydict()
-    table["split"] = ["train"] * 20 + ["test"] * 40
-    both = write_parquet(tmp_path / "mine.parquet", table)
-    test = write_parquet(tmp_path / "test" / "mine.parquet", {k: v[20:] for k, v in table.items()})
-
-    def figure(path, fit, **options):
-        config = EvalConfig.from_options({"model": str(tiny_model), "k": ("8",), "fit": fit})
-        return evaluate_sts(config, read_sts([path], **options))["datasets"]["mine"]["spearman"]
-
-    split = {"splits": {"mine": "test"}}
-    alone = figure(test, "target")
-    assert figure(both, "target-scored", **split) == pytest.approx(alone, abs=1e-9)
-    assert figure(both, "target", **split) != pytest.approx(alone, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("options", "split"),
     [((), "test"), (("--k", 8, "--fit", "target-scored"), "test"), (("--k", 8), "all")],
@@ -254,27 +220,6 @@ def test_pairs_of_other_splits_are_encoded_only_to_fit_on(
     texts = {*table["sentence1"][used], *table["sentence2"][used]}
     _, out, err = run(both, "--split", "mine=all", *common)
     assert f"{len(texts)} of 120 texts: embeddings found" in out + err
-
-
-def test_an_index_is_evaluated_by_its_own_encoder_and_transform(
-    pairs, tiny_model, tmp_path, write_parquet
-):
-    table = pq.read_table(pairs).to_pydict()
-    corpus = write_parquet(
-        tmp_path / "c.parquet", {"text": table["sentence1"] + table["sentence2"]}
-    )
-    arguments = [
-        "build", str(corpus), "--text-column", "text", "--model", str(tiny_model), "--whiten",
-        "whitening", "--k", "8", "--store-dtype", "float32", "--out", str(tmp_path / "index"),
-    ]  # fmt: skip
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
-    _, out, _ = run(pairs, "--index", tmp_path / "index", "--json")
-    ours = json.loads(out)
-    _, out, _ = run(pairs, "--model", tiny_model, "--k", 8, "--json")
-    by_model = json.loads(out)
-    assert ours["setting"]["fit"] == "index"
-    found, expected = (each["datasets"]["mine"]["spearman"] for each in (ours, by_model))
-    assert found == pytest.approx(expected, abs=1e-3)
 
 
 def test_an_index_whose_model_changed_or_is_damaged_is_refused(
@@ -307,29 +252,6 @@ def test_an_index_whose_model_changed_or_is_damaged_is_refused(
     assert (code, out, "gives other embeddings" in err) == (4, "", True)
 
 
-def test_each_option_of_a_transform_asks_for_one(tiny_model):
-    for asked in ({"exponent": 0.0}, {"center": False}, {"floor": 0.0}, {"remove_top": 0}):
-        (made,) = EvalConfig.from_options({"model": str(tiny_model), **asked}).transforms
-        assert made.kind.value == "whitening"
-    assert EvalConfig.from_options({"seed": 3, "normalize_input": False}).transforms == ()
-
-
-def test_more_texts_are_encoded_alone(pairs, tiny_model, tmp_path, write_parquet):
-    """A store is asked by text: another choice of sets does not encode again what it holds."""
-    table = pq.read_table(pairs).to_pydict()
-    half = write_parquet(tmp_path / "h.parquet", {k: v[:30] for k, v in table.items()})
-    options = ("--model", tiny_model, "--store", tmp_path / "store", "--json")
-    plain = json.loads(run(pairs, "--model", tiny_model, "--json")[1])["datasets"]
-    run(half, *options)
-    (first,) = (tmp_path / "store").glob("*/texts/*")
-    assert json.loads(run(pairs, *options)[1])["datasets"] == plain
-    assert len(list((tmp_path / "store").glob("*/texts/*"))) == 2
-    assert "encode" not in json.loads(run(half, *options)[1])["seconds"]
-    data = first.read_bytes()
-    first.write_bytes(data[:-3] + bytes([data[-3] ^ 0x40, data[-2], data[-1]]))
-    assert json.loads(run(pairs, *options)[1])["datasets"] == plain
-
-
 def test_a_store_keeps_the_embeddings(pairs, tiny_model, tmp_path):
     arguments = (pairs, "--model", tiny_model, "--store", tmp_path / "store")
     _, first, _ = run(*arguments, "--json")
@@ -342,35 +264,12 @@ def test_a_store_keeps_the_embeddings(pairs, tiny_model, tmp_path):
 # ------------------------------------------------------------------ the command line
 
 
-def test_the_shape_of_the_json(pairs, tiny_model):
-    code, out, _ = run(pairs, "--model", tiny_model, "--json")
-    report = json.loads(out)
-    assert code == 0
-    figures = report["datasets"]["mine"]
-    assert set(figures["spearman"]) == set(figures["pearson"]) == {"all", "mean", "wmean"}
-    assert figures["pairs"] == 60
-    assert set(figures["subsets"]) == {"x", "y"}
-    assert report["encoder"]["pooling"] == "mean"
-    assert all(abs(value) <= 100 for value in figures["spearman"].values())
-    mean = np.mean([figures["subsets"][name]["spearman"] for name in "xy"])
-    assert figures["spearman"]["mean"] == pytest.approx(mean)
-
-
 def test_the_table_says_what_the_json_says(pairs, tiny_model):
     _, out, _ = run(pairs, "--model", tiny_model, "--json")
     spearman = json.loads(out)["datasets"]["mine"]["spearman"]
     _, shown, _ = run(pairs, "--model", tiny_model)
     row = next(line.split() for line in shown.splitlines() if line.split()[:1] == ["mine"])
     assert row == ["mine", "60", *(f"{spearman[how]:.2f}" for how in ("all", "mean", "wmean"))]
-
-
-def test_dropped_pairs_are_told(pairs, tiny_model, tmp_path, write_parquet):
-    table = pq.read_table(pairs).to_pydict()
-    table["score"][4] = None
-    path = write_parquet(tmp_path / "mine.parquet", table)
-    code, out, _ = run(path, "--model", tiny_model)
-    assert code == 0
-    assert "1 pairs of mine have no score and are left out" in out
 
 
 @pytest.mark.parametrize(
@@ -403,13 +302,6 @@ def test_bad_input_ends_with_a_sentence(pairs, tiny_model, arguments, code, mess
     assert "Traceback" not in err
 
 
-def test_no_data(tiny_model, monkeypatch, tmp_path):
-    monkeypatch.delenv("WHITEN_INDEX_DATA", raising=False)
-    assert "WHITEN_INDEX_DATA is not set; name the files" in run("--model", tiny_model)[2]
-    monkeypatch.setenv("WHITEN_INDEX_DATA", str(tmp_path))
-    assert "which has no sts/sts_raw.parquet" in run("--model", tiny_model)[2]
-
-
 def test_a_model_that_gives_one_embedding_for_all(pairs, tiny_model):
     """One token a text leaves [CLS] and [SEP] alone, and one word: the first is always the same."""
     sets = read_sts([pairs])
@@ -419,37 +311,3 @@ def test_a_model_that_gives_one_embedding_for_all(pairs, tiny_model):
     options = {"model": str(tiny_model), "pooling": "cls", "layers": (0,), "k": ("4",)}
     with pytest.raises(WhiteningError, match="embeddings are equal, so there is no direction"):
         evaluate_sts(EvalConfig.from_options(options), sets)
-
-
-def test_word_vectors_are_read_once_whatever_they_are_fitted_on(
-    pairs, tmp_path, tiny_words, write_parquet, monkeypatch
-):
-    """And the figures are those of numpy: averages, whitened by the file's own sentences."""
-    from whiten_index.encoding import words
-
-    rng = np.random.default_rng(1)
-    vectors = {word: rng.normal(size=6).round(4) for word in tiny_words}
-    file = tmp_path / "v.txt"
-    file.write_text(
-        "".join(f"{word} {' '.join(map(str, each))}\n" for word, each in vectors.items())
-    )
-    sentences = [" ".join(rng.choice(tiny_words, 5)) for _ in range(200)]
-    fit = write_parquet(tmp_path / "fit.parquet", {"text": sentences}, row_group_size=50)
-    reads = []
-    read = words.WordVectors.read
-    monkeypatch.setattr(words.WordVectors, "read", lambda *a, **k: reads.append(a) or read(*a, **k))
-    config = EvalConfig.from_options({"word_vectors": str(file), "k": ("4",), "fit": str(fit)})
-    found = evaluate_sts(config, read_sts([pairs]))
-    assert len(reads) == 1
-    table = pq.read_table(pairs).to_pydict()
-
-    def averages(texts: list[str]) -> np.ndarray:
-        return np.array([np.mean([vectors[word] for word in text.split()], 0) for text in texts])
-
-    mean, w = whitened(averages(sentences), 4)
-    first, second = ((averages(table[name]) - mean) @ w for name in ("sentence1", "sentence2"))
-    cosines = (first * second).sum(1)
-    cosines /= np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    pearson = 100 * scipy.stats.pearsonr(table["score"], cosines).statistic
-    assert found["datasets"]["mine"]["pearson"]["all"] == pytest.approx(pearson, abs=1e-3)
-    assert found["encoder"]["unknown_share"] == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import numpy as np
@@ -18,27 +17,10 @@ from whiten_index.encoding import EncoderConfig
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.transfer import average, evaluate_transfer
 from whiten_index.labels import read_task
-from whiten_index.whitening import Kind, WhiteningConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROWS = 90
-
-
-class Watcher:
-    """Remembers how many rows each stage was of."""
-
-    def __init__(self):
-        self.totals = {}
-
-    def start(self, stage, total):
-        self.totals[stage] = total
-
-    def advance(self, rows): ...
-
-    def finish(self, stage, seconds): ...
-
-    def note(self, message): ...
 
 
 def sentences(words, seed):
@@ -183,78 +165,12 @@ def test_f1_is_of_the_class_that_means_a_paraphrase_whatever_its_place(
     assert not [note for note in found["notes"] if "F1" in note]
 
 
-def test_pairs_whose_positive_class_is_not_known_have_no_f1_and_it_is_said(
-    folder, tmp_path, tiny_model
-):
-    named_alike(folder, tmp_path, ("far", "near"))
-    arguments = ("eval", "transfer", tmp_path, "--model", tiny_model, "--folds", 3)
-    status, out, _ = run(*arguments, "--json")
-    assert status == 0
-    found = json.loads(out)["datasets"]["mrpc"]
-    assert (found["f1"], found["positive"]) == (None, None)
-    _, out, _ = run(*arguments)
-    assert "note: mrpc: no F1, as neither far nor near is known to be the positive class" in out
-    assert "paraphrase" in out
-
-
-def test_the_mean_is_of_classifiers_and_the_setting_is_raw(report):
-    figures = {name: each["accuracy"] for name, each in report["datasets"].items()}
-    assert report["average"]["sets"] == ["mr", "sst2", "trec", "mrpc"]
-    del figures["rte"]
-    assert report["average"]["accuracy"] == pytest.approx(np.mean(list(figures.values())))
-    assert report["setting"]["transform"] == {"kind": "none"}
-    # What the model itself may end with is not applied, and that is told.
-    assert report["setting"]["normalized"] is False
-    assert list(report["datasets"]) == ["mr", "sst2", "trec", "mrpc", "rte"]
-
-
 def test_the_mean_of_the_seven_leaves_other_sets_out():
     seven = {name: {"accuracy": 1.0, "chosen_by": "dev"} for name in
              ("MR", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")}  # fmt: skip
     others = {"sst5": {"accuracy": 99.0, "chosen_by": "dev"}, "rte": {"accuracy": 99.0}}
     assert average({**seven, **others})["accuracy"] == 1
     assert average(others) is None
-
-
-def test_each_distinct_text_is_encoded_once(folder, tiny_model):
-    tasks = [read_task(folder / f"{name}.parquet") for name in ("trec", "mrpc")]
-    again = dataclasses.replace(tasks[0], name="again")
-    watcher = Watcher()
-    config = EvalConfig(encoder=EncoderConfig(model=str(tiny_model), pooling="mean"))
-    evaluate_transfer(config, [*tasks, again], folds=3, progress=watcher)
-    assert watcher.totals["encode"] == len({text for task in tasks for text in task.texts})
-
-
-def test_a_full_soft_transform_is_one_run_a_setting(folder, tiny_model):
-    config = EvalConfig(
-        encoder=EncoderConfig(model=str(tiny_model), pooling="mean"),
-        transforms=tuple(WhiteningConfig(kind=Kind.PCA, k=k) for k in ("full", 2)),
-    )
-    tasks = [read_task(folder / "mr.parquet")]
-    found = evaluate_transfer(config, tasks, folds=3)
-    raw = evaluate_transfer(EvalConfig(encoder=config.encoder), tasks, folds=3)
-    full, two = (run["datasets"]["mr"]["accuracy"] for run in found["runs"])
-    # PCA of every direction turns and shifts, which an L2 penalty does not see.
-    assert full == pytest.approx(raw["datasets"]["mr"]["accuracy"], abs=100 * 2 / ROWS)
-    assert two != full
-    assert found["datasets"] == found["runs"][0]["datasets"]
-
-
-def test_the_table_says_what_a_reader_must_know(folder, tiny_model):
-    arguments = ("--model", tiny_model, "--pooling", "mean", "--folds", 3, "--k", 4)
-    status, out, _ = run("eval", "transfer", folder, *arguments)
-    assert status == 0
-    for words in ("accuracy × 100, whitening, k = 4", "mean of 4", "tuned on train", "binomial",
-                  "mrpc: F1 is of the class 1"):  # fmt: skip
-        assert words in out
-
-
-def test_one_class_predicted_is_noted(tmp_path, tiny_model):
-    columns = {"text": ["the cat"] * 20, "label": [0] * 12 + [1] * 8, "split": ["all"] * 20}
-    pq.write_table(pa.table(columns), tmp_path / "flat.parquet")
-    status, out, _ = run("eval", "transfer", tmp_path, "--model", tiny_model, "--folds", 4)
-    assert status == 0
-    assert "note: flat: 4 of 4 classifiers predict one class only" in out
 
 
 @pytest.mark.parametrize(
@@ -290,38 +206,3 @@ def rte(place, labels, splits):
     texts = [f"the cat and {number}" for number in range(len(labels))]
     columns = {"sentence1": texts, "sentence2": texts[::-1], "label": labels, "split": splits}
     pq.write_table(pa.table(columns), place / "rte.parquet")
-
-
-@pytest.mark.parametrize(
-    ("train", "note", "dropped"),
-    [
-        ([-1] * 4, "no pair of train has a label, so no threshold is tuned", 4),
-        ([0] * 4, "the 4 pairs of train have one class, so no threshold is tuned", 0),
-    ],
-)
-def test_rte_without_two_classes_to_tune_on_says_so(tmp_path, tiny_model, train, note, dropped):
-    rte(tmp_path, [*train, 0, 1, 1, 0], ["train"] * 4 + ["dev"] * 4)
-    arguments = ("eval", "transfer", tmp_path, "--model", tiny_model)
-    status, out, _ = run(*arguments, "--json")
-    assert status == 0
-    found = json.loads(out)["datasets"]["rte"]
-    assert (found["tuned_threshold"], found["tuned_accuracy"]) == (None, None)
-    assert (found["rows"], found["majority"]) == ({"train": 4 - dropped, "dev": 4}, 50)
-    assert found["dropped"]["label"] == dropped
-    _, out, _ = run(*arguments)
-    assert f"note: rte: {note}" in out
-    assert "tuned on train" not in out
-    assert ("note: 4 rows of rte have no label and are left out" in out) == bool(dropped)
-
-
-def test_rte_tested_on_one_class_says_so(tmp_path, tiny_model):
-    rte(tmp_path, [0, 1, 0, 1, 1, 1], ["train"] * 4 + ["dev"] * 2)
-    status, out, _ = run("eval", "transfer", tmp_path, "--model", tiny_model)
-    assert status == 0
-    assert "note: rte: the 2 tested pairs have one class" in out
-
-
-def test_an_unknown_set_is_refused(folder):
-    status, _, error = run("eval", "transfer", folder, "--set", "sst9")
-    assert status == OPTIONS
-    assert_one_error(error, match="there is no task sst9; the tasks are mr, sst2, trec, mrpc, rte")

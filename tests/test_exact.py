@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from whiten_index.index import exact
 from whiten_index.index.exact import exact_search, flat_vectors, largest
-from whiten_index.index.nearest import nearest
 
 
 def by_sorting(scores: np.ndarray, count: int) -> np.ndarray:
@@ -34,20 +33,6 @@ def test_the_largest_are_those_of_a_full_sort_ties_by_position(
 ) -> None:
     scores = np.random.default_rng(seed).integers(0, values, rows).astype(np.float32)
     assert np.array_equal(largest(scores, count), by_sorting(scores, count))
-
-
-@pytest.mark.parametrize("order", ["rising", "falling", "equal", "negative", "minus zero"])
-def test_the_largest_of_sorted_and_equal_scores(order: str) -> None:
-    scores = np.arange(5000, dtype=np.float32)
-    scores = {
-        "rising": scores,
-        "falling": scores[::-1],
-        "equal": np.full_like(scores, 0.5),
-        "negative": -scores - 1,
-        "minus zero": np.where(scores % 2, 0.0, -0.0).astype(np.float32),
-    }[order]
-    for count in (1, 10, 1249, 4999, 5000, 6000):
-        assert np.array_equal(largest(scores, count), by_sorting(scores, count))
 
 
 @pytest.fixture(scope="module")
@@ -92,24 +77,6 @@ def test_exact_search_is_a_full_sort(
         best = by_sorting(truth, 50)
         assert numbers.tolist() == rows[best].tolist()
         assert mine.tolist() == truth[best].tolist()
-
-
-def test_no_queries_and_no_rows(vectors: np.ndarray, queries: np.ndarray) -> None:
-    assert exact_search(vectors, queries[:0], 5)[1].shape[0] == 0
-    nothing = exact_search(vectors, queries, 5, among=np.empty(0, np.int64))
-    assert nothing[1].shape == (9, 0)
-
-
-@pytest.mark.parametrize("few", [1, 2, 3, 4, 30])
-def test_few_queries_and_many_find_the_same(few: int) -> None:
-    random = np.random.default_rng(2)
-    rows, asked = (random.standard_normal((n, 16)).astype(np.float32) for n in (4000, few))
-    inner = faiss.IndexFlatIP(16)
-    inner.add(rows)
-    scores, found = nearest(inner, asked, 25)
-    truth = asked.astype(np.float64) @ rows.astype(np.float64).T
-    assert np.array_equal(found, np.argsort(-truth, axis=1)[:, :25])
-    np.testing.assert_allclose(scores, -np.sort(-truth, axis=1)[:, :25], rtol=1e-5)
 
 
 def test_only_plain_vectors_by_inner_product_are_looked_at_directly(tmp_path: Path) -> None:

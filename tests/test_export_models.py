@@ -19,12 +19,11 @@ from pgvector.psycopg import register_vector
 
 from tests import tiny_models
 from tests.build_helpers import build, random_rows, write_rows
-from whiten_index import BuildConfig, QueryTransform, build_index, open_index
+from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.encoding import Encoder
 from whiten_index.index import Documents, read_published
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
-from whiten_index.integrations.sql_names import KEYWORDS
 from whiten_index.moments import Moments
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
@@ -142,39 +141,6 @@ def test_the_model_gives_the_vectors_of_the_transform(
     assert_same(model.encode(texts, normalize_embeddings=True), documents, atol=atol)
 
 
-def test_the_model_of_an_index_stays_itself_when_saved_again(
-    index: Path, sentences: list[str], tmp_path: Path
-) -> None:
-    transform = QueryTransform.of(index)
-    facts = export_model(transform, tmp_path / "m")
-    assert facts["error"] < 1e-5
-    texts = sentences[-QUERIES:]
-    expected = transform.encode_documents(texts)
-    model = opened(tmp_path / "m")
-    assert model.get_embedding_dimension() == K
-    assert_same(model.encode(texts), expected)
-    model.save(str(tmp_path / "again"))
-    assert_same(opened(tmp_path / "again").encode(texts, normalize_embeddings=True), expected)
-    found = Encoder.load(str(tmp_path / "again")).encode(texts)
-    assert_same(found / np.linalg.norm(found, axis=1, keepdims=True), expected)
-
-
-def test_two_processes_give_the_same_vectors(
-    index: Path, sentences: list[str], tmp_path: Path
-) -> None:
-    transform = QueryTransform.of(index)
-    export_model(transform, tmp_path / "m")
-    texts = sentences[-27:]
-    expected = transform.encode_documents(texts)
-    model = opened(tmp_path / "m")
-    assert_same(model.encode(texts, device=["cpu", "cpu"], chunk_size=8, batch_size=5), expected)
-    pool = model.start_multi_process_pool(["cpu", "cpu"])
-    try:
-        assert_same(model.encode(texts, pool=pool, chunk_size=11), expected)
-    finally:
-        model.stop_multi_process_pool(pool)
-
-
 # --------------------------------------------------------------------------- other families
 
 
@@ -189,18 +155,6 @@ def test_every_family_is_exported(family: str, pooling: str, tmp_path: Path) -> 
     model = opened(tmp_path / "m")
     assert_same(model.encode(texts, batch_size=7), transform.encode_documents(texts))
     assert_same(model.encode_query(texts, batch_size=7), transform.encode_queries(texts))
-
-
-def test_a_family_with_an_encoder_of_its_own_class_is_exported(tmp_path: Path) -> None:
-    """MT5 is T5 by another name, by which sentence-transformers finds the class."""
-    folder = tiny_models.add_modules(tiny_models.t5(tmp_path / "model"), "mean")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "mt5", "architectures": ["MT5Model"]}
-    tiny_models.write_json(folder / "config.json", config)
-    texts = tiny_models.texts()
-    transform = fitted(texts, TINY_K, model=str(folder))
-    export_model(transform, tmp_path / "m")
-    assert_same(opened(tmp_path / "m").encode(texts), transform.encode_documents(texts))
 
 
 @pytest.mark.parametrize(("kind", "unit"), KINDS)
@@ -224,18 +178,6 @@ def test_the_steps_of_a_model_after_its_pooling_are_kept(tmp_path: Path, unit: b
     assert facts["modules"][2:] == ["LayerNorm", "Dense", *before, "Dense", "Normalize"]
     found = opened(tmp_path / "m").encode(texts, batch_size=5)
     assert_same(found, transform.encode_documents(texts))
-
-
-def test_a_prompt_that_is_not_pooled_is_not_pooled_there(tmp_path: Path) -> None:
-    folder = tiny_models.bert(tmp_path / "model")
-    pooling = {"pooling_mode": "mean", "include_prompt": False}
-    tiny_models.add_modules(folder, pooling, prompts={"query": "given a query "})
-    texts = tiny_models.texts()
-    transform = fitted(texts, TINY_K, model=str(folder))
-    export_model(transform, tmp_path / "m")
-    model = opened(tmp_path / "m")
-    assert_same(model.encode_query(texts), transform.encode_queries(texts))
-    assert_same(model.encode(texts), transform.encode_documents(texts))
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -326,29 +268,6 @@ def test_a_later_transform_takes_the_place_of_an_earlier_one(
         assert_same(called(database, "whiten", raw[:3]), transform.reduce(raw[:3]))
 
 
-def test_half_precision_is_that_of_the_vectors(
-    index: Path, database: psycopg.Connection[Any], raw: Array
-) -> None:
-    transform = QueryTransform.of(index)
-    database.execute(sql_function(transform, name="half", dtype="float16"))
-    expected = transform.reduce(raw).astype(np.float16).astype(np.float32)
-    np.testing.assert_allclose(called(database, "half", raw), expected, atol=5e-4)
-    (kind,) = database.execute("SELECT pg_typeof(half(%s))", [literal(raw[0])]).fetchone() or ("",)
-    assert kind == "halfvec"
-
-
-def test_the_comment_tells_which_transform_it_is(
-    tmp_path: Path, database: psycopg.Connection[Any]
-) -> None:
-    for k in (6, 5):
-        transform = small(tmp_path / str(k), k=k)
-        database.execute(sql_function(transform))
-        (comment,) = database.execute(
-            "SELECT obj_description('whiten(vector)'::regprocedure)"
-        ).fetchone() or ("",)
-        assert re.findall("[0-9a-f]{32}", comment)[0] == transform.query_digest
-
-
 def test_parameters_of_every_type_are_taken_by_a_cast(
     tmp_path: Path, database: psycopg.Connection[Any]
 ) -> None:
@@ -370,28 +289,6 @@ def test_parameters_of_every_type_are_taken_by_a_cast(
         with pytest.raises(psycopg.errors.UndefinedFunction) as error:
             database.execute(f"SELECT whiten({cast})", [numbers if "[" in cast else literal(row)])
         assert "type cast" in str(error.value.diag.message_hint or error.value)
-
-
-def test_the_call_that_is_told_is_found_by_every_word_of_sql(
-    tmp_path: Path, database: psycopg.Connection[Any]
-) -> None:
-    transform = small(tmp_path)
-    found = database.execute("SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'").fetchall()
-    words = {word for (word,) in found}
-    assert words <= KEYWORDS
-    database.execute("CREATE EXTENSION vector")
-    of_one = "SELECT 1 FROM (SELECT '[1]'::vector AS vector) AS one"
-    for word in words:
-        facts = export_sql(transform, tmp_path / "w.sql", schema=word, name=word)
-        # It is not there; another error would tell that the name was read as something else.
-        with pytest.raises(psycopg.errors.InvalidSchemaName):
-            database.execute(f"SELECT {facts['call']}", ["[1]"])
-        facts = export_sql(transform, tmp_path / "w.sql", name=word, vector_schema=word)
-        with pytest.raises(psycopg.errors.InvalidSchemaName):
-            database.execute(f"{of_one} ORDER BY {facts['order_by']}", ["[1]"])
-        facts = export_sql(transform, tmp_path / "w.sql", name=word)
-        with pytest.raises(psycopg.errors.UndefinedFunction):
-            database.execute(f"SELECT {facts['call']}", ["[1]"])
 
 
 # --------------------------------------------------------------------------- what is refused
@@ -442,28 +339,6 @@ def test_psql_as_it_is_told_ends_with_an_error_where_the_script_is_refused(
     assert database.execute("SELECT pg_typeof(whiten(%s))", [row]).fetchone() == ("halfvec",)
 
 
-def test_a_role_without_rights_is_told_what_to_do(
-    tmp_path: Path, database: psycopg.Connection[Any], role: str
-) -> None:
-    transform = small(tmp_path)
-    database.execute(f"SET ROLE {role}")
-    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="role app may not") as error:
-        database.execute(sql_function(transform))
-    hint = str(error.value.diag.message_hint)
-    assert "--schema" in hint
-    database.execute("ROLLBACK; SET search_path = public")
-    for _ in range(2):
-        database.execute(sql_function(transform, schema=role))
-    rows = random_rows()[:3]
-    assert_same(called(database, "app.whiten", rows), transform.reduce(rows))
-    (grant,) = re.findall("GRANT [^;]*;", hint)
-    database.execute(f"RESET ROLE; {grant} SET ROLE {role}")
-    database.execute(sql_function(transform))
-    with pytest.raises(psycopg.errors.InvalidSchemaName, match='no schema "nö"'):
-        database.execute(sql_function(transform, schema="nö"))
-    database.execute("ROLLBACK")
-
-
 def test_the_function_of_another_role_is_left_to_it(
     tmp_path: Path, database: psycopg.Connection[Any], role: str
 ) -> None:
@@ -497,12 +372,6 @@ def test_a_function_that_nobody_exported_is_not_lost(
     (drop,) = re.findall("DROP FUNCTION [^;]*;", str(error.value.diag.message_hint))
     database.execute(drop)
     database.execute(sql_function(transform))
-
-
-def test_another_width_is_refused(index: Path, database: psycopg.Connection[Any]) -> None:
-    database.execute(sql_function(QueryTransform.of(index)))
-    with pytest.raises(psycopg.errors.DataException, match="have 384 numbers here; this one has 3"):
-        database.execute("SELECT whiten('[1,2,3]')")
 
 
 @pytest.mark.parametrize(("kind", "unit"), KINDS)
@@ -560,33 +429,6 @@ def test_names_are_quoted(
             other.execute(sql_function(transform))
         assert "--vector-schema" in str(error.value.diag.message_hint)
     database.execute(f"RESET search_path; DROP SCHEMA {quoted} CASCADE")
-
-
-def test_the_database_finds_what_the_index_finds(
-    index: Path, database: psycopg.Connection[Any], raw: Array, sentences: list[str]
-) -> None:
-    """Both ways: vectors pushed and queries reduced there, and documents reduced there too."""
-    transform = QueryTransform.of(index)
-    database.execute(sql_function(transform))
-    fill(database, index)
-    hits = open_index(index).search(sentences[-QUERIES:], top_k=10)
-    for query, expected in zip(raw, hits, strict=True):
-        for column in ("vector", "reduced"):
-            found = database.execute(
-                f"SELECT id, 1 - ({column} <=> whiten(%s)) AS score FROM docs "
-                f"ORDER BY {column} <=> (SELECT whiten(%s)) LIMIT 10",
-                [literal(query), literal(query)],
-            ).fetchall()
-            assert_same_hits(dict(found), {hit.id: hit.score for hit in expected})
-
-
-def assert_same_hits(found: dict[str, float], expected: dict[str, float]) -> None:
-    """Equal ids, and each its score; but what ties with the last one may stand for it."""
-    assert len(found) == len(expected) == 10
-    last = min(expected.values())
-    for id_ in found.keys() | expected.keys():
-        pair = found.get(id_, last), expected.get(id_, last)
-        assert pair[0] == pytest.approx(pair[1], abs=1e-5), id_
 
 
 def test_an_index_of_pgvector_is_used(

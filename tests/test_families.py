@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from click.testing import CliRunner
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
@@ -21,7 +19,6 @@ from tests.tiny_models import (
     NORMALIZE,
     POSITIONS,
     add_modules,
-    byte_bert,
     copied,
     dense,
     layer_norm,
@@ -36,11 +33,9 @@ from whiten_index.encoding import (
     EncoderConfig,
     EncoderSpec,
     find_model,
-    recorded_config,
     resolve_encoder,
 )
 from whiten_index.encoding.head import load_head
-from whiten_index.encoding.prompts import prompt_tokens
 from whiten_index.errors import ConfigError, EncoderError
 
 INSTRUCTION = "Instruct: given a query, the passage\nQuery:"
@@ -98,15 +93,6 @@ def test_each_family_agrees_with_sentence_transformers(tiny, tmp_path, family, p
     assert_alike(load(folder).encode(texts()), truth(folder, texts()))
 
 
-@pytest.mark.parametrize("pooling", ["max", "weightedmean", "mean_sqrt_len_tokens"])
-@pytest.mark.parametrize("family", ["bert", "qwen3"])
-def test_the_rarer_poolings_agree_with_sentence_transformers(tiny, tmp_path, family, pooling):
-    folder = add_modules(copied(tiny(family), tmp_path / family), pooling)
-    encoder = load(folder)
-    assert encoder.spec.pooling == pooling
-    assert_alike(encoder.encode(texts()), truth(folder, texts()))
-
-
 def test_a_decoder_with_instructions_agrees_with_sentence_transformers(tiny, tmp_path):
     """As Qwen3-Embedding: last token, an instruction for queries, nothing for documents."""
     folder = copied(tiny("qwen3"), tmp_path / "qwen")
@@ -147,13 +133,6 @@ def test_the_side_that_is_cut_agrees_with_sentence_transformers(tiny, tmp_path, 
     assert np.allclose(found, plain, atol=1e-3) == (side == "right")
 
 
-def test_a_tokenizer_in_python_is_as_good(tmp_path):
-    folder = add_modules(byte_bert(tmp_path / "bytes"), max_length=30)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    assert not tokenizer.is_fast
-    assert_alike(load(folder).encode(texts()), truth(folder, texts()))
-
-
 # --------------------------------------------------------------------------- lengths
 
 
@@ -179,13 +158,6 @@ def test_the_length_is_the_models_own(tiny, tmp_path, family, longest, default):
     assert resolve(told, max_length=longest).max_length == longest
     with pytest.raises(ConfigError, match=f"more than the {longest} tokens"):
         resolve(told, max_length=longest + 1)
-
-
-@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "mpnet", "bert"])
-def test_the_longest_texts_can_be_encoded(tiny, family):
-    """One position too many would be outside the table of positions."""
-    longest = load(tiny(family), max_length=find_model(str(tiny(family))).longest)
-    assert np.isfinite(longest.encode(["the cat " * 100])).all()
 
 
 @pytest.mark.parametrize(
@@ -227,61 +199,6 @@ def test_a_head_agrees_with_sentence_transformers(bert_with, heads):
     assert_alike(encoder.encode(texts()), expected, scale=normalizes)
 
 
-@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
-def test_a_head_maps_what_is_pooled(bert_with, heads):
-    """The same modules in sentence-transformers, on random numbers instead of a model's."""
-    from sentence_transformers import SentenceTransformer
-
-    folder = bert_with(*heads)
-    head = load_head(find_model(str(folder)))
-    pooled = torch.randn(9, DIM, generator=torch.Generator().manual_seed(0))
-    features = {"sentence_embedding": pooled}
-    steps = list(SentenceTransformer(str(folder), device="cpu"))[2:]
-    for step in steps[:-1] if heads[-1] is NORMALIZE else steps:
-        features = step(features)
-    found = head(pooled)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, features["sentence_embedding"].detach())
-
-
-def test_what_a_head_gives_does_not_depend_on_its_company(tiny, tmp_path):
-    """A text that is long enough for the model by itself makes a single row for the head."""
-    wide = (dense(out=384, activation="Identity"), dense(384, 256, "Identity", seed=1))
-    folder = copied(tiny("modernbert"), tmp_path / "model")
-    encoder = load(add_modules(folder, "mean", *wide, max_length=128), threads=1)
-    long = [" ".join(["cat", *texts(100)[row : row + 40]]) for row in range(20)]
-    together = encoder.encode(long)
-    alone = np.concatenate([encoder.encode([text]) for text in long])
-    np.testing.assert_array_equal(alone, together)
-
-
-def test_a_head_that_sentence_transformers_saved_is_read(bert_with, tmp_path):
-    """Its later releases write other module names than the earlier ones."""
-    from sentence_transformers import SentenceTransformer
-
-    folder = bert_with(layer_norm(), dense(), NORMALIZE)
-    SentenceTransformer(str(folder), device="cpu").save(str(tmp_path / "saved"))
-    written = json.loads((tmp_path / "saved" / "modules.json").read_text())
-    assert written[3]["type"] != "sentence_transformers.models.Dense"
-    assert resolve(tmp_path / "saved").normalizes
-    pooled = torch.randn(3, DIM)
-    first, second = (load_head(find_model(str(f))) for f in (folder, tmp_path / "saved"))
-    torch.testing.assert_close(second(pooled), first(pooled))
-
-
-@pytest.mark.parametrize("out", [DIM, 16])
-def test_a_dense_with_a_residual_adds_its_input(bert_with, out):
-    kind, config, weights = dense(out=out)
-    if out != DIM:
-        weights = {**weights, "residual.weight": torch.randn(out, DIM)}
-    folder = bert_with((kind, {**config, "use_residual": True}, weights))
-    pooled = torch.randn(5, DIM)
-    plain = torch.tanh(pooled @ weights["linear.weight"].T + weights["linear.bias"])
-    added = pooled if out == DIM else pooled @ weights["residual.weight"].T
-    found = load_head(find_model(str(folder)))(pooled)
-    torch.testing.assert_close(found, plain + added)
-
-
 def test_weights_of_a_head_may_be_pickled_tensors(bert_with):
     folder = bert_with(dense())
     expected = load_head(find_model(str(folder)))
@@ -290,30 +207,6 @@ def test_weights_of_a_head_may_be_pickled_tensors(bert_with):
     torch.save(weights, folder / "2_Dense" / "pytorch_model.bin")
     pooled = torch.randn(3, DIM)
     torch.testing.assert_close(load_head(find_model(str(folder)))(pooled), expected(pooled))
-
-
-def test_half_precision_weights_of_a_head_are_applied_in_float32(bert_with):
-    folder = bert_with(dense())
-    file = folder / "2_Dense" / "model.safetensors"
-    save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
-    assert load_head(find_model(str(folder)))(torch.randn(3, DIM)).dtype == torch.float32
-
-
-def test_a_model_without_a_head_has_none(bert_with):
-    assert load_head(find_model(str(bert_with()))) is None
-    assert load_head(find_model(str(bert_with(NORMALIZE)))) is None
-
-
-def test_a_head_is_part_of_the_identity(bert_with):
-    heads = [(), (dense(),), (dense(seed=1),), (dense(activation="ReLU"),), (dense(), NORMALIZE)]
-    heads += [(dense(out=DIM), dense(seed=1)), (dense(out=DIM, seed=1), dense())]
-    specs = [resolve(bert_with(*each)) for each in heads]
-    # A normalisation at the end is recorded and never applied, so it makes no difference.
-    assert len({spec.fingerprint for spec in specs}) == len(specs) - 1
-    assert specs[1].fingerprint == specs[4].fingerprint
-    for spec in specs:
-        assert EncoderSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-        assert resolve_encoder(recorded_config(spec))[0] == spec
 
 
 @pytest.mark.parametrize(
@@ -394,14 +287,6 @@ def test_modules_unknown_or_out_of_place_are_refused(bert_with, kinds, named):
         resolve(folder)
 
 
-def test_a_module_of_the_models_own_is_refused_by_its_whole_name(bert_with):
-    folder = bert_with()
-    modules = [{"type": "sentence_transformers.models.Transformer"}, {"type": "custom.Pooling"}]
-    write_json(folder / "modules.json", modules)
-    with pytest.raises(EncoderError, match=r"ends with custom\.Pooling"):
-        resolve(folder)
-
-
 def test_pickled_weights_are_fetched_where_there_are_no_others(bert_with, tmp_path, monkeypatch):
     """As LaBSE: safetensors for the transformer, the older format alone for the dense layer."""
     hub = bert_with(dense())
@@ -432,15 +317,6 @@ def test_pickled_weights_are_fetched_where_there_are_no_others(bert_with, tmp_pa
 PROMPTS = {"query": "query: ", "passage": "passage: ", "empty": ""}
 
 
-def test_a_prompt_can_be_named(bert_with):
-    folder = bert_with(prompts=PROMPTS)
-    spec = resolve(folder, document_prompt_name="query", query_prompt_name="passage")
-    assert (spec.document_prompt, spec.query_prompt) == ("query: ", "passage: ")
-    assert resolve(folder, document_prompt_name="empty").document_prompt == ""
-    assert spec == resolve(folder, document_prompt="query: ", query_prompt="passage: ")
-    assert resolve_encoder(recorded_config(spec))[0] == spec
-
-
 @pytest.mark.parametrize("side", ["document", "query"])
 def test_a_prompt_name_that_does_not_exist_names_those_there_are(bert_with, side):
     option = {f"{side}_prompt_name": "querry"}
@@ -468,21 +344,6 @@ def test_the_command_line_takes_names_of_prompts_and_every_pooling(bert_with, wr
     assert options._POOLINGS == POOLINGS
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "qwen3"])
-@pytest.mark.parametrize("prompt", ["query: ", "the cat sat:", INSTRUCTION])
-def test_tokens_of_a_prompt_are_counted_as_sentence_transformers_counts(
-    tiny, tmp_path, family, prompt
-):
-    from sentence_transformers import SentenceTransformer
-
-    folder = add_modules(copied(tiny(family), tmp_path / "model"), max_length=200)
-    transformer = SentenceTransformer(str(folder), device="cpu")[0]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    expected = transformer.preprocess(["x"], prompt=prompt)["prompt_length"]
-    assert prompt_tokens(tokenizer, prompt) == expected
-    assert prompt_tokens(tokenizer, "") == 0
-
-
 @pytest.mark.parametrize("mode", ["mean", "cls", "max", "weightedmean", "lasttoken"])
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
 def test_a_prompt_left_out_of_the_pooling_agrees_with_sentence_transformers(
@@ -496,17 +357,3 @@ def test_a_prompt_left_out_of_the_pooling_agrees_with_sentence_transformers(
     assert not encoder.spec.pools_prompt
     assert_alike(encoder.encode(texts()), truth(folder, texts(), prompt_name="document"))
     assert_alike(encoder.encode_queries(texts()), truth(folder, texts(), prompt_name="query"))
-
-
-def test_a_prompt_left_out_of_the_pooling_is_part_of_the_identity(bert_with):
-    spec = resolve(bert_with(pooling={"pooling_mode": "mean", "include_prompt": False},
-                             prompts=PROMPTS))  # fmt: skip
-    assert not spec.pools_prompt
-    assert spec.to_json()["pools_prompt"] is False
-    assert EncoderSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    assert resolve_encoder(recorded_config(spec))[0] == spec
-    pooled = dataclasses.replace(spec, pools_prompt=True)
-    assert spec.fingerprint != pooled.fingerprint
-    # Without a prompt the documents are the same, whatever becomes of that of the queries.
-    bare = dataclasses.replace(spec, document_prompt="")
-    assert bare.fingerprint == dataclasses.replace(pooled, document_prompt="").fingerprint

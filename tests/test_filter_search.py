@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
-from whiten_index.cli import cli
-from whiten_index.corpus import RowFilter
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.index import fetching, filtering, nprobe
 from whiten_index.index.filtering import Selection
 from whiten_index.index.nearest import nearest
 from whiten_index.run_file import write_run
@@ -87,39 +82,6 @@ def test_hits_pass_are_as_many_as_there_can_be_and_fall(
         assert mask[found].all()
         assert all(len(set(each)) == len(each) for each in found.tolist())
         assert (np.diff(scores, axis=1) <= 1e-6).all()
-
-
-@pytest.mark.parametrize("top_k", [10, 500, ROWS])
-@pytest.mark.parametrize("factory", [*LISTED, *REFINED, "HNSW16", "HNSW16,RFlat"])
-def test_without_a_filter_too_there_are_as_many_hits_as_asked_for(
-    index_of: Callable[[str], Any], queries: np.ndarray, factory: str, top_k: int
-) -> None:
-    inner = index_of(factory)
-    (before,) = {nprobe(inner)}
-    scores, found = nearest(inner, queries, top_k)
-    # A few links lead nowhere; lists hold every row.
-    least = top_k if "HNSW16" not in factory else int(0.99 * top_k)
-    assert ((found >= 0).sum(axis=1) >= least).all()
-    assert all(len({*each} - {-1}) == (np.array(each) >= 0).sum() for each in found.tolist())
-    assert (np.diff(scores, axis=1)[:, : least - 1] <= 1e-6).all()
-    assert nprobe(inner) == before
-
-
-def test_queries_that_find_enough_are_not_searched_again(
-    index_of: Callable[[str], Any], rows: np.ndarray
-) -> None:
-    inner = index_of(f"IVF{LISTS},Flat")
-    sizes = [inner.invlists.list_size(i) for i in range(LISTS)]
-    top_k = (min(sizes) + max(sizes)) // 2
-    _, plain = inner.search(rows, top_k)
-    enough = (plain >= 0).all(axis=1)
-    assert 0 < enough.sum() < ROWS
-    scores, found = nearest(inner, rows, top_k)
-    assert np.array_equal(found[enough], plain[enough])
-    exact = np.argsort(-(rows[~enough] @ rows.T), axis=1)[:, 0]
-    assert np.array_equal(found[~enough][:, 0], exact)
-    best = -np.sort(-(rows[~enough] @ rows.T), axis=1)[:, :top_k]
-    np.testing.assert_allclose(scores[~enough], best, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -202,29 +164,6 @@ def test_rows_all_in_one_corner_are_found(
             _, found = nearest(inner, query[None], 20, Selection.of(mask))
             assert mask[found].all()
             assert found.shape == (1, 20)
-
-
-def test_many_hits_are_fetched_in_steps(
-    monkeypatch: pytest.MonkeyPatch, index_of: Callable[[str], Any], queries: np.ndarray
-) -> None:
-    mask = drawn(150)
-    whole = nearest(index_of("PQ8x4fs"), queries, 40, Selection.of(mask))
-    monkeypatch.setattr(fetching, "_MOST_HITS", 1)
-    monkeypatch.setattr(filtering, "_HELD", 1)
-    stepped = nearest(index_of("PQ8x4fs"), queries, 40, Selection.of(mask))
-    assert [set(each) for each in whole[1].tolist()] == [set(each) for each in stepped[1].tolist()]
-    decoded = nearest(index_of("PQ8x4"), queries, 40, Selection.of(drawn(100)))
-    assert decoded[1].shape == (7, 40)
-
-
-def test_selection_holds_its_rows() -> None:
-    for total in (1, 7, 8, 9, 1000):
-        mask = np.random.default_rng(total).random(total) < 0.4
-        selection = Selection.of(mask)
-        assert selection.count == mask.sum()
-        assert np.array_equal(selection.rows, np.flatnonzero(mask))
-        assert np.array_equal(selection.holds(np.arange(total)), mask)
-        assert not selection.holds(np.array([-1])).any()
 
 
 # An index with kept columns.
@@ -313,14 +252,6 @@ def test_a_filter_means_what_it_says(
     assert [hit.row for hit in like] == truth
 
 
-def test_a_filter_is_remembered_by_its_text_only(index: Path, queries: np.ndarray) -> None:
-    opened = open_index(index)
-    for _ in range(2):
-        for number in range(8):
-            (hits,) = opened.search_embeddings(queries[:1], row_filter=f"id == 'doc-{number}'")
-            assert [hit.id for hit in hits] == [f"doc-{number}"]
-
-
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
@@ -345,14 +276,6 @@ def test_a_filter_that_cannot_be_used_is_refused_before_anything_is_searched(
     ):
         with pytest.raises(error, match=message):
             use()
-
-
-def test_masks_of_batches_are_those_of_the_rows() -> None:
-    batch = pa.record_batch({"a#": [1, None, 3], "b": [True, False, None]})
-    assert RowFilter.parse("b").mask(batch).tolist() == [True, False, False]
-    assert RowFilter.parse("b is None or b == False").mask(batch).tolist() == [False, True, True]
-    assert RowFilter.parse("1 < 2").mask(batch).tolist() == [True] * 3
-    assert RowFilter.parse("b").mask(batch.slice(3)).tolist() == []
 
 
 @pytest.mark.parametrize("factory", ["IVF8,SQ8", "HNSW16", "PQ8x4fs", "IVF8,PQ8x4fs,RFlat"])
@@ -381,20 +304,3 @@ def test_runs_and_results_without_hits(
             table = pq.read_table(run)
             assert table.column_names == ["query_id", "doc_id", "rank", "score"]
             assert table.column("doc_id").to_pylist() == ["doc-5"] * 7 * hits
-
-
-def test_the_command_filters_and_says_when_nothing_passes(index: Path) -> None:
-    def run(text: str, *more: str) -> Any:
-        arguments = ["search", str(index), "--like", "doc-4", "--filter", text, *more]
-        return CliRunner().invoke(cli, arguments)
-
-    found = run("lang == 'de'", "--json", "--top-k", "4")
-    (result,) = json.loads(found.stdout)["results"]
-    assert [hit["columns"]["lang"] for hit in result["hits"]] == ["de"] * 4
-    nothing = run("lang == 'fr'")
-    assert (nothing.exit_code, nothing.stdout) == (0, "doc-4\n")
-    assert "no row passes --filter \"lang == 'fr'\"" in nothing.stderr
-    unknown = run("colour == 'red'")
-    assert unknown.exit_code == 2
-    assert "--keep" in unknown.stderr
-    assert run("lang == 4").exit_code == 3

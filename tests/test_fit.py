@@ -6,7 +6,6 @@ count, and scikit-learn's shrinkage.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError
 from whiten_index.moments import Moments
-from whiten_index.store import EmbeddingStore
 from whiten_index.whitening import Whitening
 
 Array = NDArray[np.float64]
@@ -136,14 +134,6 @@ def test_the_whitening_is_the_closed_form_of_the_weighted_rows(
     assert found.count == pytest.approx(ROWS)
 
 
-def test_equal_weights_are_no_weights(tmp_path: Path) -> None:
-    rows = made()
-    corpus = write(tmp_path / "c.parquet", rows, f=[7.0] * ROWS)
-    weighted = fitted(build(tmp_path / "w", corpus, weight_column="f"))
-    plain = fitted(build(tmp_path / "p", corpus))
-    np.testing.assert_allclose(weighted.matrix(), plain.matrix(), rtol=1e-9, atol=1e-12)
-
-
 def test_weights_stay_beside_their_rows_where_some_are_skipped(tmp_path: Path) -> None:
     rows, counts = made(), frequencies()
     gone = np.r_[0, 3, 36:60, 89]
@@ -183,22 +173,6 @@ def test_the_column_of_the_weights_is_kept_and_a_store_alone_weighs_by_it(tmp_pa
     np.testing.assert_array_equal(fitted(alone).matrix(), fitted(first).matrix())
 
 
-def test_other_weights_make_another_version_and_the_same_ones_none(tmp_path: Path) -> None:
-    corpus = write(tmp_path / "c.parquet", made(), f=frequencies(), g=frequencies(2))
-    options: dict[str, Any] = {"keep": ("f", "g"), "store": str(tmp_path / "store")}
-    seen = []
-    for weights in (
-        {},
-        {"weight_column": "f"},
-        {"weight_column": "g"},
-        {"weight_column": "f", "weighting": "inverse-frequency"},
-    ):
-        report = build(tmp_path / "out", corpus, **options, **weights)
-        assert build(tmp_path / "out", corpus, **options, **weights).up_to_date
-        seen.append(report.version)
-    assert len(set(seen)) == len(seen)
-
-
 # --------------------------------------------------------------------------- refused weights
 
 BAD = {
@@ -229,22 +203,6 @@ def test_what_is_no_frequency_is_refused(tmp_path: Path, name: str, whiten: str)
     assert not (tmp_path / "out" / "CURRENT").exists()
 
 
-def test_rows_without_a_frequency_may_be_left_out(tmp_path: Path) -> None:
-    """As the message says."""
-    values = [None if i % 9 == 0 else i for i in range(ROWS)]
-    corpus = write(tmp_path / "c.parquet", made(), f=values)
-    report = build(tmp_path / "out", corpus, weight_column="f", row_filter="f >= 0")
-    assert report.encoded.record.rows == ROWS - 10
-
-
-def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
-    corpus = write(tmp_path / "c.parquet", made())
-    columns = ("--embedding-column", "e", "--id-column", "id", "--weight-column", "f")
-    status, stderr = run("build", corpus, *columns, "--out", tmp_path / "out")
-    assert status == CORPUS
-    assert "no column 'f'" in stderr
-
-
 def test_a_store_without_the_column_says_so(tmp_path: Path) -> None:
     corpus = write(tmp_path / "c.parquet", made(), f=frequencies())
     store = str(tmp_path / "store")
@@ -255,14 +213,6 @@ def test_a_store_without_the_column_says_so(tmp_path: Path) -> None:
     assert status == CORPUS
     assert "does not hold column f" in stderr
     assert "name the corpus" in stderr
-
-
-def test_a_weighting_needs_weights(tmp_path: Path) -> None:
-    corpus = write(tmp_path / "c.parquet", made())
-    columns = ("--embedding-column", "e", "--weighting", "inverse-frequency")
-    status, stderr = run("build", corpus, *columns, "--out", tmp_path / "out")
-    assert status == OPTIONS
-    assert "--weight-column" in stderr
 
 
 # --------------------------------------------------------------------------- shrinkage
@@ -285,26 +235,6 @@ def test_shrinkage_of_a_build_is_that_of_scikit_learn(
     values = np.linalg.eigvalsh(expected)[::-1]
     # scikit-learn divides by n, we by n − 1.
     np.testing.assert_allclose(found.eigenvalues, values * ROWS / (ROWS - 1), rtol=1e-6)
-
-
-def test_a_store_of_an_earlier_release_is_looked_at_again_for_ledoit_and_wolf(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its moments lack the sums of fourth powers, which another look at the rows gives."""
-    corpus = write(tmp_path / "c.parquet", made())
-    options: dict[str, Any] = {"store": str(tmp_path / "store"), "shrinkage": "ledoit-wolf"}
-    today = build(tmp_path / "a", corpus, **options)
-    load = EmbeddingStore.moments
-
-    def earlier(store: EmbeddingStore, shard: str) -> Moments:
-        return dataclasses.replace(load(store, shard), cubic=None, quartic=None)
-
-    monkeypatch.setattr(EmbeddingStore, "moments", earlier)
-    alone = {"embedding_column": None, "id_column": None}
-    for out, sources, more in (("b", (corpus,), {}), ("c", (), alone)):
-        found = build(tmp_path / out, *sources, **options, **more)
-        assert fitted(found).shrinkage == pytest.approx(fitted(today).shrinkage)
-        np.testing.assert_allclose(fitted(found).matrix(), fitted(today).matrix(), rtol=1e-9)
 
 
 @pytest.mark.parametrize("estimator", ["ledoit-wolf", "oas", " OAS"])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 
 import numpy as np
 import pytest
 
 from tests.bad_input_helpers import run
-from tests.build_helpers import build, column_facts, random_rows, write_rows
+from tests.build_helpers import build, random_rows, write_rows
 from tests.upkeep_helpers import (
     Crash,
     World,
@@ -23,19 +21,17 @@ from tests.upkeep_helpers import (
 )
 from whiten_index import open_index
 from whiten_index.artifacts.atomic import remove_folder
-from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.errors import (
     ArtifactError,
-    BusyError,
     ConfigError,
     FormatError,
     StorageError,
 )
 from whiten_index.index import read_index_id
-from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
+from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.upkeep import compact_store, gc_store, verify_store
-from whiten_index.versions import prune, rollback
+from whiten_index.versions import prune
 
 
 def nights(world: World, count: int, seed: int = 0) -> None:
@@ -52,23 +48,6 @@ def files(world: World) -> dict[str, int]:
         for path in world.place.rglob("*")
         if path.is_file() and not path.name.startswith(".lock")
     }
-
-
-def test_what_no_corpus_has_any_more_goes_and_the_rest_reads_as_before(tmp_path):
-    world = new_world(tmp_path, 100, 30)
-    world.corpora["other"] = [world.numbers(50)]
-    world.encode("other")
-    world.corpora["news"] = [world.numbers(90)]
-    world.encode()
-    before = len(shard_folders(world))
-    report = gc_store(world.place, keep_days=0)
-    # The 130 rows of the first state were four shards, none of which is part of the second.
-    assert (report.shards, report.rows, report.kept["shards"]) == (4, 4, before - 4)
-    assert report.claims == 2
-    world.assert_intact(last=2)
-    assert verify_store(world.place).sound
-    again = gc_store(world.place, keep_days=0)
-    assert (again.shards, again.rows, again.bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -127,45 +106,6 @@ def test_a_dry_run_says_the_same_and_does_nothing(tmp_path):
     assert {**told.to_json(), "dry_run": False} == done.to_json()
 
 
-def test_what_is_recent_stays_for_an_encode_that_was_interrupted(tmp_path):
-    world = new_world(tmp_path, 100)
-    record, truth = world.records[0]
-    world.corpora["news"] = [world.numbers(100)]
-    world.encode()
-    report = gc_store(world.place)
-    assert (report.shards, report.rows, report.kept["recent"]) == (0, 0, 3)
-    assert_reads(world.store, record, truth)
-    old = time.time() - 8 * 86400
-    for path in world.place.rglob("*"):
-        os.utime(path, (old, old))
-    assert gc_store(world.place, keep_days=9).shards == 0
-    assert gc_store(world.place).shards == 3
-    world.assert_intact()
-
-
-def test_what_was_written_later_than_now_stays(tmp_path):
-    """The clock was put back: no age can be told, so nothing is old."""
-    world = new_world(tmp_path, 100)
-    world.corpora["news"] = [world.numbers(100)]
-    world.encode()
-    later = time.time() + 1e8
-    for path in world.place.rglob("*"):
-        os.utime(path, (later, later))
-    assert gc_store(world.place).shards == 0
-    assert gc_store(world.place, keep_days=0).shards == 3
-
-
-def test_the_sources_of_what_is_kept_are_kept(tmp_path):
-    world = new_world(tmp_path, 40)
-    first = shard_folders(world)
-    world.corpora["news"][0][3] = world.numbers(1)[0]
-    world.encode()
-    assert len(shard_folders(world)) == 2
-    assert gc_store(world.place, keep_days=0).shards == 0, "the second picks 39 rows from the first"
-    assert first < shard_folders(world)
-    world.assert_intact()
-
-
 @pytest.mark.parametrize("emptied", [False, True])
 def test_an_index_that_is_not_there_is_asked_for(tmp_path, emptied):
     world = new_world(tmp_path, 100)
@@ -187,17 +127,6 @@ def test_an_index_that_is_not_there_is_asked_for(tmp_path, emptied):
     report = gc_store(world.place, keep_days=0, forget=[index])
     assert (report.shards, report.forgotten) == (3, (str(index),))
     assert gc_store(world.place, keep_days=0).indexes == ()
-
-
-def test_the_index_around_the_store_is_asked_though_it_never_registered(tmp_path):
-    world = new_world(tmp_path, 100)
-    record, truth = world.records[0]
-    add_version(world, tmp_path, record, 1)
-    shutil.rmtree(world.store.folder / "indexes")
-    world.corpora["news"] = [world.numbers(100)]
-    world.encode()
-    assert gc_store(world.place, keep_days=0).shards == 0
-    assert_reads(world.store, record, truth)
 
 
 def test_what_a_damaged_version_needs_is_kept(tmp_path):
@@ -222,16 +151,6 @@ def test_a_needed_shard_whose_sources_cannot_be_told_stops_it(tmp_path):
     with pytest.raises(ArtifactError, match=f"{shard} is damaged.*whiten-index verify"):
         gc_store(world.place, keep_days=0)
     assert len(shard_folders(world)) == 2
-
-
-def test_nobody_writes_meanwhile(tmp_path):
-    world = new_world(tmp_path, 100)
-    index = tmp_path / "index"
-    add_version(world, index, world.records[0][0], 1)
-    for folder in (index, world.store.folder):
-        with only_writer(folder, what="it"), pytest.raises(BusyError, match=f"{folder} is being"):
-            gc_store(world.place)
-    gc_store(world.place)
 
 
 def test_what_it_does_not_know_stays(tmp_path):
@@ -301,12 +220,6 @@ def test_it_may_die_anywhere(tmp_path, monkeypatch):
     assert len(ends) == 1, "wherever it died, the next one comes to the same"
 
 
-def test_there_is_no_store(tmp_path):
-    with pytest.raises(ArtifactError, match="holds no store of embeddings; check the path"):
-        gc_store(tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-
-
 def test_the_command(tmp_path):
     world = new_world(tmp_path, 100)
     world.corpora["news"] = [world.numbers(100)]
@@ -332,25 +245,6 @@ def test_a_record_that_is_damaged_stops_it(tmp_path):
     assert len(shard_folders(world)) == 3
 
 
-def test_every_encoder_of_the_store_is_looked_at(tmp_path):
-    world = new_world(tmp_path, 100)
-    mine = world.store
-    other = EmbeddingStore.create(world.place, column_facts(4), "0123456789abcdef" * 2)
-    names = []
-    for seed in range(2):
-        digests = np.random.default_rng(seed).integers(0, 256, (5, 16), dtype=np.uint8)
-        names.append(other.shard_fingerprint(digests, StoreDtype.OWN))
-        other.write(names[-1], digests, random_rows(rows=5), dtype=StoreDtype.OWN)
-    part = CorpusPart(names[0], "0" * 32, 5, 5, 0)
-    source = {**mine.corpus().source, "sources": ["c"]}
-    other.save_corpus(CorpusRecord(source, (part,), {}))
-    report = gc_store(world.place, keep_days=0)
-    assert (report.shards, report.kept["shards"]) == (1, 4)
-    assert other.find(names[0]) is not None
-    assert other.find(names[1]) is None
-    assert mine.find(world.records[0][0].parts[0].shard) is not None
-
-
 def test_what_a_later_release_wrote_is_not_judged(tmp_path):
     world = new_world(tmp_path, 100)
     name = world.records[0][0].parts[0].shard
@@ -363,21 +257,6 @@ def test_what_a_later_release_wrote_is_not_judged(tmp_path):
     (damage,) = verify_store(world.place).damages
     assert damage.remedy == "upgrade whiten-index: a later release wrote it"
     assert path.exists()
-
-
-@pytest.mark.parametrize(
-    "days", [float("nan"), float("inf"), -1, -float("inf"), None, "3", True, 10**400]
-)
-def test_days_that_are_none_are_refused(tmp_path, days):
-    world = new_world(tmp_path, 100)
-    world.corpora["news"] = [world.numbers(100)]
-    world.encode()
-    with pytest.raises(ConfigError, match="--keep-days takes a number of days, 0 or more"):
-        gc_store(world.place, keep_days=days)
-    if isinstance(days, float):
-        status, _, err = run("gc", world.place, f"--keep-days={days}")
-        assert (status, "Traceback" in err) == (2, False)
-    assert len(shard_folders(world)) == 6
 
 
 def registered(world):
@@ -416,24 +295,6 @@ def test_an_index_linked_to_where_it_is_now_is_asked_once_and_not_forgotten(tmp_
         gc_store(world.place, forget=[tmp_path / "real"])
 
 
-def test_an_index_that_was_moved_is_named_at_its_new_place(tmp_path, monkeypatch):
-    world, index = two_states(tmp_path)
-    index.rename(tmp_path / "j")
-    hint = f"gc {world.place} --index NEW_PLACE --forget {index}; or, if it is gone"
-    with pytest.raises(ArtifactError, match=hint):
-        gc_store(world.place, keep_days=0)
-    options = {"keep_days": 0, "indexes": [tmp_path / "j"], "forget": [index]}
-    told = gc_store(world.place, dry_run=True, **options)
-    assert (told.shards, len(registered(world))) == (0, 1)
-    monkeypatch.chdir(tmp_path)
-    status, out, _ = run("gc", world.place, "--index", "j", "--forget", "i", "--json")
-    found = json.loads(out)
-    assert (status, found["registered"], found["forgotten"]) == (0, [str(tmp_path / "j")], ["i"])
-    assert registered(world) == [tmp_path / "j"]
-    report = gc_store(world.place, keep_days=0)
-    assert (report.shards, report.claims, report.indexes) == (0, 3, (str(tmp_path / "j"),))
-
-
 @pytest.mark.parametrize("copied_id", [False, True])
 def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path, copied_id):
     world, index = two_states(tmp_path)
@@ -470,39 +331,6 @@ def test_a_store_without_its_registry_is_not_collected(tmp_path):
     assert shard_folders(world) == before
 
 
-@pytest.mark.parametrize("name", ["corpus.json", "manifest.json"])
-def test_a_file_of_a_version_behind_a_dangling_link_is_no_damage(tmp_path, name):
-    world, index = two_states(tmp_path)
-    path = index / "versions" / "000001-0123456789ab" / name
-    path.rename(tmp_path / "unmounted")
-    path.symlink_to(tmp_path / "unmounted" / name)
-    before = shard_folders(world)
-    with pytest.raises(StorageError, match=f"{path} is a link to .*, which is not there"):
-        gc_store(world.place, keep_days=0)
-    with pytest.raises(StorageError, match="is a link to"):
-        prune(index, keep=2)
-    with pytest.raises(StorageError, match="is a link to"):
-        rollback(index)
-    assert path.is_symlink()
-    assert shard_folders(world) == before
-
-
-def test_an_index_of_another_store_is_not_registered(tmp_path):
-    world, index = two_states(tmp_path / "a")
-    other = new_world(tmp_path / "b", 10)
-    path = index / "versions" / "000001-0123456789ab"
-    for path in (index / "versions").iterdir():
-        fields = json.loads((path / "manifest.json").read_text())
-        fields["encoder_fingerprint"] = "0" * 32
-        write_manifest(path / "manifest.json", fields)
-    with pytest.raises(ConfigError, match="was not built from"):
-        gc_store(other.place, indexes=[index])
-    with pytest.raises(ConfigError, match="is no index"):
-        gc_store(other.place, indexes=[tmp_path / "none"])
-    assert registered(other) == []
-    assert registered(world)
-
-
 def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path):
     world, index = two_states(tmp_path)
     versions = index / "versions"
@@ -520,27 +348,3 @@ def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path
     with pytest.raises(ArtifactError, match=f"{first} is a link to a version"):
         gc_store(world.place, keep_days=0)
     assert len(shard_folders(world)) == 6
-
-
-LONG = "a" * 5000
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["gc", LONG],
-        ["verify", LONG],
-        ["versions", LONG],
-        ["rollback", LONG],
-        ["prune", LONG, "--keep", "1"],
-        ["compact", LONG],
-        ["gc", "STORE", "--forget", LONG],
-        ["gc", "STORE", "--index", LONG],
-    ],
-)
-def test_a_path_that_is_too_long_is_one_clear_error(tmp_path, given):
-    world = new_world(tmp_path, 10)
-    status, _, err = run(*[world.place if word == "STORE" else word for word in given])
-    assert status == 2
-    assert "is longer than a path can be" in err
-    assert "Traceback" not in err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import pickle
 import shutil
 from dataclasses import replace
@@ -21,10 +20,7 @@ from haystack.document_stores.in_memory import InMemoryDocumentStore
 from tests.faces_helpers import (
     TOP,
     Places,
-    expect_pip_line,
-    found_by_index,
     query_vectors,
-    real_index,
     sent,
 )
 from whiten_index.errors import ArtifactError, ConfigError
@@ -145,25 +141,6 @@ def test_haystack_refuses_components_it_was_not_told_to_trust(places: Places) ->
 # --------------------------------------------------------------------------- the components
 
 
-def test_documents_are_copied_and_nothing_but_the_embedding_is_set(places: Places) -> None:
-    given = documents_of(places)
-    given[3] = Document(id="x", content=places.texts[3], meta={"a": [1]}, embedding=[0.0], score=2)
-    before = copy.deepcopy(given)
-    found = WhitenedDocumentEmbedder(places.saved, progress_bar=False).run(given)["documents"]
-    assert given == before
-    np.testing.assert_allclose([f.embedding for f in found], sent(places.index), atol=1e-5)
-    for each, old in zip(found, before, strict=True):
-        assert (each.id, each.content, each.meta) == (old.id, old.content, old.meta)
-    assert found[3].score == 2
-
-
-def test_queries_are_those_of_the_index(places: Places) -> None:
-    embedder = WhitenedTextEmbedder(places.index)
-    embedder.warm_up()
-    vectors = [embedder.run(query)["embedding"] for query in places.queries]
-    np.testing.assert_allclose(vectors, query_vectors(places, places.queries), atol=1e-5)
-
-
 def test_parts_of_the_meta_are_embedded_before_the_content(places: Places) -> None:
     heads = [text.split(" ", 1)[0] for text in places.texts]
     tails = [text.split(" ", 1)[1] for text in places.texts]
@@ -176,60 +153,6 @@ def test_parts_of_the_meta_are_embedded_before_the_content(places: Places) -> No
     vectors = [each.embedding for each in embedder.run(given)["documents"]]
     np.testing.assert_allclose(vectors[:-1], sent(places.index), atol=1e-5)
     np.testing.assert_allclose(vectors[-1], sent(places.index)[0], atol=1e-5)
-
-
-def test_progress_is_shown_where_it_is_asked_for(
-    places: Places, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = documents_of(places)
-    WhitenedDocumentEmbedder(places.index, progress_bar=False).run(given)
-    assert "embed documents" not in capsys.readouterr().err
-    WhitenedDocumentEmbedder(places.index).run(given)
-    assert f"{len(given)}/{len(given)}" in capsys.readouterr().err
-
-
-def test_a_passage_is_the_content_of_its_document(places: Places) -> None:
-    found = WhitenedIndexRetriever(places.passages, top_k=TOP).run("the red cat")["documents"]
-    hits = found_by_index(places.passages, "the red cat")
-    expect_hits(found, hits)
-    for document, hit in zip(found, hits, strict=True):
-        assert {"passage_text": document.content, **document.meta} == hit.columns
-
-
-def test_the_real_model_gives_the_vectors_of_its_index(tmp_path: Path) -> None:
-    index = real_index(tmp_path)
-    found = WhitenedIndexRetriever(index, top_k=64).run("a violin is sold")["documents"]
-    by_row = sorted(found, key=lambda each: int(each.id))
-    embedded = WhitenedDocumentEmbedder(index, progress_bar=False).run(by_row)["documents"]
-    vectors = np.array([each.embedding for each in embedded])
-    np.testing.assert_allclose(vectors, sent(index), atol=1e-5)
-    scores = vectors @ np.array(WhitenedTextEmbedder(index).run("a violin is sold")["embedding"])
-    np.testing.assert_allclose(scores, [each.score for each in by_row], atol=1e-5)
-
-
-def test_settings_are_json_values(places: Places) -> None:
-    embedder = WhitenedTextEmbedder(places.index, k=4, device="cpu")
-    written = embedder.to_dict()
-    assert written == {
-        "type": "whiten_index.integrations.haystack.WhitenedTextEmbedder",
-        "init_parameters": {
-            "source": str(places.index), "k": 4, "model": None, "device": "cpu", "threads": None,
-        },
-    }  # fmt: skip
-    assert WhitenedTextEmbedder.from_dict(written).run("red") == embedder.run("red")
-    made = WhitenedDocumentEmbedder(
-        places.index, meta_fields_to_embed=("title",), embedding_separator="\n", progress_bar=False
-    )
-    parameters = made.to_dict()["init_parameters"]
-    assert parameters["meta_fields_to_embed"] == ["title"]
-    assert (parameters["embedding_separator"], parameters["progress_bar"]) == ("\n", False)
-    assert WhitenedDocumentEmbedder.from_dict(made.to_dict()).to_dict() == made.to_dict()
-    retriever = WhitenedIndexRetriever(places.index, options={"store": places.model})
-    parameters = retriever.to_dict()["init_parameters"]
-    assert parameters == {
-        "index": str(places.index), "top_k": 10, "text_column": None, "row_filter": None,
-        "options": {"store": str(places.model)},
-    }  # fmt: skip
 
 
 def test_after_a_refit_what_was_pickled_warm_does_not_go_on(places: Places, tmp_path: Path) -> None:
@@ -256,34 +179,6 @@ def test_after_a_refit_what_was_pickled_warm_does_not_go_on(places: Places, tmp_
         np.testing.assert_allclose(read.run("red")["embedding"], expected, atol=1e-5)
     (embedded,) = pickle.loads(cold[1]).run([document])["documents"]
     np.testing.assert_allclose(embedded.embedding, sent(index)[0], atol=1e-5)
-
-
-def test_a_relative_path_is_that_of_where_it_was_given(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(places.index.parent)
-    made = [
-        WhitenedTextEmbedder("saved"),
-        WhitenedDocumentEmbedder("saved", progress_bar=False),
-        WhitenedIndexRetriever("index", top_k=1),
-    ]
-    pickled = pickle.dumps(made)
-    monkeypatch.chdir(tmp_path)
-    for text, documents, retriever in (made, pickle.loads(pickled)):
-        vector = text.run("red")["embedding"]
-        np.testing.assert_allclose(vector, query_vectors(places, ["red"])[0], atol=1e-5)
-        assert documents.run([Document(content="red")])["documents"][0].embedding
-        expect_hits(retriever.run("red")["documents"], places.expected("red", top_k=1))
-        assert text.to_dict()["init_parameters"]["source"] == "saved"
-        assert retriever.to_dict()["init_parameters"]["index"] == "index"
-
-
-def test_documents_longer_than_the_encoder_takes_are_told(
-    places: Places, caplog: pytest.LogCaptureFixture
-) -> None:
-    given = [Document(content="red"), Document(content="red cat " * 500)]
-    WhitenedDocumentEmbedder(places.index, progress_bar=False).run(given)
-    assert "1 of 2 texts were longer than the 24 tokens" in caplog.text
 
 
 # --------------------------------------------------------------------------- what is refused
@@ -319,31 +214,3 @@ def test_options_that_do_not_fit_the_index_are_refused_on_warm_up(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         WhitenedIndexRetriever(places.index, **options).warm_up()
-
-
-def test_options_that_fit_no_index_are_refused_at_once(places: Places) -> None:
-    with pytest.raises(ConfigError, match="top_k is how many hits are wanted"):
-        WhitenedIndexRetriever(places.index, top_k=0)
-    with pytest.raises(ConfigError, match="topk is no option of open_index"):
-        WhitenedIndexRetriever(places.index, options={"topk": 3})
-    with pytest.raises(ConfigError, match="top_k is how many hits are wanted"):
-        WhitenedIndexRetriever(places.index).run("red", top_k=0)
-
-
-def test_texts_that_say_nothing_are_refused(places: Places) -> None:
-    for blank in ("", " \n"):
-        with pytest.raises(ConfigError, match="a query is blank"):
-            WhitenedTextEmbedder(places.index).run(blank)
-        with pytest.raises(ConfigError, match="a query is blank"):
-            WhitenedIndexRetriever(places.index).run(blank)
-    embedder = WhitenedDocumentEmbedder(places.index, progress_bar=False)
-    for content in ("", " ", None):
-        with pytest.raises(ConfigError, match="the document d7 has no text; leave it out, or name"):
-            embedder.run([Document(content="red"), Document(id="d7", content=content)])
-    with pytest.raises(ConfigError, match=r"'red' is no Document.* WhitenedTextEmbedder"):
-        embedder.run(["red"])  # type: ignore[list-item]
-    assert embedder.run([]) == {"documents": []}
-
-
-def test_without_haystack_the_error_has_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    expect_pip_line(monkeypatch, "whiten_index.integrations.haystack", ["haystack"], "haystack")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -23,8 +22,7 @@ from safetensors.torch import load_file
 from tests import tiny_models
 from tests.hub_server import Hub
 from whiten_index.describe import describe_index
-from whiten_index.encoding import Encoder, find_model
-from whiten_index.errors import StorageError
+from whiten_index.encoding import Encoder
 from whiten_index.store import EmbeddingStore
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -330,15 +328,6 @@ def test_a_cache_that_cannot_be_written_is_no_matter_of_the_network(hub, bert, c
     told = fail(hub, tmp_path / "home", *command, status=7, HF_HUB_CACHE=str(cache))
     assert f"'org/tiny' cannot be kept in {cache} (NotADirectoryError" in told
     assert "set HF_HOME to another folder" in told
-
-
-def test_a_disk_that_fills_up_under_a_download_is_no_matter_of_the_network(monkeypatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    with pytest.raises(StorageError, match=r"'org/tiny' cannot be kept in .* make room there"):
-        find_model("org/tiny")
 
 
 def _config(folder: Path) -> dict[str, Any]:

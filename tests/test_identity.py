@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
-from safetensors.torch import load_file as torch_load
 
 from tests import tiny_models
 from tests.bad_input_helpers import run
@@ -186,19 +184,6 @@ def test_no_file_of_a_model_changes_embeddings_unnoticed(model, before, tmp_path
     assert not SEEN - seen
 
 
-def test_the_weights_that_count_are_those_that_are_loaded(tmp_path):
-    """transformers takes safetensors only under the names that it writes."""
-    folder = tiny_models.bert(tmp_path / "model")
-    tensors = torch_load(folder / "model.safetensors")
-    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
-    torch.save(tensors, folder / "pytorch_model.bin")
-    first = halves(folder)
-    torch.save({name: 2 * each for name, each in tensors.items()}, folder / "pytorch_model.bin")
-    second = halves(folder)
-    assert changed(first, second)
-    assert not unnoticed(first, second)
-
-
 OPTIONS: dict[str, Any] = {
     "pooling": "max", "layers": (1,), "max_length": 7, "dtype": "bfloat16",
     "threads": 2, "document_prompt": "cold ", "query_prompt": "cold ",
@@ -212,12 +197,6 @@ def test_no_option_changes_embeddings_unnoticed(model, before):
     assert {*OPTIONS, *elsewhere} == set(EncoderConfig.__dataclass_fields__)
     for name, value in OPTIONS.items():
         assert not unnoticed(before, halves(model, **{name: value})), name
-
-
-def test_documents_keep_their_fingerprint_when_queries_change(model, before):
-    after = halves(model, query_prompt="cold ")
-    assert changed(before, after) == ["queries"]
-    assert before["documents"][0] == after["documents"][0]
 
 
 # --------------------------------------------------------------------------- the query half
@@ -352,18 +331,6 @@ def test_a_setting_that_is_not_applied_is_refused(setting, value, tmp_path):
     edit_json(folder / "sentence_bert_config.json", **{setting: value})
     with pytest.raises(EncoderError, match=f"sets {setting}, which is not applied.*; take it out"):
         resolve_encoder(EncoderConfig(model=str(folder)))
-
-
-def test_settings_as_sentence_transformers_saves_them_are_taken(tmp_path):
-    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
-    before = halves(folder)
-    text = {"method": "forward", "method_output_name": "last_hidden_state"}
-    edit_json(
-        folder / "sentence_bert_config.json", transformer_task="feature-extraction",
-        modality_config={"text": text}, module_output_name="token_embeddings",
-        model_args={"trust_remote_code": True}, query_length=None,
-    )  # fmt: skip
-    assert not changed(before, halves(folder))
 
 
 @pytest.mark.parametrize("setting", ["document_length", "query_length"])

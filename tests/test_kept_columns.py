@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index, index, open_index
-from whiten_index.arrow_types import replaced_leaves, times_as_numbers, times_of, without_views
 from whiten_index.errors import CorpusError
 from whiten_index.index import write_documents
 from whiten_index.update import UpdateConfig, update_index
@@ -64,59 +63,6 @@ def test_it_is_kept_found_and_updated(name: str, tmp_path: Path) -> None:
     report = update_index(UpdateConfig(index=str(out)))
     assert report.to_json()["rows"]["changed"] == ROWS
     assert open_index(out).bundle.documents.get(7) == {"id": 7, "k": expected}
-
-
-def test_types_are_replaced_at_any_depth() -> None:
-    kind = pa.struct([("a", pa.list_(pa.string_view())), ("b", pa.map_(pa.string(), MS))])
-    assert without_views(kind).field("a").type == pa.list_(pa.large_string())
-    assert times_of(kind) == [MS]
-    for plain in (pa.int32(), pa.list_(pa.float16(), 3), pa.large_list(pa.string())):
-        assert without_views(plain) == plain
-        assert times_of(plain) == []
-
-
-@pytest.mark.parametrize(
-    "within",
-    [
-        pa.list_, pa.large_list, pa.list_view, pa.large_list_view, lambda leaf: pa.list_(leaf, 2),
-        lambda leaf: pa.dictionary(pa.int8(), leaf), lambda leaf: pa.struct([("a", leaf)]),
-        lambda leaf: pa.map_(leaf, leaf), lambda leaf: pa.list_view(pa.list_view(leaf)),
-        lambda leaf: pa.struct([("a", pa.list_(pa.dictionary(pa.int8(), leaf)))]),
-    ],
-)  # fmt: skip
-def test_leaves_are_replaced_within_every_type(
-    within: Callable[[pa.DataType], pa.DataType],
-) -> None:
-    def replaced(leaf: pa.DataType) -> pa.DataType:
-        return pa.int32() if leaf == MS else leaf
-
-    assert replaced_leaves(within(MS), replaced) == within(pa.int32())
-    assert set(times_of(within(MS))) == {MS}
-
-
-@pytest.mark.parametrize("name", ["list_", "large_list", "list_view", "large_list_view"])
-@pytest.mark.parametrize("time", [MS, pa.date32(), pa.time32("s"), pa.duration("ns")], ids=str)
-def test_times_become_their_numbers_whatever_part_of_an_array_they_are(
-    name: str, time: Any
-) -> None:
-    """Arrow's own casts of views of lists lose rows."""
-    kind = getattr(pa, name)
-    numbers = pa.int32() if time.bit_width == 32 else pa.int64()
-    rows = [[[1, None]], None, [], [[2], None, []], [[3, 4]], [[5]]]
-    array = pa.array(rows, kind(kind(numbers)))
-    given = pa.array(rows, kind(kind(time)))
-    taken = pa.array([5, 0, 0, 3])
-    for part in (slice(None), slice(1, None), slice(2, 5), slice(0, 0)):
-        assert times_as_numbers(given[part]).to_pylist() == rows[part]
-    assert times_as_numbers(given.take(taken)).to_pylist() == [rows[i] for i in (5, 0, 0, 3)]
-    assert times_as_numbers(array) is array
-
-
-def test_times_in_a_dictionary_become_their_numbers() -> None:
-    days = pa.array([2**30, 5, 2**30], pa.int32()).cast(pa.date32()).dictionary_encode()
-    assert times_as_numbers(days).to_pylist() == [2**30, 5, 2**30]
-    lists = pa.ListArray.from_arrays([0, 2, 3], days)
-    assert times_as_numbers(lists).to_pylist() == [[2**30, 5], [2**30]]
 
 
 @pytest.mark.parametrize("name", ["a", ""])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,9 +9,8 @@ from hypothesis import strategies as st
 
 from tests.build_helpers import column_facts
 from whiten_index.artifacts import manifest
-from whiten_index.errors import ArtifactError
 from whiten_index.moments import Moments
-from whiten_index.store import OWN, EmbeddingStore, KnownRows, Picks, StoreDtype
+from whiten_index.store import EmbeddingStore, KnownRows, Picks, StoreDtype
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 NAME = "0123456789abcdef" * 2
@@ -47,22 +44,6 @@ def test_rows_are_found_where_they_first_are(
             assert (found.shard[at], found.row[at]) == truth[digest]
         else:
             assert found.shard[at] == -1
-
-
-def test_nothing_is_found_in_nothing() -> None:
-    assert not KnownRows([]).find(digests_of([(1, 2)])).known.any()
-    assert len(KnownRows([("s", digests_of([(1, 2)]))]).find(digests_of([])).shard) == 0
-
-
-def test_many_random_rows_are_found() -> None:
-    rng = np.random.default_rng(0)
-    every = rng.integers(0, 256, (20_000, 16), dtype=np.uint8)
-    known = KnownRows([("a", every[:7_000]), ("b", every[7_000:15_000])])
-    order = rng.permutation(len(every))
-    found = known.find(every[order])
-    place = np.where(found.shard == 0, found.row, 7_000 + found.row)
-    assert np.array_equal(found.known, order < 15_000)
-    assert np.array_equal(place[found.known], order[order < 15_000])
 
 
 # What is picked from where
@@ -143,14 +124,6 @@ def test_a_change_says_which_rows_left_and_which_joined(tmp_path_factory, data) 
     assert {value for value in now if value > 6 or value not in values} <= set(joined)
 
 
-def test_a_shard_that_all_is_picked_for_holds_nothing_itself(store) -> None:
-    first = write(store, [1, 2, 3])
-    second = derived(store, [3, 1], of=[first])
-    assert held(store, second) == [3, 1]
-    assert OWN not in store.shards.picks(second).sources
-    assert len(store.shards.places.held_by((second, _digest(store, second)))) == 0
-
-
 def test_moments_of_few_derived_rows_are_those_of_the_rows_picked(store) -> None:
     first = write(store, [1, 2, 3])
     second = derived(store, [3, 9, 1], of=[first])
@@ -159,48 +132,3 @@ def test_moments_of_few_derived_rows_are_those_of_the_rows_picked(store) -> None
     found, truth = store.moments(second), Moments.of(rows)
     np.testing.assert_array_equal(found.scatter, truth.scatter)
     assert found.quartic == truth.quartic
-
-
-def test_a_source_made_anew_with_its_rows_elsewhere_is_not_picked_from(store) -> None:
-    """It is told apart by the digest of what it holds, not by its name."""
-    other, first = write(store, [3, 4, 30, 40]), write(store, [1, 2, 3, 4])
-    second = derived(store, [4, 3, 2, 1], of=[first])
-    shutil.rmtree(store.shards.folder / first)
-    again = EmbeddingStore.open(store.root)
-    assert again.find(second) is None
-    assert derived(again, [1, 2, 3, 4], of=[other]) == first
-    after = EmbeddingStore.open(store.root)
-    assert held(after, first) == [1, 2, 3, 4]
-    assert after.find(second) is None
-    assert after.shards.places.is_there(second)
-    with pytest.raises(ArtifactError, match="missing or damaged"):
-        after.mapped_embeddings(second)
-    # It is made anew from what is there.
-    assert derived(after, [4, 3, 2, 1], of=[other, first]) == second
-    assert held(EmbeddingStore.open(store.root), second) == [4, 3, 2, 1]
-
-
-def test_a_source_made_anew_as_it_was_is_picked_from_again(store) -> None:
-    first = write(store, [1, 2, 3, 4])
-    second = derived(store, [4, 3, 2, 1], of=[first])
-    shutil.rmtree(store.shards.folder / first)
-    assert EmbeddingStore.open(store.root).find(second) is None
-    write(EmbeddingStore.open(store.root), [1, 2, 3, 4])
-    again = EmbeddingStore.open(store.root)
-    assert again.find(second) is not None
-    assert held(again, second) == [4, 3, 2, 1]
-
-
-def test_only_what_a_row_is_picked_from_is_a_source(store) -> None:
-    """Whatever the shard before picked from: each source must stay for as long as the shard."""
-    first, other = write(store, [1, 2, 3, 4]), write(store, [5, 6, 7, 8])
-    second = derived(store, [1, 5, 9], of=[first, other])
-    assert {name for name, _ in store.shards.picks(second).sources} == {"", first, other}
-    third = derived(store, [9, 1, 1], of=[second])
-    assert {name for name, _ in store.shards.picks(third).sources} == {second, first}
-    assert held(store, third) == [9, 1, 1]
-    shutil.rmtree(store.shards.folder / other)
-    again = EmbeddingStore.open(store.root)
-    assert again.find(second) is None
-    assert held(again, third) == [9, 1, 1]
-    assert again.find(third) is not None

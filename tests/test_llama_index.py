@@ -6,33 +6,27 @@ import asyncio
 import copy
 import pickle
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from llama_index.core import VectorStoreIndex
-from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform
 from llama_index.core.ingestion import IngestionCache, IngestionPipeline
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine, TransformQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.storage.kvstore import SimpleKVStore
-from pydantic import ValidationError
 
 from tests.faces_helpers import (
     TOP,
     Places,
-    expect_pip_line,
-    found_by_index,
     query_vectors,
-    real_index,
     sent,
 )
-from whiten_index import QueryTransform, open_index
+from whiten_index import QueryTransform
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.integrations.llama_index import WhitenedEmbedding, WhitenedIndexRetriever
 from whiten_index.opened import Hit
@@ -58,33 +52,6 @@ def expect_hits(found: list[NodeWithScore], hits: list[Hit]) -> None:
 # --------------------------------------------------------------------------- the embedding
 
 
-def test_vectors_are_those_of_the_index(places: Places) -> None:
-    for source in (places.index, places.saved):
-        embedding = WhitenedEmbedding(source, embed_batch_size=7)
-        vectors = np.array(embedding.get_text_embedding_batch(places.texts))
-        np.testing.assert_allclose(vectors, sent(places.index), atol=1e-5)
-        one = embedding.get_text_embedding(places.texts[3])
-        np.testing.assert_allclose(one, vectors[3], atol=1e-5)
-        queries = [embedding.get_query_embedding(query) for query in places.queries]
-        np.testing.assert_allclose(queries, query_vectors(places, places.queries), atol=1e-5)
-
-
-def test_async_vectors_are_the_same(places: Places) -> None:
-    embedding = WhitenedEmbedding(places.index, k=3, embed_batch_size=7, num_workers=2)
-
-    async def all_three() -> Any:
-        return await asyncio.gather(
-            embedding.aget_text_embedding_batch(places.texts),
-            embedding.aget_text_embedding("red"),
-            embedding.aget_query_embedding("red"),
-        )
-
-    batch, text, query = asyncio.run(all_three())
-    np.testing.assert_allclose(batch, sent(places.index, k=3), atol=1e-5)
-    np.testing.assert_allclose(text, embedding.get_text_embedding("red"), atol=1e-6)
-    np.testing.assert_allclose(query, embedding.get_query_embedding("red"), atol=1e-6)
-
-
 def test_a_vector_index_finds_what_the_index_finds(places: Places) -> None:
     embedding = WhitenedEmbedding(places.index)
     made = VectorStoreIndex(nodes_of(places), embed_model=embedding)
@@ -92,13 +59,6 @@ def test_a_vector_index_finds_what_the_index_finds(places: Places) -> None:
     for query in places.queries:
         expect_hits(retriever.retrieve(query), places.expected(query))
         expect_hits(asyncio.run(retriever.aretrieve(query)), places.expected(query))
-
-
-def test_it_embeds_the_nodes_of_a_pipeline(places: Places) -> None:
-    embedding = WhitenedEmbedding(places.saved)
-    nodes = IngestionPipeline(transformations=[embedding]).run(nodes=nodes_of(places))
-    vectors = [node.embedding for node in nodes]
-    np.testing.assert_allclose(vectors, sent(places.index), atol=1e-5)
 
 
 def test_a_cache_of_texts_alone_is_refused_however_it_is_given(places: Places) -> None:
@@ -120,20 +80,6 @@ def test_a_cache_of_texts_alone_is_refused_however_it_is_given(places: Places) -
     assert embedding.embeddings_cache is None
     embedding.embeddings_cache = None
     assert WhitenedEmbedding(places.index, embeddings_cache=None).embeddings_cache is None
-
-
-def test_what_the_transform_is_made_of_stays(places: Places) -> None:
-    embedding = WhitenedEmbedding(places.index)
-    before = embedding.to_dict()
-    values = {"model_name": "mine", "source": "x", "k": 3, "model": "m", "device": "cuda"}
-    for name, value in {**values, "threads": 1}.items():
-        with pytest.raises(ValidationError, match="frozen"):
-            setattr(embedding, name, value)
-    assert embedding.to_dict() == before
-    embedding.embed_batch_size = 7
-    with pytest.raises(ValidationError, match="embed_batch_size"):
-        embedding.embed_batch_size = 0
-    assert embedding.to_dict() == {**before, "embed_batch_size": 7}
 
 
 def test_after_a_refit_the_vectors_of_two_transforms_are_told_apart(
@@ -178,34 +124,6 @@ def test_a_relative_path_is_that_of_where_it_was_given(
         assert each.to_dict()["source"] == "index"
 
 
-def test_what_cannot_be_pickled_is_left_out(places: Places) -> None:
-    handler = LlamaDebugHandler(print_trace_on_end=False)
-    handler.lock = threading.Lock()
-    embedding = WhitenedEmbedding(places.saved, callback_manager=CallbackManager([handler]))
-    vector = embedding.get_query_embedding("red")
-    read = pickle.loads(pickle.dumps(embedding))
-    assert read.callback_manager.handlers == []
-    assert read.get_query_embedding("red") == vector
-
-
-def test_texts_longer_than_the_encoder_takes_are_told(
-    places: Places, caplog: pytest.LogCaptureFixture
-) -> None:
-    WhitenedEmbedding(places.index).get_text_embedding_batch(["red", "red cat " * 500])
-    assert "1 of 2 texts were longer than the 24 tokens" in caplog.text
-
-
-def test_the_real_model_gives_the_vectors_of_its_index(tmp_path: Path) -> None:
-    index = real_index(tmp_path)
-    embedding = WhitenedEmbedding(index)
-    found = WhitenedIndexRetriever(index, top_k=64).retrieve("a violin is sold")
-    by_row = sorted(found, key=lambda each: each.node.metadata["id"])
-    vectors = np.array(embedding.get_text_embedding_batch([each.node.text for each in by_row]))
-    np.testing.assert_allclose(vectors, sent(index), atol=1e-5)
-    scores = vectors @ np.array(embedding.get_query_embedding("a violin is sold"))
-    np.testing.assert_allclose(scores, [each.score for each in by_row], atol=1e-5)
-
-
 def test_an_embedding_is_written_down_and_read_again(places: Places) -> None:
     embedding = WhitenedEmbedding(places.saved, k=4, device="cpu", embed_batch_size=32)
     written = embedding.to_dict()
@@ -236,19 +154,6 @@ def test_nodes_are_the_hits_of_the_index(places: Places) -> None:
         assert asyncio.run(retriever.aretrieve(query)) == found
 
 
-def test_the_llm_is_told_the_columns_and_not_where_a_passage_lies(places: Places) -> None:
-    retriever = WhitenedIndexRetriever(places.passages, top_k=TOP)
-    (first, *_) = found = retriever.retrieve("the red cat")
-    hits = found_by_index(places.passages, "the red cat")
-    expect_hits(found, hits)
-    assert first.node.text == hits[0].columns["passage_text"]
-    assert first.node.metadata["passage_start"] == hits[0].columns["passage_start"]
-    for mode in (MetadataMode.LLM, MetadataMode.EMBED):
-        shown = first.node.get_content(metadata_mode=mode)
-        assert f"lang: {hits[0].columns['lang']}" in shown
-        assert "passage" not in shown
-
-
 def test_a_query_engine_answers_from_the_index(places: Places) -> None:
     llm = MockLLM()
     engine = RetrieverQueryEngine(
@@ -263,18 +168,6 @@ def test_a_query_engine_answers_from_the_index(places: Places) -> None:
         assert all(str(hit.columns["text"]) in str(answer) for hit in hits)
 
 
-def test_texts_in_place_of_the_query_are_searched_by_their_mean(places: Places) -> None:
-    first, second = places.queries[:2]
-    index = open_index(places.index)
-    mean = index.encode([first, second]).mean(axis=0, keepdims=True)
-    (hits,) = index.search_embeddings(mean, top_k=TOP)
-    retriever = WhitenedIndexRetriever(places.index, top_k=TOP)
-    asked = QueryBundle("unused", custom_embedding_strs=[first, second])
-    expect_hits(retriever.retrieve(asked), hits)
-    one = QueryBundle("unused", custom_embedding_strs=[first])
-    expect_hits(retriever.retrieve(one), places.expected(first))
-
-
 def test_a_hypothetical_document_is_searched_for(places: Places) -> None:
     engine = TransformQueryEngine(
         RetrieverQueryEngine(
@@ -287,12 +180,6 @@ def test_a_hypothetical_document_is_searched_for(places: Places) -> None:
     (made_up,) = bundle.embedding_strs
     assert made_up != places.queries[0]
     expect_hits(engine.query(places.queries[0]).source_nodes, places.expected(made_up))
-
-
-def test_the_embedding_of_another_retriever_is_not_used(places: Places) -> None:
-    asked = QueryBundle(places.queries[0], embedding=[1.0] * 32)
-    found = WhitenedIndexRetriever(places.index, top_k=TOP).retrieve(asked)
-    expect_hits(found, places.expected(places.queries[0]))
 
 
 # --------------------------------------------------------------------------- what is refused
@@ -318,15 +205,6 @@ def test_options_that_cannot_be_used_are_refused_at_once(
         WhitenedIndexRetriever(places.index, **options)
 
 
-def test_mistyped_settings_are_refused(places: Places) -> None:
-    with pytest.raises(ValidationError, match="batch_size"):
-        WhitenedEmbedding(places.index, batch_size=3)
-    with pytest.raises(ConfigError, match="model_name 'mine' cannot be given"):
-        WhitenedEmbedding(places.index, model_name="mine")
-    with pytest.raises(TypeError, match="topk"):
-        WhitenedIndexRetriever(places.index, topk=3)
-
-
 @pytest.mark.parametrize("make", [WhitenedEmbedding, WhitenedIndexRetriever])
 def test_what_is_no_index_is_refused(places: Places, tmp_path: Path, make: Any) -> None:
     with pytest.raises(ArtifactError, match="does not exist; check the path, or build an index"):
@@ -344,8 +222,3 @@ def test_texts_that_say_nothing_are_refused(places: Places) -> None:
             embedding.get_text_embedding_batch(["red", blank])
         with pytest.raises(ConfigError, match="a query is blank"):
             WhitenedIndexRetriever(places.index).retrieve(blank)
-
-
-def test_without_llama_index_the_error_has_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "whiten_index.integrations.llama_index"
-    expect_pip_line(monkeypatch, name, ["llama_index.core.retrievers"], "llama-index")

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.log_lines import Ending, LogForm, LogLines, failure, log, run_job
-from whiten_index.progress import Stages
+from whiten_index.errors import CorpusError
+from whiten_index.log_lines import Ending, LogForm, LogLines, run_job
 
 # A key, then a bare value or a quoted one: what log collectors take a line of logfmt for.
 _PAIR = re.compile(r'([^ ="]+)=("(?:[^"\\]|\\.)*"|[^ "]*)(?: |$)')
@@ -88,35 +87,6 @@ def test_names_that_cannot_be_shown_do_not_end_a_job(
     assert "\\udce9" in line
 
 
-def test_an_unknown_form() -> None:
-    with pytest.raises(ConfigError, match="--log 'xml' is unknown; use json, text"):
-        LogLines("xml")
-
-
-def test_stages_and_progress(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seconds = [0.0]
-    monkeypatch.setattr("whiten_index.log_lines.time.monotonic", lambda: seconds[0])
-    with Stages(LogLines("text")).stage("encode", 400) as watcher:
-        for _ in range(4):
-            seconds[0] += 6.0
-            watcher.advance(100)
-    events = [pairs(line) for line in capsys.readouterr().out.splitlines()]
-    names = [event["event"] for event in events]
-    assert names == ["stage_started", "progress", "progress", "stage_finished"]
-    assert events[0]["rows"] == "400"
-    first = {k: events[1][k] for k in ("rows", "of", "rows_per_second", "seconds_left")}
-    assert first == {"rows": "200", "of": "400", "rows_per_second": "16.7", "seconds_left": "12"}
-    assert events[3]["stage"] == "encode"
-
-
-def test_a_line_alone_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    log("planned", why="it is\nso")
-    said = json.loads(capsys.readouterr().out)
-    assert (said["event"], said["why"]) == ("planned", "it is\nso")
-
-
 def raising(error: BaseException) -> Callable[[], Ending]:
     def work() -> Ending:
         raise error
@@ -147,12 +117,3 @@ def test_every_job_says_how_it_ended(
     (line,) = shown.out.splitlines()
     assert (pairs(line) if form is LogForm.TEXT else json.loads(line))["event"] == event
     assert ("Traceback" in shown.err) == (status == 1)
-
-
-def test_without_lines_a_job_logs_json(capsys: pytest.CaptureFixture[str]) -> None:
-    run_job(raising(CorpusError("no such column")), kept="shards")
-    said = json.loads(capsys.readouterr().out)
-    assert said["exit_code"] == 3
-    assert {name: said[name] for name in ("error", "message")} == failure(
-        CorpusError("no such column")
-    )

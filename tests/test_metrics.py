@@ -43,12 +43,6 @@ def test_figures_worked_out_by_hand() -> None:
     assert evaluate(QRELS, RUN, list(expected)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_perfect_run_scores_one() -> None:
-    run = {query: {doc: float(grade) for doc, grade in g.items()} for query, g in QRELS.items()}
-    for metric in ("ndcg@10", "recall@10", "mrr@10", "map@10"):
-        assert evaluate(QRELS, run, [metric])[metric] == pytest.approx(1)
-
-
 def test_a_query_that_the_run_lacks_counts_zero_and_an_unjudged_one_does_not_count() -> None:
     run = {"a": {"d2": 1.0}, "unjudged": {"d2": 1.0}}
     assert evaluate(QRELS, run, ["mrr@10"]) == {"mrr@10": 0.5}
@@ -123,15 +117,6 @@ def test_an_unknown_metric_lists_the_known_ones(metric: str) -> None:
         evaluate(QRELS, RUN, [metric])
 
 
-@pytest.mark.parametrize("name", ["ndcg", "recall", "map", "mrr"])
-def test_a_metric_looks_at_a_million_hits_at_most(name: str) -> None:
-    deepest = evaluate(QRELS, RUN, [f"{name}@1000000"])
-    assert list(deepest.values()) == list(evaluate(QRELS, RUN, [f"{name}@9"]).values())
-    for cut in ("1000001", "9" * 23, "9" * 5000):
-        with pytest.raises(ConfigError, match=r"looks at more than 1,000,000 hits .*, such as"):
-            evaluate(QRELS, RUN, [f"{name}@{cut}"])
-
-
 @pytest.mark.parametrize("broken", ["d\0", "d\ud800"])
 def test_ids_that_would_end_the_process_are_refused(broken: str) -> None:
     good = {"q": {"d": 1}}
@@ -146,19 +131,6 @@ def test_ids_that_would_end_the_process_are_refused(broken: str) -> None:
     assert evaluate_each(good, {"q": {"d": 1.0}, broken: {"d": 1.0}}, "ndcg@10") == {"q": 1}
 
 
-def test_inputs_are_left_as_they_were() -> None:
-    run = {query: dict(scores) for query, scores in RUN.items()}
-    qrels = {query: dict(grades) for query, grades in QRELS.items()}
-    evaluate(qrels, run, ["mrr@1", "ndcg@10"])
-    assert (qrels, run) == (QRELS, RUN)
-
-
-def test_each_query_has_its_own_figure() -> None:
-    each = evaluate_each(QRELS, RUN, "mrr@10")
-    assert each == {"a": 0.5, "b": 0.0}
-    assert evaluate_each(QRELS, RUN, "map@10")["a"] == pytest.approx((1 / 2 + 2 / 4) / 2)
-
-
 @pytest.mark.parametrize("metric", ["ndcg@10", "recall@2", "mrr@10", "map@3"])
 def test_queries_keep_the_order_of_the_qrels_and_their_mean_is_the_metric(metric: str) -> None:
     qrels = {"z": {"d1": 1}, **QRELS, "unanswered": {"d1": 1}, "nothing relevant": {"d1": 0}}
@@ -170,17 +142,6 @@ def test_queries_keep_the_order_of_the_qrels_and_their_mean_is_the_metric(metric
     for query in ("z", "a", "b"):
         alone = evaluate({query: qrels[query]}, {query: run[query]}, [metric])
         assert each[query] == pytest.approx(alone[metric])
-
-
-def test_a_query_that_found_nothing_counts_zero() -> None:
-    assert evaluate_each(QRELS, {"a": {}, "b": {"d4": 1.0}}, "ndcg@10") == {"a": 0, "b": 1}
-    assert evaluate_each({}, RUN, "ndcg@10") == {}
-    assert evaluate({}, RUN, ["ndcg@10"]) == {"ndcg@10": 0}
-
-
-def test_an_unknown_metric_of_each_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="metric 'spam@10' is unknown; use one such as ndcg@10"):
-        evaluate_each(QRELS, RUN, "spam@10")
 
 
 SCORES = st.floats(allow_nan=False) | st.integers(-2, 2).map(float)
@@ -197,28 +158,6 @@ def test_spearman_is_scipys(lists: tuple[list[float], list[float]]) -> None:
     assume(len(set(predicted)) > 1)
     expected = stats.spearmanr(gold, predicted).statistic
     assert spearman(gold, predicted) == pytest.approx(expected, abs=1e-12)
-
-
-@given(LISTS)
-def test_spearman_looks_at_order_alone(lists: tuple[list[float], list[float]]) -> None:
-    gold, predicted = lists
-    assume(len(set(gold)) > 1)
-    assume(len(set(predicted)) > 1)
-    found = spearman(gold, predicted)
-    assert -1 <= found <= 1
-    assert spearman(predicted, gold) == pytest.approx(found, abs=1e-12)
-    assert spearman([-score for score in gold], predicted) == pytest.approx(-found, abs=1e-12)
-    # Any rising function leaves the ranks, and so the correlation, as they were.
-    ranks = {score: 3.0 * place**3 for place, score in enumerate(sorted(set(gold)))}
-    assert spearman([ranks[score] for score in gold], predicted) == found
-
-
-def test_spearman_worked_out_by_hand() -> None:
-    assert spearman([1, 2, 3], [10, 20, 30]) == 1
-    assert spearman([1, 2, 3], [3, 2, 1]) == -1
-    # Ranks 1.5, 1.5, 3 against 1, 2, 3: 1.5 / sqrt(1.5 * 2).
-    assert spearman([0, 0, 5], [1, 2, 3]) == pytest.approx(1.5 / math.sqrt(3))
-    assert spearman(np.float16([1, 2, 3, 4]), [1, 3, 2, 4]) == pytest.approx(1 - 6 * 2 / 60)
 
 
 @pytest.mark.parametrize(

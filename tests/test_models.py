@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from whiten_index.encoding import (
@@ -108,18 +107,6 @@ def test_options_that_cannot_work_are_refused(options, message):
         EncoderConfig(**options)
 
 
-@pytest.mark.parametrize("layer", [3, -4])
-def test_a_layer_that_does_not_exist_is_refused(tiny_model, layer):
-    with pytest.raises(ConfigError, match=rf"layer {layer} does not exist: .* 0 .* to 2"):
-        resolve(tiny_model, layers=(layer,))
-
-
-def test_a_length_over_the_models_limit_is_refused(tiny_model):
-    assert resolve(tiny_model, max_length=LONGEST).max_length == LONGEST
-    with pytest.raises(ConfigError, match="--max-length 33 is more than the 32 tokens"):
-        resolve(tiny_model, max_length=33)
-
-
 # --------------------------------------------------------------------------- fingerprints
 
 
@@ -162,17 +149,6 @@ def test_the_fingerprint_ignores_name_device_query_prompt_and_what_saving_change
     assert resolve(folder).fingerprint == first
     assert resolve(tiny_model, device="cuda", threads=1).fingerprint == first
     assert resolve(tiny_model, query_prompt="query: ").fingerprint == first
-
-
-def test_defaults_spelled_out_are_the_same_encoder(tiny_model):
-    spelled = resolve(
-        tiny_model, pooling="mean", layers=(2,), max_length=LONGEST, dtype="float32",
-        document_prompt="", query_prompt="",
-    )  # fmt: skip
-    assert spelled == resolve(tiny_model)
-    assert resolve(tiny_model, pooling="first-last-avg").fingerprint == (
-        resolve(tiny_model, layers=(1, -1)).fingerprint
-    )
 
 
 @pytest.mark.parametrize("inside", ["", "0_Transformer"])
@@ -224,13 +200,6 @@ def test_padding_and_truncation_baked_into_a_tokenizer_change_nothing(
     assert found.tokens == expected.tokens
 
 
-def test_weights_saved_with_a_head_give_the_same_embeddings(tmp_path, tiny_model, encoder, texts):
-    transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
-    model = transformers.AutoModelForMaskedLM.from_pretrained(tiny_model)
-    model.save_pretrained(tmp_path)
-    np.testing.assert_allclose(load(tmp_path).encode(texts), encoder.encode(texts), atol=5e-6)
-
-
 def test_a_model_that_gives_nan_is_an_error(copy_of):
     folder = copy_of()
     edit_weights(folder, lambda w: w["embeddings.LayerNorm.bias"].fill_(torch.nan))
@@ -249,21 +218,6 @@ def test_a_tokenizer_of_another_model_is_an_error(copy_of):
         load(folder).encode([word])
 
 
-def test_a_tokenizer_that_adds_more_tokens_than_the_model_takes_is_an_error(copy_of):
-    folder = copy_of()
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    mark, text = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"id": "A", "type_id": 0}
-    tokenizer["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [mark] * 1000 + [{"Sequence": text}],
-        "pair": [{"Sequence": text}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
-    }
-    write_json(folder / "tokenizer.json", tokenizer)
-    with pytest.raises(EncoderError, match=r"gives \d+ tokens for a text cut to"):
-        load(folder).encode(["a word"])
-
-
 def test_weights_that_are_missing_are_an_error_not_random(copy_of):
     folder = copy_of()
     edit_weights(
@@ -271,13 +225,6 @@ def test_weights_that_are_missing_are_an_error_not_random(copy_of):
     )
     with pytest.raises(EncoderError, match=r"encoder\.layer\.1"):
         load(folder)
-
-
-def test_a_pooler_that_is_missing_does_no_harm(copy_of, encoder, texts):
-    """No embedding uses it, and many sentence encoders come without."""
-    folder = copy_of()
-    edit_weights(folder, lambda w: [w.pop(name) for name in list(w) if "pooler" in name])
-    np.testing.assert_allclose(load(folder).encode(texts), encoder.encode(texts), atol=5e-6)
 
 
 FLAGS = {
@@ -316,24 +263,6 @@ def test_a_pooling_that_is_not_ours_is_refused_unless_another_is_chosen(copy_of,
     assert resolve(folder, pooling="mean").pooling == "mean"
 
 
-def test_the_length_of_a_sentence_folder_is_honoured(copy_of):
-    assert resolve(copy_of("a", sentence_files())).max_length == 20
-    assert resolve(copy_of("b", sentence_files(max_seq_length=None))).max_length == LONGEST
-    assert resolve(copy_of("c", sentence_files(max_seq_length=512))).max_length == LONGEST
-    assert resolve(copy_of("d", sentence_files()), max_length=25).max_length == 25
-
-
-def test_lowering_is_honoured(copy_of):
-    """Here the tokenizer itself does not lower, so that upper case is unknown to it."""
-    tokenizer = {"tokenizer.json": {"normalizer": None}}
-    plain = load(copy_of("plain", tokenizer))
-    lowering = load(copy_of("lower", {**tokenizer, **sentence_files(do_lower_case=True)}))
-    lower, upper = ["the red cat"], ["The RED Cat"]
-    np.testing.assert_allclose(lowering.encode(upper), plain.encode(lower), atol=5e-6)
-    np.testing.assert_allclose(lowering.encode_queries(upper), plain.encode(lower), atol=5e-6)
-    assert not np.allclose(plain.encode(upper), plain.encode(lower), atol=1e-2)
-
-
 def test_prompts_of_a_sentence_folder_are_put_before_their_texts(copy_of, encoder):
     prompts = {"query": "the king: ", "document": "the queen: ", "other": "no"}
     files = {"config_sentence_transformers.json": {"prompts": prompts}}
@@ -342,19 +271,6 @@ def test_prompts_of_a_sentence_folder_are_put_before_their_texts(copy_of, encode
     for method, prompt in (("encode", "the queen: "), ("encode_queries", "the king: ")):
         expected = encoder.encode([prompt + text[0]])
         np.testing.assert_allclose(getattr(found, method)(text), expected, atol=5e-6)
-
-
-def test_prompts_given_win_and_the_empty_one_removes(copy_of, encoder):
-    files = {"config_sentence_transformers.json": {"prompts": {"query": "the king: "}}}
-    folder = copy_of(files={**sentence_files(), **files})
-    text = ["a small bird flew"]
-    plain = encoder.encode(text)
-    np.testing.assert_allclose(load(folder, query_prompt="").encode_queries(text), plain, atol=5e-6)
-    found = load(folder, query_prompt="one ")
-    np.testing.assert_allclose(
-        found.encode_queries(text), encoder.encode(["one " + text[0]]), atol=5e-6
-    )
-    np.testing.assert_allclose(found.encode(text), plain, atol=5e-6)
 
 
 def test_a_normalisation_is_recorded_and_not_applied(copy_of, encoder, texts):

@@ -8,8 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -160,29 +158,6 @@ def test_a_failed_run_keeps_the_last_success_and_says_nothing_of_rows(
     assert ("last_success_timestamp_seconds",) not in read(path)
 
 
-def test_what_is_interrupted_after_the_update_has_succeeded(place: tuple[Path, Path]) -> None:
-    path, index = place
-    write_metrics(
-        path,
-        LastRun(outcome=Outcome.INTERRUPTED, exit_code=130, seconds=1.0, report=REPORT),
-        index=index,
-    )
-    found = read(path)
-    assert found["last_run_outcome", "interrupted"] == 1
-    assert found["last_success_timestamp_seconds",] == found["last_run_timestamp_seconds",]
-
-
-def test_a_gate_that_failed_is_named(place: tuple[Path, Path]) -> None:
-    path, index = place
-    gates = REPORT["gates"]
-    run = LastRun(outcome=Outcome.GATE_FAILED, exit_code=9, seconds=1.0, gates=gates)
-    write_metrics(path, run, index=index)
-    found = read(path)
-    assert found["update_gate_passed", "canaries"] == 0
-    assert found["last_run_outcome", "gate_failed"] == 1
-    assert ("update_rows", "new") not in found
-
-
 @pytest.mark.parametrize("damage", ["nothing there", "CURRENT", "manifest"])
 def test_without_a_sound_index_the_run_still_speaks(
     tmp_path: Path, published: Path, damage: str
@@ -200,14 +175,6 @@ def test_without_a_sound_index_the_run_still_speaks(
     assert not [key for key in found if key[0].startswith("published_")]
 
 
-@pytest.mark.parametrize("old", [b"\xff\xfe", b"whiten_index_last{", b""])
-def test_an_earlier_file_of_nonsense_is_replaced(place: tuple[Path, Path], old: bytes) -> None:
-    path, index = place
-    path.write_bytes(old)
-    write_metrics(path, FAILED, index=index)
-    assert read(path)["last_run_exit_code",] == 7
-
-
 def test_names_keep_prometheus_rules() -> None:
     """The rules of ``promtool check metrics``, as far as they can touch gauges."""
     units = {"milliseconds", "minutes", "hours", "days", "kilobytes", "megabytes", "percent", "ms"}
@@ -221,20 +188,6 @@ def test_names_keep_prometheus_rules() -> None:
             assert unit not in words or words[-1] == unit
         assert what.endswith(".")
         assert "\n" not in what
-
-
-def test_every_metric_has_help_and_type_once_and_no_timestamp(place: tuple[Path, Path]) -> None:
-    path, index = place
-    write_metrics(path, DONE, index=index)
-    lines = path.read_text().splitlines()
-    names = list(dict.fromkeys(line.split("{")[0] for line in lines if not line.startswith("#")))
-    assert [line.split()[2] for line in lines if line.startswith("# HELP")] == names
-    assert [line.split()[2:] for line in lines if line.startswith("# TYPE")] == [
-        [name, "gauge"] for name in names
-    ]
-    assert names == [f"whiten_index_{name}" for name in METRICS]
-    # node_exporter refuses a file with timestamps: after the labels comes the value alone.
-    assert all(len(line.rpartition("}")[2].split()) == 1 for line in lines if line[0] != "#")
 
 
 def test_odd_names_are_escaped(tmp_path: Path) -> None:
@@ -300,21 +253,3 @@ def test_what_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(StorageError, match=r"permission is denied; let the job's user write"):
         check_metrics(tmp_path / "a.prom")
-
-
-def test_without_the_library_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    for call in (
-        lambda: check_metrics(tmp_path / "a.prom"),
-        lambda: write_metrics(tmp_path / "a.prom", DONE, index=tmp_path),
-    ):
-        with pytest.raises(ConfigError, match=r"pip install 'whiten-index\[metrics\]'"):
-            call()
-
-
-def test_the_library_is_loaded_when_it_is_used() -> None:
-    code = "import sys, whiten_index.monitoring; print('prometheus_client' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

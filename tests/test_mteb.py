@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,30 +240,6 @@ def test_the_vectors_are_those_of_the_index(
         assert [hit.score for hit in found] == pytest.approx(cosine, abs=1e-5)
 
 
-def test_a_whitening_file_and_its_index_are_one_model(ours: Any, folder: Path, index: Path) -> None:
-    file = next(index.glob("versions/*/whitening.safetensors"))
-    loaded = ours.WhitenedEncoder.load(str(folder), whitening=file)
-    of_index = ours.WhitenedEncoder.of_index(index)
-    texts = [{"text": ["a cat sat"]}, {"text": ["a dog ran", "cold river"]}]
-    assert np.array_equal(loaded.encode(texts), of_index.encode(texts))
-    meta = loaded.mteb_model_meta
-    assert meta == of_index.mteb_model_meta
-    assert meta.name == "whiten-index/tiny-bert-whitening-k8"
-    assert (meta.embed_dim, meta.max_tokens, meta.use_instructions) == (K, 24, True)
-
-
-def test_without_whitening_the_vectors_are_the_models_own(
-    ours: Any, folder: Path, embed: Any
-) -> None:
-    texts = sentences(11, 20)
-    raw = ours.WhitenedEncoder.load(str(folder), normalize=False)
-    own = embed(texts, "document")
-    assert raw.encode([{"text": texts}]) == pytest.approx(own, abs=1e-4)
-    unit = ours.WhitenedEncoder.load(str(folder)).encode([{"text": texts}])
-    assert unit == pytest.approx(unit_rows(own), abs=1e-5)
-    assert raw.encode([]).shape == (0, tiny_models.DIM)
-
-
 @pytest.mark.parametrize("config", [WhiteningConfig(k=4), WhiteningConfig(normalize_input=True)])
 def test_a_parquet_file_fits_as_its_texts_do(
     ours: Any, folder: Path, tmp_path: Path, config: WhiteningConfig
@@ -387,81 +362,7 @@ def test_a_kept_folder_is_not_encoded_again(
     assert [each.encoded.counts.reused for each in reports] == [0, DOCUMENTS, DOCUMENTS]
 
 
-def test_another_query_prompt_finds_by_it_over_the_same_store(
-    tasks: Any, ours: Any, folder: Path, retrieval: Retrieval, tmp_path: Path, embed: Any
-) -> None:
-    plain = ours.IndexedSearch(tmp_path, **options(folder))
-    other = ours.IndexedSearch(tmp_path, **options(folder, query_prompt=PROMPTS["document"]))
-    assert plain.mteb_model_meta.revision != other.mteb_model_meta.revision
-    searched(plain, tasks, retrieval)
-    found = searched(other, tasks, retrieval)
-    documents = embed(retrieval.texts, "document")
-    queries = embed([each["text"] for each in retrieval.queries], "document")
-    a, b = (unit_rows(closed_form(x, k=K, fitted_on=documents)) for x in (queries, documents))
-    ids = np.array([each["id"] for each in retrieval.documents])
-    for query, row in zip(retrieval.queries, a @ b.T, strict=True):
-        assert list(found[query["id"]]) == ids[np.argsort(-row)[:5]].tolist()
-
-
-def test_a_blank_document_and_a_query_without_candidates_find_nothing(
-    tasks: Any, ours: Any, folder: Path, retrieval: Retrieval
-) -> None:
-    blank = {"id": "blank", "title": "", "text": "  "}
-    more = Retrieval([*retrieval.documents, blank], retrieval.queries, retrieval.qrels)
-    ranked = {"q0": ["blank", retrieval.documents[0]["id"]], "q1": ["blank"], "q2": []}
-    model = ours.IndexedSearch(**options(folder))
-    assert all("blank" not in hits for hits in searched(model, tasks, more).values())
-    found = searched(model, tasks, more, top_ranked=ranked)
-    assert list(found["q0"]) == [retrieval.documents[0]["id"]]
-    assert [found[f"q{i}"] for i in range(1, QUERIES)] == [{}] * (QUERIES - 1)
-
-
-def test_an_instruction_is_joined_to_its_query_as_for_encoders(
-    tasks: Any, ours: Any, folder: Path, retrieval: Retrieval
-) -> None:
-    told = [{**query, "instruction": "a cold river"} for query in retrieval.queries]
-    joined = [{**query, "text": f"{query['text']} a cold river"} for query in retrieval.queries]
-    model = ours.IndexedSearch(**options(folder))
-    apart, together = (
-        searched(model, tasks, Retrieval(retrieval.documents, queries, retrieval.qrels))
-        for queries in (told, joined)
-    )
-    assert apart == together != searched(model, tasks, retrieval)
-
-
-@pytest.mark.parametrize(
-    ("asked", "name", "k"),
-    [
-        ({}, "auto-index", None),
-        ({"k": 16}, "auto-k16-index", 16),
-        ({"whiten": "none", "factory": "HNSW8,SQ8"}, "none-k32-HNSW8_SQ8-index", 32),
-        ({"whiten": "whitening", "k": "0.9"}, "whitening-k0.9-index", None),
-        ({"whiten": "pca", "k": 4, "passage_tokens": 8, "overlap": 2}, "pca-k4-index", 4),
-    ],
-)
-def test_every_setting_of_a_build_can_be_measured(
-    tasks: Any, ours: Any, folder: Path, retrieval: Retrieval, asked: Any, name: str, k: int | None
-) -> None:
-    model = ours.IndexedSearch(model=str(folder), **asked)
-    found = searched(model, tasks, retrieval)
-    ids = {each["id"] for each in retrieval.documents}
-    assert all(len(hits) == 5 and hits.keys() <= ids for hits in found.values())
-    scores = [list(hits.values()) for hits in found.values()]
-    assert scores == [sorted(each, reverse=True) for each in scores]
-    meta = model.mteb_model_meta
-    assert (meta.name, meta.embed_dim) == (f"whiten-index/tiny-bert-{name}", k)
-
-
 # --------------------------------------------------------------------------- refusals
-
-
-def test_a_whitening_of_another_width_is_refused(ours: Any, folder: Path, tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).standard_normal((40, 5))
-    Whitening.fit(Moments.of(rows), WhiteningConfig(k=2)).save(tmp_path / "w.safetensors")
-    with pytest.raises(ConfigError, match=r"takes embeddings of 5 dims and .*tiny-bert gives 32"):
-        ours.WhitenedEncoder.load(str(folder), whitening=tmp_path / "w.safetensors")
-    with pytest.raises(ConfigError, match="--k 33 is more than the 32 dims"):
-        ours.WhitenedEncoder.fitted(str(folder), on=["a"], config=WhiteningConfig(k=33))
 
 
 def test_what_cannot_be_done_is_refused(ours: Any, folder: Path) -> None:
@@ -477,14 +378,6 @@ def test_what_cannot_be_done_is_refused(ours: Any, folder: Path) -> None:
     index = ours.IndexedSearch(model=str(folder))
     with pytest.raises(ConfigError, match=r"call index\(\) with a corpus first"):
         index.search([], task_metadata=None, top_k=1)
-
-
-def test_without_mteb_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mteb", None)
-    for name in [name for name in sys.modules if name.startswith("whiten_index.integrations")]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigError, match=r"pip install 'whiten-index\[mteb\]'"):
-        importlib.import_module("whiten_index.integrations.mteb")
 
 
 # --------------------------------------------------------------------------- published figures

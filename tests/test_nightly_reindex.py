@@ -227,16 +227,6 @@ def test_nothing_is_removed_unasked(library: Library, index: Path) -> None:
     assert [path.name for path in index.parent.glob("*.prom")] == []
 
 
-def test_an_index_that_is_up_to_date_says_so(library: Library, index: Path) -> None:
-    library.report |= {"up_to_date": True, "drift": None, "decision": None, "gates": []}
-    prom = index.parent / "night.prom"
-    status, events = run(job_file(index, keep_versions=2, metrics=str(prom)))
-    assert (status, events[-1]["event"]) == (0, "up_to_date")
-    assert library.order == ["update", "prune", "gc"]
-    assert not {"drift", "decision", "gate"} & {event["event"] for event in events}
-    assert metrics(prom)["last_success_timestamp_seconds",] > 0
-
-
 def test_a_failed_gate(library: Library, index: Path) -> None:
     prom, candidate = index.parent / "night.prom", str(index / "candidates" / "000002-a")
     library.raises["update"] = GateError("canaries", gates=[BAD_GATE], candidate=candidate)
@@ -301,30 +291,6 @@ def test_a_job_that_finds_another_one_leaves_the_metrics_to_that(
     assert prom.read_bytes() == before
 
 
-@pytest.mark.parametrize("planned", [{"refused": "too few rows"}, {"refused": ""}])
-def test_a_dry_run_that_would_be_refused_ends_as_the_night_would(
-    library: Library, index: Path, monkeypatch: pytest.MonkeyPatch, planned: dict[str, Any]
-) -> None:
-    plan = Told({"rows": REPORT["rows"], **planned})
-    monkeypatch.setattr(sys.modules["whiten_index.update"], "plan_update", lambda *_, **__: plan)
-    status, events = run(job_file(index), "--dry-run")
-    assert (status, events[-1]["event"]) == (9 if planned["refused"] else 0, "planned")
-    assert events[-1]["refused"] == planned["refused"]
-
-
-def test_ids_that_are_not_the_rows_counted_have_a_line(library: Library, index: Path) -> None:
-    ids = {"named": 9, "new": 1, "changed": 8, "document": 0, "deleted": 0, "why": "w"}
-    library.report["ids"] = ids
-    prom = index.parent / "night.prom"
-    _, events = run(job_file(index, metrics=str(prom)))
-    (note,) = [event["message"] for event in events if event["event"] == "note"]
-    assert note.startswith("w, so that changes.arrow names 9 ids (1 new, 8 changed, ")
-    assert events[-1]["ids"] == ids
-    found = metrics(prom)
-    assert (found["update_ids", "changed"], found["update_rows", "changed"]) == (8, 2)
-    assert ("update_ids", "named") not in found
-
-
 @pytest.mark.parametrize("name", ["prune", "gc", "compact"])
 @pytest.mark.parametrize(("error", "expected"), [(BusyError("held"), 6), (ValueError("odd"), 1)])
 def test_what_follows_an_update_cannot_undo_it(
@@ -343,17 +309,6 @@ def test_what_follows_an_update_cannot_undo_it(
     found = metrics(prom)
     assert found["last_run_outcome", "published"] == 1
     assert found["last_run_exit_code",] == expected
-    assert found["last_success_timestamp_seconds",] > 0
-
-
-def test_an_interruption_after_the_update(library: Library, index: Path) -> None:
-    library.raises["compact"] = KeyboardInterrupt()
-    prom = index.parent / "night.prom"
-    status, events = run(job_file(index, keep_versions=2, compact=True, metrics=str(prom)))
-    assert (status, events[-1]["event"]) == (130, "interrupted")
-    assert library.order == ["update", "prune", "compact"]
-    found = metrics(prom)
-    assert found["last_run_outcome", "interrupted"] == 1
     assert found["last_success_timestamp_seconds",] > 0
 
 
@@ -378,13 +333,6 @@ def test_metrics_that_cannot_be_written_do_not_hide_the_update(
     assert events[-1]["event"] == ("published" if error is None else "failed")
 
 
-def test_metrics_are_checked_before_the_work(library: Library, index: Path) -> None:
-    status, events = run(job_file(index, metrics=str(index.parent / "a.txt")))
-    assert (status, events[-1]["event"]) == (2, "failed")
-    assert "does not end in .prom" in events[-1]["message"]
-    assert library.order == []
-
-
 def test_a_dry_run_writes_nothing(library: Library, index: Path) -> None:
     prom = index.parent / "night.prom"
     job = job_file(index, keep_versions=2, compact=True, metrics=str(prom))
@@ -395,16 +343,6 @@ def test_a_dry_run_writes_nothing(library: Library, index: Path) -> None:
     assert (events[0]["seconds"], events[0]["keep_versions"]) == (12.0, 2)
     assert library.order == ["plan"]
     assert sorted((p, p.stat().st_mtime_ns) for p in index.parent.rglob("*")) == before
-
-
-def test_lines_are_text_unless_json_is_asked_for(library: Library, index: Path) -> None:
-    result = CliRunner().invoke(main, [str(job_file(index))])
-    lines = result.stdout.splitlines()
-    assert " event=decision whitening=keep index=carried why=small threshold=0.01" in lines[-3]
-    assert " event=published out=out store=raw version=000002-0123456789ab " in lines[-1]
-    assert " rows.new=1 rows.changed=2 " in lines[-1]
-    assert "seconds." not in lines[-1]
-    assert CliRunner().invoke(main, [str(job_file(index)), "--log", "xml"]).exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.config import read_toml
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.gates.file import CanaryFile
-from whiten_index.index.documents import Documents, write_documents
 from whiten_index.update import UpdateConfig, update_index
 
 ROWS, DIM = 200, 8
@@ -63,17 +62,6 @@ def test_weights_whose_sum_rounds_below_the_rows(tmp_path: Path) -> None:
     assert below, "no sum was below: take other seeds"
 
 
-def test_ids_between_any_two_rows(tmp_path: Path) -> None:
-    tables = [pa.table({"id": pa.array(range(a, a + n))}) for a, n in ((0, 3), (3, 1), (4, 5))]
-    path = tmp_path / "documents.arrow"
-    assert write_documents(path, iter(tables)) == 9
-    documents = Documents(path)
-    for start in range(11):
-        for stop in range(start, 12):
-            expected = list(range(9))[start:stop]
-            assert documents.id_column(start, stop).to_pylist() == expected
-
-
 def test_a_mark_of_windows_editors_at_the_front_of_a_job_file(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_bytes(b'\xef\xbb\xbfindex = "x"\r\n')
@@ -81,15 +69,6 @@ def test_a_mark_of_windows_editors_at_the_front_of_a_job_file(tmp_path: Path) ->
     path.write_bytes('index = "é"'.encode("latin-1"))
     with pytest.raises(ConfigError, match="save it as UTF-8"):
         read_toml(path)
-
-
-def test_an_update_says_that_k_is_of_the_build(tmp_path: Path) -> None:
-    folder = corpus(tmp_path / "c")
-    index = built(folder, tmp_path / "index")
-    table = pq.read_table(folder / "f.parquet").slice(0, 3)
-    pq.write_table(table, folder / "f.parquet")
-    with pytest.raises(Exception, match="an update keeps the options"):
-        update_index(UpdateConfig(index=str(index), refit="always", max_shrink=1.0))
 
 
 def test_a_pipe_for_canaries_is_refused_and_not_waited_for(tmp_path: Path) -> None:

@@ -142,14 +142,6 @@ def test_a_file_that_vanishes(night: Night, monkeypatch: pytest.MonkeyPatch, mom
     night.assert_done(night.update())
 
 
-def test_a_file_that_vanishes_before_the_night_is_a_deletion(night: Night) -> None:
-    (night.corpus / "b.parquet").unlink()
-    refused = night.assert_refused("size", code=GATE)
-    assert isinstance(refused, GateError)
-    night.ids["b"] = np.arange(0)
-    night.assert_done(night.update(max_shrink=0.6))
-
-
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("how", ["appended", "replaced", "rewritten in place"])
 def test_a_file_that_is_written_while_it_is_read(
@@ -204,13 +196,6 @@ def test_a_file_without_its_footer_and_one_of_noughts_in_the_middle(night: Night
     path.write_bytes(whole[:100] + bytes(middle - 100) + whole[middle:])
     night.assert_refused(r"b\.parquet is damaged")
     path.write_bytes(whole)
-    night.assert_done(night.update())
-
-
-def test_a_name_that_a_writer_has_not_given_yet_is_no_file_of_the_corpus(night: Night) -> None:
-    whole = (night.corpus / "b.parquet").read_bytes()
-    for name in ("_temporary-b.parquet", ".b.parquet", "b.parquet.tmp", "b.parquet.crc"):
-        (night.corpus / name).write_bytes(whole[: len(whole) // 2])
     night.assert_done(night.update())
 
 
@@ -307,18 +292,3 @@ def test_a_file_from_the_future_is_read(night: Night, clock: Callable[[float], N
     again = night.update()
     assert again.to_json()["rows"]["changed"] == len(night.ids["b"])
     night.assert_done(again)
-
-
-def test_leftovers_and_locks_from_the_future_are_those_of_the_dead(
-    night: Night, clock: Callable[[float], None]
-) -> None:
-    ahead = time.time() + 86400
-    for folder in (night.out, night.out / "versions", next((night.out / "store").iterdir())):
-        left = folder / ".tmp-0123456789ab~left"
-        left.mkdir()
-        (left / "file").write_text("half")
-        for path in (left / "file", left):
-            os.utime(path, (ahead, ahead))
-    clock(-1)
-    night.assert_done(night.update())
-    assert not list(night.out.rglob(".tmp-*"))

@@ -19,16 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
-from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.errors import ConfigError, StorageError
 from whiten_index.index import (
     INDEX,
     IVF_DATA,
     SpilledLists,
     StreamedCodes,
-    gather,
     inner_index,
     kind_on_disk,
-    streamed,
     wrap,
     write_index,
 )
@@ -42,11 +40,6 @@ CODES = [
     ("PQ8", 32), ("PQ8x4", 32), ("PQ1x4", 32), ("RaBitQ", 32), ("RaBitQ4", 32),
 ]  # fmt: skip
 LISTS = ["IVF8,Flat", "IVF8,SQ8", "IVF8,PQ8", "IVF8,PQ7x6", "IVF8,RaBitQ", "IVF8_HNSW8,SQfp16"]
-
-OTHERS = [
-    "IVF8,PQ8x4fs", "PQ8x4fs", "HNSW16", "SQ8,RFlat", "IVF8,PQ8,RFlat", "RaBitQfs",
-    "IVF8,FlatPanorama4",
-]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -121,19 +114,6 @@ def test_lists_joined_on_disk_are_those_in_memory(tmp_path: Path, factory: str, 
     assert_same(whole, faiss.read_index(str(moved / INDEX), flags), rows[:50])
 
 
-def test_lists_without_rows_are_joined_too(tmp_path: Path) -> None:
-    rows = unit_rows(32)
-    inner = trained("IVF64,SQ8", rows)
-    with SpilledLists(inner, tmp_path, most=1) as writer:
-        writer.add(rows[:3])
-        writer.add(rows[3:5])
-        writer.join()
-    inner.nprobe = 64
-    _, found = inner.search(rows[:5], 5)
-    assert all(set(row) == {0, 1, 2, 3, 4} for row in found)
-    assert list(found[:, 0]) == [0, 1, 2, 3, 4]
-
-
 def test_parts_take_one_open_file_and_no_memory_however_many(
     tmp_path: Path,
 ) -> None:
@@ -158,43 +138,6 @@ def test_parts_take_one_open_file_and_no_memory_however_many(
     assert peak < 2_000_000
     inner.nprobe = whole.nprobe = 512
     assert_same(whole, inner, rows[:50])
-
-
-def test_lists_gathered_are_in_memory_and_need_no_file(tmp_path: Path) -> None:
-    rows = unit_rows(32)
-    inner = trained("IVF8,SQ8", rows)
-    whole = faiss.clone_index(inner)
-    whole.add(rows)
-    with SpilledLists(inner, tmp_path, most=10_000) as writer:
-        writer.add(rows)
-        writer.join()
-    gather(inner)
-    (tmp_path / IVF_DATA).unlink()
-    inner.nprobe = whole.nprobe = 8
-    assert faiss.serialize_index(inner).tobytes() == faiss.serialize_index(whole).tobytes()
-
-
-@pytest.mark.parametrize("factory", OTHERS)
-def test_other_kinds_are_not_made_on_disk(factory: str) -> None:
-    assert kind_on_disk(inner_index(factory, 32)) is None
-
-
-def test_a_layout_that_is_not_known_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = unit_rows(32)
-    index = behind_transforms(trained("SQ8", rows), rows)
-    real = streamed._file_of
-
-    def other_count(index: Any, inner: Any, vectors: Any) -> bytes:
-        data = real(index, inner, vectors)
-        return bytes([len(vectors) + 7]) + data[1:]
-
-    monkeypatch.setattr(streamed, "_file_of", other_count)
-    with pytest.raises(
-        ArtifactError, match=r"release of FAISS .*IndexScalarQuantizer .*--memory-b"
-    ):
-        StreamedCodes(index, tmp_path / INDEX)
 
 
 # ------------------------------------------------------------------------------------------ builds

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from whiten_index.overlap import ahead, overlapped
+from whiten_index.overlap import overlapped
 
 STAGES = ("read", "prepare", "work", "finish")
 
@@ -33,38 +33,6 @@ def test_results_come_in_order_and_each_stage_has_its_thread(count):
     assert all(t == threading.current_thread().name for s, _, t in log if s == "work")
 
 
-def test_the_next_item_is_prepared_while_one_is_worked_on():
-    second_prepared = threading.Event()
-
-    def prepare(item):
-        if item == 1:
-            second_prepared.set()
-        return item
-
-    def work(item):
-        # Without a thread of its own the second would come only after this.
-        assert second_prepared.wait(30)
-        return item
-
-    steps = stages([], prepare=prepare, work=work)
-    assert list(overlapped([0, 1], **steps)) == [0, 1]
-
-
-def test_the_next_item_is_worked_on_while_one_is_finished():
-    second_worked = threading.Event()
-
-    def work(item):
-        if item == 1:
-            second_worked.set()
-        return item
-
-    def finish(item):
-        assert second_worked.wait(30)
-        return item
-
-    assert list(overlapped([0, 1], **stages([], work=work, finish=finish))) == [0, 1]
-
-
 def test_no_more_than_five_items_exist_at_a_time():
     alive, most, lock = set(), [], threading.Lock()
 
@@ -81,38 +49,6 @@ def test_no_more_than_five_items_exist_at_a_time():
 
     list(overlapped(range(50), **stages([], read=read, finish=finish)))
     assert max(most) <= 5
-
-
-def test_reading_goes_on_while_an_item_is_prepared():
-    second_read = threading.Event()
-
-    def read(item):
-        if item == 1:
-            second_read.set()
-        return item
-
-    def prepare(item):
-        assert second_read.wait(30)
-        return item
-
-    assert list(overlapped([0, 1], **stages([], read=read, prepare=prepare))) == [0, 1]
-
-
-def test_ahead_closes_what_it_draws_from():
-    closed = []
-
-    def items():
-        try:
-            yield from range(100)
-        finally:
-            closed.append(True)
-
-    source = items()
-    made = ahead(source, str)
-    assert next(made) == "0"
-    made.close()
-    source.close()
-    assert closed == [True]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -118,15 +117,6 @@ def test_packed_states_equal_padded_ones(model):
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_padded_batches_go_the_way_they_went_before(model):
-    texts = batch()
-    before, mask = padded_states(model, *texts[:2])
-    with torch.inference_mode():
-        PackedForward(model, sdpa_varlen)(*texts)
-    after, _ = padded_states(model, *texts[:2])
-    assert torch.equal(before.last_hidden_state[mask == 1], after.last_hidden_state[mask == 1])
-
-
 def test_every_layer_is_the_padded_one(model):
     """The model itself runs on the inputs, so that hooks on its layers see packed states."""
     texts = batch()
@@ -178,78 +168,6 @@ def test_an_empty_text_disturbs_no_other(model):
         assert torch.equal(found[full], pool_packed(states, batch()[2], pooling))
 
 
-WAITS = (
-    "_local_scalar_dense",
-    "item",
-    "is_nonzero",
-    "nonzero",
-    "masked_select",
-    "equal",
-    "lift_fresh",
-)
-
-
-class _Waits(TorchDispatchMode):
-    """Fails on an operation that would wait for a device."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
-        # lift_fresh: a tensor made of Python numbers, which would be copied to the device.
-        assert name not in WAITS
-        if name == "index":
-            assert not any(each is not None and each.dtype == torch.bool for each in args[1])
-        if name == "repeat_interleave":
-            assert kwargs["output_size"] == sum(LENGTHS)
-        if name == "segment_reduce":
-            assert kwargs["unsafe"]
-        return func(*args, **kwargs)
-
-
-def test_nothing_waits_for_the_device(model):
-    texts = batch()
-    forward = PackedForward(model, lambda query, key, value, attention: query.clone())
-    with torch.inference_mode(), _Waits():
-        states = forward(*texts)
-        for pooling in Pooling:
-            pool_packed(states, texts[2], pooling)
-    for wait in (lambda: texts[1].max().item(), lambda: bool(texts[1].all())):
-        with torch.inference_mode(), _Waits(), pytest.raises(AssertionError):
-            wait()
-
-
-def test_the_whole_pass_on_tensors_without_memory(model):
-    """Half precision and torch's own operation: whatever asked for a value would fail."""
-    ids, lengths, cu_seqlens, longest = batch()
-    on_meta = [each.to("meta") for each in (ids, lengths, cu_seqlens)]
-    with torch.inference_mode():
-        states = PackedForward(model.to("meta", torch.float16))(*on_meta, longest)
-    assert states.shape == (43, 64)
-    assert states.dtype == torch.float16
-
-
-def test_a_model_that_keeps_the_bounds_to_itself_fails_loudly(model):
-    """Without the bounds the texts would see each other; the mask cannot be used as one."""
-    inputs = PackedForward(model, sdpa_varlen).inputs(*batch())
-    del inputs["packing"]
-    with torch.inference_mode(), pytest.raises(RuntimeError, match="size"):
-        model(**inputs)
-
-
-def test_two_kernels_may_run_the_same_model():
-    model = make("bert")
-    seen = []
-
-    def other(query, key, value, attention):
-        seen.append(attention)
-        return sdpa_varlen(query, key, value, attention)
-
-    first, second = PackedForward(model, sdpa_varlen), PackedForward(model, other)
-    with torch.inference_mode():
-        assert torch.equal(first(*batch()), second(*batch()))
-    assert len(seen) == 3
-
-
 # --------------------------------------------------------------------------- kernels
 
 
@@ -271,24 +189,6 @@ def test_the_reference_is_softmax_over_what_a_token_sees(causal, window, scale):
             scores = key[seen, head // 2] @ query[i, head] * (0.25 if scale is None else scale)
             expected = scores.softmax(0) @ value[seen, head // 2]
             torch.testing.assert_close(found[i, head], expected, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("key_heads", "copied"), [(4, False), (2, True)])
-def test_keys_are_copied_only_where_heads_share_them(key_heads, copied, monkeypatch):
-    """In every layer that would be all keys and values of the batch."""
-    given = []
-
-    def spy(query, key, value, **options):
-        given.extend((key, value))
-        return attend(query, key, value, **options)
-
-    attend = packing.scaled_dot_product_attention
-    monkeypatch.setattr(packing, "scaled_dot_product_attention", spy)
-    query, (key, value) = torch.randn(8, 4, 16), torch.randn(2, 8, key_heads, 16)
-    bounds = torch.tensor([0, 3, 6, 8], dtype=torch.int32)
-    sdpa_varlen(query, key, value, Attention(bounds, 3, None, False, None))
-    own = key.untyped_storage().data_ptr()
-    assert [each.untyped_storage().data_ptr() != own for each in given] == [copied] * 4
 
 
 class _Largest(TorchDispatchMode):
@@ -343,64 +243,6 @@ def test_torch_takes_the_call(causal, window, expected, monkeypatch):
     assert windows == [expected]
 
 
-# Window sizes of the layers, then scale, then query and key heads.
-CALLS = {
-    "bert": ([(-1, -1)] * 3, 0.25, 4, 4),
-    "bert decoder": ([(-1, 0)] * 3, 0.25, 4, 4),
-    "roberta": ([(-1, -1)] * 3, 0.25, 4, 4),
-    "distilbert": ([(-1, -1)] * 3, 0.25, 4, 4),
-    "modernbert": ([(-1, -1), (3, 3), (3, 3)], 0.25, 4, 4),
-    "modernbert odd": ([(-1, -1), (3, 3), (3, 3)], 0.25, 4, 4),
-    "qwen2": ([(-1, 0)] * 3, 0.25, 4, 2),
-    "qwen3": ([(-1, 0)] * 3, 0.25, 4, 2),
-    "qwen3 sliding": ([(-1, 0), (4, 0), (4, 0)], 0.25, 4, 2),
-    "qwen3 bidirectional": ([(-1, -1)] * 3, 0.25, 4, 2),
-    "mistral": ([(4, 0)] * 3, 0.25, 4, 2),
-    "gemma3_text": ([(5, 0), (-1, 0), (5, 0)], 1 / 3, 4, 2),
-    "gemma3_text bidirectional": ([(3, 3), (-1, -1), (3, 3)], 1 / 3, 4, 2),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_what_the_kernel_of_torch_is_given(name, monkeypatch):
-    windows, scale, heads, key_heads = CALLS[name]
-    signature = inspect.signature(varlen.varlen_attn)
-    calls = []
-
-    def record(*args, **options):
-        calls.append(signature.bind(*args, **options).arguments)
-        return args[0]
-
-    monkeypatch.setattr(varlen, "varlen_attn", record)
-    texts = batch()
-    with torch.inference_mode():
-        PackedForward(make(name).half(), torch_varlen)(*texts)
-    assert [call["window_size"] for call in calls] == windows
-    for call in calls:
-        assert call["query"].shape == (43, heads, 16)
-        assert call["key"].shape == call["value"].shape == (43, key_heads, 16)
-        for each in ("query", "key", "value"):
-            assert call[each].dtype == torch.float16
-            assert call[each].stride(-1) == 1
-        assert call["cu_seq_q"] is call["cu_seq_k"] is texts[2]
-        assert call["cu_seq_q"].dtype == torch.int32
-        assert call["cu_seq_q"].tolist() == [0, 7, 27, 28, 41, 43]
-        assert (call["max_q"], call["max_k"]) == (20, 20)
-        assert type(call["max_q"]) is int
-        assert call["scale"] == pytest.approx(scale)
-        assert call["enable_gqa"] is (heads != key_heads)
-
-
-def test_texts_of_one_token_take_no_path_of_their_own(monkeypatch):
-    bounds = []
-    monkeypatch.setattr(
-        varlen, "varlen_attn", lambda *args, **options: bounds.append(args[5:7]) or args[0]
-    )
-    with torch.inference_mode():
-        PackedForward(make("qwen3"), torch_varlen)(*batch([1, 1]))
-    assert set(bounds) == {(2, 2)}
-
-
 # --------------------------------------------------------------------------- pooling
 
 
@@ -443,17 +285,6 @@ def pretended_gpu(monkeypatch):
     monkeypatch.setattr(packing, "_trial_obstacle", lambda model, device: None)
 
 
-def test_float32_on_a_cpu_packs(model):
-    assert packing_obstacle(model, CPU, torch.float32) is None
-    assert can_pack(model, CPU, torch.float32)
-    assert model.config._attn_implementation == "sdpa"
-
-
-def test_half_precision_on_a_cpu_pads(model):
-    assert not can_pack(model, CPU, torch.float16)
-    assert "not float32" in packing_obstacle(model, CPU, torch.float16)
-
-
 def test_states_that_are_others_on_a_cpu_pad(model, monkeypatch):
     def wrong(query, key, value, attention):
         bounds = attention.cu_seqlens[[0, -1]]
@@ -485,23 +316,6 @@ def test_windows_are_tried_on_a_cpu(name, monkeypatch):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize(
-    ("window", "positions", "longest"),
-    [(None, 4096, 8), (600, 4096, 902), (600, 700, 8), (2000, 4096, 8)],
-)
-def test_a_trial_on_a_cpu_stays_short(window, positions, longest, monkeypatch):
-    model = make("mistral", sliding_window=window, max_position_embeddings=positions)
-    tried = set()
-
-    def spy(query, key, value, attention):
-        tried.add(attention.longest)
-        return sdpa_varlen(query, key, value, attention)
-
-    monkeypatch.setattr(packing, "sdpa_varlen", spy)
-    assert packing_obstacle(model, CPU, torch.float32) is None
-    assert tried == {longest}
-
-
 def test_a_text_gives_the_same_in_any_company(model):
     forward, (ids, _, bounds, _) = PackedForward(model), batch([7, 7, 20, 1, 13, 2, 7])
     texts = [ids[a:b] for a, b in pairwise(bounds.tolist())]
@@ -519,12 +333,6 @@ def _states_of(forward, texts):
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     states = forward(torch.cat(texts), torch.tensor(lengths), bounds, max(lengths))
     return states.split(lengths)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_on_a_gpu_packs(model, dtype, pretended_gpu):
-    assert packing_obstacle(model, CUDA, dtype) is None
-    assert can_pack(model, CUDA, dtype)
 
 
 @pytest.mark.parametrize(
@@ -571,20 +379,6 @@ def test_code_of_others_pads(pretended_gpu):
     assert "not among" in packing_obstacle(BertModel(make("bert").config), CUDA, torch.float16)
 
 
-def test_float32_pads(pretended_gpu):
-    assert "float32" in packing_obstacle(make("bert"), CUDA, torch.float32)
-
-
-def test_old_gpus_pad(pretended_gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert "Pretended GPU is older" in packing_obstacle(make("bert"), CUDA, torch.float16)
-
-
-def test_a_torch_without_windows_pads(pretended_gpu, monkeypatch):
-    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, value, is_causal=False: query)
-    assert "variable-length" in packing_obstacle(make("bert"), CUDA, torch.float16)
-
-
 def test_whatever_goes_wrong_pads(pretended_gpu, monkeypatch):
     def broken(device):
         raise RuntimeError("no driver")
@@ -592,12 +386,6 @@ def test_whatever_goes_wrong_pads(pretended_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", broken)
     assert packing_obstacle(make("bert"), CUDA, torch.float16) == "RuntimeError: no driver"
     assert not can_pack(None, CUDA, torch.float16)
-
-
-def test_the_trial_compares_every_layer(model, monkeypatch):
-    monkeypatch.setattr(packing, "torch_varlen", sdpa_varlen)
-    assert packing._trial_obstacle(model, torch.device("cpu")) is None
-    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize(

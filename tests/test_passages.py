@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import tokenizers
@@ -110,16 +109,6 @@ def test_a_line_ends_a_passage_where_no_sentence_does(gap: str) -> None:
     assert cut(f"a b c d e f{gap}g h i j k l", room=8) == ["a b c d e f", "g h i j k l"]
 
 
-def test_a_sentence_or_paragraph_goes_before_a_line() -> None:
-    assert cut("a b c d e. f g\nh i j k l", room=8) == ["a b c d e.", "f g\nh i j k l"]
-    assert cut("a b c d e\n\nf g\nh i j k l", room=8) == ["a b c d e", "f g\nh i j k l"]
-
-
-def test_a_sentence_end_in_the_first_half_would_waste_the_rest() -> None:
-    assert cut("a b. c d e f g h i j", room=8) == ["a b. c d e f g h", "i j"]
-    assert cut("a b 3.14 d e.g f g h i j", room=8) == ["a b 3.14 d e.g f g h", "i j"]
-
-
 def test_chinese_is_cut_at_its_sentences_and_else_where_the_room_ends() -> None:
     text = "今天天气很好。我们去公园！你呢？" * 2
     spans = passage_spans(text, by_character(text), room=12)
@@ -136,28 +125,6 @@ def test_neighbours_share_whole_sentences_where_those_are_not_too_short() -> Non
     # A sentence of one word shares less than half of what was asked for.
     text = "a b c d e f. g. h i j k l m n o p q r"
     assert cut(text, room=7, overlap=4)[:2] == ["a b c d e f. g.", "d e f. g. h i j"]
-
-
-def test_a_long_word_is_cut_and_no_other() -> None:
-    text = "one two " + "x" * 30 + " three"
-    spans = passage_spans(text, by_piece(text), room=6)
-    pieces = [text[start:end] for start, end in spans]
-    assert pieces == ["one two", "x" * 18, "x" * 12 + " three"]
-
-
-def test_a_text_of_blanks_alone_stays_as_it_is() -> None:
-    assert passage_spans(" \n ", [(0, 1), (1, 2)], room=1) == [(0, 3)]
-
-
-def test_cutting_takes_no_more_than_linear_time() -> None:
-    for text in (
-        "." * 300_000,
-        "a" + " " * 300_000 + "b c",
-        '."' * 100_000,
-        "\n" * 300_000 + "a b",
-    ):
-        offsets = by_word(text) if " " in text else by_character(text)
-        assert passage_spans(text, offsets, room=200, overlap=50)
 
 
 # ------------------------------------------------------------------------------ the splitter
@@ -227,25 +194,6 @@ def test_a_passage_has_the_tokens_asked_for_at_most_when_it_is_encoded(
         assert whole > tokens or spans == [(0, len(text))]
 
 
-def test_the_byte_level_tokenizer_does_shrink_passages() -> None:
-    backend = byte_level()
-    text = " ".join(["the king reads a small book"] * 20)
-    splitter = PassageSplitter(backend, PassageConfig(12))
-    naive = passage_spans(
-        text, backend.encode(text, add_special_tokens=False).offsets, room=splitter.room
-    )
-    assert max(len(backend.encode(text[start:end])) for start, end in naive) > 12
-    spans = splitter.split([text])[0]
-    assert max(len(backend.encode(text[start:end])) for start, end in spans) <= 12
-
-
-def test_many_texts_are_split_as_each_alone(tiny_model: Path) -> None:
-    splitter = PassageSplitter(backend_of(tiny_model), PassageConfig(9, 3))
-    texts = ["the cat sat. " * n for n in range(1, 30)] * 40
-    assert splitter.split(texts) == [splitter.split([text])[0] for text in texts]
-    assert splitter.split([]) == []
-
-
 def test_offsets_are_those_of_the_text_before_it_is_lowered(tiny_model: Path) -> None:
     splitter = PassageSplitter(backend_of(tiny_model), PassageConfig(8), lower_case=True)
     text = "İİİ cat. The DOG sat. The king ran İ mat. Red sun."
@@ -253,45 +201,9 @@ def test_offsets_are_those_of_the_text_before_it_is_lowered(tiny_model: Path) ->
     assert pieces == ["İİİ cat.", "The DOG sat.", "The king ran İ mat.", "Red sun."]
 
 
-def test_an_encoder_beside_it_changes_nothing(tiny_model: Path) -> None:
-    from whiten_index import Encoder
-
-    config = EncoderConfig(model=str(tiny_model), max_length=6, device="cpu")
-    spec, folder = resolve_encoder(config)
-    splitter = PassageSplitter.load(spec, folder, PassageConfig(6, 1))
-    text = "the cat sat on the mat and the dog ran in the house"
-    before = splitter.split([text])
-    encoder = Encoder(spec, folder, config)
-    pieces = [text[start:end] for start, end in before[0]]
-    assert np.sum(encoder.encode_window([text]).truncated) == 1
-    assert np.sum(encoder.encode_window(pieces).truncated) == 0
-    assert splitter.split([text]) == before
-
-
 def load(model: Path, tokens: int, overlap: int = 0, **options: Any) -> PassageSplitter:
     spec, folder = resolve_encoder(EncoderConfig(model=str(model), **options))
     return PassageSplitter.load(spec, folder, PassageConfig(tokens, overlap))
-
-
-def test_the_room_is_what_special_tokens_and_prompt_leave(tiny_model: Path) -> None:
-    assert load(tiny_model, 16).room == 14
-    assert load(tiny_model, 16, document_prompt="the old book, ").room == 10
-
-
-def test_the_greatest_overlap_multiplies_the_text_by_little(tiny_model: Path) -> None:
-    splitter = load(tiny_model, 32, 15)
-    assert splitter.room == 30
-    random = np.random.default_rng(0)
-    for lengths in (
-        [10_000],
-        [1] * 2000,
-        random.integers(1, 40, 400),
-        [1, 14] * 400,
-        [1, 29] * 300,
-    ):
-        text = " ".join("the " * (length - 1) + "cat." for length in lengths)
-        (spans,) = splitter.split([text])
-        assert sum(end - start for start, end in spans) < 3 * len(text)
 
 
 @pytest.mark.parametrize(
@@ -332,17 +244,6 @@ def test_a_model_without_a_fast_tokenizer_is_refused_in_words(
         load(tiny_model, 16)
 
 
-def test_a_tokenizer_that_does_not_load_is_named(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise OSError("no such thing")
-
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", broken)
-    with pytest.raises(EncoderError, match=r"tokenizer of .* cannot be loaded \(OSError: no such"):
-        load(tiny_model, 16)
-
-
 # ------------------------------------------------------------------------- batches and options
 
 
@@ -364,13 +265,6 @@ def test_the_passages_of_a_batch_keep_id_and_columns(tiny_model: Path) -> None:
             assert texts[number][row["passage_start"] : row["passage_end"]] == row["passage_text"]
     assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
     assert [row["passage_text"] for row in rows if row["id"] == "b"] == ["a bird"]
-
-
-def test_a_batch_of_no_rows_stays_empty(tiny_model: Path) -> None:
-    empty = TextBatch(pa.table({"id": pa.array([], pa.string())}), [], 3, {"blank_text": 3})
-    batch = split_batch(empty, load(tiny_model, 8))
-    assert (len(batch), batch.read) == (0, 3)
-    assert batch.documents.column_names == ["id", *PASSAGE_COLUMNS]
 
 
 def config(**options: Any) -> BuildConfig:
@@ -405,15 +299,3 @@ def test_options_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         config(**options)
-
-
-def test_passages_make_another_corpus_and_nothing_changes_without_them() -> None:
-    plain = config(keep=("year",)).corpus_config().source_identity()
-    assert set(plain) == {
-        *("sources", "text_columns", "embedding_column", "row_filter", "limit"),
-    }
-    passages = config(passage_tokens=16).corpus_config().source_identity()
-    assert passages == {**plain, "passages": [16, 0]}
-    assert config(passage_tokens=16, overlap=2).passage_config() == PassageConfig(16, 2)
-    assert config().passage_config() is None
-    assert config(keep=("t",)).corpus_config().keep == ("t",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from whiten_index import BuildConfig, Encoder, build_index, encode_corpus, open_index
+from whiten_index import BuildConfig, Encoder, build_index, open_index
 from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError
@@ -99,17 +98,6 @@ def test_search_finds_the_passage_and_counts_add_up(
     assert hits[1].score == pytest.approx(pair[0] @ pair[1], abs=1e-3)
 
 
-def test_without_passages_long_texts_are_cut_off_and_counted(
-    tmp_path: Path, corpus: str, tiny_model: Path
-) -> None:
-    report = build(tmp_path / "out", corpus, tiny_model)
-    assert report.encoded.counts.truncated > 10
-    assert report.encoded.counts.passages == 0
-    opened = open_index(tmp_path / "out", device="cpu")
-    assert not opened.grouped
-    assert set(opened.search(["the cat"], top_k=1)[0][0].columns) == {"year"}
-
-
 def test_a_second_build_reuses_every_passage_and_other_lengths_do_not_mix(
     tmp_path: Path, corpus: str, tiny_model: Path
 ) -> None:
@@ -136,30 +124,10 @@ def test_a_second_build_reuses_every_passage_and_other_lengths_do_not_mix(
     assert other.version != first.version
 
 
-def test_short_texts_share_their_embeddings_with_a_build_without_passages(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    table = pa.table({"id": ["a", "b"], "text": ["the cat.", "a dog ran."], "year": [1, 2]})
-    pq.write_table(table, tmp_path / "c.parquet")
-    corpus, store = str(tmp_path / "c.parquet"), str(tmp_path / "store")
-    build(tmp_path / "whole", corpus, tiny_model, store=store)
-    report = build(tmp_path / "out", corpus, tiny_model, store=store, passage_tokens=16)
-    assert (report.encoded.counts.encoded, report.encoded.counts.reused) == (0, 2)
-    assert open_index(tmp_path / "out", device="cpu").grouped
-
-
 def test_like_leaves_all_of_the_document_out(tmp_path: Path, corpus: str, tiny_model: Path) -> None:
     build(tmp_path / "out", corpus, tiny_model, passage_tokens=16, overlap=4)
     hits = open_index(tmp_path / "out", device="cpu").search_like("d28", top_k=100)
     assert sorted(hit.id for hit in hits) == sorted(f"d{i}" for i in range(30) if i != 28)
-
-
-def test_a_store_alone_takes_no_passages(tmp_path: Path, corpus: str, tiny_model: Path) -> None:
-    store = str(tmp_path / "store")
-    given = options(tiny_model, passage_tokens=16)
-    encode_corpus(BuildConfig(corpus=(corpus,), store=store, **given))
-    with pytest.raises(ConfigError, match="--passage-tokens says how to read a corpus"):
-        build_index(BuildConfig(store=store, out=str(tmp_path / "out"), passage_tokens=16))
 
 
 @pytest.mark.parametrize(
@@ -187,20 +155,6 @@ def test_a_plan_counts_passages(tmp_path: Path, corpus: str, tiny_model: Path) -
     assert plan.read == 32
     assert plan.to_encode == built.encoded.counts.passages
     assert plan.raw_bytes == built.manifest["bytes"]["raw"]
-
-
-def test_a_splitter_goes_to_another_process(tiny_model: Path) -> None:
-    from whiten_index.encoding import (
-        EncoderConfig,
-        PassageConfig,
-        PassageSplitter,
-        resolve_encoder,
-    )
-
-    spec, folder = resolve_encoder(EncoderConfig(model=str(tiny_model)))
-    splitter = PassageSplitter.load(spec, folder, PassageConfig(12, 3))
-    texts = [" ".join(SENTENCES)]
-    assert pickle.loads(pickle.dumps(splitter)).split(texts) == splitter.split(texts)
 
 
 def run(*args: str) -> Result:

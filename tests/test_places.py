@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import threading
@@ -14,11 +13,7 @@ import pytest
 
 from tests.corpus_helpers import overwrite
 from tests.upkeep_helpers import PACK, World, new_world, pack_folders, shard_folders
-from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import sha256_file
-from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store import EmbeddingStore
-from whiten_index.store.places import Places
 from whiten_index.upkeep import compact_store, gc_store, verify_store
 from whiten_index.upkeep.compact import _to_pack
 
@@ -170,75 +165,6 @@ def test_compaction_takes_from_the_sound_copy(tmp_path, made, number):
     copies.damage(number)
     compact_store(world.place, pack_rows=PACK)
     reads(world.store, world, but=LOST.get((made, number)))
-
-
-def test_content_is_hashed_once(tmp_path, monkeypatch):
-    copies, hashed = whole_folder_and_pack(tmp_path), []
-    real = sha256_file
-    monkeypatch.setattr(manifest, "sha256_file", lambda path: hashed.append(path) or real(path))
-    store = copies.world.store
-    for _ in range(3):
-        reads(store, copies.world, but=None)
-    assert len(hashed) == len(set(hashed)) > 0
-
-
-@pytest.mark.parametrize("derived", [False, True])
-def test_what_is_lost_is_looked_for_once(tmp_path, monkeypatch, derived):
-    """Which file is to blame is found out by hashing, and not at each try to read."""
-    copies, asked = whole_folder_and_pack(tmp_path), []
-    world, shards = copies.world, copies.world.store.shards
-    lost, name = world.records[0][0].parts[0].shard, world.records[-1][0].parts[0].shard
-    shutil.rmtree(copies.paths[1])
-    shutil.rmtree(shards.folder / lost)
-    culprit = shards.places.culprit
-    monkeypatch.setattr(shards.places, "culprit", lambda of: asked.append(of) or culprit(of))
-    damaged, packs = Places._damaged_at, []
-    monkeypatch.setattr(Places, "_damaged_at", lambda *of: packs.append(of) or damaged(*of))
-    wanted = name if derived else lost
-    path = shards.folder / lost
-    with pytest.raises(ArtifactError, match=f"shard {wanted} .*: {path} is missing or damaged"):
-        shards.embeddings(wanted)
-    assert (asked, len(packs)) == ([wanted], 1)
-
-
-def test_a_shard_of_a_later_release_is_not_called_damaged(tmp_path):
-    copies = whole_folder_and_pack(tmp_path)
-    name = copies.world.records[0][0].parts[0].shard
-    for path in copies.paths:
-        fields = {**json.loads((path / manifest.MANIFEST).read_text()), "format_version": 99}
-        manifest.write_manifest(path / manifest.MANIFEST, fields)
-    # The folder's own, and the pack's where there is no folder.
-    for path in copies.paths:
-        with pytest.raises(FormatError, match=f"{path} has .* format 99.*upgrade"):
-            copies.world.store.shards.places._damaged_at(name)
-        shutil.rmtree(path)
-
-
-def test_what_was_verified_is_not_read_elsewhere_unverified(tmp_path):
-    """The place that was chosen goes, and the other one is damaged: that is not taken unseen."""
-    copies = two_packs(tmp_path)
-    store, (record, _) = copies.world.store, copies.world.records[0]
-    name = record.parts[0].shard
-    copies.damage(0)
-    assert store.find(name) is not None
-    shutil.rmtree(copies.paths[1])
-    with pytest.raises(ArtifactError):
-        store.embeddings(name)
-    assert store.find(name) is None
-
-
-def test_rows_of_a_folder_stay_without_the_pack_that_is_damaged(tmp_path):
-    """A folder others pick from stays; a damaged pack of the same rows is not kept beside it."""
-    copies = whole_folder_and_pack(tmp_path)
-    world, pack = copies.world, copies.damage(1)
-    world.corpora["news"] = world.corpora["news"][:1]
-    world.encode()
-    world.corpora["other"][0] = world.corpora["other"][0][:8] + world.numbers(5)
-    world.encode("other")
-    gc_store(world.place, keep_days=0)
-    assert not pack.exists()
-    assert verify_store(world.place).damages == ()
-    world.assert_intact(last=2)
 
 
 def test_one_thread_finds_shards_while_another_keeps_new_ones(tmp_path, monkeypatch):

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
-import xml.etree.ElementTree as ElementTree
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.report import check_plot_path, draw_spectrum, spectrum, style
+from whiten_index.report import check_plot_path, draw_spectrum
 
 pytest.importorskip("matplotlib")
 DIM, RANK = 48, 45
@@ -52,19 +46,6 @@ def describe(*, k=16, exponent=0.25, kind="whitening", center=True, geometry=Tru
 SMALL = describe(geometry=False, choice=False)
 
 
-def texts_of(path, monkeypatch, *arguments):
-    """Every text drawn, as a reader sees it, and the panels' titles."""
-    drawn = []
-    monkeypatch.setattr(spectrum, "DOTS_PER_INCH", 20)
-    compose = spectrum._compose
-    monkeypatch.setattr(spectrum, "_compose", lambda *a: drawn.append(compose(*a)) or drawn[0])
-    draw_spectrum(path, *arguments)
-    from matplotlib.text import Text
-
-    texts = [text.get_text() for text in drawn[0].findobj(Text)]
-    return texts, [axes.get_title(loc="left") for axes in drawn[0].axes], drawn[0]
-
-
 def test_a_png_is_readable_and_of_a_sensible_size(tmp_path):
     image = pytest.importorskip("PIL.Image")
     draw_spectrum(tmp_path / "spectrum.png", describe(), EIGENVALUES)
@@ -76,55 +57,6 @@ def test_a_png_is_readable_and_of_a_sensible_size(tmp_path):
     assert 0.01 < (pixels < 200).mean() < 0.3
     assert 20_000 < (tmp_path / "spectrum.png").stat().st_size < 1_000_000
     assert [path.name for path in tmp_path.iterdir()] == ["spectrum.png"]
-
-
-def test_svg_and_pdf_are_what_their_endings_say(tmp_path):
-    draw_spectrum(str(tmp_path / "a.svg"), SMALL, EIGENVALUES)
-    draw_spectrum(tmp_path / "b.PDF", SMALL, EIGENVALUES)
-    assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
-    assert (tmp_path / "b.PDF").read_bytes().startswith(b"%PDF-")
-
-
-def test_the_title_and_panels_say_what_was_built(tmp_path, monkeypatch):
-    texts, titles, _ = texts_of(tmp_path / "a.png", monkeypatch, describe(), EIGENVALUES)
-    assert titles == [
-        "Spectrum of the covariance",
-        "Variance kept by k",
-        "Geometry before and after (4,096 rows)",
-        "Choice of the exponent at k = 16",
-    ]
-    kept = EIGENVALUES[:16].sum() / EIGENVALUES[:RANK].sum()
-    for text in (
-        "whitening, k = 16 of 48 · γ = 0.25 · centred · 184,213 rows",
-        "version v3 · encoder a/model · condition number 30.6",
-        f"k = 16 keeps {kept:.1%}",
-        "rank 45 of 48",
-        "0.713",
-        "−3.880",
-        "chosen: γ = 0.25",
-        "not centred",
-    ):
-        assert text in texts
-    assert "−0.000" not in texts
-
-
-def test_texts_stay_within_the_picture_and_clear_of_each_other(tmp_path, monkeypatch):
-    _, _, figure = texts_of(tmp_path / "a.png", monkeypatch, describe(), EIGENVALUES)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    table = figure.axes[2].texts
-    boxes = [text.get_window_extent() for text in table if text.get_text()]
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    edge = figure.axes[2].get_window_extent()
-    assert all(edge.x0 - 1 <= box.x0 and box.x1 <= edge.x1 + 1 for box in boxes)
-
-
-def test_an_index_of_an_earlier_release_has_two_panels(tmp_path, monkeypatch):
-    description = {**describe(geometry=False, choice=False), "choice": None}
-    _, titles, _ = texts_of(tmp_path / "a.png", monkeypatch, description, EIGENVALUES)
-    assert titles == ["Spectrum of the covariance", "Variance kept by k"]
 
 
 @pytest.mark.parametrize(
@@ -147,55 +79,6 @@ def test_every_transform_and_spectrum_is_drawn_without_a_warning(
     assert not [str(warning.message) for warning in recwarn]
 
 
-@pytest.mark.parametrize(
-    ("change", "drawn"),
-    [({}, 1), ({"kind": "zca"}, 1), ({"kind": "pca", "exponent": 0.0}, 0), ({"kind": "random"}, 0),
-     ({"floor": 0.1}, 0), ({"estimator": "oas"}, 0)],
-)  # fmt: skip
-def test_the_spectrum_after_is_drawn_where_it_is_known(change, drawn, tmp_path, monkeypatch):
-    description = describe(exponent=0.5, geometry=False, choice=False)
-    description["whitening"].update(change)
-    _, _, figure = texts_of(tmp_path / "a.png", monkeypatch, description, EIGENVALUES)
-    after = [
-        line for line in figure.axes[0].lines if line.get_label().startswith("vectors, scaled")
-    ]
-    assert len(after) == drawn
-    for line in after:
-        expected = np.sqrt(EIGENVALUES[0] * EIGENVALUES[:16])
-        np.testing.assert_allclose(line.get_ydata(), expected)
-
-
-@pytest.mark.parametrize(("top", "drawn"), [(5, 16), (40, 5), (RANK, 0), (DIM, 0)])
-def test_the_spectrum_after_is_that_of_the_directions_kept(top, drawn, tmp_path, monkeypatch):
-    description = describe(exponent=0.5, geometry=False, choice=False)
-    description["whitening"].update(remove_top=top)
-    texts, _, figure = texts_of(tmp_path / "a.png", monkeypatch, description, EIGENVALUES)
-    after = [x for x in figure.axes[0].lines if x.get_label().startswith("vectors, scaled")]
-    kept = EIGENVALUES[top : top + drawn]
-    assert len(after) == bool(drawn)
-    for line in after:
-        np.testing.assert_array_equal(line.get_xdata(), np.arange(top + 1, top + drawn + 1))
-        np.testing.assert_allclose(line.get_ydata(), np.sqrt(kept[0] * kept))
-    assert f"k = 16, the first {top} left out" in texts
-
-
-def test_the_variance_kept_is_what_the_transform_says(tmp_path, monkeypatch):
-    description = describe(geometry=False, choice=False)
-    description["whitening"].update(kind="random", variance_kept=0.123)
-    texts, _, figure = texts_of(tmp_path / "a.png", monkeypatch, description, EIGENVALUES)
-    assert "k = 16 keeps 12.3%" in texts
-    assert [16, 0.123] in [list(line.get_xydata()[0]) for line in figure.axes[1].lines]
-
-
-def test_candidates_of_one_side_without_errors_are_drawn(tmp_path, monkeypatch):
-    description = describe(geometry=False)
-    candidates = [{"exponent": 0.5, "center": False, "k": 16, "score": 0.5, "error": None}]
-    description["choice"] = {"candidates": candidates, "chosen": None}
-    texts, _, _ = texts_of(tmp_path / "a.png", monkeypatch, description, EIGENVALUES)
-    assert "not centred" in texts
-    assert "centred" not in texts
-
-
 def test_an_unknown_ending_names_the_known_ones(tmp_path):
     for name in ("spectrum.jpg", "spectrum"):
         with pytest.raises(ConfigError, match=rf"{name} names no .* \.png, \.svg, \.pdf"):
@@ -215,43 +98,3 @@ def test_a_folder_that_is_missing_or_forbids_writing_is_an_output_error(tmp_path
         with pytest.raises(StorageError, match=reason):
             draw_spectrum(tmp_path / name, SMALL, EIGENVALUES)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.png"}
-
-
-def test_the_old_picture_stays_when_the_disk_fails(tmp_path, monkeypatch):
-    (tmp_path / "a.png").write_text("old")
-    from matplotlib.figure import Figure
-
-    def fail(self, path, **_):
-        path.write_text("half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Figure, "savefig", fail)
-    with pytest.raises(StorageError, match=r"a\.png: the disk is full"):
-        draw_spectrum(tmp_path / "a.png", describe(), EIGENVALUES)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.png", "old")]
-
-
-def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
-    message = r"a plot needs matplotlib; pip install 'whiten-index\[plot\]'"
-    with monkeypatch.context() as patch:
-        find = importlib.util.find_spec
-        patch.setattr(style, "find_spec", lambda name: None if "matpl" in name else find(name))
-        with pytest.raises(ConfigError, match=message):
-            check_plot_path(tmp_path / "a.png")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=message):
-        draw_spectrum(tmp_path / "a.png", describe(), EIGENVALUES)
-
-
-def test_matplotlib_loads_when_it_draws_and_pyplot_never(tmp_path):
-    script = (
-        "import sys; from whiten_index.report import draw_spectrum, check_plot_path; "
-        f"check_plot_path(__import__('pathlib').Path({str(tmp_path / 'a.png')!r})); "
-        "assert 'matplotlib' not in sys.modules; "
-        "from test_plot import SMALL, EIGENVALUES; "
-        f"draw_spectrum({str(tmp_path / 'a.png')!r}, SMALL, EIGENVALUES); "
-        "assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    here = Path(__file__).parent
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=here)
-    assert done.returncode == 0, done.stderr

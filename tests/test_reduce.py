@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
-import os
 import pickle
 import shutil
 import subprocess
@@ -37,11 +36,10 @@ from whiten_index.errors import (
 from whiten_index.index import read_published
 from whiten_index.integrations.query_half import QueryHalf
 from whiten_index.integrations.sentence_transformers import export_model
-from whiten_index.integrations.sql import export_sql, sql_function
 from whiten_index.query_encoder import digest_of
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
-from whiten_index.whitening import Affine, Kind, Whitening
+from whiten_index.whitening import Kind, Whitening
 
 ROWS, K = 120, 6
 PROMPTS = {"document": "the cat ", "query": "the king sang "}
@@ -148,19 +146,6 @@ def test_reduce_is_the_closed_form_at_unit_length() -> None:
     np.testing.assert_allclose(found, np.tile(expected, (40, 1)), atol=1e-6)
 
 
-def test_fewer_numbers_are_the_first_ones_at_unit_length(index: Path, queries: list[str]) -> None:
-    whole = QueryTransform.of(index)
-    cut = whole.truncate(4)
-    assert (cut.k, cut.dim, whole.k) == (4, whole.dim, K)
-    first = whole.encode_queries(queries)[:, :4]
-    expected = first / np.linalg.norm(first, axis=1, keepdims=True)
-    np.testing.assert_allclose(cut.encode_queries(queries), expected, atol=1e-6)
-    assert cut.encoder is whole.encoder
-    assert QueryTransform.of(index, k=4).k == 4
-    with pytest.raises(ConfigError, match="cannot be cut to 7"):
-        whole.truncate(7)
-
-
 def test_threads_share_one_encoder(
     index: Path, queries: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,12 +163,6 @@ def test_threads_share_one_encoder(
     assert len(found) == 1
     for each in vectors:
         np.testing.assert_allclose(each, vectors[0], atol=1e-6)
-
-
-def test_no_texts_give_no_vectors(index: Path) -> None:
-    transform = QueryTransform.of(index)
-    assert transform.encode_queries([]).shape == transform.encode_documents([]).shape == (0, K)
-    assert transform.reduce(np.empty((0, transform.dim))).shape == (0, K)
 
 
 def test_a_pickled_transform_is_the_same(
@@ -230,15 +209,6 @@ def test_halves_that_give_the_same_vectors_have_one_digest(
             assert len(transform.query_digest) == len(whitening.digest) == 32
             found.add(transform.query_digest)
     assert len(found) == 4
-
-
-def test_a_transform_that_was_joined_by_hand_has_the_digest_of_its_index(index: Path) -> None:
-    read = QueryTransform.of(index)
-    assert read.spec is not None
-    made = QueryTransform(read.whitening, read.spec.to_json())
-    assert made.query_digest == read.query_digest
-    other = QueryTransform(read.whitening, {**read.encoder_facts, "fingerprint": "0" * 32})
-    assert other.query_digest != read.query_digest
 
 
 def test_the_digest_is_that_of_all_that_vectors_depend_on(index: Path, tmp_path: Path) -> None:
@@ -333,32 +303,7 @@ def test_other_vectors_of_queries_have_another_digest_name_and_pickle(
             pickle.loads(written).query(queries[0])
 
 
-def test_whether_the_tokens_of_a_query_prompt_are_pooled_is_in_the_digest(index: Path) -> None:
-    """The fingerprint leaves it out where documents have no prompt."""
-    read = QueryTransform.of(index)
-    assert read.spec is not None
-    specs = [
-        replace(read.spec, document_prompt="", pools_prompt=pooled) for pooled in (True, False)
-    ]
-    assert specs[0].fingerprint == specs[1].fingerprint
-    made = {QueryTransform(read.whitening, spec.to_json()).query_digest for spec in specs}
-    assert len(made) == 2
-
-
 # --------------------------------------------------------------------------- what is read
-
-
-def test_only_the_manifest_and_the_transform_are_read(index: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(index, tmp_path / "copy"))
-    version = read_published(copy)
-    place, fields = version.folder, version.fields
-    raw = np.random.default_rng(0).standard_normal((5, 32))
-    before = QueryTransform.of(copy).reduce(raw)
-    for name in set(fields["files"]) - {"whitening.safetensors"}:
-        (place / name).unlink()
-    np.testing.assert_array_equal(QueryTransform.of(copy).reduce(raw), before)
-    with pytest.raises(ArtifactError, match="it is missing"):
-        QueryTransform.of(copy, verify="manifest")
 
 
 @pytest.mark.parametrize("name", ["whitening.safetensors", "manifest.json"])
@@ -392,14 +337,6 @@ def test_a_saved_transform_is_the_same(index: Path, tmp_path: Path, queries: lis
     }
 
 
-def test_a_saved_transform_is_replaced_by_another(index: Path, tmp_path: Path) -> None:
-    (tmp_path / "saved").mkdir()
-    for k in (5, 3, 3):
-        QueryTransform.of(index, k=k).save(tmp_path / "saved")
-        assert QueryTransform.load(tmp_path / "saved").k == k
-    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
-
-
 @pytest.mark.parametrize("export", [QueryTransform.save, export_model])
 def test_what_is_not_ours_is_not_replaced(index: Path, tmp_path: Path, export: Any) -> None:
     (tmp_path / "own").mkdir()
@@ -415,16 +352,6 @@ def test_what_is_not_ours_is_not_replaced(index: Path, tmp_path: Path, export: A
     assert (tmp_path / "own" / "notes.txt").read_text() == "mine"
     read_published(Path(copy)).check()
     assert {path.name for path in tmp_path.iterdir()} == {"own", "file", "index"}
-
-
-def test_what_a_later_release_saved_is_not_replaced(index: Path, tmp_path: Path) -> None:
-    transform = QueryTransform.of(index)
-    manifest = transform.save(tmp_path / "saved") / "manifest.json"
-    later = sealed_json({**json.loads(manifest.read_text()), "format_version": 2})
-    manifest.write_bytes(later)
-    with pytest.raises(FormatError, match="upgrade whiten-index"):
-        transform.save(tmp_path / "saved")
-    assert manifest.read_bytes() == later
 
 
 @pytest.mark.parametrize("export", [QueryTransform.save, export_model])
@@ -476,55 +403,6 @@ def test_the_old_folder_stays_where_the_new_one_cannot_be_put(
     monkeypatch.undo()
     assert QueryTransform.load(folder).k == 5
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
-
-
-@pytest.mark.parametrize("k", [2.0, "2", True])
-def test_a_width_that_is_no_whole_number(index: Path, k: Any) -> None:
-    with pytest.raises(ConfigError, match="k is a whole number"):
-        QueryTransform.of(index, k=k)
-
-
-@pytest.mark.parametrize(
-    ("texts", "told"),
-    [
-        (None, "takes a list of texts; None was given"),
-        ((text for text in "ab"), "takes a list of texts; <generator"),
-        (["a", "b\ud800c"], r"1 is no text: it has .*'b.ud800c'"),
-        ([b"a"], "0 is b'a', no text"),
-    ],
-)
-def test_what_is_no_list_of_texts(index: Path, texts: Any, told: str) -> None:
-    transform = QueryTransform.of(index)
-    for encode in (transform.encode_queries, transform.encode_documents):
-        with pytest.raises(ConfigError, match=told):
-            encode(texts)
-
-
-def test_a_pipe_is_not_opened(index: Path, tmp_path: Path) -> None:
-    """Who opens it waits for ever."""
-    transform = QueryTransform.of(index)
-    for name, export in (
-        ("m.safetensors", transform.export_matrix),
-        ("w.sql", lambda path: export_sql(transform, path)),
-    ):
-        os.mkfifo(tmp_path / name)
-        with pytest.raises(ConfigError, match="is no file, but a pipe"):
-            export(tmp_path / name)
-
-
-def test_a_long_name_that_the_disk_takes_is_taken(index: Path, tmp_path: Path) -> None:
-    name = "é" * 127
-    assert QueryTransform.of(index).save(tmp_path / name).name == name
-
-
-def test_forms_do_not_replace_each_other(index: Path, tmp_path: Path) -> None:
-    transform = QueryTransform.of(index)
-    transform.save(tmp_path / "query")
-    export_model(transform, tmp_path / "model")
-    with pytest.raises(ConfigError, match="holds something else"):
-        export_model(transform, tmp_path / "query")
-    with pytest.raises(ConfigError, match="holds something else"):
-        transform.save(tmp_path / "model")
 
 
 def test_a_folder_of_another_kind_or_a_later_release_is_refused(
@@ -580,15 +458,6 @@ def test_what_is_no_embedding_is_refused(columns: Path, rows: Any, message: str)
         QueryTransform.of(columns).reduce(rows)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint64", "bool"])
-def test_numbers_of_all_types_are_taken(columns: Path, dtype: str) -> None:
-    rows = (random_rows()[:4] > 0).astype(dtype)
-    transform = QueryTransform.of(columns)
-    expected = transform.reduce(rows.astype(np.float64))
-    np.testing.assert_array_equal(transform.reduce(rows), expected)
-    np.testing.assert_array_equal(transform.reduce(rows.tolist()), expected)
-
-
 def test_texts_that_say_nothing_are_refused(index: Path) -> None:
     transform = QueryTransform.of(index)
     for encode, what in (
@@ -635,15 +504,6 @@ def test_another_encoder_is_refused(index: Path, tmp_path: Path, queries: list[s
         moved.check("0" * 32, model="mine")
 
 
-def test_the_model_may_have_moved(
-    index: Path, folder: Path, tmp_path: Path, queries: list[str]
-) -> None:
-    copy = shutil.copytree(folder, tmp_path / "moved")
-    moved = QueryTransform.of(index, model=str(copy))
-    expected = QueryTransform.of(index).encode_queries(queries)
-    np.testing.assert_allclose(moved.encode_queries(queries), expected, atol=1e-6)
-
-
 def test_an_index_without_an_encoder_reduces_embeddings_only(columns: Path, tmp_path: Path) -> None:
     transform = QueryTransform.of(columns)
     assert transform.spec is None
@@ -658,63 +518,7 @@ def test_an_index_without_an_encoder_reduces_embeddings_only(columns: Path, tmp_
         transform.check(transform.fingerprint)
 
 
-def test_an_encoder_of_another_width_is_refused(columns: Path, index: Path) -> None:
-    whitening, other = QueryTransform.of(columns).whitening, QueryTransform.of(index)
-    with pytest.raises(ConfigError, match=r"takes embeddings of 12 dims and .* gives 32"):
-        QueryTransform(whitening, other.encoder_facts)
-
-
 # --------------------------------------------------------------------------- the command
-
-
-def test_export_writes_a_query_folder(index: Path, tmp_path: Path) -> None:
-    status, stdout, _ = run("export", index, tmp_path / "q", "--as", "query", "--k", 3, "--json")
-    facts = json.loads(stdout)
-    loaded = QueryTransform.load(tmp_path / "q")
-    assert (status, facts["k"], loaded.k) == (0, 3, 3)
-    assert facts["fingerprint"] == loaded.fingerprint
-    assert "transform 32 x 6, for" in run("export", index, tmp_path / "q", "--as", "query")[1]
-
-
-def test_export_tells_the_form_by_the_ending(columns: Path, tmp_path: Path) -> None:
-    assert run("export", columns, tmp_path / "w.safetensors", "--k", 2)[0] == 0
-    status, stdout, _ = run("export", columns, tmp_path / "w.sql")
-    assert status == 0
-    assert "function 12 x 6" in stdout
-    assert (tmp_path / "w.sql").read_text() == sql_function(QueryTransform.of(columns))
-    status, _, stderr = run("export", columns, tmp_path / "w")
-    assert status == 2
-    assert "say --as query or --as sentence-transformers" in stderr
-
-
-def test_a_file_that_is_no_exported_matrix_is_not_lost(columns: Path, tmp_path: Path) -> None:
-    transform, path = QueryTransform.of(columns), tmp_path / "w.safetensors"
-    place = read_published(columns).folder
-    for mine in (b"mine", b"", (place / "whitening.safetensors").read_bytes()):
-        path.write_bytes(mine)
-        with pytest.raises(ConfigError, match="something else than an exported matrix"):
-            transform.export_matrix(path)
-        assert path.read_bytes() == mine
-    path.unlink()
-    for each in (transform, transform.truncate(3)):
-        each.export_matrix(path)
-        assert Affine.load(path).matrix.shape == (12, each.k)
-    (tmp_path / "folder.safetensors").mkdir()
-    with pytest.raises(ConfigError, match="is a folder; name a file"):
-        transform.export_matrix(tmp_path / "folder.safetensors")
-    with pytest.raises(ConfigError, match="longer than a path can be"):
-        transform.export_matrix(tmp_path / f"{'x' * 300}.safetensors")
-    with pytest.raises(StorageError, match=r"run the same command again$"):
-        transform.export_matrix(tmp_path / "none" / "w.safetensors")
-
-
-def test_a_link_to_nothing_is_left_as_it_is(columns: Path, tmp_path: Path) -> None:
-    transform = QueryTransform.of(columns)
-    for export, name in ((QueryTransform.export_matrix, "w.safetensors"), (export_sql, "w.sql")):
-        (tmp_path / name).symlink_to(tmp_path / "none")
-        with pytest.raises(ConfigError, match=r"link to what is not there.* another file"):
-            export(transform, tmp_path / name)
-        assert (tmp_path / name).is_symlink()
 
 
 @pytest.mark.parametrize(
@@ -743,30 +547,6 @@ def test_what_cannot_be_exported_is_said(
 # --------------------------------------------------------------------------- the model folder
 
 
-def test_export_writes_the_modules_in_order(index: Path, tmp_path: Path) -> None:
-    status, stdout, stderr = run(
-        "export", index, tmp_path / "m", "--as", "sentence-transformers", "--k", 4
-    )
-    assert status == 0, stderr
-    assert "Transformer > Pooling > Dense > Normalize, 32 x 4" in stdout
-    assert "relative error of vectors in float32" in stdout
-    kinds = [each["type"] for each in json.loads((tmp_path / "m" / "modules.json").read_text())]
-    home = "sentence_transformers.models."
-    assert kinds == [home + each for each in ("Transformer", "Pooling", "Dense", "Normalize")]
-    settings = json.loads((tmp_path / "m" / "config_sentence_transformers.json").read_text())
-    assert settings["prompts"] == PROMPTS
-
-
-def test_the_exported_model_is_an_encoder_here_too(
-    index: Path, tmp_path: Path, queries: list[str]
-) -> None:
-    transform = QueryTransform.of(index)
-    export_model(transform, tmp_path / "m")
-    vectors = Encoder.load(str(tmp_path / "m")).encode(queries)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    np.testing.assert_allclose(vectors, transform.encode_documents(queries), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -784,13 +564,3 @@ def test_an_encoder_that_cannot_be_expressed_is_refused(
     with pytest.raises(ConfigError, match=message):
         export_model(transform, tmp_path / "m")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_file_that_is_no_exported_function_is_not_lost(index: Path, tmp_path: Path) -> None:
-    path = tmp_path / "corpus.parquet"
-    path.write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match="something else than an exported function"):
-        export_sql(QueryTransform.of(index), path)
-    assert path.read_bytes() == b"PAR1"
-    for _ in range(2):
-        export_sql(QueryTransform.of(index), tmp_path / "whiten.sql")

@@ -16,12 +16,11 @@ import pytest
 
 from benchmarks import readers
 from benchmarks.readers import STEP
-from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
-from whiten_index.errors import ArtifactError, EncoderError
+from whiten_index.errors import ArtifactError
 from whiten_index.index import read_current, set_current, version_names
 from whiten_index.search import SearchIndex
-from whiten_index.versions import prune, rollback
+from whiten_index.versions import rollback
 
 ROWS, DIM = 64, 16
 POINTS = readers.points(ROWS, DIM)
@@ -67,16 +66,6 @@ def test_what_was_opened_stays_until_it_is_reloaded(out: Path) -> None:
     assert index.bundle.version == read_current(out).version
 
 
-def test_withdrawing_and_pruning_alone_reload_nothing(out: Path) -> None:
-    index = open_index(out)
-    *_, third, last = version_names(out)
-    bundle = index.bundle
-    set_current(out, last, withdrawn=[third])
-    prune(out, keep=1)
-    assert not index.reload()
-    assert index.bundle is bundle
-
-
 def test_the_options_of_the_opening_hold_for_what_is_reloaded(out: Path) -> None:
     publish(out, 0)
     index = open_index(out, mapped=True, rerank=7, rerank_by="embeddings", verify="manifest")
@@ -89,19 +78,6 @@ def test_the_options_of_the_opening_hold_for_what_is_reloaded(out: Path) -> None
     assert answered(index) == 1
     assert index.reranker is not None
     assert index.reranker.candidates == 7
-
-
-def test_a_relative_path_is_followed_from_wherever_the_process_is(
-    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(out, 0)
-    monkeypatch.chdir(out.parent)
-    index = open_index("out")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    publish(out, 1)
-    assert index.reload()
-    assert answered(index) == 1
 
 
 @pytest.mark.parametrize("what", ["index.faiss", "manifest.json", "CURRENT", "gone"])
@@ -224,33 +200,6 @@ def test_an_encoder_that_is_the_same_is_kept(tmp_path: Path, tiny_model: Path) -
     assert index.encoder is not before
     plain, prompted = before.encode_queries(["red cat"]), index.encode(["cat"])
     np.testing.assert_allclose(prompted, plain, atol=1e-6)
-
-
-def test_an_encoder_that_cannot_be_had_fails_the_reload_of_who_needs_it(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    text_build(tmp_path, tiny_model, 8)
-    index, unused = (open_index(tmp_path / "o", device="cpu") for _ in range(2))
-    assert index.search(["the cat 3 sat"], top_k=1)[0][0].id == 3
-    shutil.copytree(tiny_model, tmp_path / "other")
-    text_build(tmp_path, tmp_path / "other", 8, pooling="cls")
-    shutil.rmtree(tmp_path / "other")
-    with pytest.raises(EncoderError, match="other"):
-        index.reload()
-    assert index.search(["the cat 3 sat"], top_k=1)[0][0].id == 3
-    assert unused.reload(), "who never searched by text may go on by embeddings"
-    with pytest.raises(EncoderError, match="other"):
-        unused.search(["the cat"])
-
-
-def test_a_reload_by_rows_of_another_width_takes_these(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    build(out, write_rows(tmp_path / "a.parquet", random_rows(1, rows=60, dim=12)))
-    index = open_index(out)
-    build(out, write_rows(tmp_path / "b.parquet", random_rows(1, rows=60, dim=9)))
-    assert index.reload()
-    assert index.dim == 9
-    assert len(index.search_embeddings(random_rows(2, rows=1, dim=9))[0]) == 10
 
 
 def test_looking_for_a_new_version_opens_no_file_but_current(

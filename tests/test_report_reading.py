@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 from hypothesis import given
@@ -52,22 +51,6 @@ def test_a_changed_figure_is_damage(tmp_path):
         read_results(path)
 
 
-def test_only_a_file_of_lines_is_read(tmp_path):
-    path = tmp_path / "results.jsonl"
-    os.mkfifo(path)
-    with pytest.raises(ArtifactError, match="is a pipe, a socket or a device"):
-        read_results(path)
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    with pytest.raises(ArtifactError, match="is a pipe, a socket or a device"):
-        read_results(path)
-    path.unlink()
-    with path.open("wb") as file:
-        file.truncate(1 << 30)
-    with pytest.raises(ArtifactError, match="line 1 has more than 16,777,216 bytes"):
-        read_results(path)
-
-
 def test_a_point_measured_twice_counts_once_as_it_was_last(tmp_path):
     again = {**RAW, "quality": {"ndcg@10": 0.7}}
     (sweep,) = read(tmp_path, [header(), RAW, again])
@@ -76,21 +59,6 @@ def test_a_point_measured_twice_counts_once_as_it_was_last(tmp_path):
     measured = {**point(), "key": "a"}
     (sweep,) = read(tmp_path, [header(), skipped, measured])
     assert (len(sweep.points), len(sweep.skipped)) == (1, 0)
-
-
-def test_sweeps_of_one_file_stay_apart_and_later_kinds_of_line_do_no_harm(tmp_path):
-    records = [header("a", "A"), header("b", "B"), point(run="b"), {"type": "note", "run": "b"},
-               point(run="a"), point(k=32, run="a")]  # fmt: skip
-    first, second = read(tmp_path, records)
-    assert (first.name, len(first.points)) == ("A", 2)
-    assert (second.name, len(second.points)) == ("B", 1)
-
-
-def test_the_line_that_starts_a_sweep_counts_wherever_it_stands(tmp_path):
-    records = [RAW, {**point(), "key": "a"}, header("b", "B"), point(run="b"), header()]
-    first, second = read(tmp_path, records)
-    assert (first.name, len(first.points)) == ("SciFact", 2)
-    assert (second.name, len(second.points)) == ("B", 1)
 
 
 def test_results_that_are_missing_empty_or_headless_say_what_to_do(tmp_path):

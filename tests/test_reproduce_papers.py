@@ -6,7 +6,6 @@ import csv
 import json
 import re
 import shlex
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ from click.testing import CliRunner
 from scipy.stats import spearmanr
 
 from pipelines import reproduce_papers, train_whitenedcse
-from pipelines.papers import bench, models, settings
-from pipelines.papers.published import COLUMNS, VARIABLE, published_path, read_published
+from pipelines.papers import bench, models
+from pipelines.papers.published import COLUMNS, read_published
 from pipelines.papers.recipes import Kind, Measure, Recipe, Refusal
 from pipelines.papers.settings import recipe_of
 from tests.bad_input_helpers import CORPUS, OPTIONS
 from tests.bad_input_helpers import run as cli
 from whiten_index import Encoder
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import CorpusError
 from whiten_index.stopping import INTERRUPTED
 
 YEAR = {"STS12": ("MSRpar", "MSRvid"), "STS13": ("FNWN", "OnWN")}
@@ -191,14 +190,6 @@ def test_a_year_is_the_mean_over_its_subsets_in_whitening_bert(place, pairs, who
     assert row["layers"] == [1, 2]
 
 
-def test_whitening_bert_fits_on_the_split_that_is_scored(place, pairs, whole):
-    row = rows_of(whole[0], WB, "Table 1")[("BERT-base", WHITE)]
-    # Its norms have no weights yet, so that coordinates add up to nought: the rank is one less.
-    found = similar(place, pairs, "mean", (1, 2), "STSB", fit="test", k=31)
-    expected = 100 * spearmanr(*found["test"]).statistic
-    assert row["figures"]["STS-B"]["ours"] == pytest.approx(expected, abs=1e-3)
-
-
 def test_bert_whitening_weighs_subsets_by_their_pairs_and_keeps_k(place, pairs, whole):
     row = rows_of(whole[0], BW, "Table 1")[("BERTbase-whitening-8 (target)", OURS)]
     found = similar(place, pairs, "mean", (1, 2), "STS12", k=8)
@@ -218,13 +209,6 @@ def test_whitened_cse_takes_all_pairs_together_of_embedding_and_last_layer(place
     assert row["figures"]["STS12"]["ours"] == pytest.approx(expected, abs=1e-3)
 
 
-def test_sick_is_scored_on_its_test_split(place, pairs, whole):
-    row = rows_of(whole[0], WB, "Table 1")[("BERT-base", RAW)]
-    found = similar(place, pairs, "mean", (1, 2), "SICKR")
-    expected = 100 * spearmanr(*found["test"]).statistic
-    assert row["figures"]["SICK-R"]["ours"] == pytest.approx(expected, abs=1e-3)
-
-
 def test_differences_are_ours_less_the_published_and_averages_of_the_sets(whole):
     rows = rows_of(whole[0], WB, "Table 1")
     ran = {key: row["figures"] for key, row in rows.items() if row["status"] != "not run"}
@@ -235,26 +219,6 @@ def test_differences_are_ours_less_the_published_and_averages_of_the_sets(whole)
             assert each["difference"] == pytest.approx(each["ours"] - each["published"])
         mean = np.mean([each["ours"] for name, each in figures.items() if name != "Avg"])
         assert figures["Avg"]["ours"] == pytest.approx(mean)
-
-
-def test_a_figure_without_all_its_sets_has_no_average(place, whole, unreported, tmp_path):
-    published = [(WB, "Table 1", "BERT-base", RAW, "spearman", {"STS12": 1, "STS16": 2, "Avg": 3})]
-    path = write_published(tmp_path / "published.csv", published)
-    assert place.run("--published", path)[0] == 0
-    ((row,),) = [table["rows"] for table in place.results()["tables"]]
-    assert row["figures"]["STS12"]["ours"] is not None
-    for name in ("STS16", "Avg"):
-        assert row["figures"][name]["ours"] is row["figures"][name]["difference"] is None
-    assert "the data have no STS16" in row["why"]
-
-
-def test_a_row_without_any_figure_did_not_run(place, whole, unreported, tmp_path):
-    published = [(WB, "Table 1", "BERT-base", RAW, "spearman", {"STS16": 2})]
-    path = write_published(tmp_path / "published.csv", published)
-    assert place.run("--published", path)[0] == 0
-    ((row,),) = [table["rows"] for table in place.results()["tables"]]
-    assert row["status"] == "not run"
-    assert "the data have no STS16" in row["why"]
 
 
 @pytest.mark.parametrize(
@@ -285,34 +249,6 @@ def test_the_command_of_a_row_gives_its_figures(whole, source, table, model, dat
 
 
 # --------------------------------------------------------------------------- what runs, and why not
-
-
-def test_what_a_stand_in_computes_says_so_and_what_is_trained_is_not_stood_in_for(whole, place):
-    results, lines = whole
-    row = rows_of(results, WB, "Table 2")[("XLM-large", "token=AVG, layer=first+last, whitening=T")]
-    assert (row["status"], row["ran_with"]) == ("stand-in", str(place.stand_in))
-    assert "xlm-mlm-en-2048" in row["why"]
-    assert f"--model {models.PRETRAINED['XLM-large']} " in row["command_of_own"]
-    assert results["stand_in"] == {"model": str(place.stand_in), "layers": 2, "dim": 32}
-    simcse = rows_of(results, CSE, "Table 1")[("SimCSE-BERT _{base}", "")]
-    assert simcse["status"] == "not run"
-    assert "unsup-simcse-bert-base-uncased" in simcse["why"]
-    assert lines[-1]["rows"] == {"ran": 0, "stand-in": 10, "not run": 6}
-
-
-def test_each_row_that_did_not_run_is_listed_with_its_reason(whole):
-    reasons = {each["model"]: each["why"] for each in whole[0]["not_run"]}
-    for model, reason in {
-        "baseline": "--word-vectors",
-        "GPT-3 (125M)": "not public",
-        "BERTbase-flow (target)": "normalising flow",
-        "BERTbase-whitening-8 (NLI)": "--nli",
-        "BERT-base": "give its folder with --trained",
-    }.items():
-        assert reason in reasons[model]
-    unrun = [row for t in whole[0]["tables"] for row in t["rows"] if row["status"] == "not run"]
-    assert len(whole[0]["not_run"]) == len(unrun) == 6
-    assert all(row["ran_with"] is None for row in unrun)
 
 
 @pytest.fixture(scope="module")
@@ -367,117 +303,6 @@ def test_rows_of_whitened_cse_run_with_what_was_trained_for_them(
     assert other["figures"]["STS12"]["ours"] == row["figures"]["STS12"]["ours"]
     task = rows_of(results, CSE, "Table 2")[("WhitenedCSE-BERT _{base}", "")]
     assert 0 <= task["figures"]["MR"]["ours"] <= 100
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected", "why"),
-    [
-        (125_000, "ran", None),
-        (2, "stand-in", "trained here on 16 sentences, and not on 999,936"),
-    ],
-)
-def test_what_was_trained_as_the_paper_did_is_no_stand_in(
-    place, trained, unreported, steps, expected, why
-):
-    def of_bert(result: Any) -> Any:
-        return {**result, "encoder": "google-bert/bert-base-uncased", "steps": steps}
-
-    copy = shutil.copytree(trained, place.root / f"own-{steps}")
-    lines = [of_bert(json.loads(line)) for line in (copy / "results.jsonl").open()]
-    (copy / "results.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    status, lines = place.run("--trained", copy, "--plan", "--only", f"{CSE}:Table 5")
-    assert status == 0
-    (planned,) = [line for line in lines if line["event"] == "planned"]
-    assert (planned["status"], planned["why"]) == (expected, why)
-
-
-def test_names_that_no_row_has_are_logged(place, trained, unreported):
-    _, lines = place.run("--trained", trained, "--plan", "--only", f"{CSE}:Table 5")
-    (told,) = [line for line in lines if line["event"] == "trained"]
-    assert (told["taken"], told["unused"]) == (["positivesm2"], ["whitenedcsebertbase"])
-
-
-def test_several_settings_of_one_name_are_refused(place, trained, tmp_path):
-    copy = shutil.copytree(trained, tmp_path / "copy")
-    first, *others = (json.loads(line) for line in (copy / "results.jsonl").open())
-    first["options"]["learning_rate"] = 1e-7
-    (copy / "results.jsonl").write_text("\n".join(map(json.dumps, [first, *others])))
-    status, lines = place.run("--trained", copy, "--plan", "--only", f"{CSE}:Table 5")
-    assert status == 0
-    (planned,) = [line for line in lines if line["event"] == "planned"]
-    assert planned["status"] == "not run"
-    assert "trainings of several settings called positives m=2" in planned["why"]
-
-
-def test_a_name_whose_model_was_not_kept_leaves_the_others(place, trained, unreported, tmp_path):
-    copy = shutil.copytree(trained, tmp_path / "copy")
-    lines = [json.loads(line) for line in (copy / "results.jsonl").open()]
-    gone = {**lines[0], "key": "0" * 16, "rows": [{"table": "Table 5", "name": "positives m=4"}]}
-    (copy / "results.jsonl").write_text("\n".join(map(json.dumps, [*lines, gone])))
-    rows = [
-        (CSE, "Table 5", "BERT-base", f"positives m={m}", "spearman", {"STS12": 77.0})
-        for m in (2, 4)
-    ]
-    published = write_published(tmp_path / "published.csv", rows)
-    status, told = place.run("--trained", copy, "--plan", "--published", published)
-    assert status == 0
-    kept, lost = [line for line in told if line["event"] == "planned"]
-    assert kept["status"] == "stand-in"
-    assert lost["status"] == "not run"
-    assert "the model of positives m=4" in lost["why"]
-
-
-def test_trainings_without_models_are_refused(place, trained, tmp_path):
-    copy = shutil.copytree(trained, tmp_path / "copy")
-    shutil.rmtree(copy / "models")
-    status, lines = place.run("--trained", copy, "--plan")
-    assert status == 2
-    assert "run pipelines.train_whitenedcse with --keep-models" in lines[-1]["message"]
-    status, lines = place.run("--trained", tmp_path, "--plan")
-    assert status == 2
-    assert "has no trainings; name the --out of" in lines[-1]["message"]
-
-
-def test_a_width_that_the_model_does_not_have_is_all_of_it(whole):
-    row = rows_of(whole[0], BW, "Table 1")[("BERTlarge-whitening-384 (target)", OURS)]
-    assert "--k full" in row["command"]
-    assert "--k 384" in row["command_of_own"]
-    assert any("k = 384 is as wide" in note for note in row["notes"])
-
-
-def test_without_a_stand_in_the_error_of_each_model_is_its_reason(place, unreported):
-    status, lines = place.run(stand_in=False)
-    assert (status, lines[-1]["rows"]) == (0, {"ran": 0, "stand-in": 0, "not run": len(PUBLISHED)})
-    results = place.results()
-    row = rows_of(results, WB, "Table 1")[("BERT-base", RAW)]
-    assert "model 'bert-base-uncased' is no folder here" in row["why"]
-    assert "--model bert-base-uncased" in row["command"]
-    assert results["stand_in"] is None
-    assert not results["figures"]
-    assert {each["table"] for each in results["not_run"]} >= {"figures"}
-
-
-def test_a_folder_called_as_the_model_runs_its_rows_alone(place, unreported, tmp_path):
-    folder = shutil.copytree(place.stand_in, tmp_path / "bert-base-uncased")
-    status, lines = place.run("--model", folder, stand_in=False)
-    assert status == 0
-    results = place.results()
-    hubs = {row["hub"] for table in results["tables"] for row in table["rows"]}
-    assert hubs == {"bert-base-uncased"}
-    assert lines[-1]["rows"] == {"ran": 8, "stand-in": 0, "not run": 1}
-    row = rows_of(results, WB, "Table 1")[("BERT-base", RAW)]
-    assert (row["status"], row["ran_with"], row["why"]) == ("ran", str(folder), None)
-    assert {figure["status"] for figure in results["figures"]} == {"ran"}
-
-
-def test_a_model_that_cannot_be_loaded_gives_way_to_the_stand_in(place, unreported, tmp_path):
-    folder = shutil.copytree(place.stand_in, tmp_path / "bert-base-uncased")
-    (folder / "model.safetensors").write_bytes(b"not weights")
-    options = ("--model", folder, "--only", f"{WB}:Table 1")
-    assert place.run(*options)[0] == 0
-    for row in place.results()["tables"][0]["rows"]:
-        assert (row["status"], row["ran_with"]) == ("stand-in", str(place.stand_in))
-        assert "bert-base-uncased" in row["why"]
 
 
 def test_nli_sentences_run_the_rows_fitted_on_them(place, pairs, unreported, tmp_path):
@@ -564,34 +389,6 @@ def test_drawings_show_what_the_tables_say(whole):
     assert figures["best-layers"]["x"] == [1, 2, 3]
 
 
-def test_the_effect_of_k_ends_with_all_directions(whole):
-    (figure,) = [f for f in whole[0]["figures"] if f["id"] == "k-effect"]
-    rows = rows_of(whole[0], BW, "Table 1")
-    curves = {each["name"]: each["y"] for each in figure["series"]}
-    table = rows[("BERTbase-whitening-8 (target)", OURS)]["figures"]["STS12"]["ours"]
-    assert curves["STS12"][figure["x"].index(8)] == pytest.approx(table, abs=1e-3)
-    last = rows[("BERTlarge-whitening-384 (target)", OURS)]["figures"]["STS12"]["ours"]
-    assert curves["STS12"][-1] == pytest.approx(last, abs=1e-3)
-    raw = rows[("BERTbase-first-last-avg", LI)]["figures"]["STS12"]["ours"]
-    assert figure["raw"]["STS12"] == pytest.approx(raw, abs=1e-3)
-    assert figure["x"] == sorted(set(figure["x"]))
-
-
-def test_whitening_and_zca_have_one_alignment_and_uniformity(whole):
-    (figure,) = [f for f in whole[0]["figures"] if f["id"] == "alignment-uniformity"]
-    for each in figure["series"]:
-        by_name = dict(zip(figure["x"], each["y"], strict=True))
-        assert by_name["whitening"] == pytest.approx(by_name["ZCA"], rel=1e-4)
-        assert by_name["raw"] != pytest.approx(by_name["whitening"], rel=1e-2)
-
-
-def test_the_page_and_the_text_are_written(whole, place):
-    page = Path(whole[1][-1]["report"])
-    assert page == place.root / "out" / "papers.html"
-    for path in (page, page.with_suffix(".md")):
-        assert "XLM-large" in path.read_text()
-
-
 # --------------------------------------------------------------------------- again, and stopped
 
 
@@ -605,14 +402,6 @@ def test_a_second_run_computes_nothing(place, whole, unreported, monkeypatch):
     assert lines[-1]["found"] > 0
     again, first = place.results(), whole[0]
     assert (again["tables"], again["figures"]) == (first["tables"], first["figures"])
-
-
-def test_rows_of_equal_settings_are_computed_once(place, whole, unreported):
-    _, lines = place.run("--only", f"{WB}:Table 2", "--only", f"{WB}:Table 1", work="other")
-    # XLM-large's row has the setting of BERT-base's, and drawings take the rest.
-    kept = [json.loads(path.read_text()) for path in (place.root / "other/results").iterdir()]
-    assert sum("figure" not in each["key"] for each in kept) == 3
-    assert lines[-1]["found"] >= 1
 
 
 def test_what_is_finished_outlives_an_interruption(place, unreported, monkeypatch):
@@ -634,29 +423,6 @@ def test_what_is_finished_outlives_an_interruption(place, unreported, monkeypatc
     status, lines = place.run("--only", f"{WB}:Table 1", work="stopped")
     # Two of its three rows were there; the third alone was scored.
     assert (status, len(calls)) == (0, 6)
-
-
-def test_another_model_in_the_same_folder_finds_nothing(place, whole, unreported, tmp_path):
-    from tests import tiny_models
-
-    other = tiny_models.bert(tmp_path / "other")
-    options = ("--stand-in", other, "--only", f"{BW}:Table 1")
-    status, lines = place.run(*options)
-    assert status == 0
-    row = rows_of(place.results(), BW, "Table 1")[("BERTbase-first-last-avg", LI)]
-    assert row["ran_with"] == str(other)
-    before = rows_of(whole[0], BW, "Table 1")[("BERTbase-first-last-avg", LI)]
-    assert row["figures"]["STS12"]["ours"] != before["figures"]["STS12"]["ours"]
-    assert lines[-1]["computed"] > 0
-
-
-def test_a_plan_writes_nothing(place, tmp_path):
-    given = ["--published", place.published, "--data", place.data, "--stand-in", place.stand_in]
-    arguments = [tmp_path / "new", *given, "--plan"]
-    done = CliRunner().invoke(reproduce_papers.main, list(map(str, arguments)))
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert lines[-1]["rows"] == {"ran": 0, "stand-in": 10, "not run": 6}
-    assert not (tmp_path / "new").exists()
 
 
 # --------------------------------------------------------------------------- what is refused
@@ -699,29 +465,6 @@ def test_a_damaged_file_of_published_figures_is_refused(tmp_path, place, lines, 
     assert place.run("--published", path)[0] == CORPUS
 
 
-def test_the_file_is_named_by_a_variable_or_lies_beside_the_data(tmp_path, monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("WHITEN_INDEX_DATA", str(tmp_path / "data"))
-    with pytest.raises(ConfigError, match=f"set {VARIABLE} to a CSV file with the columns source"):
-        published_path(None)
-    (tmp_path / "reference").mkdir()
-    beside = write_published(tmp_path / "reference" / "published_scores.csv")
-    assert published_path(None) == beside
-    named = write_published(tmp_path / "named.csv")
-    monkeypatch.setenv(VARIABLE, str(named))
-    assert published_path(None) == named
-
-
-def test_a_row_of_no_known_setting_is_not_run(tmp_path):
-    path = write_published(
-        tmp_path / "p.csv", [(WB, "Table 9", "x", "y", "spearman", {"STS12": 1})]
-    )
-    (row,) = read_published(path)
-    found = recipe_of(row)
-    assert isinstance(found, Refusal)
-    assert "no setting of this job is called 'x', 'y'" in found.why
-
-
 # --------------------------------------------------------------------------- the papers themselves
 
 
@@ -751,10 +494,3 @@ def test_every_published_row_has_a_recipe_or_a_reason(data):
     assert {r.setting.measure for r in recipes} == set(Measure)
     assert {r.setting.aggregation for r in recipes} <= {"all", "mean", "wmean"}
     assert all(r.hub is None for r in recipes if r.kind is Kind.WORDS)
-
-
-def test_the_last_layer_is_the_last_of_any_model():
-    assert settings._layers("L1+L12", 12) == (1, -1)
-    assert settings._layers("L6", 6) == (-1,)
-    assert settings._layers("L6", 12) == (6,)
-    assert settings._layers("first+last", None) == (1, -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 from pathlib import Path
@@ -13,14 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-from whiten_index import BuildConfig, CorpusConfig, EmbeddingStore, build_index, open_index
+from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
 from whiten_index import rerank as reranking
-from whiten_index.cli import cli
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ArtifactError
 from whiten_index.index import set_current
-from whiten_index.rerank import Reranker
 from whiten_index.upkeep import gc_store
 from whiten_index.versions import prune
 
@@ -90,21 +86,6 @@ def test_all_rows_as_candidates_give_exact_search(
         best = np.argsort(-row)[:15]
         assert [hit.row for hit in hits] == best.tolist()
         np.testing.assert_allclose([hit.score for hit in hits], row[best], atol=1e-6)
-
-
-def test_candidates_are_those_of_the_index_in_exact_order(
-    index: Path, rows: np.ndarray, queries: np.ndarray
-) -> None:
-    plain, ranked = open_index(index), open_index(index, rerank=20)
-    cosines = truth(rows, queries, "vectors")
-    found = plain.search_embeddings(queries, top_k=20)
-    again = ranked.search_embeddings(queries, top_k=5)
-    for candidates, hits, row in zip(found, again, cosines, strict=True):
-        numbers = [hit.row for hit in candidates]
-        assert [hit.row for hit in hits] == sorted(numbers, key=lambda i: -row[i])[:5]
-    # Candidates are top_k at least.
-    assert all(len(hits) == 60 for hits in ranked.search_embeddings(queries, top_k=60))
-    assert all(len(hits) == ROWS for hits in ranked.search_embeddings(queries, top_k=10**9))
 
 
 def test_a_rerank_finds_what_coarse_codes_lose(
@@ -185,15 +166,6 @@ def test_what_an_index_was_built_for_is_the_default(tmp_path: Path, rows: np.nda
     assert len(open_index(out, rerank=0)) == ROWS
 
 
-def test_options_that_say_nothing_or_are_unknown(index: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--rerank-by and --store tells how.*--rerank N"):
-        open_index(index, rerank_by="vectors", store="x")
-    with pytest.raises(ConfigError, match="'other' is unknown; use vectors, embeddings"):
-        open_index(index, rerank=3, rerank_by="other")
-    with pytest.raises(ConfigError, match="0 for none; -1 was given"):
-        open_index(index, rerank=-1)
-
-
 @pytest.mark.parametrize("where", ["inside", "beside", "elsewhere", "relative"])
 def test_a_store_is_found_where_the_build_had_it(
     tmp_path: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch, where: str
@@ -219,15 +191,6 @@ def test_a_store_is_found_where_the_build_had_it(
             open_index(tmp_path / "alone", rerank=5)
         store = tmp_path / "moved" / "raw"
         assert open_index(tmp_path / "alone", rerank=5, store=store).search_embeddings(rows[:1])
-
-
-def test_a_store_named_from_the_working_folder_is_found_from_another_one(
-    tmp_path: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    out = build(tmp_path / "work", rows, store="raw")
-    monkeypatch.chdir(tmp_path / "work")
-    assert open_index(out, rerank=5).search_embeddings(rows[:1])[0][0].row == 0
 
 
 def test_another_store_is_refused(tmp_path: Path, index: Path, rows: np.ndarray) -> None:
@@ -291,80 +254,3 @@ def test_a_damaged_shard_is_noticed_when_it_is_read(
         return
     with pytest.raises(ArtifactError, match=r"safetensors is damaged: .*; run the same"):
         opened.search_embeddings(rows[:3])
-
-
-def mapped_files(folder: Path) -> set[str]:
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return {line.split()[-1] for line in lines if str(folder.resolve()) in line}
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are Linux's")
-def test_few_shards_are_held_open(
-    monkeypatch: pytest.MonkeyPatch, index: Path, rows: np.ndarray
-) -> None:
-    # A process may hold 1,024 files open as a rule, and a map is one.
-    assert reranking._MAPPED <= 512
-    monkeypatch.setattr(reranking, "_MAPPED", 2)
-    opened = open_index(index, rerank=ROWS)
-    for row in range(3):
-        opened.search_embeddings(rows[row : row + 1])
-        assert len(mapped_files(index / "store")) == 2
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are Linux's")
-def test_what_was_mapped_is_let_go_with_the_index(index: Path, rows: np.ndarray) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        before = mapped_files(index)
-        opened = open_index(index, rerank=ROWS, mapped=True)
-        opened.search_embeddings(rows[:1], row_filter="even")
-        assert len(mapped_files(index)) > len(before) + 5
-        del opened
-        assert mapped_files(index) == before
-    finally:
-        gc.enable()
-
-
-def test_embeddings_come_in_the_order_asked_for(index: Path, rows: np.ndarray) -> None:
-    reranker = open_index(index, rerank=3).reranker
-    assert isinstance(reranker, Reranker)
-    asked = np.array([399, 0, 89, 90, 90, 179, 180])
-    np.testing.assert_array_equal(reranker.embeddings(asked), rows[asked])
-    scores = reranker(rows[:2], np.array([[0, -1, 5], [-1, -1, 1]]))
-    assert np.isneginf(scores).tolist() == [[False, True, False], [True, True, False]]
-    assert scores[0, 0] == pytest.approx(1)
-
-
-def test_mapped_embeddings_are_those_that_are_loaded(index: Path) -> None:
-    store = EmbeddingStore.open(index / "store")
-    for part in store.corpus().parts:
-        mapped = store.mapped_embeddings(part.shard)
-        loaded = store.embeddings(part.shard)
-        assert mapped.dtype == loaded.dtype
-        assert np.array_equal(mapped, loaded)
-        assert not mapped.flags.writeable
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"{}", b"x" * 500])
-def test_a_file_of_garbage_cannot_be_mapped(tmp_path: Path, index: Path, data: bytes) -> None:
-    shutil.copytree(index / "store", tmp_path / "s")
-    store = EmbeddingStore.open(tmp_path / "s")
-    shard = store.corpus().parts[0].shard
-    (store.folder / "shards" / shard / "embeddings.safetensors").write_bytes(data)
-    with pytest.raises(ArtifactError, match="is damaged: it has"):
-        store.mapped_embeddings(shard)
-
-
-def test_the_command_ranks_again(index: Path, rows: np.ndarray) -> None:
-    def run(*more: str) -> Any:
-        return CliRunner().invoke(cli, ["search", str(index), "--like", "3", "--json", *more])
-
-    (result,) = json.loads(run("--rerank", "400", "--rerank-by", "embeddings").stdout)["results"]
-    cosines = truth(rows, rows[3:4], "embeddings")[0]
-    order = [i for i in np.argsort(-cosines) if i != 3][:10]
-    assert [hit["row"] for hit in result["hits"]] == order
-    moved = run("--rerank", "9", "--store", "/nowhere")
-    assert moved.exit_code == 5
-    assert "--rerank 0" in moved.stderr
-    assert run("--store", "/nowhere").exit_code == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,8 @@ from click.testing import CliRunner
 from pipelines import build_index, retrieval_benchmark
 from pipelines.retrieval_benchmark import main
 from whiten_index.errors import (
-    ArtifactError,
-    BusyError,
-    ConfigError,
     CorpusError,
     EncoderError,
-    StorageError,
     WhiteningError,
 )
 from whiten_index.labels.beir import set_files
@@ -92,22 +87,6 @@ def test_a_corpus_that_changed_is_read_again(tmp_path, documents, change):
     assert texts_of(files.corpus) == list(new.values())
 
 
-def test_a_corpus_that_did_not_change_is_kept(tmp_path, documents):
-    source = write_set(tmp_path / "docs", documents)
-    first = set_files(source, "test", work=tmp_path / "corpora").corpus
-    before = first.stat()
-    second = set_files(source, "test", work=tmp_path / "corpora").corpus
-    assert (second, second.stat().st_ino) == (first, before.st_ino)
-
-
-def test_a_torn_copy_is_made_again(tmp_path, documents):
-    source = write_set(tmp_path / "docs", documents)
-    kept = set_files(source, "test", work=tmp_path / "corpora").corpus
-    kept.write_bytes(kept.read_bytes()[:100])
-    kept = set_files(source, "test", work=tmp_path / "corpora").corpus
-    assert texts_of(kept) == list(documents.values())
-
-
 # --------------------------------------------------------------------------- what fails alone
 
 
@@ -135,17 +114,6 @@ def test_a_bad_line_of_a_corpus_is_named(tmp_path, documents, line, message):
     assert not list((tmp_path / "corpora/docs").iterdir())
 
 
-@pytest.mark.parametrize("name", ["corpus.parquet", "qrels.parquet"])
-def test_a_damaged_parquet_file_is_named(tmp_path, documents, name):
-    source = write_set(tmp_path / "sets/docs", documents)
-    (source / name).write_bytes(b"PAR1 torn")
-    status, events = run(write_job(tmp_path / "job.toml", [source], tmp_path / "none"))
-    failed = next(event for event in events if event["event"] == "set_failed")
-    assert (status, failed["error"]) == (CorpusError.exit_code, "CorpusError")
-    assert f"{source / name} is not a readable Parquet file" in failed["message"]
-    assert failed["message"].endswith("restore it")
-
-
 def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
     tmp_path, documents, tiny_model, tiny_words
 ):
@@ -165,58 +133,7 @@ def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
     assert "good" in Path(last["report"]).read_text()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        *(kind("this one not") for kind in (EncoderError, ArtifactError, StorageError, BusyError)),
-        MemoryError("this one not"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_whatever_keeps_a_later_set_from_being_measured_the_report_is_written(
-    tmp_path, documents, tiny_model, monkeypatch, error
-):
-    sweep = retrieval_benchmark.run_sweep
-
-    def failing(config, **more):
-        if config.name == "bad":
-            raise error
-        return sweep(config, **more)
-
-    monkeypatch.setattr(retrieval_benchmark, "run_sweep", failing)
-    sets = [write_set(tmp_path / name, documents) for name in ("good", "bad")]
-    status, events = run(write_job(tmp_path / "job.toml", sets, tiny_model))
-    failed = next(event for event in events if event["event"] == "set_failed")
-    assert (failed["set"], failed["error"]) == ("bad", type(error).__name__)
-    assert failed["message"] == "this one not"
-    assert events[-1]["event"] == "finished"
-    assert (tmp_path / "out/report.html").exists()
-    assert status == getattr(error, "exit_code", 1)
-
-
 # --------------------------------------------------------------------------- how it ends
-
-
-def test_what_the_report_lacks_is_said_before_any_work(
-    tmp_path, documents, tiny_model, monkeypatch
-):
-    monkeypatch.setattr("whiten_index.report.page.find_spec", lambda name: None)
-    job = write_job(tmp_path / "job.toml", [write_set(tmp_path / "docs", documents)], tiny_model)
-    status, (last,) = run(job)
-    assert (status, last["event"], last["error"]) == (2, "failed", ConfigError.__name__)
-    assert "pip install 'whiten-index[plot]'" in last["message"]
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_evaluation_lacks_is_said_before_any_work(
-    tmp_path, documents, tiny_model, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "pytrec_eval", None)
-    job = write_job(tmp_path / "job.toml", [write_set(tmp_path / "docs", documents)], tiny_model)
-    status, (last,) = run(job)
-    assert (status, last["event"]) == (2, "failed")
-    assert "pip install 'whiten-index[eval]'" in last["message"]
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

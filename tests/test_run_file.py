@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,29 +220,6 @@ def test_bad_rows_are_named(tmp_path: Path, columns: dict[str, list[Any]], messa
         read_run(path)
 
 
-def test_a_column_named_twice_is_refused(tmp_path):
-    columns = [pa.array(["q"]), pa.array(["d"]), pa.array([1.0]), pa.array([2.0])]
-    table = pa.Table.from_arrays(columns, names=["query_id", "doc_id", "score", "score"])
-    pq.write_table(table, tmp_path / "run.parquet")
-    message = "names a column twice: query_id, doc_id, score, score; rename one"
-    with pytest.raises(CorpusError, match=message):
-        read_run(tmp_path / "run.parquet")
-
-
-def test_rows_are_counted_over_all_of_a_large_file(tmp_path):
-    rows = 150_000
-    table = pa.table(
-        {
-            "query_id": ["q"] * rows,
-            "doc_id": [*map(str, range(rows - 1)), None],
-            "score": np.arange(rows) / rows,
-        }
-    )
-    pq.write_table(table, tmp_path / "run.parquet", row_group_size=10_000)
-    with pytest.raises(CorpusError, match=rf"row {rows - 1} \(from 0\), has no document id"):
-        read_run(tmp_path / "run.parquet")
-
-
 def test_files_that_cannot_be_runs_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"run.csv names no run format; use .trec"):
         read_run(tmp_path / "run.csv")
@@ -276,10 +252,3 @@ def test_a_place_is_checked_and_left_as_it_was(tmp_path):
     ]
     with pytest.raises(StorageError, match=r"a folder stands where a file is needed; .* again$"):
         write_run(tmp_path / "folder.trec", rankings(queries=1))
-
-
-def test_json_lines_of_other_tools_may_hold_more(tmp_path):
-    path = tmp_path / "run.jsonl"
-    hits = [{"id": "d", "score": 1, "rank": 1, "text": "words"}]
-    path.write_text(json.dumps({"query_id": 5, "tag": "x", "hits": hits}))
-    assert read_run(path) == {"5": {"d": 1.0}}

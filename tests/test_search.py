@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
 from whiten_index.describe import describe_index
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, EncoderError
-from whiten_index.run_file import check_run_path, write_run
+from whiten_index.run_file import write_run
 
 ROWS, DIM, K = 150, 8, 5
 
@@ -73,16 +73,6 @@ def whitened(rows: NDArray[Any], fitted_on: NDArray[Any]) -> NDArray[np.float64]
     matrix = vectors[:, ::-1][:, :K] / np.sqrt(values[::-1][:K])
     z = (rows.astype(np.float64) - sample.mean(axis=0)) @ matrix
     return np.asarray(z / np.linalg.norm(z, axis=1, keepdims=True))
-
-
-def test_top_k_above_the_number_of_rows_gives_every_row_once(
-    index: Path, rows: NDArray[np.float32], queries: NDArray[np.float32]
-) -> None:
-    for hits in open_index(index).search_embeddings(queries, top_k=10 * ROWS):
-        assert sorted(hit.row for hit in hits) == list(range(ROWS))
-        scores = [hit.score for hit in hits]
-        assert scores == sorted(scores, reverse=True)
-        assert all(-1.00001 <= score <= 1.00001 for score in scores)
 
 
 def test_a_hit_names_its_row(index: Path, rows: NDArray[np.float32]) -> None:
@@ -152,13 +142,6 @@ def test_documents_that_are_equal_leave_only_the_asked_one_out(
     assert all(hit.row >= 40 for hit in hits)
 
 
-def test_an_index_of_one_row_has_no_neighbours(tmp_path: Path) -> None:
-    out = build(tmp_path, np.ones((1, DIM), np.float32), whiten="none", k=None)
-    opened = open_index(out)
-    assert opened.search_like(0) == []
-    assert [hit.id for hit in opened.search_embeddings(np.ones((1, DIM)))[0]] == [0]
-
-
 def test_ids_may_be_given_as_text_and_an_unknown_one_is_named(index: Path) -> None:
     opened = open_index(index)
     assert opened.search_like("70") == opened.search_like(70)
@@ -181,10 +164,6 @@ def test_a_query_of_another_width_is_refused(index: Path, shape: tuple[int, ...]
         open_index(index).search_embeddings(np.ones(shape, np.float32))
 
 
-def test_no_queries_give_no_hits(index: Path) -> None:
-    assert open_index(index).search_embeddings(np.ones((0, DIM), np.float32)) == []
-
-
 @pytest.mark.parametrize("top_k", [0, -3])
 def test_top_k_below_one_is_refused(index: Path, top_k: int) -> None:
     opened = open_index(index)
@@ -192,11 +171,6 @@ def test_top_k_below_one_is_refused(index: Path, top_k: int) -> None:
         opened.search_embeddings(np.ones((1, DIM), np.float32), top_k=top_k)
     with pytest.raises(ConfigError, match="positive number"):
         opened.search_like(0, top_k=top_k)
-
-
-def test_text_needs_an_encoder(index: Path) -> None:
-    with pytest.raises(ConfigError, match=r"built from an embedding column.*--model"):
-        open_index(index).search(["some text"])
 
 
 def queries_file(folder: Path, queries: NDArray[Any], **columns: Any) -> str:
@@ -260,21 +234,6 @@ def test_a_run_file_says_what_search_says(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["queries.parquet", path.name]
 
 
-def test_a_run_of_many_queries_is_whole(tmp_path: Path, index: Path) -> None:
-    many = np.random.default_rng(3).standard_normal((1500, DIM)).astype(np.float32)
-    source = queries_file(tmp_path, many)
-    config = CorpusConfig(sources=(source,), embedding_column="e", id_column="qid")
-    write_run(tmp_path / "run.parquet", open_index(index).rank(config, top_k=3))
-    found = read_parquet(tmp_path / "run.parquet")
-    assert [line[0] for line in found[::3]] == [f"q{i}" for i in range(1500)]
-
-
-@pytest.mark.parametrize("name", ["run", "run.tsv", "run.trec.gz"])
-def test_an_ending_that_names_no_format_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"names no run format; use .trec"):
-        check_run_path(tmp_path / name)
-
-
 def test_an_id_with_blanks_cannot_stand_in_a_trec_run_and_leaves_no_file(
     tmp_path: Path, index: Path, queries: NDArray[np.float32]
 ) -> None:
@@ -326,23 +285,6 @@ def test_a_blank_query_is_refused(text_index: Path, text: str) -> None:
         open_index(text_index, device="cpu").search(["fine", text])
 
 
-def test_one_text_instead_of_a_list_is_refused(text_index: Path) -> None:
-    with pytest.raises(ConfigError, match="takes a list of texts"):
-        open_index(text_index).search("some text")  # type: ignore[arg-type]
-
-
-def test_text_queries_of_a_file_agree_with_search(tmp_path: Path, text_index: Path) -> None:
-    texts = ["the cat sat", "a large red house by the river", "moon"]
-    path = tmp_path / "q.parquet"
-    pq.write_table(pa.table({"text": texts, "qid": range(3)}), path)
-    opened = open_index(text_index, device="cpu", threads=1)
-    config = CorpusConfig(sources=(str(path),), text_columns=("text",), id_column="qid")
-    expected = opened.search(texts, top_k=4)
-    for ranking, hits in zip(opened.rank(config, top_k=4), expected, strict=True):
-        assert ranking.ids == [hit.id for hit in hits]
-        np.testing.assert_allclose(ranking.scores, [hit.score for hit in hits], atol=1e-5)
-
-
 def test_the_same_model_may_have_moved(tmp_path: Path, text_index: Path, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, tmp_path / "moved")
     moved = open_index(text_index, model=str(tmp_path / "moved"), device="cpu")
@@ -371,11 +313,6 @@ def test_another_encoder_is_refused(
     opened = open_index(text_index, model=str(other), device="cpu")
     with pytest.raises(EncoderError, match=r"index was built with .*gives other embeddings"):
         opened.search(["the cat"])
-
-
-def test_a_model_that_is_gone_is_named(text_index: Path, tmp_path: Path) -> None:
-    with pytest.raises(EncoderError, match="gone"):
-        open_index(text_index, model=str(tmp_path / "gone")).search(["the cat"])
 
 
 FILES = [
@@ -495,14 +432,6 @@ def test_a_path_without_an_index_is_named(tmp_path: Path, place: str) -> None:
             use(path)
 
 
-def test_a_later_format_asks_for_an_upgrade(tmp_path: Path, index: Path) -> None:
-    shutil.copytree(index, tmp_path / "o", ignore=shutil.ignore_patterns("store"))
-    path = path_of(tmp_path / "o", "manifest.json")
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
-    with pytest.raises(ArtifactError, match=r"format 99.*upgrade whiten-index"):
-        open_index(tmp_path / "o")
-
-
 def test_an_index_may_be_moved_and_read_only(
     tmp_path: Path, index: Path, rows: NDArray[np.float32]
 ) -> None:
@@ -512,16 +441,3 @@ def test_an_index_may_be_moved_and_read_only(
     before = sorted((tmp_path / "moved").rglob("*"))
     assert open_index(tmp_path / "moved").search_embeddings(rows[:1], top_k=1)[0][0].id == 0
     assert sorted((tmp_path / "moved").rglob("*")) == before
-
-
-def test_inspect_tells_the_spectrum_of_the_corpus(index: Path, rows: NDArray[np.float32]) -> None:
-    fields = describe_index(index)
-    eigenvalues = np.linalg.eigvalsh(np.cov(rows.T.astype(float)))[::-1]
-    assert fields["rows"] == ROWS
-    assert fields["counts"]["read"] == ROWS
-    by_width = {line["k"]: line for line in fields["spectrum"]}
-    assert {K, DIM} <= set(by_width)
-    for k, line in by_width.items():
-        assert line["eigenvalue"] == pytest.approx(eigenvalues[k - 1], rel=1e-6)
-        share = eigenvalues[:k].sum() / eigenvalues.sum()
-        assert line["variance_kept"] == pytest.approx(share, rel=1e-9)

@@ -11,14 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from tests.build_helpers import corpus_source
 from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
-from whiten_index.batch import PASSAGE_COLUMNS, row_digests
-from whiten_index.cli import cli
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.batch import row_digests
 from whiten_index.index import fetching, grouping
 from whiten_index.run_file import write_run
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
@@ -186,34 +183,6 @@ def test_a_run_file_has_each_document_once(tmp_path: Path, index: Path, queries:
     assert [[hit["id"] for hit in line["hits"]] for line in lines] == [
         [hit.id for hit in hits] for hits in expected
     ]
-
-
-def test_bad_queries_are_refused_as_ever(index: Path) -> None:
-    opened = open_index(index)
-    for top_k in (0, -3):
-        with pytest.raises(ConfigError, match=f"positive number; {top_k} was given"):
-            opened.search_embeddings(np.ones((1, DIM)), top_k=top_k)
-        with pytest.raises(ConfigError, match="positive number"):
-            opened.search_like(0, top_k=top_k)
-    with pytest.raises(CorpusError, match="no document has the id 5"):
-        opened.search_like(5)
-    assert opened.search_embeddings(np.ones((0, DIM), np.float32)) == []
-
-
-def test_the_command_line_shows_the_passage_with_its_place(index: Path) -> None:
-    done = CliRunner().invoke(cli, ["search", str(index), "--like", "200", "--top-k", "3"])
-    assert done.exit_code == 0, done.output
-    lines = done.output.splitlines()
-    hits = open_index(index).search_like(200, top_k=3)
-    assert len(lines) == 1 + 2 * len(hits)
-    for hit, first, second in zip(hits, lines[1::2], lines[2::2], strict=True):
-        number = hit.columns["passage"]
-        assert first.split() == [f"{hit.score:.4f}", str(hit.id), f"n{hit.id // 10}"]
-        place = f"[{5 * number}:{5 * number + 7}]"
-        assert second.strip() == f"{place} text {hit.id // 10} {number}"
-    done = CliRunner().invoke(cli, ["search", str(index), "--like", "200", "--json"])
-    found = json.loads(done.output)["results"][0]["hits"]
-    assert set(PASSAGE_COLUMNS) < set(found[0]["columns"])
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "PQ8x4fs"])

@@ -56,21 +56,6 @@ def test_rows_alike_in_every_direction_are_shrunk_as_by_scikit_learn(name, n):
     np.testing.assert_allclose(covariance, truth, atol=1e-9)
 
 
-def test_a_covariance_that_is_the_identity_needs_no_shrinking():
-    moments = Moments.of(np.vstack([np.eye(4), -np.eye(4)]))
-    for name, rho in (("ledoit-wolf", 0.0), ("oas", 1.0)):
-        covariance, coefficient = shrunk_covariance(moments, name, ddof=0)
-        assert coefficient == rho
-        np.testing.assert_allclose(covariance, np.eye(4) / 4, atol=1e-15)
-
-
-def test_a_covariance_is_divided_by_the_rows_less_one_unless_told():
-    rows = make_rows()
-    covariance, rho = shrunk_covariance(Moments.of(rows), 0)
-    np.testing.assert_allclose(covariance, np.cov(rows.T), atol=1e-12)
-    assert rho == 0
-
-
 def test_ledoit_wolf_is_that_of_the_definition():
     """b² is the mean squared distance of the rows' own outer products from S, over n."""
     rows = make_rows(0, 50, 6, ratio=2)
@@ -95,19 +80,6 @@ def test_batches_and_weights_give_what_the_rows_give(name):
         assert shrunk_covariance(moments, name)[1] == pytest.approx(truth, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", [*NAMED, 0.1, 1, "0.3"])
-def test_shrinking_moves_the_eigenvalues_and_nothing_else(name):
-    rows = make_rows(0, 40)
-    plain, shrunk = fit(rows, k="full"), fit(rows, k="full", shrinkage=name)
-    assert 0 < shrunk.shrinkage <= 1
-    values = (1 - shrunk.shrinkage) * plain.eigenvalues
-    np.testing.assert_allclose(
-        shrunk.eigenvalues, values + shrunk.shrinkage * plain.eigenvalues.mean()
-    )
-    # Even where it is shrunk to the identity, the widest direction stays the first.
-    np.testing.assert_array_equal(shrunk.basis, plain.basis)
-
-
 @pytest.mark.parametrize("kind", [Kind.WHITENING, Kind.ZCA, Kind.ZCA_COR, Kind.GROUP])
 @pytest.mark.parametrize("name", [*NAMED, 0.1])
 def test_fewer_rows_than_dims_get_every_direction(kind, name):
@@ -116,28 +88,6 @@ def test_fewer_rows_than_dims_get_every_direction(kind, name):
     assert whitening.rank == whitening.basis.shape[1] == 12
     assert np.isfinite(whitening.apply(make_rows(1))).all()
     np.testing.assert_allclose(whitening.inverse(whitening.apply(rows)), rows, atol=1e-9)
-
-
-def test_the_facts_tell_what_was_shrunk_how():
-    facts = fit(make_rows(), shrinkage="oas").describe()
-    assert facts["estimator"] == "oas"
-    assert facts["shrinkage"] == shrunk_covariance(Moments.of(make_rows()), "oas")[1]
-    for none in (None, "empirical", 0, "0.0"):
-        plain = fit(make_rows(), shrinkage=none)
-        assert "shrinkage" not in plain.describe()
-        assert (plain.estimator, plain.shrinkage) == ("empirical", 0)
-
-
-def test_a_coefficient_is_a_choice_only_where_it_was_asked_for():
-    for name in NAMED:
-        first, other = (fit(make_rows(seed), shrinkage=name) for seed in (0, 1))
-        assert first.shrinkage != other.shrinkage
-        assert first.choices() == other.choices()
-        assert first.choices()["estimator"] == name
-        assert first.describe()["shrinkage"] == first.shrinkage
-    quarter, half = (fit(make_rows(), shrinkage=rho) for rho in (0.25, 0.5))
-    assert quarter.choices() != half.choices()
-    assert quarter.choices()["shrinkage"] == quarter.describe()["shrinkage"] == 0.25
 
 
 def test_without_fourth_powers_ledoit_wolf_says_what_to_do():

@@ -50,14 +50,6 @@ def test_bytes_are_those_of_the_file(factory: str, rows: Any) -> None:
     assert abs(expected.total - written) < 800 + spread * written
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
-def test_what_grows_with_the_rows_is_told_from_what_does_not(factory: str) -> None:
-    few, many = (expected_bytes(factory, rows=n, dim=DIM, k=K) for n in (10_000, 20_000))
-    assert few.fixed == many.fixed
-    assert many.per_row_total == pytest.approx(2 * few.per_row_total, rel=0.02)
-    assert many.total == many.per_row_total + many.fixed == many.to_json()["total"]
-
-
 @pytest.mark.parametrize(
     ("factory", "split"),
     [
@@ -84,9 +76,3 @@ def test_the_split_is_the_closed_form(factory: str, split: dict[str, int], rows:
     whole |= {"matrix": matrix, "total": total, **split}
     assert expected_bytes(factory, rows=ROWS, dim=DIM, k=K).to_json() == whole
     assert measured_bytes(filled(factory, rows)).to_json() == whole
-
-
-def test_a_graph_has_twice_its_links_at_the_bottom() -> None:
-    graph = expected_bytes("HNSW32,Flat", rows=100_000, dim=DIM, k=K).graph
-    # 2·32 links, 4 bytes each, and 12 bytes for the row's level and place; few rows are higher up.
-    assert 4 * 64 + 12 < graph / 100_000 < 4 * 66 + 12

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from whiten_index.encoding import EncoderConfig, StateEncoder, transformer
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.errors import ConfigError
 from whiten_index.evaluate.states import PooledStates
 from whiten_index.progress import Silent, Stages
 
@@ -47,14 +47,6 @@ def test_texts_together_equal_texts_alone(tiny_model, texts, truth, packs, monke
     np.testing.assert_allclose(found, truth, atol=2e-6)
 
 
-def test_padding_was_there(tiny_model, texts, monkeypatch):
-    """The test above would be void if each batch held texts of one length only."""
-    monkeypatch.setattr(transformer, "can_pack", lambda *_: False)
-    encoder = StateEncoder.load(str(tiny_model), max_length=LONGEST)
-    encoded = encoder.encode_window(texts)
-    assert encoded.padded_tokens > encoded.tokens
-
-
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("layers", [(0,), (1,), (-1,), (1, 2), (0, -1), (0, 1, 2)])
 def test_any_layers_are_the_mean_of_their_states(
@@ -64,15 +56,6 @@ def test_any_layers_are_the_mean_of_their_states(
     found = states.embedder(pooling=pooling, layers=layers).embed(texts[5:] + texts[:2])
     own = truth[:, ("mean", "cls").index(pooling)][:, [layer % 3 for layer in layers]].mean(1)
     np.testing.assert_allclose(found, np.concatenate([own[5:], own[:2]]), atol=2e-6)
-
-
-def test_the_last_state_is_what_the_encoder_gives(tiny_model, texts, tmp_path):
-    from whiten_index import Encoder
-
-    states = pooled(tiny_model, texts, tmp_path)
-    encoder = Encoder.load(str(tiny_model), pooling="mean", max_length=LONGEST)
-    found = states.embedder(pooling="mean", layers=(-1,)).embed(texts)
-    np.testing.assert_allclose(found, encoder.encode(texts), atol=2e-6)
 
 
 def test_each_distinct_text_is_encoded_once(tiny_model, texts, tmp_path):
@@ -101,30 +84,8 @@ def test_a_second_run_finds_the_states_and_a_damaged_file_is_made_again(
     np.testing.assert_array_equal(np.array(found.values), kept)
 
 
-def test_other_lengths_have_states_of_their_own(tiny_model, texts, tmp_path):
-    pooled(tiny_model, texts, tmp_path)
-    config = EncoderConfig(model=str(tiny_model), max_length=8)
-    PooledStates.of(texts, config, tmp_path, Stages(Silent()))
-    assert len(list(tmp_path.glob("states-*"))) == 2
-
-
 @pytest.mark.parametrize("layer", [3, -4, 12])
 def test_a_layer_that_is_not_there(tiny_model, texts, tmp_path, layer):
     states = pooled(tiny_model, texts[:3], tmp_path)
     with pytest.raises(ConfigError, match=rf"layer {layer} does not exist: .* 0 .* to 2"):
         states.embedder(pooling="mean", layers=(1, layer))
-
-
-def test_poolings_that_cannot_be(tiny_model, texts, tmp_path):
-    for poolings in (("mean", "mean"), (), ("median",)):
-        with pytest.raises(ConfigError, match="cannot be used together"):
-            pooled(tiny_model, texts[:3], tmp_path, poolings=poolings)
-    states = pooled(tiny_model, texts[:3], tmp_path, poolings=("cls",))
-    with pytest.raises(ConfigError, match="'mean' was not kept; use one of cls"):
-        states.embedder(pooling="mean", layers=(0,))
-
-
-def test_a_model_that_is_not_there(texts, tmp_path):
-    with pytest.raises(EncoderError, match="no-such/model"):
-        PooledStates.of(texts, EncoderConfig(model="no-such/model"), tmp_path, Stages(Silent()))
-    assert not list(tmp_path.iterdir())

@@ -101,15 +101,6 @@ def test_moments_of_shards_add_up_to_those_of_all_rows(store):
     assert total_moments(store, [], 8).count == 0
 
 
-@pytest.mark.parametrize(
-    "embeddings", [make_embeddings(n=1), np.asfortranarray(make_embeddings(n=40))[::2, ::-1]]
-)
-def test_one_row_or_a_view_of_rows_is_a_shard(store, embeddings):
-    shard = write(store, embeddings, dtype=StoreDtype.FLOAT32)
-    np.testing.assert_array_equal(store.embeddings(shard.fingerprint), embeddings)
-    assert store.find(shard.fingerprint) == shard
-
-
 def test_a_shard_is_known_by_its_rows_their_order_and_their_type(store):
     digests = make_digests(0, 9)
     name = store.shard_fingerprint(digests, StoreDtype.FLOAT16)
@@ -117,15 +108,6 @@ def test_a_shard_is_known_by_its_rows_their_order_and_their_type(store):
     others = [digests[::-1], digests[:8], digests ^ 1]
     names = {store.shard_fingerprint(other, StoreDtype.FLOAT16) for other in others}
     assert len({name, store.shard_fingerprint(digests, StoreDtype.FLOAT32), *names}) == 5
-
-
-def test_a_finished_shard_is_kept_when_it_is_written_again(store):
-    assert store.find("0" * 32) is None
-    assert not store.shards.places.is_there("0" * 32)
-    shard = write(store, make_embeddings(0))
-    before = {path: path.read_bytes() for path in shard_files(store, shard).values()}
-    write(store, make_embeddings(1))
-    assert {p: p.read_bytes() for p in shard_files(store, shard).values()} == before
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -202,15 +184,6 @@ def test_no_flipped_bit_goes_unseen(store, file, step):
     assert store.find(shard.fingerprint) == shard
 
 
-def test_without_verify_only_the_sizes_are_looked_at(store):
-    shard = write(store, make_embeddings())
-    path = shard_files(store, shard)["embeddings"]
-    flip(path)
-    assert store.find(shard.fingerprint, verify=False) == shard
-    cut(path)
-    assert store.find(shard.fingerprint, verify=False) is None
-
-
 @pytest.mark.parametrize("damage", [empty, cut, remove])
 def test_embeddings_that_cannot_be_read_say_what_to_do(store, damage):
     shard = write(store, make_embeddings())
@@ -241,28 +214,6 @@ def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, 
 
 
 # Moments
-
-
-def equal_moments(found, truth):
-    assert (found.count, found.quartic) == (truth.count, truth.quartic)
-    for name in ("mean", "scatter", "cubic"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(truth, name))
-
-
-@pytest.mark.parametrize("dtype", [StoreDtype.FLOAT16, StoreDtype.FLOAT32])
-@pytest.mark.parametrize("n", [1, 7, 8, 9])
-def test_moments_are_kept_only_where_they_are_no_larger_than_the_rows(store, n, dtype):
-    """Else they are taken anew, and are the same numbers."""
-    shard = write(store, make_embeddings(n=n, d=8), dtype=dtype)
-    assert ("moments" in shard_files(store, shard)) == (n >= 8)
-    again = EmbeddingStore.open(store.root)
-    equal_moments(again.moments(shard.fingerprint), Moments.of(again.embeddings(shard.fingerprint)))
-
-
-def test_moments_taken_elsewhere_are_not_kept_of_few_rows(store):
-    embeddings, digests, about = make_embeddings(n=4), make_digests(0, 4), Moments.empty(8)
-    store.write("0" * 32, digests, embeddings, dtype=StoreDtype.OWN, moments_of=lambda dtype: about)
-    equal_moments(store.moments("0" * 32), Moments.of(embeddings))
 
 
 @pytest.mark.parametrize("together", [1, 5, 1024])
@@ -377,14 +328,6 @@ def test_damaged_documents_say_what_to_do_and_doing_it_mends_them(store, damage)
     assert store.documents(as_part(name, 50)).equals(table)
 
 
-def test_documents_of_another_part_are_not_taken_for_these(store):
-    names = [store.write_documents(pa.table({"id": ids})) for ids in (["a", "b"], ["b", "a"])]
-    paths = [documents_file(store, name) for name in names]
-    shutil.copy(paths[1], paths[0])
-    with pytest.raises(ArtifactError, match="does not match its name"):
-        store.documents(as_part(names[0], 2))
-
-
 # Corpora
 
 
@@ -402,16 +345,6 @@ def make_record(source="a.parquet", parts=3, **skipped):
     )
 
 
-def test_a_corpus_is_remembered_as_it_was_last(store):
-    store.save_corpus(make_record(parts=2))
-    record = make_record(empty=4, null=2)
-    store.save_corpus(record)
-    for found in (store.corpus(), store.corpus(record.source)):
-        assert found == record
-        assert found.fingerprint == record.fingerprint
-        assert found.rows == 0 + 10 + 20
-
-
 def test_one_of_several_corpora_must_be_named(store):
     records = [make_record("a.parquet"), make_record("b.parquet", parts=1)]
     for record in records:
@@ -422,23 +355,6 @@ def test_one_of_several_corpora_must_be_named(store):
     assert "b.parquet" in str(caught.value)
     for record in records:
         assert store.corpus(record.source) == record
-
-
-def test_no_corpus_is_an_error_that_says_how_to_get_one(store):
-    with pytest.raises(ArtifactError, match=r"to its end into .*; run whiten-index encode"):
-        store.corpus()
-    store.save_corpus(make_record("a.parquet"))
-    with pytest.raises(ArtifactError, match="no corpus was encoded to its end"):
-        store.corpus(make_record("b.parquet").source)
-
-
-def test_a_corpus_is_known_by_its_shards_rows_and_order():
-    record = make_record()
-    renamed = CorpusRecord({"sources": ["elsewhere"]}, record.parts, {})
-    assert renamed.fingerprint == record.fingerprint
-    turned = CorpusRecord(record.source, record.parts[::-1], {})
-    fewer = CorpusRecord(record.source, record.parts[:2], {})
-    assert len({record.fingerprint, turned.fingerprint, fewer.fingerprint}) == 3
 
 
 @pytest.fixture
@@ -479,34 +395,7 @@ def test_no_flipped_bit_of_a_record_changes_what_is_found(store, record_file):
         flip(record_file, at)
 
 
-@pytest.mark.parametrize("change", [{"parts": []}, {"skipped": {}}, {"source": {}}, {"more": 1}])
-def test_a_record_of_other_fields_does_not_match_its_digest(store, record_file, change):
-    manifest.write_json(record_file, manifest.read_json(record_file, what="a record") | change)
-    with pytest.raises(ArtifactError, match=r"is damaged: its fields do not match its digest; r"):
-        store.corpus()
-
-
-@pytest.mark.parametrize("change", [{"format_version": 99}, {"kind": "store"}])
-def test_a_record_of_another_kind_or_a_later_release_is_refused(store, record_file, change):
-    value = manifest.read_json(record_file, what="a record")
-    manifest.write_manifest(record_file, value | change)
-    with pytest.raises(ArtifactError, match=r"corpus format 99.*upgrade|store, not a corpus"):
-        store.corpus()
-
-
 # Opening
-
-
-def test_a_store_is_found_again_with_its_encoder_and_shards(store):
-    shard = write(store, make_embeddings())
-    for found in (
-        EmbeddingStore.open(store.root),
-        EmbeddingStore.open(store.root, fingerprint=NAME),
-        EmbeddingStore.create(store.root, ENCODER, NAME),
-    ):
-        assert found.encoder == ENCODER
-        assert found.fingerprint == NAME
-        assert found.find(shard.fingerprint) == shard
 
 
 def test_one_of_several_encoders_must_be_named(store):
@@ -545,12 +434,6 @@ def test_a_store_of_a_later_release_is_refused_and_left_alone(store):
     with pytest.raises(ArtifactError, match=r"store format 99.*upgrade"):
         EmbeddingStore.create(store.root, ENCODER, NAME)
     assert path.read_bytes() == before
-
-
-def test_a_store_where_a_file_stands_is_an_output_error(tmp_path):
-    (tmp_path / "store").write_text("in the way")
-    with pytest.raises(StorageError, match="a file stands where a folder is needed"):
-        EmbeddingStore.create(tmp_path / "store", ENCODER, NAME)
 
 
 def test_a_store_can_be_moved(store, tmp_path):

@@ -49,20 +49,6 @@ def test_three_aggregations_equal_scipy(rows):
         assert list(ours.subsets.values()) == pytest.approx(each, abs=1e-12)
 
 
-def test_aggregations_differ_where_subsets_do():
-    """Each subset is ranked perfectly, but the second one's cosines are all lower."""
-    gold, found = [1, 2, 3, 1, 2, 3, 4], [0.7, 0.8, 0.9, 0.1, 0.2, 0.3, 0.4]
-    ours = correlate(gold, found, ["x"] * 3 + ["y"] * 4)
-    assert ours.mean == ours.wmean == pytest.approx(1)
-    assert ours.all < 0.6
-
-
-def test_subsets_that_are_no_files_are_not_averaged():
-    ours = correlate([1, 2, 3, 4], [1, 3, 2, 4], ["x", "x", "y", "y"], averaged=False)
-    assert ours.all == ours.mean == ours.wmean == pytest.approx(0.8)
-    assert ours.subsets == {"x": pytest.approx(1), "y": pytest.approx(1)}
-
-
 @pytest.mark.parametrize("measure", ["spearman", "pearson"])
 def test_constant_predictions_have_no_correlation(measure):
     equal = np.full(4, 0.3) + np.array([0, 1, -1, 0]) * 1e-14  # what rounding makes of equal ones
@@ -70,13 +56,6 @@ def test_constant_predictions_have_no_correlation(measure):
         correlate([1, 2, 3, 4], equal, ["x"] * 4, measure=measure, name="STS99")
     with pytest.raises(ConfigError, match="STS99, subset y: all 2 predicted similarities"):
         correlate([1, 2, 3, 4], [0.1, 0.2, 0.5, 0.5], list("xxyy"), measure=measure, name="STS99")
-
-
-def test_constant_gold_scores_and_nan():
-    with pytest.raises(ConfigError, match="set: all 3 gold scores are equal"):
-        correlate([2, 2, 2], [1, 2, 3], list("xxx"), name="set")
-    with pytest.raises(ConfigError, match="1 NaN"):
-        correlate([1, 2, 3], [1, np.nan, 3], list("xxx"))
 
 
 def test_pearson_is_linear_and_spearman_is_not():
@@ -119,11 +98,6 @@ def test_sets_by_their_names(write_parquet, tmp_path):
     assert all_of_it.scored.all()
 
 
-def test_a_plain_file_is_one_set(write_parquet, tmp_path):
-    (only,) = read_sts([write_parquet(tmp_path / "mine.parquet", columns())])
-    assert (only.name, len(only), only.averaged, only.scored.all()) == ("mine", 6, False, True)
-
-
 def test_own_sets_with_subsets_are_averaged_over_them(write_parquet, tmp_path):
     path = write_parquet(tmp_path / "mine.parquet", columns(subset=list("xxxyyy")))
     assert read_sts([path])[0].averaged
@@ -134,14 +108,6 @@ def test_other_formats_and_folders(write_parquet, tmp_path):
     (tmp_path / "two.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2.5\n")
     (tmp_path / "notes.md").write_text("not pairs")
     assert [each.name for each in read_sts([tmp_path])] == ["one", "two"]
-
-
-def test_pairs_without_a_score_are_dropped_and_counted(write_parquet, tmp_path):
-    table = columns()
-    table["score"] = [1.0, None, 3.0, float("nan"), 5.0, 6.0]
-    (only,) = read_sts([write_parquet(tmp_path / "p.parquet", table)])
-    assert (only.dropped, only.first) == (2, ["a 0", "a 2", "a 4", "a 5"])
-    assert only.scores.tolist() == [1, 3, 5, 6]
 
 
 def refused(path: Path, error: type[Exception], match: str, **options) -> None:
@@ -195,25 +161,6 @@ def test_the_public_sets_have_their_official_sizes(data):
     }  # fmt: skip
     subsets = {name: len(set(each.subsets)) for name, each in sets.items() if each.averaged}
     assert subsets == {"STS12": 5, "STS13": 3, "STS14": 6, "STS15": 5, "STS16": 5}
-
-
-@pytest.mark.parametrize(
-    ("dataset", "match"),
-    [
-        (["x-1"] * 3 + ["x1"] * 3, "holds the set x1, and x-1 is there already"),
-        (["STSB"] * 3 + ["sts-b"] * 3, "holds the set STS-B, and STS-B is there already"),
-        ([["x"]] * 6, r"has \['x'\] as dataset, expected a name"),
-        ([0.5] * 6, "has 0.5 as dataset, expected a name"),
-    ],
-)
-def test_names_of_sets_that_cannot_be(write_parquet, tmp_path, dataset, match):
-    refused(write_parquet(tmp_path / "p.parquet", columns(dataset=dataset)), CorpusError, match)
-
-
-def test_names_that_utf8_cannot_hold(tmp_path):
-    line = '{"sentence1": "a", "sentence2": "b", "score": 1, "dataset": "\\ud800"}\n'
-    (tmp_path / "p.jsonl").write_text(line * 3)
-    refused(tmp_path / "p.jsonl", CorpusError, "as dataset, expected a name")
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,16 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from whiten_index import BuildConfig
-from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
 from whiten_index.errors import (
     ArtifactError,
-    BusyError,
     ConfigError,
     CorpusError,
     StorageError,
-    WhiteningError,
 )
 from whiten_index.progress import Silent
 from whiten_index.report.records import line_of
-from whiten_index.sweep import SweepConfig, plan_sweep, run_sweep, sweep_config
+from whiten_index.sweep import plan_sweep, run_sweep, sweep_config
 from whiten_index.sweep.grid import grid
 from whiten_index.sweep.results import Results
 
@@ -112,12 +108,6 @@ def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths()
     assert {(p.codec, p.index, p.rerank) for p in again} == {("pq", "flat", 100)}
 
 
-def test_a_sweep_on_a_cluster_is_refused(tmp_path):
-    build = BuildConfig(store=str(tmp_path / "store"), runner="ray")
-    with pytest.raises(ConfigError, match="encode --runner ray, and sweep that store"):
-        SweepConfig(build=build, out=str(tmp_path / "out"))
-
-
 def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(
@@ -143,64 +133,6 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
     assert "--transforms '3' is unknown" in done.output
 
 
-def test_lists_may_be_repeated_or_separated_by_commas(corpus, tmp_path):
-    def planned(*flags: str) -> int:
-        given = ["--embedding-column", "v", "--out", str(tmp_path / "o"), "--no-baselines"]
-        done = CliRunner().invoke(cli, ["sweep", str(corpus), *given, *flags, "--plan", "--json"])
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)["points"]
-
-    once = (
-        "--k",
-        "4,8",
-        "--transforms",
-        "pca,truncate",
-        "--codecs",
-        "fp32,sq8",
-        "--indexes",
-        "flat",
-    )
-    again = [part for flag, values in zip(once[::2], once[1::2], strict=True)
-             for value in values.split(",") for part in (flag, value)]  # fmt: skip
-    assert planned(*once) == planned(*again) == 8
-
-
-def test_a_plan_counts_what_was_measured_by_the_same_settings(corpus, tmp_path):
-    few = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat"}
-    given = options(corpus, tmp_path, baselines=False, **few)
-    assert run_sweep(sweep_config(given)).measured == 1
-    assert plan_sweep(sweep_config(given)).found == 1
-    for other in ({"seed": 4}, {"target_recall": 0.8}, {"limit": 600}, {"sample": 70}):
-        assert plan_sweep(sweep_config({**given, **other})).found == 0
-
-
-@pytest.mark.parametrize("codec", ["pq7", "PQ8x99"])
-def test_a_codec_that_no_width_allows_is_named(codec):
-    wishes = {"codecs": codec, "widths": "16", "transforms": "pca", "indexes": "flat"}
-    with pytest.raises(ConfigError, match=r"nothing that was asked for .* use other --codecs"):
-        grid(config_of(**wishes), dim=64, rank=64, rows=1000)
-
-
-def test_fewer_rows_held_out_than_asked_for_are_told(tmp_path, corpus):
-    heard: list[str] = []
-    watcher = Silent()
-    watcher.note = heard.append
-    few = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat"}
-    given = options(corpus, tmp_path, baselines=False, **few)
-    report = run_sweep(sweep_config({**given, "sample": 500}), progress=watcher)
-    assert report.dataset["queries"] == ROWS // 5
-    assert any(f"{ROWS // 5} rows are held out as queries" in note for note in heard)
-
-
-def test_what_is_left_out_is_told_by_its_reason(tmp_path, corpus):
-    given = ["--embedding-column", "v", "--out", str(tmp_path / "o"), "--no-baselines"]
-    flags = ["--k", "8,128", "--transforms", "pca", "--codecs", "fp32,sq8", "--plan"]
-    done = CliRunner().invoke(cli, ["sweep", str(corpus), *given, *flags])
-    assert done.exit_code == 0, done.output
-    told = [line for line in done.output.splitlines() if line.startswith("left out")]
-    assert told == [f"left out: 5 points: k = 128 is above the {DIM} dims of the embeddings"]
-
-
 def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
     config = config_of(widths="30,50,60", transforms="pca,truncate", codecs="fp32,pq,pq16")
     found = grid(config, dim=56, rank=40, rows=10_000)
@@ -214,22 +146,10 @@ def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
     assert not measured & why.keys()
 
 
-def test_widths_that_are_all_above_the_rank_are_an_error():
-    with pytest.raises(WhiteningError, match=r"--k 64,128 can be measured .* --k of 40 or less"):
-        grid(config_of(widths="64,128"), dim=56, rank=40, rows=10_000)
-
-
 def test_raw_embeddings_are_measured_in_every_codec_that_ours_are():
     found = grid(config_of(widths="32", codecs="fp32,sq6,PRQ8x2x4"), dim=64, rank=64, rows=10_000)
     raw = {point.codec for point in found.points if point.vectors.family == "raw"}
     assert {"fp32", "sq6", "PRQ8x2x4"} <= raw
-
-
-def test_raw_product_codes_have_the_bytes_of_our_points():
-    found = grid(config_of(widths="32,64"), dim=384, rank=381, rows=10_000)
-    raw = {point.codec for point in found.points if point.vectors.family == "raw"}
-    # 32 and 64 dims in 1 byte each, and in a quarter of that.
-    assert {"pq8", "pq16", "pq32", "pq64"} <= raw
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -314,14 +234,6 @@ def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, c
     assert again["bytes"]["per_row"] == coarse["bytes"]["per_row"] == 4
 
 
-def test_the_folder_of_a_user_is_left_alone(tmp_path, corpus):
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "thesis.tex").write_text("years")
-    few = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat"}
-    run_sweep(sweep_config(options(corpus, tmp_path, baselines=False, **few)))
-    assert (tmp_path / "work" / "thesis.tex").read_text() == "years"
-
-
 def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypatch):
     few = {"widths": "8", "transforms": "pca", "codecs": "fp32,sq8", "indexes": "flat"}
     config = sweep_config(options(corpus, tmp_path, baselines=False, **few))
@@ -334,17 +246,6 @@ def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypa
     monkeypatch.undo()
     again = run_sweep(config)
     assert (again.skipped, again.measured + first.measured) == ({}, 2)
-
-
-def test_a_transform_that_cannot_be_does_not_keep_others_from_being_measured(tmp_path, corpus):
-    wishes = {"widths": "22", "transforms": "all-but-the-top:4,pca", "codecs": "fp32"}
-    wishes["transforms"] = "all-but-the-top,pca"
-    given = options(corpus, tmp_path, indexes="flat", baselines=False, **wishes)
-    report = run_sweep(sweep_config(given))
-    assert set(points_of(tmp_path)) >= {"ours/pca/k22/fp32/flat"}
-    for key, why in report.skipped.items():
-        assert key.startswith("ours/all-but-the-top")
-        assert "k" in why
 
 
 class _Stopped(Silent):
@@ -418,16 +319,6 @@ def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
         Results.open(path)
 
 
-def test_a_codec_that_faiss_cannot_learn_from_so_few_rows_is_skipped(tmp_path, write_parquet):
-    rows = np.random.default_rng(0).normal(size=(220, 8)).astype(np.float32)
-    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), 8)
-    corpus = write_parquet(tmp_path / "few.parquet", {"id": list(range(220)), "v": column})
-    config = options(corpus, tmp_path / "out", widths="4", transforms="pca", codecs="fp32,pq")
-    report = run_sweep(sweep_config({**config, "sample": 30, "baselines": False, "rerank": 0}))
-    assert "ours/pca/k4/pq/flat" in report.skipped
-    assert "ours/pca/k4/fp32/flat" in points_of(tmp_path / "out")
-
-
 def test_a_tiny_corpus_is_refused(tmp_path, write_parquet):
     column = pa.FixedSizeListArray.from_arrays(pa.array(np.eye(8, dtype="f4").ravel()), 8)
     corpus = write_parquet(tmp_path / "tiny.parquet", {"id": list(range(8)), "v": column})
@@ -445,12 +336,6 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path, corpus, monkeypatch):
     assert not (tmp_path / ".sweep-work").exists()
 
 
-def test_a_second_sweep_into_the_same_folder_waits_its_turn(tmp_path, corpus):
-    config = sweep_config(options(corpus, tmp_path, widths="8"))
-    with only_writer(tmp_path, what="sweep"), pytest.raises(BusyError, match="is being written"):
-        run_sweep(config)
-
-
 def test_a_plan_writes_nothing_and_counts_what_is_there(tmp_path, corpus):
     out = tmp_path / "out"
     wishes = {"widths": "8,99", "transforms": "pca", "codecs": "fp32", "indexes": "flat"}
@@ -463,39 +348,3 @@ def test_a_plan_writes_nothing_and_counts_what_is_there(tmp_path, corpus):
     assert not out.exists()
     run_sweep(sweep_config(given))
     assert plan_sweep(sweep_config(given)).found == 1
-
-
-def test_the_command_measures_reports_and_tells_the_plan(tmp_path, corpus):
-    out = tmp_path / "out"
-    arguments = [
-        "sweep", str(corpus), "--embedding-column", "v", "--id-column", "id", "--out", str(out),
-        "--k", "8", "--transforms", "pca", "--codecs", "fp32,sq8", "--indexes", "flat",
-        "--sample", "50",
-    ]  # fmt: skip
-    plan = CliRunner().invoke(cli, [*arguments, "--plan"])
-    assert plan.exit_code == 0, plan.output
-    assert "plan (nothing was written)" in plan.output
-    assert not (out / "results.jsonl").exists()
-    done = CliRunner().invoke(cli, arguments)
-    assert done.exit_code == 0, done.output
-    assert "50 rows held out as queries" in done.output
-    assert (out / "report.html").exists()
-    again = CliRunner().invoke(cli, [*arguments, "--json"])
-    value = json.loads(again.stdout[again.stdout.index("{") :])
-    assert value["measured"] == 0
-    assert value["found"] == len(points_of(out))
-    wrong = CliRunner().invoke(cli, [*arguments, "--codecs", "sq9"])
-    assert wrong.exit_code == 2
-    assert "--codecs 'sq9' is unknown" in wrong.output
-
-
-def test_a_codec_by_the_name_that_faiss_has_for_it(tmp_path, corpus) -> None:
-    wishes = {"widths": "8", "transforms": "pca", "indexes": "flat", "baselines": False}
-    found = run_sweep(sweep_config(
-        options(corpus, tmp_path / "o", codecs="fp32,SQ8,PRQ2x2x4,Nonsense", **wishes)
-    ))  # fmt: skip
-    points = points_of(tmp_path / "o")
-    assert points["ours/pca/k8/SQ8/flat"]["factory"] == "SQ8"
-    # Two bytes of codes and four of the norm.
-    assert points["ours/pca/k8/PRQ2x2x4/flat"]["bytes"]["per_row"] < 8
-    assert "FAISS cannot make 'Nonsense'" in found.skipped["ours/pca/k8/Nonsense/flat"]

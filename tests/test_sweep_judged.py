@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -139,39 +138,6 @@ def test_the_prompt_of_queries_tells_runs_apart(tmp_path, beir, tiny_model, stor
     assert (plain.measured, asked.measured) == (1, 1)
 
 
-def test_ten_hits_are_judged_by_a_search_for_ten(tmp_path, beir, tiny_model, store, monkeypatch):
-    asked: list[int] = []
-    made = trial.searcher
-
-    def spied(index, device):
-        search = made(index, device)
-
-        def counted(queries, top_k):
-            asked.append(top_k)
-            scores, rows = search(queries, top_k)
-            # What looks further for more hits finds nothing of worth for few.
-            return (scores, rows) if top_k > 10 else (scores, np.full_like(rows, -1))
-
-        return counted
-
-    monkeypatch.setattr(trial, "searcher", spied)
-    few = {"widths": "8", "codecs": "fp32", "baselines": False}
-    run_sweep(sweep_config(options(tmp_path, beir, tiny_model, store, **few)))
-    assert set(asked) == {10, 100}
-    (point,) = points_of(tmp_path / "out").values()
-    assert point["quality"]["ndcg@10"] == point["quality"]["mrr@10"] == 0
-    assert point["quality"]["recall@100"] > 0.5
-
-
-def test_queries_beside_a_column_without_its_model_are_refused_before_any_work(tmp_path, beir):
-    given = options(tmp_path, beir, tmp_path, tmp_path / "s", embedding_column="e")
-    del given["model"], given["text_columns"]
-    with pytest.raises(ConfigError, match="name the model of the embedding column with --model"):
-        run_sweep(sweep_config(given))
-    assert not (tmp_path / "s").exists()
-    assert not (tmp_path / "out").exists()
-
-
 def test_judgements_of_other_documents_are_refused_with_examples(
     tmp_path, beir, tiny_model, store, write_parquet
 ):
@@ -181,41 +147,6 @@ def test_judgements_of_other_documents_are_refused_with_examples(
     given = options(tmp_path, beir, tiny_model, store, qrels=str(qrels))
     with pytest.raises(CorpusError, match=r"no document of the corpus: it judges 'z9', .* 'd0'"):
         run_sweep(sweep_config(given))
-
-
-def test_judgements_of_other_queries_are_refused_before_anything_is_encoded(
-    tmp_path, beir, tiny_model, write_parquet
-):
-    qrels = write_parquet(
-        tmp_path / "q.parquet", {"query_id": ["x1"], "doc_id": ["d1"], "relevance": [1]}
-    )
-    empty = tmp_path / "empty"
-    given = options(tmp_path, beir, tiny_model, empty, qrels=str(qrels))
-    with pytest.raises(CorpusError, match=r"judgements name 'x1', the queries are 'q0' and 'q1'"):
-        run_sweep(sweep_config(given))
-    assert not empty.exists()
-
-
-def test_what_the_files_lack_is_counted(tmp_path, beir, tiny_model, store, write_parquet):
-    columns = {"query_id": ["q1", "q2", "x"], "doc_id": ["d3", "z", "d1"], "relevance": [1, 1, 1]}
-    qrels = write_parquet(tmp_path / "q.parquet", columns)
-    given = options(tmp_path, beir, tiny_model, store, qrels=str(qrels), widths="8")
-    facts = run_sweep(sweep_config(given)).dataset
-    assert facts["queries"] == 2
-    assert facts["relevant_documents_missing"] == 1
-    assert facts["judged_queries_without_text"] == 1
-
-
-def test_splits_of_the_judgements_that_are_used_together_are_told(
-    tmp_path, beir, tiny_model, store, write_parquet
-):
-    columns = {"query_id": ["q1", "q2"], "doc_id": ["d3", "d6"], "relevance": [1, 1]}
-    qrels = write_parquet(tmp_path / "q.parquet", {**columns, "split": ["train", "test"]})
-    few = {"widths": "8", "codecs": "fp32", "baselines": False, "qrels": str(qrels)}
-    given = options(tmp_path, beir, tiny_model, store, **few)
-    assert run_sweep(sweep_config(given)).dataset["judgement_splits"] == ["train", "test"]
-    one = run_sweep(sweep_config({**given, "qrels_split": "test"})).dataset
-    assert (one["judgement_splits"], one["queries"]) == ([], 1)
 
 
 def test_passages_count_once_a_document(tmp_path, beir, tiny_model, store):
@@ -258,14 +189,6 @@ def test_the_job_measures_each_set_and_reports(tmp_path, beir, tiny_model):
     assert (tmp_path / "out" / "report.html").exists()
     again = _events(CliRunner().invoke(main, [str(job)]).stdout)
     assert next(e for e in again if e["event"] == "set_finished")["measured"] == 0
-
-
-def test_a_corpus_of_json_lines_becomes_parquet(tmp_path, beir, documents):
-    files = set_files(beir / "one", "test", work=tmp_path)
-    table = pq.read_table(files.corpus)
-    assert table.column_names == ["id", "title", "text"]
-    assert dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)) == documents
-    assert files.split is None
 
 
 def test_bad_sets_and_jobs_say_what_is_wrong(tmp_path, beir):

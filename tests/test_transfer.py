@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -17,7 +15,6 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation import (
-    classifier,
     pair_features,
     score_entailment,
     score_transfer,
@@ -119,32 +116,6 @@ def test_f1_is_that_of_the_positive_class():
     assert score_transfer(features, labels, splits).f1 is None
 
 
-def test_what_a_line_can_tell_apart_is_told_apart_by_the_smallest_c():
-    labels = np.arange(100) % 2
-    features = np.column_stack([10.0 * labels - 5, np.zeros(100)])
-    found = score_transfer(features, labels, ["all"] * 100, positive=1)
-    assert (found.accuracy, found.deviation, found.f1) == (1, 0, 1)
-    assert set(found.chosen) == {0.25}
-
-
-def test_features_that_say_nothing_score_the_largest_class_and_it_is_said():
-    labels = np.r_[np.zeros(60, int), np.ones(40, int)]
-    found = score_transfer(np.ones((100, 3)), labels, ["all"] * 100, positive=1)
-    assert found.accuracy == pytest.approx(0.6)
-    assert found.majority == pytest.approx(0.6)
-    assert (found.constant, found.classifiers) == (10, 10)
-    assert found.f1 == 0
-
-
-def test_an_orthogonal_map_changes_nothing():
-    features, labels = make_task(seed=6)
-    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(12, 12)))[0]
-    there, turned = (
-        score_transfer(rows, labels, ["all"] * 300, folds=5) for rows in (features, features @ turn)
-    )
-    assert turned.accuracy == pytest.approx(there.accuracy, abs=2 / 300)
-
-
 def test_the_seed_draws_the_folds_and_threads_do_not_matter():
     features, labels = make_task(seed=8)
     scores = [
@@ -153,25 +124,6 @@ def test_the_seed_draws_the_folds_and_threads_do_not_matter():
     ]
     assert scores[0] == scores[1]
     assert scores[0].deviation != scores[2].deviation
-
-
-def test_a_class_that_only_test_has_is_counted():
-    features, labels = make_task(seed=9)
-    splits = np.where(np.arange(300) < 200, "train", "test")
-    labels[290:] = 2
-    found = score_transfer(features, labels, splits)
-    assert found.unseen == 10
-    assert found.accuracy <= 0.9
-
-
-def test_fits_that_run_out_of_steps_are_counted(monkeypatch):
-    features, labels = make_task(seed=10)
-    splits = np.where(np.arange(300) < 200, "train", "test")
-    assert score_transfer(features, labels, splits).unconverged == 0
-    monkeypatch.setattr(classifier, "_MOST_STEPS", 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ConvergenceWarning)
-        assert score_transfer(features, labels, splits).unconverged > 0
 
 
 def test_pair_features_are_the_same_whichever_text_comes_first():
@@ -244,63 +196,7 @@ def test_what_cannot_be_scored_is_refused(changed, match):
         score_transfer(*{**sound, **changed}.values(), folds=folds)
 
 
-def test_without_scikit_learn_the_error_prints_the_line_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    with pytest.raises(ConfigError, match=r"pip install 'whiten-index\[eval\]'"):
-        score_transfer(np.ones((20, 2)), [0, 1] * 10, ["all"] * 20)
-
-
-def test_scikit_learn_is_not_loaded_before_it_is_needed():
-    code = "import sys, whiten_index.evaluation; sys.exit('sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 # Entailment
-
-
-def at_cosines(cosines):
-    """Pairs in the plane whose cosines are these."""
-    angles = np.arccos(cosines)
-    first = np.tile([1.0, 0.0], (len(angles), 1))
-    return first, 3 * np.column_stack([np.cos(angles), np.sin(angles)])
-
-
-def test_half_a_cosine_or_more_is_entailment():
-    cosines = np.array([0.9, 0.51, 0.49, -0.3, 0.7, 0.2])
-    entailed = np.array([1, 1, 1, 0, 0, 0], bool)
-    tested = np.array([1, 1, 1, 1, 0, 0], bool)
-    found = score_entailment(*at_cosines(cosines), entailed, tested)
-    assert found.accuracy == 0.75
-    assert found.deviation == pytest.approx(np.sqrt(0.75 * 0.25 / 4))
-    assert found.majority == 0.75
-    assert not found.constant
-    assert found.rows == {"train": 2, "dev": 4}
-
-
-def test_a_threshold_that_calls_all_pairs_the_same_is_reported():
-    entailed = np.array([1, 0, 0, 1, 0], bool)
-    tested = np.array([1, 1, 1, 0, 0], bool)
-    for cosines, share in (([0.9] * 5, 1 / 3), ([0.1] * 5, 2 / 3)):
-        found = score_entailment(*at_cosines(np.array(cosines)), entailed, tested)
-        assert found.constant
-        assert found.tuned_constant
-        assert found.accuracy == pytest.approx(share)
-
-
-@pytest.mark.parametrize("trained", [[], [True, True], [False]])
-def test_no_threshold_is_tuned_on_pairs_of_one_class(trained):
-    cosines = np.r_[[0.9, 0.6, 0.1], np.full(len(trained), 0.3)]
-    tested = np.arange(len(cosines)) < 3
-    found = score_entailment(*at_cosines(cosines), [True, False, False, *trained], tested)
-    assert found.accuracy == pytest.approx(2 / 3)
-    assert (found.tuned_threshold, found.tuned_accuracy, found.tuned_constant) == (None,) * 3
-    assert found.rows == {"train": len(trained), "dev": 3}
-
-
-def test_zeros_have_cosine_zero():
-    zeros = np.zeros((4, 3))
-    found = score_entailment(zeros, zeros, [True, False] * 2, [True, True, False, False])
-    assert (found.accuracy, found.constant) == (0.5, True)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -316,12 +212,6 @@ def test_no_threshold_beats_the_tuned_one(pairs):
 
     tried = np.r_[np.arange(-17, 18) / 16, 2.0]
     assert right(tuned_threshold(cosines, entailed)) == max(map(right, tried))
-
-
-def test_the_tuned_threshold_is_halfway_between_the_pairs_it_parts():
-    assert tuned_threshold([0.2, 0.4, 0.8, 0.9], [0, 0, 1, 1]) == pytest.approx(0.6)
-    assert tuned_threshold([0.2, 0.4], [1, 1]) == 0.2
-    assert 0.4 < tuned_threshold([0.2, 0.4], [0, 0]) < 0.4 + 1e-9
 
 
 @pytest.mark.parametrize(

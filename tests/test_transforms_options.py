@@ -39,13 +39,6 @@ def test_options_that_do_not_go_together_are_refused_with_what_would(kind, optio
         WhiteningConfig(kind=kind, **options)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_defaults_told_aloud_are_no_wish(kind):
-    groups = 4 if kind is Kind.GROUP else None
-    WhiteningConfig(kind=kind, center=True, shrinkage="empirical", seed=3, k="full", groups=groups)
-    WhiteningConfig(kind=kind, shrinkage=0, groups=groups)
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
@@ -64,14 +57,6 @@ def test_what_the_width_forbids_is_known_before_and_at_the_fit(kind, options, sa
     ):
         with pytest.raises(ConfigError, match=said):
             refused()
-
-
-@pytest.mark.parametrize("options", [{"k": 11, "remove_top": 2}, {"remove_top": 12}])
-def test_the_top_taken_away_leaves_fewer(options):
-    with pytest.raises(ConfigError, match=r"--remove-top (2|12)"):
-        WhiteningConfig(**options).require_dim(12)
-    with pytest.raises(WhiteningError, match=r"--remove-top (2|12)"):
-        fit(make_rows(), **options)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -10,16 +10,12 @@ import pytest
 
 from whiten_index.index import (
     exact_neighbours,
-    has_parameters,
     inner_index,
-    nprobe,
     recall_of,
     truth_of_rows,
     tune,
     tune_candidates,
 )
-from whiten_index.index.tuning import CANDIDATES
-from whiten_index.index.unlinked import unlinked
 from whiten_index.whitening import unit_rows
 
 K, ROWS, QUERIES, TOP = 24, 2_000, 60, 10
@@ -72,19 +68,6 @@ def test_neighbours_are_those_of_brute_force_however_rows_come(
     expected = np.argsort(-every, axis=1, kind="stable")[:, :TOP]
     np.testing.assert_allclose(scores, np.take_along_axis(every, expected, axis=1), atol=1e-5)
     assert (rows == expected).mean() > 0.999
-
-
-def test_fewer_rows_than_asked_for_are_filled_up(vectors: Any) -> None:
-    scores, rows = exact_neighbours([vectors[:3]], vectors[:2], 5)
-    assert set(rows[:, :3].ravel()) == {0, 1, 2}
-    assert (rows[:, 3:] == -1).all()
-    assert np.isneginf(scores[:, 3:]).all()
-
-
-def test_of_equal_rows_each_is_found_once() -> None:
-    same = np.ones((6, 4), dtype=np.float32)
-    _, rows = exact_neighbours([same[:2], same[2:]], same[:1], 6)
-    assert sorted(rows[0]) == [0, 1, 2, 3, 4, 5]
 
 
 def test_rows_are_no_neighbours_of_themselves(vectors: Any, held_out: Any, truth: Any) -> None:
@@ -163,15 +146,6 @@ def test_the_least_value_that_reaches_the_target_is_set(
     assert value == values[0] or recalls[max(value - max(value // 8, 2), values[0])] <= goal + 0.01
 
 
-def test_the_setting_is_in_the_file(vectors: Any, held_out: Any, truth: Any) -> None:
-    inner = filled("IVF32,Flat", vectors)
-    point = tune(inner, vectors[held_out], truth, target=0.95, exclude_self=held_out)
-    again = faiss.deserialize_index(faiss.serialize_index(inner))
-    assert nprobe(again) == point.parameters["nprobe"] > 1
-    recall = recall_of(again, vectors[held_out], truth, exclude_self=held_out)
-    assert recall == pytest.approx(point.recall)
-
-
 def test_a_target_beyond_the_codec_is_said_not_to_be_reached(
     vectors: Any, held_out: Any, truth: Any
 ) -> None:
@@ -214,16 +188,6 @@ def test_candidates_are_as_many_as_hold_the_neighbours(
     assert hits / truth.size >= 0.95
 
 
-def test_what_has_nothing_to_set_is_measured(vectors: Any, held_out: Any, truth: Any) -> None:
-    inner = filled("SQ8", vectors)
-    assert not has_parameters(inner)
-    point = tune(inner, vectors[held_out], truth, target=0.95, exclude_self=held_out)
-    assert point.parameters == {}
-    assert point.reached
-    assert 0.95 < point.recall <= 1
-    assert point.queries == QUERIES
-
-
 @pytest.mark.parametrize("target", [0.6, 0.9, 0.97])
 def test_the_least_effort_of_a_graph_is_set(vectors: Any, held_out: Any, target: float) -> None:
     inner = inner_index("HNSW4", K)
@@ -261,44 +225,3 @@ def test_a_graph_is_tuned_with_queries_it_does_not_hold() -> None:
     within = index.search(rows[held], 11)[1]
     easy = [len(set(a) & set(b)) / 10 for a, b in zip(within, among_all, strict=True)]
     assert np.mean(easy) > recall + 0.05
-
-
-def test_unlinked_rows_are_not_found_and_come_back() -> None:
-    rows = unit_rows(np.random.default_rng(0).standard_normal((500, 8))).astype(np.float32)
-    index = inner_index("HNSW8", 8)
-    index.add(rows)
-    links = faiss.rev_swig_ptr(index.hnsw.neighbors.data(), index.hnsw.neighbors.size())
-    before, away = links.copy(), np.arange(0, 500, 50)
-    away = away[away != index.hnsw.entry_point]
-    with unlinked(index, away):
-        assert not set(index.search(rows[away], 10)[1].ravel()) & set(away.tolist())
-    np.testing.assert_array_equal(links, before)
-
-    def failing() -> None:
-        with unlinked(index, away):
-            assert (links != before).any()
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        failing()
-    np.testing.assert_array_equal(links, before)
-
-
-@pytest.mark.parametrize("factory", ["HNSW4", "HNSW4_SQ8"])
-def test_candidates_of_a_graph_are_counted_without_the_queries_in_it(
-    vectors: Any, held_out: Any, truth: Any, factory: str
-) -> None:
-    inner = filled(factory, vectors)
-    queries = vectors[held_out]
-    point, needed = tune_candidates(inner, queries, truth, target=0.95, exclude_self=held_out)
-    # A group of queries that is not linked: as many as a two-hundredth of the rows.
-    right = hits = 0
-    for start in range(0, QUERIES, ROWS // 200):
-        own = held_out[start : start + ROWS // 200]
-        with unlinked(inner, own):
-            _, rows = inner.search(queries[start : start + len(own)], CANDIDATES[-1] + 1)
-        for near, near_truth, row in zip(rows, truth[start:], own, strict=False):
-            wanted = set(near_truth[:TOP].tolist()) - set(own.tolist())
-            others = [other for other in near.tolist() if other != row][:needed]
-            right, hits = right + len(wanted), hits + len(wanted & set(others))
-    assert point.recall == pytest.approx(hits / right)

@@ -6,7 +6,6 @@ Each is something that once ended in a traceback, was taken for something else, 
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import re
@@ -34,8 +33,6 @@ from tests.update_helpers import (
     tree,
     version_of,
 )
-from whiten_index import BuildConfig, open_index
-from whiten_index.config import read_job, read_toml
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -44,7 +41,6 @@ from whiten_index.errors import (
     StorageError,
     WhitenIndexError,
 )
-from whiten_index.monitoring import check_metrics
 from whiten_index.update import UpdateConfig, plan_update
 
 OPTIONS, CORPUS, ENCODER, ARTIFACT = 2, 3, 4, 5
@@ -73,18 +69,6 @@ def test_numbers_that_no_float_holds_are_no_options(name: str, value: Any) -> No
         UpdateConfig(index="i", **{name: value})
     assert f"--{name.replace('_', '-')}" in str(caught.value)
     assert len(str(caught.value)) < 300
-
-
-@pytest.mark.parametrize("threads", [3_000_000_000, HUGE, 0, -1], ids=["3e9", "huge", "0", "-1"])
-def test_threads_are_as_many_as_a_machine_may_have(threads: int, place: Place) -> None:
-    for ask in (
-        lambda: UpdateConfig(index="i", threads=threads),
-        lambda: BuildConfig(out="o", store="s", threads=threads),
-        lambda: BuildConfig(out="o", corpus="c", embedding_column="e", threads=threads),
-        lambda: open_index(place.out, threads=threads),
-    ):
-        with pytest.raises(ConfigError, match="--threads takes a number from 1 to 1024"):
-            ask()
 
 
 @pytest.mark.parametrize("options", [("--canaries", "9" * 400), ("--threads", "3000000000")])
@@ -128,52 +112,7 @@ def test_a_job_file_of_nonsense_is_refused(tmp_path: Path, line: str, match: str
         UpdateConfig(**Job.read(path).update)
 
 
-def test_no_job_file_sets_one_thing_twice(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text('out = "o"\nid-column = "a"\nid_column = "b"\n')
-    with pytest.raises(ConfigError, match="sets id-column and id_column, which are the same"):
-        read_toml(path)
-    path.write_text('out = "o"\nfilter = "a > 1"\nrow-filter = "a > 2"\n')
-    with pytest.raises(ConfigError, match="sets row_filter twice"):
-        read_job(path)
-
-
-@pytest.mark.parametrize("given", [[5], [True], [["a"]]])
-def test_a_builds_corpus_is_paths(given: Any) -> None:
-    with pytest.raises(ConfigError, match="--corpus takes texts"):
-        BuildConfig(out="o", corpus=given, embedding_column="e")
-
-
-@pytest.mark.parametrize("name", ["folder.prom", "a" * 300 + ".prom", LONG + ".prom", "", "."])
-def test_a_metrics_file_that_cannot_be_one(tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder.prom").mkdir()
-    path = tmp_path / name if len(name) > 1 else Path(name)
-    with pytest.raises(ConfigError, match=r"metrics file .* (is a folder|cannot be used)"):
-        check_metrics(path)
-
-
 # Paths
-
-
-def test_a_path_of_thousands_of_characters_is_that_of_no_index(place: Place) -> None:
-    for arguments in (
-        ("update", "--index", LONG),
-        ("update", "--index", LONG, "--dry-run"),
-        ("update", "--index", place.out, "--store", LONG),
-        ("inspect", LONG),
-    ):
-        status, _, stderr = run(*arguments)
-        assert status == OPTIONS
-        assert_one_error(stderr, match=r"a+\.\.\. is longer than a path can be")
-        assert len(stderr) < 500
-
-
-@pytest.mark.parametrize("name", ["a" * 300, LONG, f"{LONG}*", f"*/{LONG}"])
-def test_no_path_is_too_long_for_a_sentence(place: Place, name: str) -> None:
-    for arguments in ((name,), ("--canary-file", name), ("--model", name)):
-        status, _, stderr = run("update", "--index", place.out, *arguments)
-        assert status in (OPTIONS, CORPUS, ENCODER), arguments
-        assert_one_error(stderr, match="is longer than a path can be|check the pattern|no model")
 
 
 def test_another_store_is_refused_before_anything_is_written_there(
@@ -347,11 +286,6 @@ def broken(place: Place) -> None:
     place.write()
 
 
-def twice(place: Place) -> None:
-    place.files = {**place.files, "c.parquet": dict(place.files["a.parquet"])}
-    place.write()
-
-
 def flat(place: Place) -> None:
     row = next(iter(place.rows.values()))
     place.files = {name: dict.fromkeys(rows, row) for name, rows in place.files.items()}
@@ -379,19 +313,6 @@ def test_options_that_an_update_lacks_come_with_what_helps(
     assert str(caught.value).count("an update keeps") == 1
 
 
-def test_rows_that_are_there_twice_are_not_to_be_told_apart_otherwise(place: Place) -> None:
-    twice(place)
-    with pytest.raises(CorpusError, match=r"in a\.parquet, c\.parquet; make them uni") as caught:
-        place.update()
-    assert "--" not in str(caught.value)
-
-
-def test_errors_that_advise_what_an_update_takes_are_as_they_were(place: Place) -> None:
-    shutil.rmtree(place.corpus)
-    with pytest.raises(CorpusError, match=r"does not exist; check the path$"):
-        place.update()
-
-
 # Dry runs and canaries
 
 
@@ -399,14 +320,6 @@ def canaries(path: Path, embeddings: Any) -> str:
     kind = pa.list_(pa.float32())
     pq.write_table(pa.table({"embedding": pa.array(list(embeddings), kind)}), path)
     return str(path)
-
-
-def test_a_dry_run_reads_the_canary_file(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="cannot be read as Parquet"):
-        plan(place, canary_file=str(tmp_path / "nope.parquet"))
-    wide = canaries(tmp_path / "wide.parquet", np.ones((1, DIM + 1), dtype=np.float32))
-    with pytest.raises(CorpusError, match=f"{DIM + 1} dims, and those of the index {DIM}"):
-        plan(place, canary_file=wide)
 
 
 def test_a_dry_run_foretells_what_gates_of_size_keep_back(place: Place) -> None:
@@ -477,26 +390,3 @@ def test_a_published_version_that_is_missing_is_not_called_unbuilt(place: Place)
         assert_one_error(stderr, match=match)
     assert run("rollback", place.out, "--to", first)[0] == 0
     assert place.update().changes.to_json()["new"] == 4
-
-
-def test_an_idle_night_does_not_say_that_it_read(place: Place) -> None:
-    status, stdout, _ = run("update", "--index", place.out)
-    assert status == 0
-    assert "0 files read, 2 skipped" in stdout
-    assert re.search(r"^  in the corpus +300$", stdout, re.MULTILINE)
-    assert not re.search(r"^  read ", stdout, re.MULTILINE)
-
-
-def test_inspect_tells_what_an_update_changed_and_what_gates_found(place: Place) -> None:
-    status, stdout, _ = run("inspect", place.out)
-    assert status == 0
-    assert "gates" not in stdout
-    place.change()
-    report = place.update().to_json()
-    status, stdout, _ = run("inspect", place.out)
-    assert status == 0
-    assert f"update of version {report['base']}\n  4 new, 5 changed, 3 with other kept" in stdout
-    for gate in report["gates"]:
-        assert re.search(rf"^  {gate['name']} +passed$", stdout, re.MULTILINE)
-    fields = json.loads(run("inspect", place.out, "--json")[1])
-    assert fields["update"]["rows"] == report["rows"]

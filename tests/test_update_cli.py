@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
 from typing import Any
 
 import faiss
@@ -61,26 +60,6 @@ def test_one_object_says_what_was_done(place: Place) -> None:
     assert (again["drift"], again["decision"], again["gates"]) == (None, None, [])
 
 
-def test_a_person_is_told_the_same(place: Place) -> None:
-    before = place.rows
-    place.change()
-    rows = counts_of(before, place.rows)
-    status, stdout, stderr = update(place)
-    assert status == 0, stderr
-    assert f"version {version_of(place.out).name} published" in stdout
-    assert (
-        f"{rows['new']} new, {rows['changed']} changed, {rows['document']} with other kept columns,"
-        f" {rows['deleted']} deleted, {rows['unchanged']} as they were; 2 files read, 0 skipped"
-    ) in stdout
-    assert "transform: keep; the drift is" in stdout
-    for words in ("KL divergence, nats per dimension", "canaries", "passed", "measure drift"):
-        assert words in stdout
-    status, stdout, _ = update(place)
-    assert status == 0
-    assert f"version {version_of(place.out).name} is up to date, nothing to do" in stdout
-    assert "0 files read, 2 skipped" in stdout
-
-
 CHANGES = {
     "changed": lambda place: place.change(),
     "nothing": lambda place: None,
@@ -117,15 +96,6 @@ def test_a_dry_run_foretells_the_update_and_writes_nothing(
     assert all(free > 0 for free in plan["free"].values())
 
 
-def test_a_dry_run_in_words(place: Place) -> None:
-    place.change()
-    status, stdout, _ = update(place, "--dry-run")
-    assert status == 0
-    assert f"plan (nothing was written), from version {version_of(place.out).name}" in stdout
-    assert "rows to encode" in stdout
-    assert "4 new, 5 changed" in stdout
-
-
 def test_a_dry_run_does_not_wait_for_another_job(place: Place) -> None:
     place.change()
     with held_by_another_process(place.out) as pid:
@@ -160,20 +130,6 @@ def test_events_are_lines_and_the_last_is_the_report(place: Place, form: str) ->
         assert int(new) == (0 if ending == "up_to_date" else 4)
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_a_failure_is_the_last_line(place: Place, form: str) -> None:
-    file(place, "b.parquet", range(150, 151))
-    status, stdout, _ = update(place, "--log", form)
-    assert status == GATE
-    last = lines(stdout, form)[-1]
-    assert (last["event"], last["error"], int(last["exit_code"])) == (
-        "gate_failed",
-        "GateError",
-        GATE,
-    )
-    assert "gate size" in last["message"]
-
-
 # Exit statuses
 
 
@@ -190,16 +146,6 @@ def test_a_failed_gate_has_a_status_of_its_own(place: Place) -> None:
     status, _, stderr = update(place, "--max-shrink", "0.9")
     assert status == 0, stderr
     assert ids_of(place.out) == list(place.rows)
-
-
-def test_what_was_rolled_back_is_refused_by_the_dry_run_too(place: Place) -> None:
-    place.change()
-    published(place)
-    assert run("rollback", place.out)[0] == 0
-    for options in ((), ("--dry-run",)):
-        status, _, stderr = update(place, *options)
-        assert status == GATE
-        assert_one_error(stderr, match=r"was rolled back.*whiten-index rollback .* --to 000002-")
 
 
 @pytest.mark.parametrize(
@@ -230,13 +176,3 @@ def test_what_cannot_be_done_is_one_sentence_and_a_status(
     assert (found, stdout) == (status, ""), stderr
     assert_one_error(stderr, match=match)
     assert version_of(indexed.out) == version
-
-
-def test_no_index_is_an_artifact_that_is_missing(tmp_path: Path) -> None:
-    status, _, stderr = run("update", "--index", tmp_path / "none")
-    assert status == ARTIFACT
-    assert_one_error(stderr, match="none does not exist")
-    assert not (tmp_path / "none").exists()
-    status, _, stderr = run("update", "corpus")
-    assert status == OPTIONS
-    assert "--index" in stderr

@@ -15,7 +15,6 @@ import pytest
 
 from tests import update_helpers
 from tests.update_helpers import (
-    LONG_AGO,
     Place,
     assert_equals_fresh,
     assert_holds,
@@ -26,10 +25,6 @@ from tests.update_helpers import (
     version_of,
 )
 from whiten_index.encode import encode_corpus
-from whiten_index.errors import (
-    ArtifactError,
-)
-from whiten_index.plan import plan_build
 from whiten_index.update import UpdateConfig, plan_update, update_index
 from whiten_index.upkeep import gc_store
 from whiten_index.versions import prune
@@ -96,25 +91,6 @@ def test_a_file_written_just_now_is_read_again(place: Place) -> None:
     assert_holds(place)
 
 
-def test_a_file_of_tomorrow_is_read_again(place: Place) -> None:
-    """Whatever writes it may have a clock that goes wrong, and writes it again under that time."""
-    later = time.time() + 86_400
-    os.utime(place.corpus / "a.parquet", (later, later))
-    assert [skipped(place) for _ in range(2)] == [1, 1]
-
-
-def test_other_content_of_the_same_size_is_seen_by_its_time(place: Place) -> None:
-    path = place.corpus / "a.parquet"
-    size = path.stat().st_size
-    rows = dict(place.files["a.parquet"])
-    rows[3] = -rows[3][0], rows[3][1]
-    place.files = {**place.files, "a.parquet": rows}
-    place.write(age=LONG_AGO - 1)
-    assert path.stat().st_size == size
-    assert skipped(place) == 1
-    assert_holds(place)
-
-
 def test_other_content_under_the_same_time_is_seen_by_its_footer(place: Place) -> None:
     """A writer that sets times, as rsync and tar do, and a file of the same size."""
     path = place.corpus / "a.parquet"
@@ -148,16 +124,6 @@ def test_other_content_that_size_time_and_footer_hide_is_seen(place: Place, how:
     assert_holds(place)
 
 
-def test_a_file_that_is_copied_over_itself_is_read_and_nothing_is_encoded(place: Place) -> None:
-    path = place.corpus / "a.parquet"
-    shutil.copy2(path, place.root / "copy")
-    (place.root / "copy").replace(path)
-    assert skipped(place) == 1
-    report = place.update()
-    assert (report.up_to_date, report.encoded.counts.encoded) == (True, 0)
-    assert skipped(place) == 2
-
-
 @pytest.mark.parametrize("id_column", ["id", None])
 def test_a_renamed_file_is_read_and_nothing_is_encoded(
     tmp_path: Path, id_column: str | None
@@ -187,13 +153,6 @@ def test_rows_that_changed_places_are_published_in_their_new_order(place: Place)
     assert codes_by_id(place.out) == codes
 
 
-def test_files_come_and_go(place: Place) -> None:
-    place.files = {"b.parquet": place.files["b.parquet"], "c.parquet": some_rows(range(900, 1020))}
-    place.write()
-    assert skipped(place) == 1
-    assert_holds(place)
-
-
 def test_a_limit_that_ends_within_a_file(tmp_path: Path) -> None:
     """Rows come into its reach when those before them go."""
     place = Place.new(tmp_path, limit=200)
@@ -205,42 +164,6 @@ def test_a_limit_that_ends_within_a_file(tmp_path: Path) -> None:
     assert_equals_fresh(place.out, place.fresh().out)
     assert ids_of(place.out) == list(place.rows)[:200]
     assert skipped(place) == 2
-
-
-def test_skipped_rows_are_counted_of_files_not_read(tmp_path: Path) -> None:
-    place = Place.new(tmp_path, row_filter="x > 1", on_bad_row="skip")
-    place.build()
-    first = place.update()
-    assert first.to_json()["files"]["skipped"] == 2
-    assert first.encoded.counts.skipped == {"filtered": 60}
-    place.change()
-    report = place.update(refit="always")
-    fresh = place.fresh()
-    assert report.encoded.counts.skipped == fresh.encoded.counts.skipped
-    assert_equals_fresh(place.out, fresh.out)
-
-
-def test_a_file_all_of_whose_rows_are_left_out(tmp_path: Path) -> None:
-    place = Place.new(tmp_path, row_filter="x > 1")
-    place.files = {**place.files, "c.parquet": {i: (row, 1) for i, (row, _) in
-                                                 some_rows(range(900, 1000)).items()}}  # fmt: skip
-    place.write()
-    place.build()
-    assert skipped(place) == 3
-    place.files = {**place.files, "a.parquet": some_rows(range(140))}
-    place.write()
-    assert skipped(place, refit="always") == 2
-    assert_equals_fresh(place.out, place.fresh().out)
-
-
-def test_two_new_files_with_the_same_rows(tmp_path: Path) -> None:
-    place = Place.new(tmp_path, id_column=None)
-    place.build()
-    rows = some_rows(range(900, 960))
-    place.files = {**place.files, "c.parquet": rows, "d.parquet": rows}
-    place.write()
-    assert skipped(place, refit="always") == 2
-    assert_equals_fresh(place.out, place.fresh().out)
 
 
 # Where things are
@@ -267,18 +190,6 @@ def corpora(store: Path) -> list[str]:
     """The folders whose rows a store remembers."""
     records = (json.loads(path.read_text()) for path in store.glob("*/corpora/*.json"))
     return sorted(Path(record["source"]["sources"][0]).name for record in records)
-
-
-def test_a_corpus_in_another_folder_each_night_is_remembered_once(tmp_path: Path) -> None:
-    place = Place.new(tmp_path)
-    place.build()
-    for night in range(3):
-        folder = place.root / f"night{night}"
-        shutil.copytree(place.corpus, folder)
-        if night != 1:
-            pq.write_table(table_of(some_rows(range(900, 910 + night))), folder / "c.parquet")
-        place.update(folder)
-        assert corpora(place.out / "store") == [folder.name]
 
 
 @pytest.mark.parametrize("what", ["encoded", "another index"])
@@ -322,19 +233,6 @@ def test_an_index_moved_with_its_store(place: Place) -> None:
     assert ids_of(moved) == list(place.rows)
 
 
-def test_a_store_that_moved_is_named(tmp_path: Path) -> None:
-    place = Place.new(tmp_path)
-    place.build(store=str(tmp_path / "store"))
-    place.change()
-    (tmp_path / "store").rename(tmp_path / "archive")
-    with pytest.raises(ArtifactError, match=f"none in {tmp_path}/store.*--store DIR"):
-        place.update()
-    report = place.update(store=str(tmp_path / "archive"))
-    assert report.encoded.counts.encoded == 9
-    # The next one knows.
-    assert place.update().up_to_date
-
-
 def test_a_store_shared_by_two_indexes(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     place = Place.new(tmp_path, store=store)
@@ -363,11 +261,3 @@ def test_what_another_corpus_in_the_store_holds_is_not_encoded(tmp_path: Path) -
     assert report.encoded.counts.encoded == 0
     assert report.changes.to_json()["new"] == 80
     assert_equals_fresh(place.out, place.fresh(store=None).out)
-
-
-def test_a_build_and_its_plan_know_rows_too(place: Place) -> None:
-    place.change()
-    plan = plan_build(place.config())
-    counts = place.build().encoded.counts
-    assert (plan.to_encode, plan.reused) == (counts.encoded, counts.reused)
-    assert counts.encoded == 9

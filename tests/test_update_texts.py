@@ -250,23 +250,3 @@ def test_an_encoder_that_changed_is_refused(texts_index: Path, own_model: Path) 
         with pytest.raises(EncoderError, match=r"gives other embeddings.*--model.*new index"):
             call(texts_index)
     assert version_of(texts_index) == before
-
-
-def test_an_encoder_that_moved_is_named(texts_index: Path, own_model: Path) -> None:
-    own_model.rename(own_model.parent / "moved")
-    with pytest.raises(EncoderError):
-        update(texts_index)
-    report = update(texts_index, model=str(own_model.parent / "moved"))
-    assert report.encoded.counts.encoded == 1
-    # The next one knows.
-    assert update(texts_index).up_to_date
-
-
-def test_an_encoder_that_was_renamed_on_the_way_is_the_same(
-    texts_index: Path, own_model: Path
-) -> None:
-    """Rows that the store has are found though another folder gives them."""
-    other = Path(shutil.copytree(own_model, own_model.parent / "other"))
-    report = update(texts_index, model=str(other), refit="always")
-    assert report.encoded.counts.encoded == 1
-    assert len(list((texts_index / "store").glob("*/manifest.json"))) == 1

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import faiss
 import numpy as np
@@ -24,24 +22,20 @@ from tests.update_helpers import (
     Place,
     assert_equals_fresh,
     assert_holds,
-    codes_of,
     ids_of,
     some_rows,
-    table_of,
     tree,
     version_of,
 )
 from tests.upkeep_helpers import built_manifest
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import open_index
 from whiten_index.artifacts.manifest import publish_folder
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
-    CorpusError,
     GateError,
     WhiteningError,
 )
-from whiten_index.progress import Silent
 from whiten_index.store import CorpusPart, CorpusRecord
 from whiten_index.update import UpdateConfig, again, plan_update, update_index
 from whiten_index.update.base import Base
@@ -58,18 +52,6 @@ indexed, place = update_helpers.indexed, update_helpers.place
 
 
 # Versions
-
-
-def test_nothing_is_done_where_nothing_changed(place: Place) -> None:
-    before = tree(place.out / "versions") | {"CURRENT": (place.out / "CURRENT").read_bytes()}
-    for options in ({}, {"refit": "always"}, {"refit": "never"}, {"read_all": True}):
-        report = place.update(**options)
-        assert report.up_to_date
-        assert report.to_json()["decision"] is None
-        assert report.to_json()["drift"] is None
-        assert report.to_json()["gates"] == []
-    after = tree(place.out / "versions") | {"CURRENT": (place.out / "CURRENT").read_bytes()}
-    assert after == before
 
 
 def test_what_was_kept_can_be_fitted_again_without_a_change(place: Place) -> None:
@@ -135,28 +117,6 @@ def test_what_was_rolled_back_is_not_published_again(place: Place) -> None:
     assert_equals_fresh(place.out, place.fresh().out)
 
 
-def test_texts_of_a_version_that_was_rolled_back_are_told_when_they_come_again(
-    place: Place,
-) -> None:
-    class Notes(Silent):
-        told: ClassVar[list[str]] = []
-
-        def note(self, message: str) -> None:
-            self.told.append(message)
-
-    place.files = {**place.files, "c.parquet": some_rows(range(900, 930))}
-    place.write()
-    bad = place.update().version
-    rollback(place.out)
-    # Ten of the thirty are mended, and another one came.
-    mended = {**some_rows(range(900, 920)), **some_rows(range(1400, 1411))}
-    place.files = {**place.files, "c.parquet": mended}
-    place.write()
-    update_index(UpdateConfig(index=str(place.out), threads=1), progress=Notes())
-    (note,) = (each for each in Notes.told if "rolled back" in each)
-    assert f"20 of the 30 texts that version {bad} brought" in note
-
-
 SOURCE = {
     "sources": ["c"], "text_columns": ["text"], "embedding_column": None, "row_filter": None,
     "limit": None,
@@ -214,31 +174,6 @@ def test_texts_that_come_again_are_counted_once_and_not_where_the_base_has_them(
     assert list(again.told_again(base, record("now"), store)) == expected
 
 
-@pytest.mark.parametrize("new", [10, 90_000])
-def test_texts_that_come_again_are_told_in_little_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: int
-) -> None:
-    """Some rows of every shard changed, so that all parts differ, or nearly all of them."""
-    rows = 100_000
-    digests = np.random.default_rng(0).integers(0, 256, (rows + new, 16), dtype=np.uint8)
-    held = {"0" * 32: digests[:rows], "1" * 32: digests[new:], "2" * 32: digests[new:]}
-    store: Any = SimpleNamespace(shards=SimpleNamespace(digests=held.__getitem__))
-    base_record, bad, now = (
-        CorpusRecord(SOURCE, (CorpusPart(name, name, rows, rows, 0),), {}) for name in held
-    )
-    publish_record(tmp_path, "v2", bad)
-    base: Any = SimpleNamespace(folder=tmp_path / "versions/v1", record=base_record, store=store)
-    monkeypatch.setattr(again.faiss_index, "withdrawn_versions", lambda _: ("v2",))
-    tracemalloc.start()
-    try:
-        (note,) = again.told_again(base, now, store)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert f"{new:,} of the {new:,} texts that version v2 brought" in note
-    assert peak < 120 * rows
-
-
 def test_a_withdrawn_version_that_a_disk_does_not_give_stops_no_update(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,17 +199,6 @@ def told_by(place: Place) -> Iterator[str]:
     return again.told_again(base, base.record, base.store)
 
 
-def test_another_transform_of_a_corpus_that_was_rolled_back_can_be_ordered(place: Place) -> None:
-    place.change()
-    bad = place.update(refit="always").version
-    rollback(place.out)
-    with pytest.raises(GateError, match="--refit always or never"):
-        place.update()
-    with pytest.raises(GateError, match="rolled back"):
-        place.update(refit="always")
-    assert place.update(refit="never").version != bad
-
-
 def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Place) -> None:
     place.files = {**place.files, "c.parquet": some_rows(range(900, 1300))}
     place.write()
@@ -284,33 +208,6 @@ def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Pl
     place.files["c.parquet"] = some_rows([*range(900, 1200), *range(1400, 1405)])
     place.write()
     assert place.update(max_growth=9).encoded.counts.encoded == 5
-
-
-def test_a_gate_keeps_a_version_aside(place: Place) -> None:
-    first = version_of(place.out).name
-    kept, place.files = place.files, {"a.parquet": place.files["a.parquet"]}
-    place.write()
-    with pytest.raises(GateError, match=r"gate size: .*150 rows") as error:
-        place.update()
-    candidate = Path(error.value.candidate)
-    assert candidate.parent.name == "candidates"
-    assert (candidate / "manifest.json").exists()
-    assert [gate["name"] for gate in error.value.gates if not gate["passed"]] == ["size"]
-    assert version_of(place.out).name == first
-    assert place.update(max_shrink=0.5).changes.to_json()["deleted"] == 150
-    assert not list((place.out / "candidates").iterdir())
-    place.files = kept
-    place.write()
-    assert place.update().changes.to_json()["new"] == 150
-
-
-def test_the_same_as_before_a_failed_gate_is_not_encoded_again(place: Place) -> None:
-    place.files = {**place.files, "c.parquet": some_rows(range(900, 1300))}
-    place.write()
-    with pytest.raises(GateError, match="gate size"):
-        place.update()
-    report = place.update(max_growth=9)
-    assert (report.encoded.counts.encoded, report.changes.to_json()["new"]) == (0, 400)
 
 
 def test_queries_of_ones_own_must_find_what_they_did(place: Place) -> None:
@@ -363,35 +260,6 @@ def test_nights_with_care_taken_of_store_and_versions_between(tmp_path: Path) ->
 # Earlier releases
 
 
-@pytest.fixture
-def golden(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(Path(__file__).parent / "golden" / "v1", tmp_path / "golden"))
-
-
-@pytest.mark.parametrize("refit", ["always", "never"])
-def test_a_version_of_an_earlier_release_is_updated(golden: Path, refit: str) -> None:
-    table = pq.read_table(golden / "corpus.parquet")
-    before = version_of(golden / "index")
-    codes = codes_of(golden / "index")
-    rows = pa.concat_tables([table.slice(1), table.slice(0, 1).set_column(0, "id", [["doc-new"]])])
-    pq.write_table(rows, golden / "corpus.parquet")
-    config = UpdateConfig(
-        index=str(golden / "index"), corpus=(str(golden / "corpus.parquet"),), refit=refit
-    )
-    foretold = plan_update(config)
-    report = update_index(config)
-    expected = {"new": 1, "deleted": 1, "changed": 0, "document": 0, "total": 8, "unchanged": 7}
-    assert report.changes.to_json() == foretold.rows == expected
-    assert report.encoded.counts.encoded == foretold.to_encode == 0
-    assert ids_of(golden / "index") == [*(f"doc-{i}" for i in range(1, 8)), "doc-new"]
-    after = version_of(golden / "index")
-    if refit == "never":
-        found = codes_of(golden / "index")
-        assert [found[row] for row in range(8)] == [codes[(row + 1) % 8] for row in range(8)]
-        for name in ("whitening.safetensors", "moments.safetensors"):
-            assert (after / name).read_bytes() == (before / name).read_bytes()
-
-
 # What cannot be updated
 
 
@@ -403,14 +271,6 @@ def test_a_version_that_is_damaged_is_not_updated(place: Place) -> None:
     place.change()
     with pytest.raises(ArtifactError, match=r"index\.faiss"):
         place.update()
-
-
-def test_no_folder_is_made_where_there_is_no_index(tmp_path: Path) -> None:
-    for made in (tmp_path / "nothing", tmp_path):
-        with pytest.raises(ArtifactError):
-            update_index(UpdateConfig(index=str(made)))
-    assert not (tmp_path / "nothing").exists()
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_shard_is_encoded_again(place: Place) -> None:
@@ -435,33 +295,6 @@ def test_embeddings_of_another_width_are_refused(place: Place) -> None:
             call()
     # Nothing was kept of what no index will need.
     assert {n for n in tree(place.out) if "lock" not in n} == {n for n in before if "lock" not in n}
-
-
-def test_ids_that_are_strings_by_now(place: Place) -> None:
-    files = {n: table_of(rows) for n, rows in place.files.items()}
-    for name, table in files.items():
-        ids = table["id"].cast(pa.string())
-        pq.write_table(table.set_column(0, "id", ids), place.corpus / name)
-    report = place.update(refit="never")
-    assert ids_of(place.out) == [str(i) for i in place.rows]
-    assert report.changes.unchanged == 300
-
-
-def test_an_index_made_from_a_store_alone_says_what_to_do(tmp_path: Path) -> None:
-    place = Place.new(tmp_path, store=str(tmp_path / "store"))
-    place.build()
-    build_index(BuildConfig(store=str(tmp_path / "store"), out=str(tmp_path / "alone"), k=3))
-    with pytest.raises(
-        (ConfigError, ArtifactError), match=r"from a store alone.*whiten-index build"
-    ):
-        update_index(UpdateConfig(index=str(tmp_path / "alone")))
-
-
-def test_a_corpus_that_is_gone(place: Place) -> None:
-    shutil.rmtree(place.corpus)
-    with pytest.raises(CorpusError, match="does not exist"):
-        place.update()
-    assert len(open_index(place.out)) == 300
 
 
 @pytest.mark.parametrize(
@@ -489,13 +322,6 @@ def test_a_corpus_that_is_gone(place: Place) -> None:
 def test_options_that_cannot_be_used(indexed: Place, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         update_index(UpdateConfig(**{"index": str(indexed.out), **options}))
-
-
-def test_ids_that_occur_twice(place: Place) -> None:
-    place.files = {**place.files, "c.parquet": some_rows([3])}
-    place.write()
-    with pytest.raises(CorpusError, match=r"more than once.*3"):
-        place.update()
 
 
 def test_whitening_that_became_impossible(place: Place) -> None:

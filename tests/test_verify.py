@@ -14,11 +14,8 @@ from tests.bad_input_helpers import run
 from tests.build_helpers import build, random_rows, write_rows
 from tests.corpus_helpers import overwrite
 from tests.upkeep_helpers import PACK, World, add_version, new_world, pack_folders, shard_folders
-from whiten_index import open_index
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
-from whiten_index.errors import ArtifactError
-from whiten_index.index import read_index_id
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.upkeep import compact_store, gc_store, verify_index, verify_store
 from whiten_index.versions import prune, rollback
@@ -158,15 +155,6 @@ def test_damaged_notes(world, kind):
     assert verify_store(world.place).damages == ()
 
 
-def test_a_damaged_registration_is_written_anew(world):
-    (path,) = world.store.users.files()
-    overwrite(path, 30, 31)
-    assert [each.path for each in verify_store(world.place).damages] == [str(path)]
-    index = world.root / "index"
-    world.store.users.register(index, read_index_id(index))
-    assert verify_store(world.place).sound
-
-
 def test_a_damaged_manifest_of_the_store(world):
     path = world.store.folder / "manifest.json"
     overwrite(path, 30, 31)
@@ -175,15 +163,6 @@ def test_a_damaged_manifest_of_the_store(world):
     assert "run whiten-index encode" in damage.remedy
     assert world.encode().counts.encoded == 0
     assert verify_store(world.place).damages == ()
-
-
-def test_a_corpus_is_encoded_though_the_record_of_another_is_damaged(world):
-    for path in (world.store.folder / "corpora").iterdir():
-        overwrite(path, 40, 41)
-    assert world.encode().counts.encoded == 0
-    assert len(verify_store(world.place).damages) == 1
-    world.encode("other")
-    assert verify_store(world.place).sound
 
 
 def test_what_only_a_version_needs_and_what_nothing_needs(world):
@@ -274,14 +253,6 @@ def versions_of(out: Path) -> list[Path]:
     return sorted((out / "versions").iterdir())
 
 
-def test_a_sound_index(out):
-    report = verify_index(out)
-    assert (report.sound, report.checked) == (True, {"CURRENT": 1, "versions": 3})
-    assert report.stores == (str(out / "store"),)
-    size = sum(p.stat().st_size for p in (*out.rglob("versions/*/*"), out / "CURRENT"))
-    assert report.bytes == size
-
-
 NAMES = ["index.faiss", "documents.arrow", "whitening.safetensors", "corpus.json", "manifest.json"]
 
 
@@ -296,26 +267,6 @@ def test_a_damaged_version_that_is_published(out, name):
     rollback(out, to=before.name)
     assert "prune" in verify_index(out).damages[0].remedy
     prune(out, keep=3)
-    assert verify_index(out).sound
-
-
-def test_or_the_same_build_makes_it_anew(out):
-    last = versions_of(out)[-1]
-    overwrite(last / "index.faiss", 100, 101)
-    report = build(out, str(out.parent / "c.parquet"))
-    assert report.encoded.counts.encoded == 0
-    assert [damage.path for damage in verify_index(out).damages] == [str(last)]
-    prune(out, keep=3)
-    assert verify_index(out).sound
-    assert len(open_index(out)) == 100
-
-
-def test_a_damaged_version_that_is_not_published(out):
-    first = versions_of(out)[0]
-    overwrite(first / "documents.arrow", 100, 101)
-    (damage,) = verify_index(out).damages
-    assert damage.remedy == f"nobody reads it: whiten-index prune {out} --keep N removes it"
-    prune(out, keep=2)
     assert verify_index(out).sound
 
 
@@ -389,37 +340,10 @@ def test_an_index_is_verified_with_its_store(out):
     assert status == 0
 
 
-def test_what_is_neither(tmp_path):
-    status, _, err = run("verify", tmp_path)
-    assert status == 5
-    assert "is neither an index nor a store of embeddings" in err
-    for check in (verify_index, verify_store):
-        with pytest.raises(ArtifactError):
-            check(tmp_path)
-
-
 def lose_shards(out: Path, version: Path) -> None:
     store = EmbeddingStore.open(out / "store")
     for shard in CorpusRecord.load(version / "corpus.json").shards:
         shutil.rmtree(store.shards.folder / shard)
-
-
-def test_a_version_of_which_the_store_lacks_shards(out):
-    """As where an index was moved and its old place forgotten: the store knows of none of it."""
-    for path in (out / "store").glob("*/indexes/*"):
-        path.unlink()
-    out = out.rename(out.parent / "moved")
-    first, second, _ = versions_of(out)
-    lose_shards(out, second)
-    (damage,) = verify_index(out).damages
-    assert damage.path == str(second)
-    assert "lacks 1 of the shards of version" in damage.why
-    assert damage.touches == (f"version {second.name}",)
-    assert verify_index(out, with_store=False).sound
-    assert damage.remedy.endswith(f"prune {out} --keep 1 removes it")
-    overwrite(first / "index.faiss", 100, 101)
-    prune(out, keep=1)
-    assert verify_index(out).sound
 
 
 def test_the_published_version_lacks_shards_and_encoding_mends_it(out):
@@ -433,24 +357,6 @@ def test_the_published_version_lacks_shards_and_encoding_mends_it(out):
     assert report.encoded.counts.encoded == 100
     assert verify_index(out).sound
     assert verify_store(out / "store").sound
-
-
-def test_a_version_to_go_back_to_is_one_that_can_be_gone_to(out):
-    first, second, last = versions_of(out)
-    lose_shards(out, second)
-    overwrite(last / "index.faiss", 100, 101)
-    damages = {damage.path: damage for damage in verify_index(out).damages}
-    assert f"rollback {out} --to {first.name}," in damages[str(last)].remedy
-    rollback(out, to=first.name)
-    prune(out, keep=1)
-    assert verify_index(out).sound
-
-
-def test_a_store_out_of_reach_is_a_note(out):
-    (out / "store").rename(out.parent / "away")
-    report = verify_index(out)
-    assert (report.sound, len(report.notes)) == (True, 3)
-    assert "is not there, and was not looked at" in run("verify", out)[1]
 
 
 # Remedies for packs
@@ -471,21 +377,6 @@ def two_packs(tmp_path):
     return world, packs / first, second
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_damaged_pack_that_another_holds_too(tmp_path, which):
-    world, *packs = two_packs(tmp_path)
-    assert verify_store(world.place).sound
-    overwrite(packs[which] / "embeddings.safetensors", 600, 700)
-    (damage,) = verify_store(world.place).damages
-    assert damage.path == str(packs[which])
-    assert damage.remedy.endswith(f"run whiten-index gc {world.place} --keep-days 0")
-    world.assert_intact()
-    gc_store(world.place, keep_days=0)
-    assert pack_folders(world) == {packs[1 - which].name}
-    world.assert_intact()
-    assert verify_store(world.place).sound
-
-
 def test_packs_that_are_damaged_both(tmp_path):
     world, *packs = two_packs(tmp_path)
     for pack in packs:
@@ -496,20 +387,3 @@ def test_packs_that_are_damaged_both(tmp_path):
     mend(world)
     world.assert_intact()
     assert verify_store(world.place).sound
-
-
-def test_a_missing_shard_of_an_old_version(tmp_path):
-    world = new_world(tmp_path, 40)
-    old = world.records[0][0]
-    index = tmp_path / "index"
-    add_version(world, index, old, 1)
-    world.corpora["news"] = [world.numbers(40)]
-    add_version(world, index, world.encode().record, 2)
-    shutil.rmtree(world.store.shards.folder / old.parts[0].shard)
-    (damage,) = verify_store(world.place).damages
-    assert damage.touches == (f"version 000001-0123456789ab of index {index}",)
-    assert "remove them with whiten-index prune" in damage.remedy
-    prune(index, keep=1)
-    gc_store(world.place, keep_days=0)
-    assert verify_store(world.place).sound
-    world.assert_intact()

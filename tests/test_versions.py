@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.bad_input_helpers import ARTIFACT, BUSY, OPTIONS, assert_one_error, run
+from tests.bad_input_helpers import ARTIFACT, run
 from tests.build_helpers import build, random_rows, write_rows
-from tests.test_build_again import held_by_another_process
 from whiten_index import index as faiss_index
 from whiten_index import open_index
 from whiten_index.artifacts import manifest
@@ -196,21 +195,6 @@ def test_a_candidate_is_not_seen_until_it_is_promoted(out: Path) -> None:
     assert k_of(out) == 2
 
 
-def test_there_is_one_candidate_at_most_and_no_name_comes_twice(out: Path) -> None:
-    first = names(out)[0]
-    for _ in range(2):
-        name = next_version(out, "f" * 32)
-        publish_candidate(out, name, fill_from(out, first))
-    assert version_names(out, inside="candidates") == [name]
-    assert name == "000006-ffffffffffff"
-    (out / "candidates" / ".tmp-x").mkdir()
-    faiss_index.tidy(out)
-    assert [path.name for path in (out / "candidates").iterdir()] == [name]
-    with pytest.raises(StorageError, match="cannot write"):
-        promote(out, "000009-ffffffffffff")
-    assert k_of(out) == 5
-
-
 def test_a_promotion_cut_in_two_is_found_and_finished(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,51 +289,7 @@ def test_the_versions_are_listed_newest_first_with_what_is_known(out: Path) -> N
     assert second in found
 
 
-@pytest.mark.parametrize("how", ["missing", "garbage"])
-def test_versions_are_listed_without_a_current(out: Path, how: str) -> None:
-    (out / "CURRENT").unlink() if how == "missing" else (out / "CURRENT").write_text("x")
-    listed = list_versions(out)
-    assert len(listed) == 4
-    assert not any(facts.published for facts in listed)
-    status, _, stderr = run("versions", out)
-    assert status == 0
-    assert "none of them is published" in stderr
-    assert run("rollback", out)[0] == ARTIFACT
-    assert rollback(out, to=listed[1].name).left is None
-    assert k_of(out) == 4
-
-
-@pytest.mark.parametrize("what", ["gone", "a folder", "a store"])
-def test_what_is_no_index_has_no_versions_and_gets_no_lock(tmp_path: Path, what: str) -> None:
-    place = tmp_path / "place"
-    if what != "gone":
-        place.mkdir()
-    for command in (("versions",), ("rollback",), ("prune", "--keep", 1)):
-        status, _, stderr = run(*command, place)
-        assert status == ARTIFACT
-        assert_one_error(stderr, match=r"(does not exist|is not a published index).*check the path")
-    assert not place.exists() or not list(place.iterdir())
-
-
 # Going back
-
-
-def test_a_rollback_publishes_the_version_before_and_withdraws_the_one_left(out: Path) -> None:
-    first, second, third, last = names(out)
-    rolled = rollback(out)
-    assert (rolled.left, rolled.to) == (last, third)
-    assert read_current(out).withdrawn == (last,)
-    assert k_of(out) == 4
-    assert rollback(out).to == second
-    assert read_current(out).withdrawn == (third, last)
-    assert rollback(out, to=last).to == last
-    assert read_current(out).withdrawn == (third,), "going forward withdraws nothing"
-    assert rollback(out).to == second, "one that was withdrawn is passed over"
-    assert rollback(out).to == first
-    with pytest.raises(ArtifactError, match=f"no sound version older than {first} to go back to"):
-        rollback(out)
-    assert k_of(out) == 2
-    assert names(out) == [first, second, third, last], "nothing is removed"
 
 
 def test_a_build_does_not_publish_again_what_was_withdrawn(
@@ -363,30 +303,6 @@ def test_a_build_does_not_publish_again_what_was_withdrawn(
     assert report.version.partition("-")[2] == last.partition("-")[2], "made of the same"
     assert read_current(out).version == report.version
     assert read_current(out).withdrawn == (last,)
-
-
-def test_a_rollback_passes_over_damaged_versions_and_checks_before_it_publishes(
-    out: Path,
-) -> None:
-    first, second, third, _last = names(out)
-    damage(out, third)
-    before = (out / "CURRENT").read_bytes()
-    with pytest.raises(ArtifactError, match=rf"{third}.*index\.faiss is damaged: its content"):
-        rollback(out, to=third)
-    assert (out / "CURRENT").read_bytes() == before
-    assert rollback(out).to == second
-    damage(out, first, "moments.safetensors")
-    with pytest.raises(ArtifactError, match=rf"older than {second}.*{first}.*moments.*damaged"):
-        rollback(out)
-
-
-def test_a_rollback_leaves_a_damaged_version_behind(out: Path) -> None:
-    last = names(out)[-1]
-    damage(out, last, "manifest.json")
-    with pytest.raises(ArtifactError, match=r"manifest\.json"):
-        open_index(out)
-    assert rollback(out).left == last
-    assert k_of(out) == 4
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -416,40 +332,7 @@ def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
     assert read_current(out).version == second
 
 
-def test_a_version_that_cannot_be_gone_to_is_said(out: Path) -> None:
-    first, *_, last = names(out)
-    candidate = next_version(out, "f" * 32)
-    publish_candidate(out, candidate, fill_from(out, first))
-    with pytest.raises(ConfigError, match=f"{last} is the published version already"):
-        rollback(out, to=last)
-    for name in ("000099-000000000000", "", "..", "../../etc"):
-        with pytest.raises(ConfigError, match=f"is no version of .*; it has {first}, "):
-            rollback(out, to=name)
-    with pytest.raises(ConfigError, match=f"{candidate} is a candidate that a gate kept back"):
-        rollback(out, to=candidate)
-    with held_by_another_process(out):
-        for command in (("rollback", out), ("prune", out, "--keep", 1)):
-            status, _, stderr = run(*command)
-            assert status == BUSY
-            assert_one_error(stderr, match="is being written by process")
-    assert k_of(out) == 5
-
-
 # Removing
-
-
-def test_prune_keeps_the_published_version_and_the_newest_before_it(out: Path) -> None:
-    first, second, third, last = names(out)
-    before = sum(p.stat().st_size for p in out.glob("versions/*/*"))
-    pruned = prune(out, keep=2)
-    assert pruned.removed == (first, second)
-    assert pruned.kept == (third, last)
-    after = sum(p.stat().st_size for p in out.glob("versions/*/*"))
-    assert pruned.bytes == before - after > 0
-    assert prune(out, keep=2).removed == ()
-    assert prune(out, keep=1).removed == (third,)
-    assert names(out) == [last]
-    assert k_of(out) == 5
 
 
 def test_prune_keeps_what_can_be_gone_back_to_after_a_rollback(out: Path) -> None:
@@ -521,12 +404,6 @@ def test_what_a_reader_has_open_stays_readable_when_it_is_pruned(out: Path, mapp
     assert opened.search_like(3) == like
 
 
-def test_how_many_are_kept_is_checked(out: Path) -> None:
-    assert run("prune", out, "--keep", 0)[0] == OPTIONS
-    assert run("prune", out)[0] == OPTIONS
-    assert len(names(out)) == 4
-
-
 def test_a_folder_that_cannot_be_written_is_a_disk_error(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -559,43 +436,7 @@ def test_a_reader_whose_version_was_replaced_and_removed_opens_the_new_one(out: 
     assert calls == [first, last]
 
 
-def test_a_damaged_version_is_an_error_at_once_while_nothing_else_is_published(out: Path) -> None:
-    damage(out, names(out)[-1])
-    calls: list[str] = []
-
-    def read(version: Version) -> None:
-        calls.append(version.name)
-        version.check()
-
-    with pytest.raises(ArtifactError, match="does not match its checksum"):
-        with_published(out, read)
-    assert len(calls) == 1
-
-
 # The command line
-
-
-def test_the_commands_say_what_they_found_and_did(out: Path) -> None:
-    first, second, third, last = names(out)
-    damage(out, first)
-    status, stdout, _ = run("versions", out, "--verify", "full")
-    assert status == 0
-    lines = stdout.splitlines()
-    assert [line.split()[0] for line in lines[:5]] == ["version", last, third, second, first]
-    assert lines[1].endswith("published")
-    assert lines[4].endswith("damaged")
-    assert "does not match its checksum" in lines[5]
-    status, stdout, _ = run("rollback", out)
-    assert (status, stdout) == (0, f"{out}: version {third} published, instead of {last}\n")
-    shown = json.loads(run("versions", out, "--json")[1])["versions"]
-    assert [facts["withdrawn"] for facts in shown] == [True, False, False, False]
-    status, stdout, _ = run("prune", out, "--keep", 2, "--json")
-    assert status == 0
-    told = json.loads(stdout)
-    assert (told["removed"], told["kept"]) == ([first, last], [second, third])
-    status, stdout, _ = run("rollback", out, "--to", second, "--json")
-    assert json.loads(stdout) == {"left": third, "to": second, "note": "", "skipped": {}}
-    assert np.array_equal(sorted(names(out)), [second, third])
 
 
 # What the store lacks, links, and what keep may be
@@ -633,13 +474,6 @@ def test_a_rollback_says_what_the_store_lacks(tmp_path: Path) -> None:
     status, _, err = run("rollback", out, "--to", second, "--without-store")
     assert (status, "can be searched, but neither ranked again" in err) == (0, True)
     assert len(open_index(out)) == 80
-
-
-def test_a_rollback_without_a_store_in_reach_goes_on_and_says_so(out: Path) -> None:
-    (out / "store").rename(out / "away")
-    rolled = rollback(out)
-    assert (rolled.to, "cannot be reached" in rolled.note) == (names(out)[2], True)
-    assert k_of(out) == 4
 
 
 def test_links_among_the_versions_are_left_alone(out: Path, tmp_path: Path) -> None:

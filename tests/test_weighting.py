@@ -35,17 +35,6 @@ def test_the_number_of_rows_does_not_matter_to_weights_by_frequency(counts, time
         np.testing.assert_allclose(many[::times], weigh(counts), rtol=1e-9)
 
 
-def test_a_million_rows_are_weighed_by_their_frequency():
-    counts = np.random.default_rng(0).zipf(1.5, size=1_000_000).clip(max=10**6)
-    weights = inverse_frequency(counts)
-    assert weights[counts.argmin()] > 100 * weights[counts.argmax()]
-
-
-def test_a_row_of_mean_frequency_weighs_half_of_one_that_never_occurs():
-    never, mean, _ = inverse_frequency([0, 5, 10])
-    assert never == pytest.approx(2 * mean)
-
-
 @quick
 @given(counts=st.lists(st.integers(1, 10**6), min_size=1))
 def test_smoothing_relative_to_a_vocabulary_is_that_of_arora(counts):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.whitening_helpers import covariance_of, fit, make_rows
-from whiten_index.errors import WhitenIndexError, WhiteningError
+from whiten_index.errors import WhiteningError
 from whiten_index.moments import Moments
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
 
@@ -94,23 +94,6 @@ def test_no_number_is_ever_not_finite(kind, condition, ratio, dtype):
         assert np.isfinite(whitening.export().matrix).all()
 
 
-@pytest.mark.parametrize("ratio", [1, 100])
-def test_float16_rows_are_whitened_as_the_numbers_they_are(ratio):
-    rows = make_rows(2, 12, 5, ratio=ratio).astype(np.float16)
-    truth, _ = exact_vectors(rows, rank=5)
-    vectors = fit(rows, k="full").apply(rows)
-    np.testing.assert_allclose(vectors @ vectors.T, truth, atol=1e-9)
-
-
-@pytest.mark.parametrize("kind", WHITENS)
-def test_duplicated_rows_change_no_direction(kind):
-    rows = make_rows(0, 40, ratio=3)
-    once, twice = (fit(x, kind=kind, k="full") for x in (rows, np.repeat(rows, 2, axis=0)))
-    # Twice the rows are 80 of which 79 are free, instead of 40 and 39.
-    factor = np.sqrt((79 / 80) / (39 / 40))
-    np.testing.assert_allclose(twice.apply(rows), once.apply(rows) * factor, atol=1e-9)
-
-
 @pytest.mark.parametrize("kind", WHITENS)
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e4, -1e9])
 def test_constant_columns_weigh_nothing_and_come_back(kind, value):
@@ -133,21 +116,6 @@ def test_fewer_rows_than_dims_are_white_in_the_directions_they_span(kind):
     if kind is not Kind.GROUP:  # groups of 3 span their 3 dims each
         np.testing.assert_allclose(np.linalg.eigvalsh(gram), [0] + [1] * 6, atol=1e-9)
     assert np.abs(vectors.mean(axis=0)).max() < 1e-9
-
-
-@pytest.mark.parametrize("kind", WHITENS)
-def test_rows_of_weight_zero_might_as_well_be_away(kind):
-    rows = make_rows(0, 30, ratio=10)
-    weights = np.ones(30)
-    weights[20:] = 0
-    rows[20:] *= 1e6
-    ours, truth = fit(rows, kind=kind, weights=weights), fit(rows[:20], kind=kind)
-    np.testing.assert_allclose(ours.apply(rows[:20]), truth.apply(rows[:20]), atol=1e-9)
-    with pytest.raises(WhiteningError, match="more than 1 rows, and there are 0"):
-        fit(rows, kind=kind, weights=np.zeros(30))
-    weights[20] = -1
-    with pytest.raises(WhitenIndexError, match="not negative"):
-        fit(rows, kind=kind, weights=weights)
 
 
 def test_uneven_weights_are_right_to_50_digits():

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import struct
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index.encoding.word_counts import WordCounts, read_counts
-from whiten_index.encoding.word_files import open_word_file
 from whiten_index.encoding.words import WordEmbedder, WordVectors, tokenize
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import CorpusError
 from whiten_index.evaluation import common_component, without_component
 
 _VECTORS = {"cat": [1.0, -2.5, 3.0], "the": [0.5, 0.25, -1.0], "été": [1e-3, 7.0, 1e10]}
@@ -111,23 +107,6 @@ def test_words_that_cross_the_chunks_of_a_binary_file_are_whole(tmp_path: Path) 
     np.testing.assert_array_equal(vectors.vectors, table)
 
 
-def test_words_with_blanks_and_strange_newlines_are_read_from_the_right(tmp_path: Path) -> None:
-    """As in GloVe 840B; what Unicode calls a newline or a blank belongs to the word."""
-    words = ["the", ". . .", "at name@domain.com", "a\u2028b", "c\x85d", "\u00a0", "1", "nan"]
-    lines = [f"{w} {i} {i + 0.5}\n" for i, w in enumerate(words)]
-    (tmp_path / "v.txt").write_bytes("".join(lines).encode())
-    vectors = WordVectors.read(tmp_path / "v.txt")
-    assert list(vectors.rows) == words
-    np.testing.assert_array_equal(vectors.vectors[:, 0], np.arange(8))
-
-
-def test_the_first_of_two_vectors_wins_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "v.txt").write_bytes(b"a 1 2\nb 3 4\n\na 5 6\n\xff\xfe 7 8\na 9 9\n")
-    vectors = WordVectors.read(tmp_path / "v.txt")
-    np.testing.assert_array_equal(vectors.vectors, [[1, 2], [3, 4]])
-    assert (vectors.duplicates, vectors.undecodable) == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -185,18 +164,6 @@ def test_parquet_that_cannot_be_used_is_refused(
         WordVectors.read(tmp_path / "v.parquet")
 
 
-def test_an_archive_of_several_files_is_refused_with_their_names(tmp_path: Path) -> None:
-    _zip(tmp_path / "glove.6B.zip", {"glove.6B.50d.txt": _glove(), "glove.6B.100d.txt": _glove()})
-    with pytest.raises(CorpusError, match=r"2 files \(glove.6B.50d.txt, glove.6B.100d.txt\)"):
-        WordVectors.read(tmp_path / "glove.6B.zip")
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    for read in (WordVectors.read, read_counts, WordEmbedder.open):
-        with pytest.raises(CorpusError, match="does not exist"):
-            read(tmp_path / "none.txt")
-
-
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
@@ -238,26 +205,6 @@ def test_average_and_sif_equal_a_calculation_by_hand() -> None:
     expected = (2 * 0.5 * cat + 3 * 0.1 * the) / 5
     np.testing.assert_allclose(sif.embeddings[0], expected, rtol=1e-6)
     np.testing.assert_allclose(sif.embeddings[2], 0.5 * cat, rtol=1e-6)
-
-
-def test_words_without_a_count_are_as_rare_as_the_rarest_and_signs_weigh_nothing() -> None:
-    counts = WordCounts({"the": 900.0, "s": 60.0, "t": 30.0, "cat": 10.0, "never": 0.0}, 1000.0)
-    weigh = counts.sif_weights(0.01)
-    assert weigh("The") == weigh("the") == pytest.approx(0.01 / 0.91)
-    assert (weigh("'s"), weigh("n't")) == (weigh("s"), weigh("t"))
-    assert weigh("zebra") == weigh("25") == weigh("cat") == pytest.approx(0.5)
-    assert weigh("never") == 1
-    assert weigh(",") == 0
-    assert WordCounts({",": 5.0, "a": 5.0}, 10.0).sif_weights(0.5)(",") == pytest.approx(0.5)
-    with pytest.raises(ConfigError, match="give a number above 0"):
-        counts.sif_weights(0)
-
-
-def test_a_text_of_signs_alone_has_no_sif_embedding() -> None:
-    vectors = WordVectors({"!": 0, "a": 1}, np.eye(2, dtype=np.float32))
-    sif = vectors.sif(["!", "a !"], WordCounts({"a": 1.0}, 1.0), a=1.0)
-    np.testing.assert_array_equal(sif.embeddings, [[0, 0], [0, 0.5]])
-    assert (sif.without_words, sif.unknown) == (1, 0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -320,27 +267,6 @@ def test_counts_that_cannot_be_used_are_refused(
         read_counts(tmp_path / "c.txt")
 
 
-@pytest.mark.parametrize(
-    ("counts", "there"),
-    [(["7", "a"], "'a'"), ([[1], [2]], r"\[1\]"), ([1e15, 2e16], r"2e\+16")],
-)
-def test_what_is_no_count_in_parquet_is_refused_in_a_sentence(
-    tmp_path: Path, counts: list[object], there: str
-) -> None:
-    pq.write_table(pa.table({"word": ["x", "y"], "count": counts}), tmp_path / "c.parquet")
-    with pytest.raises(CorpusError, match=rf"has {there} as count, expected a count: a number fr"):
-        read_counts(tmp_path / "c.parquet")
-
-
-def test_counts_in_damaged_files_are_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"word": ["a", "b"], "count": [1, -2]}), tmp_path / "c.parquet")
-    with pytest.raises(CorpusError, match=r"row 1 \(from 0\),.*-2 as count"):
-        read_counts(tmp_path / "c.parquet")
-    (tmp_path / "c.txt.gz").write_bytes(b"the 7\n")
-    with pytest.raises(CorpusError, match="is damaged"):
-        read_counts(tmp_path / "c.txt.gz")
-
-
 def test_sif_without_the_common_component_equals_a_singular_value_decomposition(
     tmp_path: Path,
 ) -> None:
@@ -353,34 +279,6 @@ def test_sif_without_the_common_component_equals_a_singular_value_decomposition(
     mine = without_component(made, common_component(made))
     np.testing.assert_allclose(mine, expected, atol=1e-9)
     np.testing.assert_allclose(mine @ u, 0, atol=1e-9)
-
-
-def test_the_embedder_gives_the_same_whatever_is_asked_first(tmp_path: Path) -> None:
-    (path := tmp_path / "v.txt").write_bytes(_glove())
-    texts = ["The cat.", "été", "the cat the", "nothing", "The cat."]
-    expected = WordVectors.read(path).average(texts).embeddings
-    together = WordEmbedder.open(path)
-    np.testing.assert_array_equal(together.embed(texts), expected)
-    one_by_one = WordEmbedder.open(path)
-    np.testing.assert_array_equal([one_by_one.embed([t])[0] for t in texts], expected)
-    assert together.embed([]).shape == (0, 3)
-    assert one_by_one.facts() == together.facts()
-
-
-def test_facts_say_what_was_used_and_what_was_unknown(tmp_path: Path) -> None:
-    (path := tmp_path / "v.txt").write_bytes(_glove() + b"cat 9 9 9\n")
-    (tmp_path / "c.txt").write_bytes(b"the 90\ncat 9\n")
-    embedder = WordEmbedder.open(path, counts=tmp_path / "c.txt", weight=0.01, cased=True)
-    before = embedder.facts()
-    assert before["dim"] == 3
-    assert "unknown_share" not in before
-    embedder.embed(["the cat saw", "saw", "the cat saw"])
-    facts = embedder.facts()
-    assert facts == json.loads(json.dumps(facts))
-    assert facts | before == facts
-    assert (facts["vectors"], facts["counts"], facts["sif_weight"]) == ("v.txt", "c.txt", 0.01)
-    assert (facts["texts"], facts["tokens"], facts["unknown_share"]) == (2, 4, 0.5)
-    assert (facts["texts_without_words"], facts["duplicate_words"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -439,65 +337,3 @@ def test_texts_told_of_before_are_served_by_one_pass(
     embedder.prepare(["w400"])
     np.testing.assert_array_equal(embedder.embed(["w400"]), [[400, 2]])
     assert asked[2:] == [None]
-
-
-def test_texts_told_of_of_which_no_word_is_there_are_refused(tmp_path: Path) -> None:
-    (path := tmp_path / "v.txt").write_bytes(_glove())
-    embedder = WordEmbedder.open(path)
-    embedder.prepare(["the cat"])
-    embedder.prepare(["chien"])
-    with pytest.raises(CorpusError, match="none of the 1 words of the texts, such as 'chien'"):
-        embedder.embed(["the cat"])
-    told = WordEmbedder.open(path)
-    told.prepare(["the cat"])
-    with pytest.raises(CorpusError, match="such as 'chien'"):
-        told.embed(["chien"])
-
-
-def test_texts_to_fit_on_do_not_count_as_unknown(tmp_path: Path) -> None:
-    (path := tmp_path / "v.txt").write_bytes(_glove())
-    embedder = WordEmbedder.open(path)
-    embedder.embed(["nobody knows the", "the cat"], counted=False)
-    assert "unknown_share" not in embedder.facts()
-    embedder.embed(["the cat saw a"])
-    facts = embedder.facts()
-    assert (facts["texts"], facts["tokens"], facts["unknown_share"]) == (1, 4, 0.5)
-    embedder.embed(["the cat"])
-    assert embedder.facts()["unknown_share"] == pytest.approx(2 / 6)
-
-
-def test_case_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
-    (path := tmp_path / "v.txt").write_bytes(b"us 1 0\nUS 0 1\n")
-    texts = ["US", "us", "Us"]
-    np.testing.assert_array_equal(WordEmbedder.open(path).embed(texts), [[1, 0]] * 3)
-    cased = WordEmbedder.open(path, cased=True).embed(texts)
-    np.testing.assert_array_equal(cased, [[0, 1], [1, 0], [1, 0]])
-
-
-def test_only_the_words_of_the_texts_are_kept(tmp_path: Path) -> None:
-    (path := tmp_path / "v.txt").write_bytes(b"".join(b"w%d 1 2\n" % i for i in range(5000)))
-    embedder = WordEmbedder.open(path)
-    embedder.embed(["w17 w4000 absent"])
-    assert set(embedder._vectors.rows) == {"w17", "w4000"}
-
-
-def test_a_broken_row_of_a_word_that_nobody_asks_for_is_no_hindrance(tmp_path: Path) -> None:
-    (path := tmp_path / "v.txt").write_bytes(b"a 1 2\nb x y\n")
-    assert WordEmbedder.open(path).embed(["a"]).tolist() == [[1, 2]]
-    with pytest.raises(CorpusError, match="line 2, the word 'b'"):
-        WordEmbedder.open(path).embed(["b"])
-
-
-def test_the_width_is_known_before_the_file_is_read(tmp_path: Path) -> None:
-    (path := tmp_path / "v.vec").write_bytes(b"2000000 3\na 1 2 3\n")
-    with open_word_file(path) as file:
-        assert file.dim == 3
-
-
-def test_word_vectors_load_neither_torch_nor_transformers() -> None:
-    code = (
-        "import sys, whiten_index.encoding.words;"
-        "print(sorted({'torch', 'transformers', 'faiss', 'sklearn'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
