@@ -75,21 +75,6 @@ def test_tokens_are_cut_and_the_cuts_told(tokenizer, texts, fast, max_length):
         assert row(window, i) == kept
 
 
-def test_a_tokenizer_that_cuts_on_the_left_keeps_the_end(tiny_model):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model, truncation_side="left")
-    window = tokenize(tokenizer, ["cat dog bird fish"], max_length=4)
-    assert tokenizer.convert_ids_to_tokens(row(window, 0)) == ["[CLS]", "bird", "fish", "[SEP]"]
-
-
-def test_different_texts_are_kept_once_and_longest_first(tokenizer, texts):
-    window = tokenize(tokenizer, texts, max_length=32)
-    assert len(window) == len(texts)
-    assert len(window.lengths) == len(set(texts)) < len(texts)
-    assert (np.diff(window.lengths) <= 0).all()
-    for i, j in [(i, texts.index(text)) for i, text in enumerate(texts)]:
-        assert window.places[i] == window.places[j]
-
-
 # --------------------------------------------------------------------------- the same embeddings
 
 
@@ -262,14 +247,3 @@ def test_the_tokens_kept_are_those_of_the_whole_text(bert, texts, max_length, le
         assert row(window, i) == (
             ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
         )
-
-
-def test_a_token_beyond_32_bits_is_an_error_of_the_model() -> None:
-    class Tokenizer:
-        pad_token_id = 0
-
-        def __call__(self, texts: list[str], **_: object) -> dict[str, list[list[int]]]:
-            return {"input_ids": [[2**31] for _ in texts]}
-
-    with pytest.raises(EncoderError, match="use the tokenizer that the model was trained with"):
-        tokenize(Tokenizer(), ["a"], max_length=8)

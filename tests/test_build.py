@@ -20,13 +20,11 @@ from tests.build_helpers import (
     build,
     closed_form,
     cosines,
-    index_file,
     random_rows,
     write_rows,
 )
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import open_index
 from whiten_index.errors import ConfigError
-from whiten_index.whitening import Whitening
 
 
 @pytest.fixture(autouse=True)
@@ -71,45 +69,6 @@ def test_a_mean_100_times_the_spread_costs_nothing(
         assert_ranked_by(hits, row, tolerance=2e-5)
 
 
-@pytest.mark.parametrize("mean", [0.0, 100.0])
-def test_vectors_before_the_norm_have_covariance_one(tmp_path: Path, mean: float) -> None:
-    rows = random_rows(6, mean=mean)
-    build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows), k="full")
-    transform = Whitening.load(
-        Path(index_file(tmp_path / "out")).with_name("whitening.safetensors")
-    )
-    vectors = transform.apply(rows)
-    np.testing.assert_allclose(np.cov(vectors.T), np.eye(DIM), atol=1e-6)
-    # The file holds these vectors, each of length one, in the order of the corpus.
-    chain = faiss.read_index(index_file(tmp_path / "out"))
-    inner = faiss.downcast_index(chain.index)
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    np.testing.assert_allclose(inner.reconstruct_n(0, ROWS), unit, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("factory", "code_bytes"),
-    [("Flat", 24), ("HNSW16", 24), ("IVF4,Flat", 24), ("PQ3x4", 2), ("SQ8", 6), ("HNSW16,SQ8", 6)],
-)
-def test_plain_faiss_answers_raw_embeddings_alike(
-    tmp_path: Path, factory: str, code_bytes: int
-) -> None:
-    rows, queries = random_rows(8, mean=3.0), random_rows(9, rows=25, mean=3.0)
-    report = build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows), factory=factory)
-    assert report.manifest["bytes"]["vectors"] == ROWS * code_bytes
-    scores, labels = faiss.read_index(index_file(tmp_path / "out")).search(queries, TOP)
-    found = open_index(tmp_path / "out").search_embeddings(queries, top_k=TOP)
-    assert [[hit.row for hit in hits] for hits in found] == [
-        [label for label in row if label >= 0] for row in labels.tolist()
-    ]
-    for hits, row in zip(found, scores, strict=True):
-        np.testing.assert_allclose([hit.score for hit in hits], row[: len(hits)], atol=1e-6)
-    exact = cosines(closed_form(queries, k=6, fitted_on=rows), closed_form(rows, k=6))
-    best = np.argsort(-exact, axis=1)[:, :TOP]
-    overlap = np.mean([np.isin(labels[i], best[i]).mean() for i in range(len(queries))])
-    assert overlap > (0.95 if factory in ("Flat", "HNSW16", "SQ8") else 0.4)
-
-
 def test_a_row_of_zeros_gets_a_score_and_no_nan(tmp_path: Path) -> None:
     rows = random_rows(10)
     rows[7] = 0
@@ -134,19 +93,6 @@ def test_k_is_a_number_a_share_of_variance_full_or_a_default(tmp_path: Path, k: 
     assert report.manifest["whitening"]["variance_kept"] == pytest.approx(shares[kept - 1])
     condition = report.manifest["whitening"]["condition_number"]
     assert condition == pytest.approx(eigenvalues[0] / eigenvalues[-1])
-
-
-def test_shards_change_nothing_but_the_unit_of_work(tmp_path: Path) -> None:
-    rows = random_rows(12, mean=2.0)
-    corpus = write_rows(tmp_path / "c.parquet", rows)
-    for shard_rows in (7, 10_000):
-        build(tmp_path / str(shard_rows), corpus, shard_rows=shard_rows)
-    small, large = (open_index(tmp_path / name) for name in ("7", "10000"))
-    for one, other in zip(
-        small.search_embeddings(rows[:20]), large.search_embeddings(rows[:20]), strict=True
-    ):
-        assert [hit.id for hit in one] == [hit.id for hit in other]
-        np.testing.assert_allclose([h.score for h in one], [h.score for h in other], atol=1e-6)
 
 
 @pytest.mark.parametrize("list_type", ["list", "large_list", "fixed"])
@@ -214,20 +160,6 @@ def test_vectors_whose_squares_leave_float32_are_refused(tmp_path: Path, factor:
     corpus = write_rows(tmp_path / "c.parquet", random_rows(31).astype(np.float64) * factor)
     with pytest.raises(ConfigError, match=r"too long or too short for float32.*scale"):
         build(tmp_path / "out", corpus, whiten="none", k=None)
-    assert not (tmp_path / "out" / "CURRENT").exists()
-
-
-def test_build_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
-    corpus = write_rows(tmp_path / "c.parquet", random_rows(27, rows=20))
-    out = str(tmp_path / "out")
-    with pytest.raises(ConfigError, match="--out DIR"):
-        build_index(BuildConfig(corpus=(corpus,), embedding_column="embedding", store=out))
-    with pytest.raises(ConfigError, match="not both"):
-        BuildConfig(corpus=(corpus,), embedding_column="embedding", text_columns="t", out=out)
-    with pytest.raises(ConfigError, match="--whiten 'bleach' is unknown; use auto, none, pca"):
-        BuildConfig(corpus=(corpus,), embedding_column="embedding", out=out, whiten="bleach")
-    with pytest.raises(ConfigError, match="--limit says how to read a corpus"):
-        build_index(BuildConfig(store=str(tmp_path), out=out, limit=5))
     assert not (tmp_path / "out" / "CURRENT").exists()
 
 

@@ -52,16 +52,6 @@ def test_whatever_changes_the_index_makes_a_new_version(
     assert len(open_index(out)) == changed.encoded.record.rows
 
 
-def test_two_indexes_may_share_a_store(tmp_path: Path) -> None:
-    rows = random_rows(18)
-    corpus = write_rows(tmp_path / "c.parquet", rows)
-    build(tmp_path / "a", corpus, store=str(tmp_path / "store"))
-    second = build(tmp_path / "b", corpus, store=str(tmp_path / "store"), k=3)
-    assert second.encoded.counts.encoded == 0
-    assert second.encoded.counts.reused == ROWS
-    assert not (tmp_path / "b" / "store").exists()
-
-
 @contextmanager
 def held_by_another_process(folder: Path) -> Iterator[int]:
     """Hold the build lock of a folder in another process."""

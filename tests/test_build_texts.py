@@ -74,24 +74,6 @@ def test_a_build_from_the_store_alone_needs_no_encoder_and_gives_the_same_index(
         np.testing.assert_allclose([h.score for h in one], [h.score for h in other], atol=1e-6)
 
 
-@pytest.mark.parametrize("columns", ["text", ("title", "text")])
-def test_rows_without_text_are_counted_and_take_their_ids_along(
-    tmp_path: Path, tiny_model: Path, columns: Any
-) -> None:
-    texts = ["the cat", None, "a red house", "  ", "moon and stars", ""]
-    titles = [None, "", "small", " ", None, None]
-    pq.write_table(
-        pa.table({"id": list("abcdef"), "title": titles, "text": texts}), tmp_path / "c.parquet"
-    )
-    options = text_options(tiny_model, text_columns=columns, whiten="none", k=None)
-    report = build(tmp_path / "out", str(tmp_path / "c.parquet"), **options)
-    counts = report.encoded.counts
-    assert (counts.read, counts.encoded, dict(counts.skipped)) == (6, 3, {"blank_text": 3})
-    queries = ["the cat", "small a red house" if "title" in columns else "a red house"]
-    found = open_index(tmp_path / "out", device="cpu").search([*queries, "moon and stars"], top_k=1)
-    assert [hits[0].id for hits in found] == ["a", "c", "e"]
-
-
 def test_other_ids_or_kept_columns_encode_nothing_again(
     tmp_path: Path, texts: str, tiny_model: Path
 ) -> None:

@@ -20,7 +20,6 @@ from whiten_index.index import (
     INDEX,
     IVF_DATA,
     CarriedCodes,
-    SpilledLists,
     gather,
     inner_index,
     inner_of,
@@ -43,7 +42,6 @@ LISTS = [
     "IVF8_HNSW8,SQfp16",
 ]  # fmt: skip
 LISTS_OF_BLOCKS = ["IVF8,PQ8x4fs", "IVF8,PQ8x4fsr", "IVF8,RaBitQfs", "IVF8,PRQ2x2x4fs"]
-GRAPHS = ["HNSW16", "HNSW16_SQfp16", "HNSW16_SQ8", "HNSW16_SQ4"]
 REFINED = [
     "SQ8,RFlat", "PQ8x4fs,RFlat", "IVF8,PQ8x4fs,RFlat", "IVF8,PQ8,Refine(SQfp16)", "RaBitQfs,RFlat",
 ]  # fmt: skip
@@ -165,26 +163,6 @@ def test_a_carried_index_is_the_file_of_one_made_new(
     assert old.read_bytes() == before
 
 
-@pytest.mark.parametrize("factory", GRAPHS)
-def test_a_graph_is_made_again_over_the_same_codes(tmp_path: Path, pool: Any, factory: str) -> None:
-    trained = Trained(factory, pool, tmp_path)
-    old = trained.holding(pool[:500], "old.faiss")
-    old_rows = changed(np.random.default_rng(3), 500, 470)
-    rows, fresh = as_made_new(pool, old_rows)
-    inner = inner_of(index := carried_from(old, old_rows).fill(in_blocks(fresh)))
-    made = faiss.read_index(str(trained.holding(rows, "expected.faiss")))
-    storages = [faiss.downcast_index(each.storage) for each in (inner, inner_of(made))]
-    assert file_of(storages[0]) == file_of(storages[1])
-    assert inner.hnsw.efSearch == 77
-    # As good as the graph FAISS makes of the vectors themselves.
-    exact = storages[0].search(pool[:200], 10)[1]
-    found = [inner_of(each).search(pool[:200], 10)[1] for each in (index, made)]
-    recall = [
-        np.mean([len({*a} & {*b}) / 10 for a, b in zip(exact, f, strict=True)]) for f in found
-    ]
-    assert recall[0] > min(recall[1], 0.99) - 0.005
-
-
 @pytest.mark.parametrize("factory", ["SQ8", "IVF8,SQ8", "HNSW16_SQ8", "IVF8,SQ8,RFlat"])
 def test_a_carried_index_finds_what_brute_force_over_its_codes_finds(
     tmp_path: Path, pool: Any, factory: str
@@ -240,47 +218,6 @@ def test_codes_streamed_to_disk_are_the_file_of_one_made_new(
         assert opened.ntotal == len(old_rows)
         expected = trained.holding(rows, "expected.faiss").read_bytes()
         assert (tmp_path / INDEX).read_bytes() == expected, name
-
-
-@pytest.mark.parametrize("old_on_disk", [False, True])
-@pytest.mark.parametrize("factory", LISTS)
-def test_lists_spilled_to_disk_are_those_of_one_made_new(
-    tmp_path: Path, pool: Any, factory: str, old_on_disk: bool
-) -> None:
-    trained, rng = Trained(factory, pool, tmp_path), np.random.default_rng(7)
-    old = trained.holding(pool[:500], "old.faiss")
-    flags = faiss.IO_FLAG_MMAP_IFC
-    if old_on_disk:
-        folder = tmp_path / "published"
-        folder.mkdir()
-        index = faiss.read_index(str(trained.holding(pool[:0], "empty.faiss")))
-        with SpilledLists(inner_of(index), folder, most=2_000) as writer:
-            writer.add(pool[:500])
-            writer.join()
-        index.ntotal = 500
-        old = folder / INDEX
-        write_index(index, old)
-        flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
-    for name in ("changed", "none new", "all new", "one"):
-        old_rows = CHANGES[name](rng)
-        rows, fresh = as_made_new(pool, old_rows)
-        read = [faiss.read_index(str(old), flags) for _ in range(2)]
-        carried = CarriedCodes(*read, old_rows)
-        assert kind_on_disk(inner_of(carried.index)) == "lists"
-        folder = tmp_path / name
-        folder.mkdir()
-        index = carried.spill(in_blocks(fresh), folder, most=2_000)
-        assert [path.name for path in folder.iterdir()] == [IVF_DATA]
-        assert index.ntotal == len(old_rows)
-        write_index(index, folder / INDEX)
-        opened = faiss.read_index(
-            str(folder / INDEX), faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
-        )
-        made = faiss.read_index(str(trained.holding(rows, "expected.faiss")))
-        both = [each.search(pool[:50], 5) for each in (opened, made)]
-        np.testing.assert_array_equal(both[0][1], both[1][1])
-        gather(inner_of(index))
-        assert file_of(index) == file_of(made), name
 
 
 # --------------------------------------------------------------------------------- published files

@@ -19,15 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.build_helpers import column_facts
 from whiten_index import changes as changes_of_documents
 from whiten_index.changes import (
     ChangeKind,
     Changes,
-    count_documents,
     document_rows,
 )
-from whiten_index.store import CorpusPart, EmbeddingStore
+from whiten_index.store import CorpusPart
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 Document = tuple[str, Any]
@@ -113,21 +111,6 @@ def test_documents_are_told_apart_by_id(
 ) -> None:
     changes = compare(pieces(before, at), pieces(now, at // 2), same=0, by_content=False)
     assert_found(changes, before, now)
-
-
-def test_documents_of_parts_that_stayed_are_counted_alone() -> None:
-    before, now = {1: ("ant", 0), 2: ("bee", 0)}, {2: ("cat", 0), 3: ("ant", 0)}
-    changes = compare([table(before)], [table(now)], same=100, by_content=False)
-    assert changes.to_json() == {
-        "total": 102, "new": 1, "changed": 1, "document": 0, "deleted": 1, "unchanged": 100,
-    }  # fmt: skip
-
-
-def test_ids_of_another_type_name_the_same_documents() -> None:
-    before = {i: ("ant", i) for i in range(5)}
-    now = {str(i): ("ant" if i != 2 else "bee", i) for i in range(1, 6)}
-    changes = compare([table(before)], [table(now)], same=0, by_content=False)
-    assert_found(changes, {str(i): document for i, document in before.items()}, now)
 
 
 # Without an id column: by file and content
@@ -390,17 +373,6 @@ def test_the_same_number_is_another_time_in_another_zone_or_unit(
 
 def part(name: str, rows: int = 1, documents: str | None = None) -> CorpusPart:
     return CorpusPart(name, documents or f"d{name}", rows, rows, 0)
-
-
-def test_documents_are_rows_unless_these_are_passages(tmp_path: Path) -> None:
-    store = EmbeddingStore.create(tmp_path, column_facts(2), "0123456789abcdef" * 2)
-    parts = []
-    for numbers in ([0, 1, 2, 0, 0, 1], [0]):
-        rows = pa.table({"id": ["x"] * len(numbers), "passage": pa.array(numbers, pa.int32())})
-        parts.append(CorpusPart("s", store.write_documents(rows), len(numbers), 9, 0))
-    parts.append(CorpusPart("", "", 0, 5, 0))
-    assert count_documents(store, parts, passages=True) == 4
-    assert count_documents(store, parts, passages=False) == 7
 
 
 def test_changes_are_an_arrow_file(tmp_path: Path) -> None:

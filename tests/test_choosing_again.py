@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from tests.choosing_helpers import (
     stages,
 )
 from whiten_index.build import BuildReport
-from whiten_index.errors import StorageError
-from whiten_index.store.notes import Notes
 
 
 @pytest.fixture(autouse=True)
@@ -85,34 +82,6 @@ def test_another_sample_is_encoded_where_it_would_differ(
     assert "encode pieces" in stages(place.build("out", **change))
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ({}, {"weight_column": "weight"}),
-        (
-            {"weight_column": "weight"},
-            {"weight_column": "weight", "weighting": "inverse-frequency"},
-        ),
-        ({"keep": ("weight",)}, {"weight_column": "weight"}),
-    ],
-    ids=["none, then zipfian", "zipfian, then inverse", "kept, then zipfian"],
-)
-def test_a_choice_is_the_same_whatever_was_chosen_before(
-    place: Place, first: dict[str, Any], second: dict[str, Any]
-) -> None:
-    """Weights change the moments, and so every score: an older choice is not theirs."""
-    place.build("first", **first)
-    warm = choice(place.build("second", **second))
-    for folder in place.store.glob("*/choices"):
-        shutil.rmtree(folder)
-    report = place.build("cold", **second)
-    assert "choose" in stages(report)
-    cold = choice(report)
-    scores = [[row["score"] for row in each["candidates"]] for each in (warm, cold)]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
-    assert warm["chosen"] == cold["chosen"]
-
-
 def damaged(path: Path, how: str) -> None:
     data = path.read_bytes()
     at = len(data) // 2
@@ -142,16 +111,3 @@ def test_a_damaged_note_is_made_anew(
     assert ("encode pieces" in stages(report)) is (kind == "samples")
     assert "choose" in stages(report)
     assert not {"encode pieces", "choose"} & stages(place.build("again"))
-
-
-def test_a_store_that_cannot_be_written_still_serves(
-    place: Place, chosen: tuple[Place, BuildReport], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.forget()
-
-    def refuse(*_: Any) -> None:
-        raise StorageError("the file system is read-only")
-
-    monkeypatch.setattr(Notes, "save_choice", refuse)
-    monkeypatch.setattr(Notes, "save_sample", refuse)
-    assert_same_choice(choice(place.build("out")), choice(chosen[1]))

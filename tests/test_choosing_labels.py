@@ -104,33 +104,6 @@ def test_judged_queries_are_scored_by_the_best_passage(tmp_path: Path, model: Pa
     assert_scored_by_labels(report, model, labels)
 
 
-def test_queries_beside_a_column_of_embeddings_are_encoded_by_its_model(
-    tmp_path: Path, model: Path
-) -> None:
-    texts = documents(120)
-    embeddings = Encoder.load(str(model)).encode(texts).astype(np.float32)
-    corpus = parquet(tmp_path / "c.parquet", id=[f"d{i}" for i in range(120)], e=list(embeddings))
-    labels = judged(tmp_path, texts)
-    report = Place(tmp_path, model, texts).build(
-        "out", corpus=(corpus,), text_columns=(), embedding_column="e", **labels.options()
-    )
-    assert choice(report)["rule"] == "labels"
-    assert choice(report)["sample"] == 40
-    np.testing.assert_array_equal(raw_embeddings(report), embeddings)
-    assert_scored_by_labels(report, model, labels)
-    assert_applied(report)
-
-
-def test_labels_choose_anew_where_they_or_the_query_prompt_change(place: Place) -> None:
-    labels = judged(place.root, place.texts)
-    place.build("a", **labels.options())
-    assert "choose" not in stages(place.build("b", **labels.options()))
-    fewer = judged(place.root / "fewer", place.texts, count=30)
-    assert "choose" in stages(place.build("c", **fewer.options()))
-    report = place.build("d", query_prompt="query ", **labels.options())
-    assert "choose" in stages(report)
-
-
 # --------------------------------------------------------------------------- by pairs
 
 
@@ -171,18 +144,6 @@ def test_scored_pairs_choose_the_transform_that_ranks_them_so(
         found = cosines_under(raw, embedded, row)
         each = [spearmanr(scores[fold == i], found[fold == i]).statistic for i in set(fold)]
         assert row["score"] == pytest.approx(np.mean(each), abs=2e-3), row
-
-
-def test_scores_that_grow_with_the_distance_still_choose(place: Place) -> None:
-    """All correlations are below nought; that is odd, and no reason to fail without a word."""
-    path = pairs(place.root / "pairs.parquet")
-    raw = Moments.of(raw_embeddings(place.build("raw", whiten="none")))
-    plain = {"k": 32, "exponent": 0.0, "center": True}
-    scores = cosines_under(raw, embedded_pairs(path, place.model), plain)
-    path = pairs(place.root / "pairs.parquet", scores=-scores)
-    found = choice(place.build("out", pairs=path))
-    assert all(-1 <= row["score"] <= 1 for row in found["candidates"])
-    assert max(row["score"] for row in found["candidates"]) < 0
 
 
 def test_pairs_that_are_too_many_are_drawn_by_the_seed(
@@ -227,11 +188,3 @@ def test_pairs_that_are_too_many_are_drawn_by_the_seed(
         folds = [order[i::4] for i in range(4)]
         each = [spearmanr(scores[rows][part], cosines[part]).statistic for part in folds]
         assert row["score"] == pytest.approx(np.mean(each), abs=2e-3), row
-
-
-def test_pairs_without_a_score_are_left_out_and_counted(place: Place) -> None:
-    scores = np.random.default_rng(0).random(60)
-    path = pairs(place.root / "pairs.parquet", scores=[None, *scores[1:-1], None])
-    found = choice(place.build("out", pairs=path))
-    assert found["sample"] == 58
-    assert "2 without a score left out" in found["why"]

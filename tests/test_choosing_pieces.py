@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tests.choosing_helpers import (
     ROWS,
     Place,
     assert_applied,
-    assert_same_choice,
     assert_scored_by_pieces,
     choice,
     documents,
@@ -24,7 +22,6 @@ from tests.choosing_helpers import (
     names_of,
     parquet,
     raw_embeddings,
-    setting_of,
 )
 from whiten_index import BuildConfig
 from whiten_index.build import BuildReport
@@ -46,23 +43,6 @@ def _one_thread() -> None:
 place = choosing_helpers.place
 
 
-def test_the_rule_can_be_checked_in_the_manifest(chosen: tuple[Place, BuildReport]) -> None:
-    """The gentlest within one standard error of its width, the narrowest of those within 3 %."""
-    found = choice(chosen[1])
-    leaders = {}
-    for k in {row["k"] for row in found["candidates"]}:
-        rows = [row for row in found["candidates"] if row["k"] == k]
-        best = max(row["score"] for row in rows)
-        close = [row for row in rows if row["score"] >= best - row["error"] - 1e-12]
-        gentlest = min(row["exponent"] for row in close)
-        (leaders[k],) = (row for row in rows if row["leads"])
-        assert leaders[k] in close
-        assert leaders[k]["exponent"] == gentlest
-    top = max(row["score"] for row in leaders.values())
-    k = min(k for k, row in leaders.items() if row["score"] >= 0.97 * top)
-    assert setting_of(found["chosen"]) == setting_of(leaders[k])
-
-
 def test_scores_are_those_of_whitenings_fitted_without_the_sample(
     chosen: tuple[Place, BuildReport],
 ) -> None:
@@ -70,16 +50,6 @@ def test_scores_are_those_of_whitenings_fitted_without_the_sample(
     sample, raw = kept_sample(place), raw_embeddings(report)
     rest = Moments.of(np.delete(raw, sample["rows"], axis=0))
     assert_scored_by_pieces(report, sample, rest)
-
-
-def test_with_unit_input_too(place: Place) -> None:
-    report = place.build("out", normalize_input=True)
-    sample, raw = kept_sample(place), raw_embeddings(report)
-    rest = np.delete(raw, sample["rows"], axis=0)
-    rest /= np.linalg.norm(rest, axis=1, keepdims=True)
-    assert_scored_by_pieces(report, sample, Moments.of(rest), normalize_input=True)
-    assert report.manifest["whitening"]["normalize_input"] is True
-    assert_applied(report)
 
 
 def test_pieces_are_those_of_the_sampled_documents_encoded_as_what_they_stand_for(
@@ -109,20 +79,6 @@ def test_pieces_are_those_of_the_sampled_documents_encoded_as_what_they_stand_fo
     # Each document once, its own before the others.
     assert sample["candidates"][:60].tolist() == sample["rows"].tolist()
     assert sorted(sample["candidates"]) == list(range(ROWS))
-
-
-def test_the_sample_is_drawn_by_the_seed(place: Place) -> None:
-    def sampled(**options: Any) -> tuple[list[int], dict[str, Any]]:
-        shutil.rmtree(place.store)
-        report = place.build("out", choose_sample=50, **options)
-        return kept_sample(place)["rows"].tolist(), choice(report)
-
-    first = sampled(seed=1)
-    assert len(set(first[0])) == 50
-    again = sampled(seed=1)
-    assert again[0] == first[0]
-    assert_same_choice(again[1], first[1])
-    assert sampled(seed=2)[0] != first[0]
 
 
 @pytest.mark.parametrize(

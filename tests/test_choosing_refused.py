@@ -11,7 +11,6 @@ import pytest
 
 from tests import choosing_helpers
 from tests.choosing_helpers import (
-    CORPUS,
     OPTIONS,
     Place,
     assert_refused,
@@ -31,24 +30,6 @@ def _one_thread() -> None:
 
 
 place = choosing_helpers.place
-
-
-@pytest.mark.parametrize("size", [0, 1, 49, -5])
-def test_a_sample_too_small_to_choose_from_is_refused(place: Place, size: int) -> None:
-    arguments = place.arguments("--choose-sample", size)
-    assert_refused(OPTIONS, rf"a sample of {size} documents is too small.*50", *arguments)
-
-
-def test_qrels_that_name_no_document_of_the_corpus_are_refused(place: Place) -> None:
-    labels = judged(place.root, place.texts, prefix="other-")
-    told = r"names no document of the corpus.*not-in-corpus.*ids such as 'd\d+'.*--id-column"
-    assert_refused(CORPUS, told, *place.arguments(*labels.flags()))
-
-
-@pytest.mark.parametrize("scores", [None, list(range(29))])
-def test_too_few_pairs_are_refused(place: Place, scores: Any) -> None:
-    path = pairs(place.root / "pairs.parquet", 29, scores)
-    assert_refused(CORPUS, r"29 pairs, too few.*30", *place.arguments("--pairs", path))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from tests.bad_input_helpers import (
     run_build_job,
     succeed,
 )
-from whiten_index import open_index
 
 ROWS, DIM = 120, 8
 
@@ -110,26 +109,6 @@ def test_a_process_prints_one_object_and_libraries_print_nothing_beside_it(
     assert one_object(stdout)["counts"]["read"] == ROWS
 
 
-@pytest.mark.parametrize("name", ["w.npz", "w", "w.safetensors.bak", "w.SAFETENSORS"])
-def test_export_to_another_ending_is_refused(tmp_path: Path, index: Path, name: str) -> None:
-    status, stdout, stderr = run("export", index, tmp_path / name)
-    assert (status, stdout) == (2, "")
-    assert stderr.splitlines()[-1].startswith("Error: ")
-    assert ".safetensors" in stderr
-    assert name in stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_export_into_a_folder_that_is_missing_is_an_output_error(
-    tmp_path: Path, index: Path
-) -> None:
-    path = tmp_path / "none" / "w.safetensors"
-    status, stdout, stderr = run("export", index, path)
-    assert (status, stdout) == (7, "")
-    assert f"Error: cannot write {path}" in stderr
-    assert not path.parent.exists()
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_plan_foretells_the_build_and_writes_nothing(tmp_path: Path, dtype: type) -> None:
     rows = np.random.default_rng(1).standard_normal((50, DIM)).astype(dtype)
@@ -147,31 +126,6 @@ def test_plan_foretells_the_build_and_writes_nothing(tmp_path: Path, dtype: type
     after = one_object(succeed(*arguments, "--plan"))
     assert (after["reused"], after["to_encode"]) == (50, 0)
     assert "nothing was written" in succeed(*arguments[:-1], "--plan")
-
-
-def test_a_kept_column_hides_neither_score_nor_row(tmp_path: Path, corpus: Path) -> None:
-    out = tmp_path / "out"
-    kept = ("--keep", "score", "--keep", "row", "--keep", "when")
-    succeed("build", corpus, *EMBEDDED, "--k", 4, *kept, "--out", out)
-    (result,) = one_object(succeed("search", out, "--like", "d7", "--json"))["results"]
-    expected = open_index(out).search_like("d7")
-    for hit, truth in zip(result["hits"], expected, strict=True):
-        assert hit["id"] == truth.id
-        assert hit["score"] == pytest.approx(truth.score)
-        assert hit["row"] == truth.row
-        assert "low" in json.dumps(hit) or "high" in json.dumps(hit)
-
-
-def test_truncated_texts_are_counted(tmp_path: Path, tiny_model: Path) -> None:
-    texts = ["cat " * 5, "cat " * 6, "cat " * 7, "cat " * 50, "dog"]
-    pq.write_table(pa.table({"text": texts}), tmp_path / "c.parquet")
-    arguments = ("--text-column", "text", "--model", tiny_model, "--max-length", 8, "--json")
-    out = ("--store", tmp_path / "store")
-    first = one_object(succeed("encode", tmp_path / "c.parquet", *arguments, *out))
-    # Eight tokens are two special ones and six words.
-    assert first["counts"]["truncated"] == 2
-    again = one_object(succeed("encode", tmp_path / "c.parquet", *arguments, *out))
-    assert (again["counts"]["truncated"], again["counts"]["reused"]) == (2, 5)
 
 
 @pytest.mark.parametrize(
@@ -206,23 +160,6 @@ def test_a_job_file_that_cannot_be_used(
     assert status == 2
     assert re.search(match, last)
     assert not (tmp_path / "out" / "CURRENT").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "job.toml cannot be read .*; check the path"),
-        (b"\xff\xfe", "job.toml is not UTF-8 .*; save it as UTF-8"),
-    ],
-)
-def test_a_job_file_that_cannot_be_read(
-    tmp_path: Path, content: bytes | None, message: str
-) -> None:
-    if content is not None:
-        (tmp_path / "job.toml").write_bytes(content)
-    status, _, stderr = run("build", "--config", tmp_path / "job.toml")
-    assert status == 2
-    assert re.search(message, stderr.splitlines()[-1])
 
 
 def test_the_closing_table_shows_every_count(tmp_path: Path) -> None:

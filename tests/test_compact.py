@@ -59,29 +59,6 @@ def assert_reads_the_same(before, after):
         np.testing.assert_allclose(found.scatter, moments.scatter, rtol=1e-12, atol=1e-11)
 
 
-def test_small_files_become_few_packs(tmp_path):
-    world = new_world(tmp_path, *[4] * 25)
-    assert len(shard_folders(world)) == 25
-    before = reads(world)
-    report = compact(world)
-    # 25 shards of 4 rows, ten to a pack of 40.
-    assert (report.packed, report.rows, report.packs, report.removed) == (25, 100, 3, 25)
-    assert (report.before.shards, report.after.shards, report.after.packs) == (25, 0, 3)
-    assert shard_folders(world) == set()
-    assert_reads_the_same(before, reads(world))
-    world.assert_intact()
-    assert verify_store(world.place).sound
-
-
-def test_a_build_after_it_reuses_every_row(tmp_path):
-    world = new_world(tmp_path, *[4] * 25)
-    compact(world)
-    report = world.encode()
-    assert (report.counts.encoded, report.counts.reused) == (0, 100)
-    assert report.record == world.records[0][0]
-    assert shard_folders(world) == set()
-
-
 @pytest.fixture
 def large_rows(monkeypatch):
     """Let folders count for nothing beside the rows, as if these were thousands of bytes each."""
@@ -173,22 +150,6 @@ def test_nothing_changes_whatever_the_history(tmp_path, seed):
         world.assert_intact()
     assert world.encode().counts.encoded == 0
     assert verify_store(world.place).damages == ()
-
-
-def test_who_has_the_store_open_goes_on_reading(tmp_path):
-    world = new_world(tmp_path, *[8] * 3)
-    old, (record, truth) = world.store, world.records[0]
-    mapped = [old.mapped_embeddings(name) for name in record.shards]
-    for _ in range(3):
-        compact(world)
-        for number, name in enumerate(record.shards):
-            wanted = truth[8 * number : 8 * number + 8]
-            np.testing.assert_array_equal(mapped[number][np.arange(8)], wanted)
-            # Found anew in a pack, and then in the next, by who knew it in the one before.
-            np.testing.assert_array_equal(old.embeddings(name), wanted)
-            assert old.require(name).rows == 8
-        world.corpora["news"].append(world.numbers(3))
-        world.encode()
 
 
 def test_it_may_die_anywhere(tmp_path, monkeypatch):

@@ -37,12 +37,6 @@ def test_a_folder_is_read_without_hidden_and_underscore_files(tree):
     assert ids == [f"{name}#0:0" for name in VISIBLE]
 
 
-def test_a_file_uri_is_read_as_its_path_is(tree):
-    assert read_all(open_corpus(tree.as_uri())) == read_all(open_corpus(tree))
-    uri = f"{tree.as_uri()}/sub/*.parq"
-    assert read_all(open_corpus(uri)) == read_all(open_corpus(tree / "sub" / "*.parq"))
-
-
 GLOBS = (
     "*.parquet", "b?.parquet", "[ab]*.parquet", "*/*.parquet", "a*/*.parquet", "**/*.parquet",
     "**/b/*.parquet", "a/**/*.parquet", "a/**/b1.parquet", "**/a1.parquet", "[!a]*.parquet",
@@ -60,11 +54,6 @@ def test_a_glob_finds_what_python_globbing_finds(tmp_path, write_parquet, patter
     expected = glob.glob(pattern, root_dir=tmp_path, recursive=True)  # noqa: PTH207
     assert expected
     assert sorted(read_all(open_corpus(tmp_path / pattern))[1]) == sorted(expected)
-
-
-def test_a_name_with_brackets_that_exists_is_no_glob(tmp_path, write_parquet):
-    path = write_parquet(tmp_path / "part[1].parquet", {"text": ["x"]})
-    assert read_all(open_corpus(path))[0] == ["part[1].parquet#0:0"]
 
 
 @pytest.mark.parametrize("tail", ["", "/a.parquet", "/*.parquet", "/**/a.parquet"])
@@ -114,26 +103,7 @@ def test_sources_without_parquet_are_refused(tmp_path, source, message):
         open_corpus(tmp_path / source)
 
 
-@pytest.mark.parametrize("rows", [[], [0, 0]])
-def test_an_empty_corpus_is_refused(tmp_path, write_parquet, rows):
-    write_parquet(tmp_path / "a.parquet", {"text": pa.array([], pa.string())})
-    with pytest.raises(CorpusError, match="holds no rows; point to a corpus that does"):
-        open_corpus(tmp_path)
-
-
 # --------------------------------------------------------------------------- damage
-
-
-@pytest.mark.parametrize("kept", [0, 3, 0.5, -1])
-def test_a_truncated_file_among_good_ones_is_named(tmp_path, write_parquet, kept):
-    for name in ("a", "b", "c"):
-        path = write_parquet(tmp_path / f"{name}.parquet", {"text": [name] * 100})
-    bad = tmp_path / "b.parquet"
-    data = bad.read_bytes()
-    bad.write_bytes(data[: int(len(data) * kept) if isinstance(kept, float) else kept])
-    assert path.name == "c.parquet"
-    with pytest.raises(CorpusError, match=r"b\.parquet is not a readable Parquet file .*restore"):
-        open_corpus(tmp_path)
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])

@@ -13,22 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpus_helpers import IN_TMP_PATH, chunk_bytes, open_corpus, overwrite, read_all
-from whiten_index.corpus import CorpusConfig, OnBadRow
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.corpus import OnBadRow
+from whiten_index.errors import CorpusError
 
 # --------------------------------------------------------------------------- columns
-
-
-def test_a_missing_column_is_refused_with_those_there_are(tmp_path, write_parquet):
-    path = write_parquet(tmp_path / "a.parquet", {"title": ["x"], "body": ["y"]})
-    for options in ({}, {"text_columns": ("body",), "keep": ("text",)},
-                    {"text_columns": ("body",), "id_column": "text"},
-                    {"text_columns": ("body",), "row_filter": "text == 'x'"},
-                    {"embedding_column": "text"}):  # fmt: skip
-        with pytest.raises(
-            CorpusError, match=r"a\.parquet has no column 'text'; its columns are title, body"
-        ):
-            open_corpus(path, **options)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +36,6 @@ def test_a_column_of_the_wrong_type_is_refused_with_those_that_fit(
     path = write_parquet(tmp_path / "a.parquet", columns)
     with pytest.raises(CorpusError, match=message):
         open_corpus(path, **options)
-
-
-def test_either_texts_or_embeddings_are_named():
-    with pytest.raises(ConfigError, match=r"--text-column \(one or more\), or --embedding-column"):
-        CorpusConfig(sources=("a",))
-    with pytest.raises(ConfigError, match="not both"):
-        CorpusConfig(sources=("a",), text_columns=("t",), embedding_column="v")
 
 
 def test_only_the_columns_asked_for_are_read(tmp_path, write_parquet):
@@ -104,37 +85,6 @@ def test_texts_are_joined_and_blank_rows_counted(
     assert ids == list(wanted)
     blank = len(rows) - len(wanted)
     assert skipped == ({"blank_text": blank} if blank else {})
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
-)
-def test_every_string_type_gives_the_same_texts(tmp_path, write_parquet, kind):
-    values = [" one", None, "two ", "", "one"]
-    column = pa.array(values, pa.string()).cast(kind)
-    path = write_parquet(tmp_path / "a.parquet", {"text": column})
-    _, texts, skipped = read_all(open_corpus(path))
-    assert texts == ["one", "two", "one"]
-    assert skipped == {"blank_text": 2}
-
-
-def test_an_error_names_the_row_of_the_file_behind_a_filter(tmp_path, write_parquet):
-    columns = {"text": ["x", "x", "x", None, "x", None], "n": [0, 1, 0, 0, 1, 1]}
-    path = write_parquet(tmp_path / "a.parquet", columns, row_group_size=4)
-    corpus = open_corpus(path, on_bad_row=OnBadRow.ERROR, row_filter="n == 1")
-    with pytest.raises(CorpusError, match=r"row a\.parquet#1:1 "):
-        read_all(corpus)
-
-
-def test_a_limit_reads_the_first_rows(tmp_path, write_parquet):
-    for name in ("a", "b"):
-        texts = [f"{name}{i}" for i in range(10)]
-        write_parquet(tmp_path / f"{name}.parquet", {"text": texts}, row_group_size=3)
-    whole = read_all(open_corpus(tmp_path, shard_rows=4))[1]
-    for limit in (1, 4, 7, 10, 13, 20, 99):
-        corpus = open_corpus(tmp_path, shard_rows=4, limit=limit)
-        assert corpus.rows == min(limit, 20)
-        assert read_all(corpus)[1] == whole[:limit]
 
 
 def test_kept_columns_stay_beside_their_rows(tmp_path, write_parquet):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import configparser
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -112,28 +110,10 @@ def documents() -> dict[str, Any]:
     return {document["kind"]: document for document in read}
 
 
-def pod() -> dict[str, Any]:
-    spec: dict[str, Any] = documents()["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    return spec
-
-
 def started(arguments: list[str]) -> dict[str, Any]:
     """Return what the job takes the arguments of an interpreter for; it refuses unknown ones."""
     assert arguments[:3] == [PYTHON, "-m", "pipelines.nightly_reindex"]
     return main.make_context("nightly_reindex", arguments[3:]).params
-
-
-def test_the_units_start_the_job() -> None:
-    service = unit("whiten-index-nightly@.service")
-    taken = started(shlex.split(service["ExecStart"]))
-    assert taken == {"job": Path("/etc/whiten-index/%i.toml"), "dry_run": False, "form": "text"}
-    assert service["WorkingDirectory"] == HOME
-    # One that is tried again or times out must be of a type that systemd waits for.
-    assert service["Type"] == "oneshot"
-    failed = (DEPLOY / "systemd" / "whiten-index-nightly@.service").read_text()
-    (template,) = re.findall(r"OnFailure=(.*)@%n\.service", failed)
-    assert (DEPLOY / "systemd" / f"{template}@.service").exists()
-    assert {path.name for path in UNITS} >= {"whiten-index-nightly@.timer"}
 
 
 def test_the_cron_line_starts_the_job(tmp_path: Path) -> None:
@@ -167,27 +147,6 @@ def test_the_cron_line_starts_the_job(tmp_path: Path) -> None:
         assert done.stderr == ""
         assert bool(done.stdout) == bool(status)
         assert not status or f"exit status {status}, see " in done.stdout
-
-
-def test_the_cron_job_starts_the_job() -> None:
-    (container,) = pod()["containers"]
-    taken = started([*container["command"], *container["args"]])
-    assert (taken["form"], taken["dry_run"]) == ("json", False)
-    assert container["workingDir"] == HOME
-    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    assert {volume["name"] for volume in pod()["volumes"]} == set(mounts.values())
-    config, cron = documents()["ConfigMap"], documents()["CronJob"]
-    (volume,) = [v for v in pod()["volumes"] if v["name"] == mounts[str(taken["job"].parent)]]
-    assert volume["configMap"]["name"] == config["metadata"]["name"]
-    assert taken["job"].name in config["data"]
-    assert cron["spec"]["concurrencyPolicy"] == "Forbid"
-    assert {"requests", "limits"} <= set(container["resources"])
-    # What the job writes lies in volumes that may be written, since nothing else may.
-    job = tomllib.loads(config["data"]["job.toml"])
-    written = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
-    assert container["securityContext"]["readOnlyRootFilesystem"]
-    assert str(Path(job["index"]).parent) in written
-    assert all(str(Path(path).parent) in mounts for path in job["corpus"])
 
 
 def job_texts() -> dict[str, str]:

@@ -242,46 +242,6 @@ def test_after_thirty_nights_moments_are_those_of_the_rows(tmp_path: Path) -> No
     assert_as_new(done, files, "float16", within=1e-9)
 
 
-def test_rows_kept_less_precisely_are_not_reused(tmp_path: Path) -> None:
-    """float16 rows will not do for float32; float32 rows do for float16."""
-    texts = [f"{word} {number}" for word in WORDS for number in range(3)]
-    run_night(tmp_path, {"a.parquet": texts}, dtype=StoreDtype.FLOAT16)
-    changed = ["another", *texts[1:]]
-    night = run_night(tmp_path, {"a.parquet": changed}, dtype=StoreDtype.FLOAT32)
-    assert len(night.encoder.encoded) == len(changed)
-    assert_as_new(night, {"a.parquet": changed}, "float32")
-    again = ["yet another", *changed[1:]]
-    night = run_night(tmp_path, {"a.parquet": again}, dtype=StoreDtype.FLOAT32)
-    assert night.encoder.encoded == ["yet another"]
-    assert_as_new(night, {"a.parquet": again}, "float32")
-
-
-def test_outliers_that_left_leave_nothing_behind(tmp_path: Path) -> None:
-    """Taking a huge row out of a sum of small ones would cost all the digits of these."""
-    rng = np.random.default_rng(0)
-    rows = rng.standard_normal((40, DIM))
-    rows[7] = 1e8
-
-    def night(rows: np.ndarray) -> Any:
-        table = pa.table({"id": range(len(rows)), "e": list(rows)})
-        pq.write_table(table, tmp_path / "c.parquet")
-        return encode_corpus(
-            BuildConfig(
-                corpus=(str(tmp_path / "c.parquet"),),
-                store=str(tmp_path / "store"),
-                embedding_column="e",
-                id_column="id",
-            )
-        )
-
-    night(rows)
-    kept = np.delete(rows, 7, axis=0)
-    report = night(kept)
-    (part,) = report.record.parts
-    assert report.store.shards.picks(part.shard) is not None
-    assert_moments(report.store.moments(part.shard), kept, within=1e-12)
-
-
 # Whether texts were cut
 
 

@@ -21,11 +21,10 @@ from whiten_index.cli import cli
 from whiten_index.diagnose import geometry
 from whiten_index.draw import (
     drawn_rows,
-    embeddings_of,
 )
 from whiten_index.evaluation import Geometry
 from whiten_index.store import CorpusPart, CorpusRecord
-from whiten_index.whitening import Kind, Whitening
+from whiten_index.whitening import Whitening
 
 Array = NDArray[np.float64]
 ROWS, DIM = 150, 12
@@ -108,22 +107,6 @@ def test_the_geometry_is_that_of_embeddings_and_of_the_vectors_made_of_them(
         assert found["effective_rank"] == pytest.approx(effective_rank, rel=1e-6)
 
 
-NEEDS = {Kind.GROUP: {"group_size": 3}, Kind.WHITENING: {"shrinkage": "ledoit-wolf"}}
-
-
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
-def test_every_kind_has_a_geometry_of_finite_numbers(tmp_path: Path, kind: Kind) -> None:
-    rows = make_rows(0, ROWS, DIM, ratio=1.0)
-    report = build(tmp_path, rows, whiten=kind.value, **NEEDS.get(kind, {}))
-    for name, width in (("raw", DIM), ("vectors", report.manifest["whitening"]["k"])):
-        found = shape(report)[name]
-        assert all(np.isfinite(value) for value in found.values())
-        assert 0 <= found["isoscore"] <= 1
-        assert 1 <= found["effective_rank"] <= width + 1e-9
-    if kind is Kind.NONE:
-        assert shape(report)["raw"] == shape(report)["vectors"]
-
-
 @pytest.mark.parametrize("rows", [1, 2])
 def test_too_few_rows_have_no_geometry_and_the_index_is_built(tmp_path: Path, rows: int) -> None:
     report = build(tmp_path, make_rows(0, rows, DIM), whiten="none")
@@ -170,21 +153,3 @@ def test_every_row_of_a_small_corpus_is_as_likely_as_another():
     # 80 each, with a standard deviation of 8.
     assert abs(counts - 80).max() < 40
     assert counts[:30].mean() == pytest.approx(80, abs=6)
-
-
-def test_rows_are_found_in_the_order_asked_past_shards_without_any(tmp_path: Path) -> None:
-    rows = make_rows(0, 60, DIM).astype(np.float32)
-    # The second and third of six shards hold nothing that can be used.
-    embeddings = [None if 10 <= i < 30 else row for i, row in enumerate(rows)]
-    report = build(tmp_path, embeddings, whiten="none", shard_rows=10)
-    store, record = report.encoded.store, report.encoded.record
-    assert [part.rows for part in record.parts] == [10, 0, 0, 10, 10, 10]
-    kept = np.delete(rows, np.s_[10:30], axis=0)
-    asked = np.random.default_rng(0).permutation(40)
-    found = embeddings_of(store, record, asked)
-    assert found.dtype == np.float64
-    np.testing.assert_array_equal(found, kept[asked])
-    assert embeddings_of(store, record, asked[:0]).shape == (0, DIM)
-    for row in asked:
-        # Alone, so that no neighbour brings in the shard it is in.
-        np.testing.assert_array_equal(embeddings_of(store, record, row[None])[0], kept[row])

@@ -11,21 +11,16 @@ import torch
 import transformers
 
 from tests.test_pooling import naive_pool
-from whiten_index.encoding import Encoder, find_model, transformer
+from whiten_index.encoding import Encoder, find_model
 from whiten_index.encoding.pooling import Pooling
 from whiten_index.errors import ConfigError
 
 LONGEST = 32
-SPECIAL = 2
 
 
 def load(model: Path | str, **options) -> Encoder:
     # A tiny model is quickest on one thread, and does not disturb what runs beside the tests.
     return Encoder.load(str(model), **{"device": "cpu", "threads": 1, **options})
-
-
-def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +48,6 @@ def test_an_embedding_does_not_depend_on_its_company(tiny_model, texts, pooling)
     order = np.random.default_rng(1).permutation(len(texts))
     shuffled = encoder.encode([texts[i] for i in order])
     np.testing.assert_array_equal(shuffled, together[order])
-
-
-def test_padded_embeddings_are_those_without_padding(tiny_model, texts, monkeypatch):
-    packed = load(tiny_model)
-    monkeypatch.setattr(transformer, "can_pack", lambda *_: False)
-    padded = load(tiny_model)
-    assert (packed._transformer.packs, padded._transformer.packs) == (True, False)
-    np.testing.assert_allclose(padded.encode(texts), packed.encode(texts), atol=1e-5)
-    np.testing.assert_allclose(padded.encode_queries(texts), packed.encode(texts), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -102,27 +88,6 @@ def test_truncated_texts_and_tokens_are_counted(tiny_model, texts):
     assert encoded.truncated.any()
     assert encoded.tokens == sum(min(length, 9) for length in lengths)
     assert sum(done) == len(texts)
-
-
-def test_what_lies_behind_the_limit_changes_nothing(encoder, tiny_words):
-    words = [tiny_words[i % 40] for i in range(80)]
-    cut, whole = " ".join(words[: LONGEST - SPECIAL]), " ".join(words)
-    np.testing.assert_allclose(*encoder.encode([cut, whole]), atol=1e-6)
-
-
-def test_no_text_and_empty_texts_have_embeddings(encoder):
-    assert encoder.encode([]).shape == (0, encoder.dim)
-    found = encoder.encode(["", "the cat"])
-    assert found.shape == (2, encoder.dim)
-    assert np.isfinite(found).all()
-
-
-def test_bfloat16_is_close_to_float32(tiny_model, encoder, texts):
-    found = load(tiny_model, dtype="bfloat16").encode(texts)
-    assert found.dtype == np.float32
-    exact = encoder.encode(texts)
-    assert cosines(found, exact).min() > 0.99
-    assert not np.array_equal(found, exact)
 
 
 def tiny_config(kind: str, size: int) -> transformers.PreTrainedConfig:

@@ -11,7 +11,6 @@ import pytest
 
 from tests.bad_input_helpers import OPTIONS, assert_one_error, run
 from whiten_index import Encoder, Moments, Whitening
-from whiten_index.errors import CorpusError
 from whiten_index.evaluate.geometry import read_geometry_sets
 from whiten_index.evaluation import Geometry, alignment
 from whiten_index.whitening import Kind, WhiteningConfig
@@ -81,17 +80,6 @@ def test_transforms_are_shown_beside_the_raw_embeddings(pairs, columns, tiny_mod
     assert found["isoscore"] > report["datasets"]["STS-B"]["isoscore"]
 
 
-def test_pairs_without_scores_are_all_positive(tmp_path, columns, tiny_model):
-    path = tmp_path / "plain.parquet"
-    pq.write_table(
-        pa.table({"query": columns["sentence1"], "document": columns["sentence2"]}), path
-    )
-    found = measured(path, tiny_model)["datasets"]["plain"]
-    u, v = (encode(tiny_model, columns[f"sentence{side}"]) for side in (1, 2))
-    assert (found["positive_pairs"], found["dropped"]) == (PAIRS, 0)
-    assert found["alignment"] == pytest.approx(alignment(u, v), rel=1e-5)
-
-
 @pytest.fixture
 def plain(tmp_path, columns):
     """Pairs without scores, in two splits."""
@@ -120,24 +108,6 @@ def test_a_split_that_pairs_without_scores_lack_is_refused(
     )  # fmt: skip
     assert status == OPTIONS
     assert_one_error(error, match=message)
-
-
-def test_a_folder_may_hold_pairs_with_and_without_scores(pairs, plain, tmp_path, tiny_model):
-    (folder := tmp_path / "both").mkdir()
-    for file in (plain, pairs):
-        (folder / file.name).write_bytes(file.read_bytes())
-    (folder / "README.md").write_text("no pairs")
-    found = measured(folder, tiny_model, "--split", "plain=dev")
-    assert found["datasets"] == measured(
-        plain, tiny_model, pairs, "--split", "plain=dev"
-    )["datasets"]  # fmt: skip
-    assert list(found["datasets"]) == ["plain", "STS-B"]
-    (folder / pairs.name).unlink()
-    (each,) = read_geometry_sets([folder])
-    assert (each.name, len(each.first)) == ("plain", PAIRS)
-    (folder / plain.name).unlink()
-    with pytest.raises(CorpusError, match=r"both holds no \.parquet, \.jsonl or \.tsv file"):
-        read_geometry_sets([folder])
 
 
 @pytest.mark.parametrize("above", ["nan", "inf", "-inf"])

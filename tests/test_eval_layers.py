@@ -10,8 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from whiten_index.cli import cli
-from whiten_index.errors import ArtifactError
-from whiten_index.report import write_layers
 from whiten_index.report.layers import maps_of
 from whiten_index.report.style import DOTS_PER_INCH
 
@@ -74,21 +72,6 @@ def test_each_cell_is_what_eval_sts_says_of_those_layers(report, tiny_model, pai
             assert cell["datasets"][name]["spearman"] == pytest.approx(found["spearman"], abs=0.02)
 
 
-def test_the_heat_map_is_symmetric_and_holds_every_pair_once(report):
-    for each in report["runs"]:
-        maps = maps_of(each, STATES, "mean")
-        assert list(maps) == ["average", "<one>", "two"]
-        for name, shown in maps.items():
-            np.testing.assert_array_equal(shown.matrix, shown.matrix.T)
-            for cell in each["combinations"]:
-                figures = cell["average"] if name == "average" else cell["datasets"][name]
-                i, j = cell["layers"][0], cell["layers"][-1]
-                assert shown.matrix[i, j] == figures["spearman"]["mean"]
-        np.testing.assert_allclose(
-            maps["average"].matrix, (maps["<one>"].matrix + maps["two"].matrix) / 2
-        )
-
-
 # The terminal
 
 
@@ -142,16 +125,3 @@ def test_options_of_one_embedding_are_refused(tiny_model, pairs, option, value, 
     status, said, _ = run("--help")
     assert status == 0
     assert f"  {option} " not in said
-
-
-@pytest.mark.parametrize("change", [
-    lambda r: r.pop("states"), lambda r: r["runs"][0].pop("best"),
-    lambda r: r["runs"][1]["combinations"][0].pop("average"),
-    lambda r: r["runs"][0]["combinations"][0].update(layers=[9]),
-])  # fmt: skip
-def test_what_is_no_report_of_layers_is_refused(report, change, tmp_path):
-    damaged = json.loads(json.dumps(report))
-    change(damaged)
-    with pytest.raises(ArtifactError, match="run whiten-index eval layers again"):
-        write_layers(damaged, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -10,12 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-from tests import tiny_models
-from tests.code_models import edit_json
-from whiten_index.build import build_index
-from whiten_index.cli import cli
 from whiten_index.encoding import Encoder
 from whiten_index.errors import ConfigError, CorpusError, StorageError
 from whiten_index.evaluate import retrieval
@@ -99,11 +94,6 @@ def by_brute_force(rows, asked, *, names, own=None) -> dict[str, dict[str, float
     return run
 
 
-def run_cli(*arguments: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(cli, ["eval", "retrieval", *map(str, arguments)])
-    return done.exit_code, done.stdout, done.stderr
-
-
 # --------------------------------------------------------------------------- figures
 
 
@@ -183,52 +173,6 @@ def test_a_run_written_is_judged_as_the_search_was(tiny_model, beir, store, tmp_
     assert figures(read["datasets"]["one"]) == figures(raw["datasets"]["one"])
 
 
-def test_an_index_that_is_there_is_judged_as_one_built_for_it(
-    tiny_model, beir, store, tmp_path, documents
-):
-    config = RetrievalConfig.from_options(
-        {"model": str(tiny_model), "threads": 1, "sets": [str(beir)], "k": ("8",)}
-    )
-    corpus = tmp_path / "c.parquet"
-    columns = {"id": list(documents), "text": list(documents.values())}
-    pq.write_table(pa.table(columns), corpus)
-    build = config.build_config(
-        config.base.transforms[0], corpus=(str(corpus),), out=str(tmp_path / "out"), store=store
-    )
-    build_index(build)
-    there = evaluate_retrieval(
-        RetrievalConfig.from_options({"index": str(tmp_path / "out"), "sets": [str(beir)]})
-    )
-    built = judged(tiny_model, sets=[str(beir)], k=("8",))
-    assert figures(there["datasets"]["one"]) == pytest.approx(figures(built["datasets"]["one"]))
-    assert there["setting"]["transform"] == built["setting"]["transform"]
-
-
-def test_files_named_are_as_good_as_a_folder(
-    tiny_model, beir, store, tmp_path, documents, queries, qrels
-):
-    columns = {"_id": list(documents), "text": list(documents.values())}
-    pq.write_table(pa.table(columns), tmp_path / "docs.parquet")
-    lines = [f"{q} 0 {d} {grade}" for q, grades in qrels.items() for d, grade in grades.items()]
-    (tmp_path / "x.qrels").write_text("\n".join(lines))
-    folder = judged(tiny_model, sets=[str(beir)], store=store)
-    common = {"store": store, "queries": str(beir / "queries.jsonl")}
-    for corpus in (tmp_path / "docs.parquet", beir / "corpus.jsonl"):
-        files = judged(tiny_model, corpus=[str(corpus)], qrels=str(tmp_path / "x.qrels"), **common)
-        (found,) = files["datasets"].values()
-        assert found == folder["datasets"]["one"]
-    # A folder of files has its columns named, as in a build.
-    files = judged(
-        tiny_model,
-        corpus=[str(tmp_path / "*.parquet")],
-        text_columns=["text"],
-        id_column="_id",
-        qrels=str(tmp_path / "x.qrels"),
-        **common,
-    )
-    assert list(files["datasets"].values()) == [folder["datasets"]["one"]]
-
-
 def test_sets_whose_links_are_named_alike_each_have_their_own_documents(
     tiny_model, tmp_path, documents, queries, qrels
 ):
@@ -240,17 +184,6 @@ def test_sets_whose_links_are_named_alike_each_have_their_own_documents(
     found = judged(tiny_model, sets=[str(tmp_path / f"of-{name}" / "set") for name in texts])
     counted = {name: each["counts"]["documents"] for name, each in found["datasets"].items()}
     assert counted == {"left": DOCUMENTS, "right": 100}
-
-
-def test_queries_kept_of_another_query_half_are_not_taken(tmp_path, beir):
-    model = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
-    options = {"sets": [str(beir)], "query_prompt": "query the cat sat on the mat: "}
-    old = judged(model, store=str(tmp_path / "kept"), **options)
-    edit_json(model / "1_Pooling" / "config.json", include_prompt=False)
-    kept, fresh = (judged(model, store=str(tmp_path / name), **options) for name in ("kept", "new"))
-    assert old["encoder"]["fingerprint"] == kept["encoder"]["fingerprint"]
-    found = [figures(each["datasets"]["one"]) for each in (old, kept, fresh)]
-    assert found[1] == found[2] != found[0]
 
 
 # --------------------------------------------------------------------------- queries of the corpus
@@ -378,22 +311,6 @@ def test_options_that_do_not_go_together_are_refused(options, message, monkeypat
 
 
 # --------------------------------------------------------------------------- the command
-
-
-def test_the_command_prints_a_table_or_one_object(tiny_model, beir, store):
-    given = (beir, "--model", tiny_model, "--threads", 1, "--store", store, "--k", 8, "--k", 16)
-    status, out, _ = run_cli(*given, "--json")
-    assert status == 0
-    report = json.loads(out)
-    assert {"encoder", "setting", "datasets", "runs"} <= report.keys()
-    status, out, _ = run_cli(*given)
-    lines = out.splitlines()
-    assert lines[1] == f"one: {DOCUMENTS} documents, {QUERIES} judged queries"
-    assert lines[2].split() == ["×", "100", *METRICS]
-    for run, line in zip(report["runs"], lines[3:], strict=True):
-        name, *values = line.rsplit(maxsplit=len(METRICS))
-        assert name.strip() == run["name"]
-        assert values == [f"{run['datasets']['one'][metric]:.2f}" for metric in METRICS]
 
 
 # --------------------------------------------------------------------------- public figures

@@ -75,18 +75,6 @@ def test_every_form_holds_the_digest(index: Path, tmp_path: Path) -> None:
     assert f"query digest {transform.query_digest};" in (tmp_path / "w.sql").read_text()
 
 
-@pytest.mark.parametrize("name", ["bad name", "Whiten", "weiß", "a.b", "1st", 'a"b', "a\nb"])
-@pytest.mark.parametrize("option", ["--name", "--schema"])
-def test_a_name_that_needs_quotes_is_told(
-    columns: Path, tmp_path: Path, option: str, name: str
-) -> None:
-    said = succeed("export", columns, tmp_path / "w.sql", option, name)
-    assert "found only if written with these quotes" in said
-    quoted = '"' + " ".join(name.replace('"', '""').split()) + '"'
-    told = f"public.{quoted}" if option == "--name" else f"{quoted}.whiten"
-    assert f"ORDER BY vector <=> (SELECT {told}(%s::vector))\n" in said
-
-
 @pytest.mark.parametrize(
     ("dtype", "least", "most"), [("float32", 2**-24, 1e-6), ("float16", 2**-11, 2**-10)]
 )
@@ -102,18 +90,6 @@ def test_what_the_function_costs_is_told(
 
 
 # --------------------------------------------------------------------------- what is refused
-
-
-@pytest.mark.parametrize("form", ["sql", "query", "matrix"])
-def test_more_numbers_than_the_vectors_have_are_refused(
-    columns: Path, tmp_path: Path, form: str
-) -> None:
-    path = tmp_path / FORMS[form]
-    status, stdout, stderr = run("export", columns, path, "--as", form, "--k", 500)
-    assert (status, stdout) == (2, "")
-    assert f"the vectors of {columns} have 6 numbers and cannot be cut to 500" in stderr
-    assert "build the index with a larger --k" in stderr
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

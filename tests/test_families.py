@@ -38,8 +38,6 @@ from whiten_index.encoding import (
 from whiten_index.encoding.head import load_head
 from whiten_index.errors import ConfigError, EncoderError
 
-INSTRUCTION = "Instruct: given a query, the passage\nQuery:"
-
 
 def load(model: Path, **options) -> Encoder:
     return Encoder.load(str(model), **{"device": "cpu", "threads": 1, **options})
@@ -93,31 +91,6 @@ def test_each_family_agrees_with_sentence_transformers(tiny, tmp_path, family, p
     assert_alike(load(folder).encode(texts()), truth(folder, texts()))
 
 
-def test_a_decoder_with_instructions_agrees_with_sentence_transformers(tiny, tmp_path):
-    """As Qwen3-Embedding: last token, an instruction for queries, nothing for documents."""
-    folder = copied(tiny("qwen3"), tmp_path / "qwen")
-    prompts = {"query": INSTRUCTION, "document": ""}
-    # Instructions are long in bytes, and the model has room.
-    add_modules(folder, "lasttoken", NORMALIZE, prompts=prompts, max_length=100)
-    encoder = load(folder)
-    assert (encoder.spec.pooling, encoder.spec.normalizes) == ("last", True)
-    assert encoder.spec.query_prompt == INSTRUCTION
-    assert_alike(encoder.encode(texts()), truth(folder, texts()), scale=True)
-    queries = truth(folder, texts(), prompt_name="query")
-    assert_alike(encoder.encode_queries(texts()), queries, scale=True)
-
-
-def test_prompts_of_e5_agree_with_sentence_transformers(tiny, tmp_path):
-    folder = copied(tiny("xlm-roberta"), tmp_path / "e5")
-    prompts = {"query": "query: ", "passage": "passage: "}
-    add_modules(folder, "mean", NORMALIZE, prompts=prompts)
-    encoder = load(folder)
-    for method, name in ((encoder.encode, "passage"), (encoder.encode_queries, "query")):
-        assert_alike(method(texts()), truth(folder, texts(), prompt_name=name), scale=True)
-    literal = load(folder, document_prompt="query: ")
-    np.testing.assert_allclose(literal.encode(texts()), encoder.encode_queries(texts()), atol=1e-5)
-
-
 @pytest.mark.parametrize("told_by", ["settings", "tokenizer"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_the_side_that_is_cut_agrees_with_sentence_transformers(tiny, tmp_path, side, told_by):
@@ -160,23 +133,6 @@ def test_the_length_is_the_models_own(tiny, tmp_path, family, longest, default):
         resolve(told, max_length=longest + 1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "longest"),
-    [
-        ({"model_type": "roberta", "pad_token_id": None}, POSITIONS - 2),
-        ({"model_type": "roberta", "pad_token_id": 0}, POSITIONS - 1),
-        ({"max_position_embeddings": -1}, 1 << 30),
-        ({"max_position_embeddings": None, "n_positions": 20}, 20),
-        ({"max_position_embeddings": None}, 1 << 30),
-    ],
-)
-def test_odd_statements_of_the_length_are_understood(tiny, tmp_path, changes, longest):
-    folder = copied(tiny("bert"), tmp_path / "odd")
-    config = json.loads((folder / "config.json").read_text())
-    write_json(folder / "config.json", {**config, **changes})
-    assert find_model(str(folder)).longest == longest
-
-
 # --------------------------------------------------------------------------- heads
 
 HEADS = {
@@ -197,16 +153,6 @@ def test_a_head_agrees_with_sentence_transformers(bert_with, heads):
     assert encoder.dim == encoder.spec.dim == expected.shape[1]
     assert encoder.spec.normalizes == normalizes
     assert_alike(encoder.encode(texts()), expected, scale=normalizes)
-
-
-def test_weights_of_a_head_may_be_pickled_tensors(bert_with):
-    folder = bert_with(dense())
-    expected = load_head(find_model(str(folder)))
-    weights = load_file(folder / "2_Dense" / "model.safetensors")
-    (folder / "2_Dense" / "model.safetensors").unlink()
-    torch.save(weights, folder / "2_Dense" / "pytorch_model.bin")
-    pooled = torch.randn(3, DIM)
-    torch.testing.assert_close(load_head(find_model(str(folder)))(pooled), expected(pooled))
 
 
 @pytest.mark.parametrize(
@@ -315,20 +261,6 @@ def test_pickled_weights_are_fetched_where_there_are_no_others(bert_with, tmp_pa
 # --------------------------------------------------------------------------- prompts
 
 PROMPTS = {"query": "query: ", "passage": "passage: ", "empty": ""}
-
-
-@pytest.mark.parametrize("side", ["document", "query"])
-def test_a_prompt_name_that_does_not_exist_names_those_there_are(bert_with, side):
-    option = {f"{side}_prompt_name": "querry"}
-    with pytest.raises(
-        ConfigError,
-        match=f"--{side}-prompt-name 'querry' is no prompt of .*: it has empty, passage, query",
-    ):
-        resolve(bert_with(prompts=PROMPTS), **option)
-    with pytest.raises(ConfigError, match=f"it has none; give the text with --{side}-prompt"):
-        resolve(bert_with(), **option)
-    with pytest.raises(ConfigError, match=f"--{side}-prompt and --{side}-prompt-name were both"):
-        EncoderConfig(**option, **{f"{side}_prompt": "x"})
 
 
 def test_the_command_line_takes_names_of_prompts_and_every_pooling(bert_with, write_parquet):

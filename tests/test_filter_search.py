@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
+from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.index.filtering import Selection
 from whiten_index.index.nearest import nearest
-from whiten_index.run_file import write_run
 
 ROWS, K, LISTS = 2000, 16, 20
 EXHAUSTIVE = ["Flat", "SQfp16", "SQ8", "SQ4", "RaBitQ", "PQ8x4", "PQ8x4fs", "RaBitQfs"]
@@ -30,7 +29,6 @@ LISTED = [
 LISTED += [f"IVF{LISTS},RQ2x4", f"IVF{LISTS},PRQ2x2x4fs", f"IVF{LISTS}(IVF4,Flat),Flat"]
 LISTED += [f"IVF{LISTS}_HNSW8,Flat", f"IVF{LISTS},PQ8x4fs,RFlat", f"IVF{LISTS},SQ8,RFlat"]
 GRAPHS = ["HNSW16", "HNSW16_SQ8", "NSG16", "HNSW16,RFlat"]
-PRECISE = ["Flat", "SQfp16", "Flat,RFlat", "HNSW16", "NSG16", f"IVF{LISTS},Flat"]
 COUNTS = [0, 1, 40, 400, ROWS]
 
 
@@ -84,36 +82,6 @@ def test_hits_pass_are_as_many_as_there_can_be_and_fall(
         assert (np.diff(scores, axis=1) <= 1e-6).all()
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("factory", EXHAUSTIVE)
-def test_exhaustive_kinds_rank_the_rows_that_pass_as_without_a_filter(
-    index_of: Callable[[str], Any], queries: np.ndarray, factory: str, count: int
-) -> None:
-    inner, mask = index_of(factory), drawn(count)
-    scores, found = nearest(inner, queries, 10, Selection.of(mask))
-    every_score, every = inner.search(queries, ROWS)
-    for mine, numbers, scored, order in zip(scores, found, every_score, every, strict=True):
-        passing = [row for row in order if mask[row]][:10]
-        of_row = dict(zip(order.tolist(), scored.tolist(), strict=True))
-        # Codes are coarse, so equal scores may come in any order.
-        atol = 1e-4 if "fs" not in factory else 0.05
-        np.testing.assert_allclose(mine, [of_row[row] for row in passing], atol=atol)
-        assert len(np.intersect1d(numbers, passing)) >= 0.7 * len(passing)
-
-
-@pytest.mark.parametrize("count", [1, 3, 20, 60])
-@pytest.mark.parametrize("factory", [*PRECISE, f"IVF{LISTS}_HNSW8,Flat", "HNSW16,RFlat"])
-def test_where_few_pass_nothing_is_missed(
-    index_of: Callable[[str], Any], rows: np.ndarray, queries: np.ndarray, factory: str, count: int
-) -> None:
-    inner = index_of(factory)
-    mask = drawn(count, seed=count)
-    _, found = nearest(inner, queries, 10, Selection.of(mask))
-    truth = queries @ rows.T
-    truth[:, ~mask] = -2
-    assert np.array_equal(found, np.argsort(-truth, axis=1)[:, : min(10, count)])
-
-
 @settings(deadline=None, max_examples=50, derandomize=True)
 @given(
     top_k=st.integers(1, 300),
@@ -132,23 +100,6 @@ def test_flat_equals_brute_force(top_k: int, seed: int, share: float, few: int) 
     best = np.argsort(-truth, axis=1)[:, : min(top_k, mask.sum())]
     assert np.array_equal(found, best)
     np.testing.assert_allclose(scores, np.take_along_axis(truth, best, axis=1), atol=1e-6)
-
-
-@pytest.mark.parametrize("factory", LISTED[:2] + GRAPHS[:2])
-def test_a_filter_costs_approximate_search_no_recall(
-    index_of: Callable[[str], Any], rows: np.ndarray, queries: np.ndarray, factory: str
-) -> None:
-    """As many rows that pass are looked at as rows without a filter."""
-    inner = index_of(factory)
-    if "IVF" in factory:
-        inner.nprobe = 6
-    truth, shares = queries @ rows.T, []
-    for mask in (np.ones(ROWS, bool), drawn(1000), drawn(500)):
-        _, found = nearest(inner, queries, 10, Selection.of(mask))
-        best = np.argsort(-np.where(mask, truth, -2), axis=1)[:, :10]
-        pairs = zip(found, best, strict=True)
-        shares.append(np.mean([len(np.intersect1d(*pair)) / 10 for pair in pairs]))
-    assert min(shares[1:]) >= shares[0] - 0.1
 
 
 def test_rows_all_in_one_corner_are_found(
@@ -286,21 +237,3 @@ def test_a_published_index_of_every_family_is_filtered(
     for text, count in (("id == 'doc-3'", 1), ("lang == 'de'", 140), ("1 == 2", 0)):
         for hits in opened.search_embeddings(queries, top_k=10_000, row_filter=text):
             assert len({hit.row for hit in hits}) == len(hits) == count
-
-
-@pytest.mark.parametrize("suffix", [".trec", ".parquet", ".jsonl"])
-def test_runs_and_results_without_hits(
-    tmp_path: Path, index: Path, queries: np.ndarray, suffix: str
-) -> None:
-    pq.write_table(pa.table({"qid": range(7), "e": list(queries)}), tmp_path / "q.parquet")
-    config = CorpusConfig(
-        sources=(str(tmp_path / "q.parquet"),), embedding_column="e", id_column="qid"
-    )
-    opened = open_index(index)
-    for text, hits in (("1 == 2", 0), ("id == 'doc-5'", 1)):
-        run = tmp_path / f"run{suffix}"
-        assert write_run(run, opened.rank(config, top_k=5, row_filter=text)) == 7
-        if suffix == ".parquet":
-            table = pq.read_table(run)
-            assert table.column_names == ["query_id", "doc_id", "rank", "score"]
-            assert table.column("doc_id").to_pylist() == ["doc-5"] * 7 * hits

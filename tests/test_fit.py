@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from whiten_index import BuildConfig, build_index, encode_corpus, open_index
+from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError
@@ -89,35 +89,6 @@ def run(*arguments: Any) -> tuple[int, str]:
 # --------------------------------------------------------------------------- weights
 
 
-def test_rows_weigh_as_if_they_were_repeated(tmp_path: Path) -> None:
-    rows, counts = made(), frequencies()
-    weighted = build(
-        tmp_path / "w",
-        write(tmp_path / "w.parquet", rows, f=counts),
-        weight_column="f",
-    )
-    repeated = build(
-        tmp_path / "r",
-        write(tmp_path / "r.parquet", np.repeat(rows, counts, axis=0)),
-    )
-    found, expected = fitted(weighted), fitted(repeated)
-    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-9, atol=1e-12)
-    assert_same_but_for_scale(found.matrix(), expected.matrix())
-    # Cosines do not see the scale, so that the two indexes rank alike.
-    queries = made(20, seed=5)
-    occurs = {f"d{i}" for i in np.flatnonzero(counts)}
-    names = np.repeat(np.arange(ROWS), counts)
-    ours = open_index(weighted.out).search_embeddings(queries, top_k=ROWS)
-    theirs = open_index(repeated.out).search_embeddings(queries, top_k=len(names))
-    for hits, others in zip(ours, theirs, strict=True):
-        scores = {f"d{names[hit.row]}": hit.score for hit in others}
-        ranked = [hit for hit in hits if hit.id in occurs]
-        assert len(ranked) == len(scores)
-        np.testing.assert_allclose(
-            [h.score for h in ranked], [scores[h.id] for h in ranked], atol=1e-5
-        )
-
-
 @pytest.mark.parametrize("weighting", ["zipfian", "inverse-frequency"])
 def test_the_whitening_is_the_closed_form_of_the_weighted_rows(
     tmp_path: Path, weighting: str
@@ -132,19 +103,6 @@ def test_the_whitening_is_the_closed_form_of_the_weighted_rows(
     np.testing.assert_allclose(found.mean, mean, rtol=1e-9, atol=1e-12)
     assert_same_but_for_scale(found.matrix(), matrix)
     assert found.count == pytest.approx(ROWS)
-
-
-def test_weights_stay_beside_their_rows_where_some_are_skipped(tmp_path: Path) -> None:
-    rows, counts = made(), frequencies()
-    gone = np.r_[0, 3, 36:60, 89]
-    embeddings = [None if i in gone else row for i, row in enumerate(rows.astype(np.float32))]
-    corpus = write(tmp_path / "c.parquet", rows, e=embeddings, f=counts)
-    report = build(tmp_path / "out", corpus, weight_column="f")
-    assert report.encoded.record.rows == ROWS - len(gone)
-    kept = np.delete(np.arange(ROWS), gone)
-    mean, matrix = closed_form(rows[kept], counts[kept].astype(float))
-    np.testing.assert_allclose(fitted(report).mean, mean, rtol=1e-9, atol=1e-12)
-    assert_same_but_for_scale(fitted(report).matrix(), matrix)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -201,18 +159,6 @@ def test_what_is_no_frequency_is_refused(tmp_path: Path, name: str, whiten: str)
     assert last.startswith("Error: ")
     assert re.search(f"column f .*{told}", last), last
     assert not (tmp_path / "out" / "CURRENT").exists()
-
-
-def test_a_store_without_the_column_says_so(tmp_path: Path) -> None:
-    corpus = write(tmp_path / "c.parquet", made(), f=frequencies())
-    store = str(tmp_path / "store")
-    encode_corpus(BuildConfig(corpus=(corpus,), store=store, embedding_column="e"))
-    status, stderr = run(
-        "build", "--store", store, "--out", tmp_path / "out", "--weight-column", "f"
-    )
-    assert status == CORPUS
-    assert "does not hold column f" in stderr
-    assert "name the corpus" in stderr
 
 
 # --------------------------------------------------------------------------- shrinkage

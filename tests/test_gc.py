@@ -8,7 +8,6 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.bad_input_helpers import run
 from tests.build_helpers import build, random_rows, write_rows
 from tests.upkeep_helpers import (
     Crash,
@@ -39,15 +38,6 @@ def nights(world: World, count: int, seed: int = 0) -> None:
     for _ in range(count):
         world.change(rng, share=0.3)
         world.encode()
-
-
-def files(world: World) -> dict[str, int]:
-    """Return every file of the store with the time it was written."""
-    return {
-        str(path): path.stat().st_mtime_ns
-        for path in world.place.rglob("*")
-        if path.is_file() and not path.name.startswith(".lock")
-    }
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -91,19 +81,6 @@ def test_a_whole_life_of_an_index(tmp_path):
     (hit,) = open_index(out).search_embeddings(rows[5:6] + np.float32(2), top_k=1)[0]
     assert hit.row == 5
     assert verify_store(out / "store").sound
-
-
-def test_a_dry_run_says_the_same_and_does_nothing(tmp_path):
-    world = new_world(tmp_path, 100, 30)
-    world.corpora["news"] = [world.numbers(90)]
-    world.encode()
-    before = files(world)
-    told = gc_store(world.place, dry_run=True, keep_days=0)
-    assert files(world) == before
-    done = gc_store(world.place, keep_days=0)
-    assert told.dry_run
-    assert told.bytes > 0
-    assert {**told.to_json(), "dry_run": False} == done.to_json()
 
 
 @pytest.mark.parametrize("emptied", [False, True])
@@ -218,21 +195,6 @@ def test_it_may_die_anywhere(tmp_path, monkeypatch):
         step += 1
     assert step > 20
     assert len(ends) == 1, "wherever it died, the next one comes to the same"
-
-
-def test_the_command(tmp_path):
-    world = new_world(tmp_path, 100)
-    world.corpora["news"] = [world.numbers(100)]
-    world.encode()
-    status, out, _ = run("gc", world.place, "--keep-days", 0, "--dry-run")
-    assert status == 0
-    assert "would be freed" in out
-    status, out, _ = run("gc", world.place)
-    assert "3 of these are needed by nothing, and younger than 7 days" in out
-    status, out, _ = run("gc", world.place, "--keep-days", 0, "--json")
-    assert (status, json.loads(out)["shards"]) == (0, 3)
-    status, _, err = run("gc", tmp_path / "none")
-    assert (status, "holds no store" in err) == (5, True)
 
 
 def test_a_record_that_is_damaged_stops_it(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.errors import ConfigError
 from whiten_index.training.config import GroupMap
 from whiten_index.training.group_whitening import ShuffledGroupWhitening, group_map
 from whiten_index.training.inverse_root import inverse_root, inverse_root_iterated
@@ -105,18 +105,6 @@ def test_gradients_are_those_of_finite_differences(
     assert torch.autograd.gradcheck(module, (rows,))
 
 
-def test_gradients_through_a_batch_with_equal_eigenvalues() -> None:
-    # Columns of a Hadamard matrix: every group's covariance is a multiple of I.
-    hadamard = torch.ones(1, 1, dtype=torch.float64)
-    for _ in range(4):
-        hadamard = torch.cat(
-            [torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)]
-        )
-    rows = hadamard[:, 1:7].clone().requires_grad_()
-    module = ShuffledGroupWhitening(6, groups=2, epsilon=0.0, shuffle=False)
-    assert torch.autograd.gradcheck(module, (rows,))
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.floats(0, 4))
 def test_both_roots_agree_with_numpy(seed: int, size: int, log_condition: float) -> None:
@@ -160,23 +148,6 @@ def test_evaluation_is_the_affine_map_of_the_running_moments() -> None:
     assert weight.count_nonzero() <= DIM * 4
 
 
-def test_running_moments_are_kept_with_the_weights() -> None:
-    module, other = whitening(), whitening()
-    module(features())
-    other.load_state_dict(module.state_dict())
-    rows = features(seed=4)
-    torch.testing.assert_close(other.eval()(rows), module.eval()(rows))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_does_not_reach_it(dtype: torch.dtype) -> None:
-    rows = features().float()
-    with torch.autocast("cpu", dtype=dtype):
-        out = whitening(shuffle=False)(rows.to(dtype))
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out, whitening(shuffle=False)(rows.to(dtype).float()))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -195,16 +166,6 @@ def test_autocast_does_not_reach_it(dtype: torch.dtype) -> None:
 def test_parameters_that_cannot_be_are_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ShuffledGroupWhitening(DIM, **options)
-
-
-def test_a_batch_that_cannot_tell_a_groups_covariance_is_told() -> None:
-    with pytest.raises(WhiteningError, match="a batch of 4 cannot whiten groups of 4 channels"):
-        whitening()(features(4))
-    assert whitening()(features(5)).isfinite().all()
-    with pytest.raises(WhiteningError, match="a batch of 1 cannot"):
-        whitening(shrinkage=0.5)(features(1))
-    with pytest.raises(WhiteningError, match="12 channels, and the whitening 24"):
-        whitening()(features(dim=12))
 
 
 def test_a_gradient_of_pca_is_that_of_its_zca_turned() -> None:

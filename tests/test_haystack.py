@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import shutil
 from dataclasses import replace
@@ -80,20 +79,6 @@ def test_a_store_is_filled_and_asked_as_the_index(places: Places) -> None:
             assert found[0].content == places.texts[found[0].meta["row"]]
 
 
-def test_a_written_down_pipeline_fills_a_store(places: Places) -> None:
-    writing = Pipeline()
-    embedder = WhitenedDocumentEmbedder(str(places.index), k=3, progress_bar=False)
-    writing.add_component("embedder", embedder)
-    writing.add_component("writer", DocumentWriter(InMemoryDocumentStore()))
-    writing.connect("embedder", "writer")
-    read = again(writing)
-    read.run({"embedder": {"documents": documents_of(places)}})
-    store = read.get_component("writer").document_store
-    kept = sorted(store.filter_documents(), key=lambda each: each.meta["row"])
-    vectors = [each.embedding for each in kept]
-    np.testing.assert_allclose(vectors, sent(places.index, k=3), atol=1e-5)
-
-
 def test_the_index_is_asked_without_a_store(places: Places) -> None:
     pipeline = Pipeline()
     retriever = WhitenedIndexRetriever(
@@ -112,25 +97,6 @@ def test_the_index_is_asked_without_a_store(places: Places) -> None:
         expect_hits(found, places.expected(places.queries[0], top_k=2, row_filter="year > 2003"))
 
 
-def test_pipelines_run_async(places: Places) -> None:
-    pipeline = Pipeline()
-    pipeline.add_component("embedder", WhitenedTextEmbedder(places.index))
-    pipeline.add_component("documents", WhitenedDocumentEmbedder(places.index, progress_bar=False))
-    pipeline.add_component("retriever", WhitenedIndexRetriever(places.index, top_k=TOP))
-    given = {
-        "embedder": {"text": "red"},
-        "documents": {"documents": documents_of(places)[:9]},
-        "retriever": {"query": "red"},
-    }
-    found = asyncio.run(pipeline.run_async(given))
-    expect_hits(found["retriever"]["documents"], places.expected("red"))
-    np.testing.assert_allclose(
-        found["embedder"]["embedding"], query_vectors(places, ["red"])[0], atol=1e-5
-    )
-    vectors = [each.embedding for each in found["documents"]["documents"]]
-    np.testing.assert_allclose(vectors, sent(places.index)[:9], atol=1e-5)
-
-
 def test_haystack_refuses_components_it_was_not_told_to_trust(places: Places) -> None:
     pipeline = Pipeline()
     pipeline.add_component("embedder", WhitenedTextEmbedder(places.index))
@@ -139,20 +105,6 @@ def test_haystack_refuses_components_it_was_not_told_to_trust(places: Places) ->
 
 
 # --------------------------------------------------------------------------- the components
-
-
-def test_parts_of_the_meta_are_embedded_before_the_content(places: Places) -> None:
-    heads = [text.split(" ", 1)[0] for text in places.texts]
-    tails = [text.split(" ", 1)[1] for text in places.texts]
-    meta = [{"title": head, "none": None, "empty": ""} for head in heads]
-    given = [Document(content=tail, meta=m) for tail, m in zip(tails, meta, strict=True)]
-    given.append(Document(content=None, meta={"title": places.texts[0]}))
-    embedder = WhitenedDocumentEmbedder(
-        places.index, meta_fields_to_embed=["none", "title", "empty", "lacking"], progress_bar=False
-    )
-    vectors = [each.embedding for each in embedder.run(given)["documents"]]
-    np.testing.assert_allclose(vectors[:-1], sent(places.index), atol=1e-5)
-    np.testing.assert_allclose(vectors[-1], sent(places.index)[0], atol=1e-5)
 
 
 def test_after_a_refit_what_was_pickled_warm_does_not_go_on(places: Places, tmp_path: Path) -> None:

@@ -313,15 +313,6 @@ def test_what_cannot_be_had_is_one_sentence_that_says_what_to_do(hub, bert, tmp_
             assert part in found["error"], question
 
 
-def test_without_a_hub_the_message_names_the_address_and_the_way_out(hub, corpus, tmp_path):
-    hub.stop()
-    told = fail(hub, tmp_path / "home", *encoding(corpus, tmp_path / "store", "org/tiny"))
-    assert f"'org/tiny' is no folder here and cannot be fetched from {hub.url}" in told
-    assert "refused" in told
-    assert "HF_ENDPOINT" in told
-    assert "or give a local folder" in told
-
-
 def test_a_cache_that_cannot_be_written_is_no_matter_of_the_network(hub, bert, corpus, tmp_path):
     hub.add("org/tiny", bert)
     command, cache = encoding(corpus, tmp_path / "store", "org/tiny"), corpus / "cache"

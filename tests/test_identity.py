@@ -248,15 +248,6 @@ def test_code_in_another_place_is_part_of_the_identity(tmp_path):
     assert not unnoticed(first, second)
 
 
-def test_code_of_a_model_in_a_folder_below_is_part_of_its_identity(tmp_path):
-    folder = code_model(tmp_path / "model", tmp_path / "mark")
-    first = resolve_encoder(EncoderConfig(model=str(folder), trust_remote_code=True))[0]
-    (folder / "parts").mkdir()
-    (folder / "parts" / "more.py").write_text("x = 1\n")
-    second = resolve_encoder(EncoderConfig(model=str(folder), trust_remote_code=True))[0]
-    assert first.fingerprint != second.fingerprint
-
-
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     served = Hub()
@@ -343,13 +334,6 @@ def test_lengths_of_documents_and_queries_that_differ_are_refused(setting, tmp_p
     assert chosen.max_length == 8
     edit_json(folder / "sentence_bert_config.json", document_length=6, query_length=6)
     assert resolve_encoder(EncoderConfig(model=str(folder)))[0].max_length == 6
-
-
-def test_an_adapter_is_refused(tmp_path):
-    folder = tiny_models.bert(tmp_path / "model")
-    tiny_models.write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
-    with pytest.raises(EncoderError, match=r"adapters \(PEFT\) are not applied.*merge"):
-        resolve_encoder(EncoderConfig(model=str(folder)))
 
 
 # --------------------------------------------------------------------------- runtimes

@@ -17,13 +17,10 @@ from whiten_index.errors import ConfigError
 from whiten_index.index import (
     FactoryChoice,
     choose_factory,
-    expected_bytes,
     inner_index,
-    nprobe,
     parse_bytes,
 )
 from whiten_index.index.choice import CODECS, structure_of
-from whiten_index.plan import plan_build
 
 DIM, K, ROWS = 32, 16, 1_200
 
@@ -43,21 +40,6 @@ DIM, K, ROWS = 32, 16, 1_200
 )
 def test_the_table_of_structures(rows: int, target: float, structure: str) -> None:
     assert structure_of(rows=rows, target_recall=target) == structure
-
-
-@pytest.mark.parametrize(
-    ("rows", "target", "built"),
-    [
-        (100, 0.95, "Flat"),
-        (200_000, 0.99, "Flat"),
-        (237_766, 0.95, "IVF1948,Flat"),
-        (237_766, 0.99, "HNSW32"),
-    ],
-)
-def test_without_a_budget_vectors_stay_float32(rows: int, target: float, built: str) -> None:
-    choice = choose_factory("auto", rows=rows, dim=384, k=128, target_recall=target)
-    assert (choice.built, choice.rerank) == (built, None)
-    assert choice.expected == expected_bytes(built, rows=rows, dim=384, k=128)
 
 
 @pytest.mark.parametrize(("rows", "target"), [(50_000, 0.95), (500_000, 0.95), (500_000, 0.99)])
@@ -121,14 +103,6 @@ def test_sizes_are_read(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GiB", "-1", "0", "4 XB", "1e9", "0.1", "four", "1,000", -5, "9" * 400, "9e9GB"]
-)
-def test_what_is_no_size_is_refused(text: str | int) -> None:
-    with pytest.raises(ConfigError, match=r"--memory-budget '.*' is no size; .*4GiB"):
-        parse_bytes(text)
-
-
 # ---------------------------------------------------------------------------------------- builds
 
 
@@ -175,16 +149,6 @@ def test_auto_builds_what_fits_and_keeps_why(
     assert len(open_index(str(tmp_path / "out")).bundle) == ROWS
 
 
-def test_a_plan_tells_the_same(tmp_path: Path, corpus: Path) -> None:
-    plan = plan_build(config(corpus, tmp_path / "out", memory_budget="30KB"))
-    choice = choose_factory("auto", rows=ROWS, dim=DIM, k=K, budget=30_000)
-    assert (plan.factory, plan.why, plan.rerank) == (choice.built, choice.why, None)
-    assert plan.index_bytes == choice.expected.to_json()
-    assert not (tmp_path / "out" / "versions").exists()
-    with pytest.raises(ConfigError, match="holds no index of 1,200 vectors"):
-        plan_build(config(corpus, tmp_path / "out", memory_budget="1KB"))
-
-
 def test_rows_held_out_are_not_trained_on(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,20 +170,6 @@ def test_rows_held_out_are_not_trained_on(
     assert tuned["queries"] == len(held_out)
     assert tuned["reached"]
     assert tuned["recall"] >= 0.95
-
-
-def test_a_higher_target_looks_into_more_lists_and_is_another_version(
-    tmp_path: Path, corpus: Path
-) -> None:
-    found = [
-        build(corpus, tmp_path / "out", factory="IVF32,Flat", target_recall=target)
-        for target in (0.5, 0.99, 0.99)
-    ]
-    low, high, again = (report.manifest["factory"]["nprobe"] for report in found)
-    assert low < high == again
-    assert found[0].version != found[1].version == found[2].version
-    index = open_index(str(tmp_path / "out")).bundle.index
-    assert nprobe(index) == high
 
 
 @pytest.mark.parametrize(
@@ -296,13 +246,6 @@ def test_a_codec_below_the_recall_asked_for_has_its_candidates_scored_again(
     assert ("scored again from the store as its own scores find" in choice.why) == reranked
     assert choice.expected_recall is not None
     assert choice.expected_recall >= target
-
-
-def test_an_index_larger_than_the_machine_is_refused_without_a_budget() -> None:
-    for factory in ("HNSW100000000", "Flat", "auto"):
-        rows = 3_000 if factory.startswith("HNSW") else 10**12
-        with pytest.raises(ConfigError, match=r"bytes of memory, and this machine has .*budget"):
-            choose_factory(factory, rows=rows, dim=32, k=16)
 
 
 @pytest.mark.parametrize(

@@ -105,25 +105,6 @@ def _digest(store, name: str) -> str:
     return str(fields["files"]["embeddings.safetensors"]["sha256"])
 
 
-@quick
-@given(data=st.data())
-def test_a_change_says_which_rows_left_and_which_joined(tmp_path_factory, data) -> None:
-    store = EmbeddingStore.create(tmp_path_factory.mktemp("store"), column_facts(4), NAME)
-    values = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=8))
-    first = write(store, values)
-    now = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))
-    known = store.shards.known_rows([first], dtypes=["float32"])
-    found = known.find(digests_of([(value, 0) for value in now]))
-    picks = store.shards.picks_of(known, found)
-    change = store.shards.change(first, picks)
-    left, joined = [values[i] for i in change.left], [now[i] for i in change.joined]
-    # As sums of rows, nothing is lost and nothing comes of nothing.
-    assert sorted(values + joined) == sorted(now + left)
-    assert len(set(change.left.tolist())) == len(change.left)
-    assert len(set(change.joined.tolist())) == len(change.joined)
-    assert {value for value in now if value > 6 or value not in values} <= set(joined)
-
-
 def test_moments_of_few_derived_rows_are_those_of_the_rows_picked(store) -> None:
     first = write(store, [1, 2, 3])
     second = derived(store, [3, 9, 1], of=[first])

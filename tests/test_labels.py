@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels import read_pairs, read_qrels, read_queries
-from whiten_index.labels.readers import to_score
 
-READERS = [read_qrels, read_queries, read_pairs]
 WORDS = st.text("abcXYZ019-_.:#é中", min_size=1, max_size=8)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(str.strip)
 # What a line of tabs can hold as it stands; every other line break of Unicode is a letter here.
@@ -161,28 +159,6 @@ def test_an_id_that_c_strings_would_cut_names_its_line(tmp_path: Path, line: str
         read_qrels(path)
 
 
-@pytest.mark.parametrize("value", [None, "", " \n\t", "\u3000", 3, "half \ud800"])
-def test_a_text_that_is_none_is_named(tmp_path: Path, value: Any) -> None:
-    path = jsonl(tmp_path / "a.jsonl", {"id": "x", "text": "t"}, {"id": "q7", "text": value})
-    with pytest.raises(CorpusError, match=r"line 2, has .* as text of query 'q7', expected a text"):
-        read_queries(path)
-    records = [{"query": "t", "document": "t"}, {"query": "t", "document": value}]
-    with pytest.raises(CorpusError, match=r"p\.jsonl, line 2, has .* as document, expected a text"):
-        read_pairs(jsonl(tmp_path / "p.jsonl", *records))
-
-
-@pytest.mark.parametrize("names", [("sentence1", "sentence2"), ("query", "document")])
-def test_named_pairs_are_found_among_other_columns(tmp_path: Path, names: tuple[str, str]) -> None:
-    columns = {"genre": ["g", "g"], names[1]: ["c", "d"], names[0]: ["a", "b"]}
-    pairs = read_pairs(parquet(tmp_path / "p.parquet", **columns))
-    assert (pairs.first, pairs.second, pairs.scores, pairs.dropped) == (
-        ["a", "b"],
-        ["c", "d"],
-        None,
-        0,
-    )
-
-
 def test_pairs_without_a_score_are_dropped_and_counted(tmp_path: Path) -> None:
     scores = [1.0, None, math.nan, 2.0]
     columns = {"text1": list("abcd"), "text2": list("efgh")}
@@ -198,15 +174,6 @@ def test_a_score_that_is_no_number_names_its_line(tmp_path: Path, score: str) ->
     path = text(tmp_path / "p.tsv", f"text1\ttext2\tscore\na\tb\t1\nc\td\t{score}\n")
     with pytest.raises(CorpusError, match=r"p\.tsv, line 3, has .* as score, expected a finite"):
         read_pairs(path)
-
-
-@pytest.mark.parametrize("score", [1.1e100, -1e308, math.inf, 10**101, 10**400, b"1_0"])
-def test_a_score_whose_products_overflow_names_its_row(tmp_path: Path, score: Any) -> None:
-    with pytest.raises(ValueError, match=r"^a finite number up to 1e100 or nothing$"):
-        to_score(score)
-    assert [to_score(value) for value in (1e100, -1e100, " 2.5 ", 10**99)] == [
-        *(1e100, -1e100, 2.5, 1e99)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -247,24 +214,6 @@ def test_malformed_json_names_the_line(tmp_path: Path, line: str, message: str) 
         read_queries(text(tmp_path / "a.jsonl", f'{{"_id": "a", "text": "t"}}\n{line}\n'))
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_files_that_are_none(tmp_path: Path, reader: Callable[[Path], object]) -> None:
-    with pytest.raises(CorpusError, match=r"no\.parquet does not exist; name a \.parquet file"):
-        reader(tmp_path / "no.parquet")
-    (tmp_path / "folder.parquet").mkdir()
-    with pytest.raises(CorpusError, match=r"folder\.parquet is a folder; name a \.parquet file"):
-        reader(tmp_path / "folder.parquet")
-    with pytest.raises(CorpusError, match=r"cut\.parquet is not a readable Parquet file .*restore"):
-        reader(text(tmp_path / "cut.parquet", "PAR1 and no more"))
-    with pytest.raises(ConfigError, match=r"^the ending of \. names no format"):
-        reader(Path())
-    with pytest.raises(ConfigError, match=r"the ending of x\.csv names no format .*use \.parquet"):
-        reader(tmp_path / "x.csv")
-    path = parquet(tmp_path / "none.parquet", id=pa.array([], pa.string()))
-    with pytest.raises(CorpusError, match=r"none\.parquet is empty: it holds no rows"):
-        reader(path)
-
-
 EMPTY = [(read_qrels, "x.tsv"), (read_qrels, "x.qrels"), (read_pairs, "x.tsv")]
 EMPTY += [(read_pairs, "x.jsonl"), (read_queries, "x.jsonl")]
 
@@ -283,13 +232,6 @@ def test_empty_and_badly_encoded_text(
     path.write_bytes("text".encode("utf-16"))
     with pytest.raises(CorpusError, match="line 1, is not UTF-8"):
         reader(path)
-
-
-def test_damaged_texts_in_parquet_are_refused(tmp_path: Path) -> None:
-    broken = pa.array([b"fine", b"\xff\xfe"]).view(pa.string())
-    path = parquet(tmp_path / "a.parquet", id=["a", "b"], text=broken)
-    with pytest.raises(CorpusError, match=r"a\.parquet is not a readable Parquet file"):
-        read_queries(path)
 
 
 @pytest.mark.data

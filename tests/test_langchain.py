@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import pickle
@@ -18,7 +17,6 @@ from langchain_core.load import dumps, load
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests, RetrieversIntegrationTests
-from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from tests.faces_helpers import (
     Places,
@@ -27,7 +25,6 @@ from tests.faces_helpers import (
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.integrations.langchain import WhitenedEmbeddings, WhitenedRetriever
 from whiten_index.integrations.query_half import QueryHalf
-from whiten_index.opened import Hit
 
 pytestmark = pytest.mark.service
 
@@ -35,12 +32,6 @@ pytestmark = pytest.mark.service
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory, tiny_words: tuple[str, ...]) -> Places:
     return Places.make(tmp_path_factory.mktemp("langchain"), tiny_words)
-
-
-def as_document(hit: Hit, text_column: str = "text", score_key: str = "score") -> Document:
-    columns = {name: value for name, value in hit.columns.items() if name != text_column}
-    metadata = {"id": hit.id, score_key: hit.score, **columns}
-    return Document(id=str(hit.id), page_content=hit.columns[text_column] or "", metadata=metadata)
 
 
 # --------------------------------------------------------------------------- LangChain's suites
@@ -58,10 +49,6 @@ class Placed:
     @property
     def embedding_model_params(self) -> dict[str, Any]:
         return {"source": self.places.index}
-
-
-class TestEmbeddingsUnit(Placed, EmbeddingsUnitTests):
-    pass
 
 
 class TestEmbeddings(Placed, EmbeddingsIntegrationTests):
@@ -138,52 +125,7 @@ def test_after_a_refit_the_vectors_of_two_transforms_are_told_apart(
     assert pickle.loads(unopened).query("red") == after.embed_query("red")
 
 
-def test_a_relative_path_is_that_of_where_it_was_given(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(places.index.parent)
-    embeddings = WhitenedEmbeddings("index")
-    unopened = QueryHalf("saved")
-    retriever = WhitenedRetriever(index="index", top_k=2)
-    pickled = pickle.dumps((embeddings, unopened, retriever))
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(places.passages, "index")
-    vector, found = WhitenedEmbeddings(places.index).embed_query("red"), retriever.invoke("red")
-    assert found == [as_document(hit) for hit in places.expected("red", top_k=2)]
-    for each in ((embeddings, unopened, retriever), pickle.loads(pickled)):
-        assert each[0].embed_query("red") == each[1].query("red") == vector
-        assert each[2].invoke("red") == each[2].with_config(tags=["x"]).invoke("red") == found
-        assert each[2] == retriever
-        assert json.loads(dumps(each[2]))["kwargs"]["index"] == "index"
-    here = WhitenedRetriever(index="index", top_k=2)
-    assert here.invoke("red") != found
-    assert here != retriever
-
-
 # --------------------------------------------------------------------------- the retriever
-
-
-def test_documents_are_the_hits_of_the_index(places: Places) -> None:
-    retriever = WhitenedRetriever(index=places.index, top_k=7)
-    for query in places.queries:
-        expected = [as_document(hit) for hit in places.expected(query, top_k=7)]
-        assert retriever.invoke(query) == asyncio.run(retriever.ainvoke(query)) == expected
-    assert retriever.batch(places.queries) == [retriever.invoke(query) for query in places.queries]
-
-
-def test_options_of_one_call_go_before_those_of_the_retriever(places: Places) -> None:
-    retriever = WhitenedRetriever(index=places.index, top_k=9, row_filter="lang == 'de'")
-    plain = retriever.invoke("the red cat")
-    assert {each.metadata["lang"] for each in plain} == {"de"}
-    assert plain == [as_document(h) for h in places.expected(
-        "the red cat", top_k=9, row_filter="lang == 'de'"
-    )]  # fmt: skip
-    asked = {"top_k": 2, "row_filter": "year >= 2004"}
-    expected = [as_document(hit) for hit in places.expected("the red cat", **asked)]
-    assert retriever.invoke("the red cat", **asked) == expected
-    assert asyncio.run(retriever.ainvoke("the red cat", **asked)) == expected
-    with pytest.raises(TypeError, match="colour"):
-        retriever.invoke("the red cat", colour="red")
 
 
 def test_a_retriever_is_written_down_and_read_again(places: Places) -> None:

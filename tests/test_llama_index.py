@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from llama_index.core import VectorStoreIndex
-from llama_index.core.indices.query.query_transform import HyDEQueryTransform
 from llama_index.core.ingestion import IngestionCache, IngestionPipeline
 from llama_index.core.llms import MockLLM
-from llama_index.core.query_engine import RetrieverQueryEngine, TransformQueryEngine
+from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.storage.kvstore import SimpleKVStore
@@ -23,7 +22,6 @@ from llama_index.core.storage.kvstore import SimpleKVStore
 from tests.faces_helpers import (
     TOP,
     Places,
-    query_vectors,
     sent,
 )
 from whiten_index import QueryTransform
@@ -109,35 +107,6 @@ def test_after_a_refit_the_vectors_of_two_transforms_are_told_apart(
         pickle.loads(pickled).get_query_embedding("red")
 
 
-def test_a_relative_path_is_that_of_where_it_was_given(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(places.index.parent)
-    embedding = WhitenedEmbedding("index")
-    retriever = WhitenedIndexRetriever("index", top_k=TOP)
-    pickled = pickle.dumps(embedding)
-    monkeypatch.chdir(tmp_path)
-    expect_hits(retriever.retrieve("red"), places.expected("red"))
-    vector = query_vectors(places, ["red"])[0]
-    for each in (embedding, pickle.loads(pickled), copy.deepcopy(embedding)):
-        np.testing.assert_allclose(each.get_query_embedding("red"), vector, atol=1e-5)
-        assert each.to_dict()["source"] == "index"
-
-
-def test_an_embedding_is_written_down_and_read_again(places: Places) -> None:
-    embedding = WhitenedEmbedding(places.saved, k=4, device="cpu", embed_batch_size=32)
-    written = embedding.to_dict()
-    assert written["class_name"] == "WhitenedEmbedding"
-    digest = QueryTransform.of(places.index, k=4).query_digest
-    assert written["model_name"] == f"model-whitened-4-{digest[:8]}"
-    vector = embedding.get_query_embedding("red")
-    read = WhitenedEmbedding.from_dict(written)
-    for copied in (read, pickle.loads(pickle.dumps(embedding)), copy.deepcopy(embedding)):
-        assert copied.to_dict() == written
-        assert copied.get_query_embedding("red") == vector
-        assert copied.get_text_embedding("red") == embedding.get_text_embedding("red")
-
-
 # --------------------------------------------------------------------------- the retriever
 
 
@@ -166,20 +135,6 @@ def test_a_query_engine_answers_from_the_index(places: Places) -> None:
         expect_hits(answer.source_nodes, hits)
         # MockLLM repeats its prompt, in which the retrieved texts are.
         assert all(str(hit.columns["text"]) in str(answer) for hit in hits)
-
-
-def test_a_hypothetical_document_is_searched_for(places: Places) -> None:
-    engine = TransformQueryEngine(
-        RetrieverQueryEngine(
-            WhitenedIndexRetriever(places.index, top_k=TOP),
-            response_synthesizer=get_response_synthesizer(llm=MockLLM()),
-        ),
-        HyDEQueryTransform(llm=MockLLM(), include_original=False),
-    )
-    bundle = HyDEQueryTransform(llm=MockLLM(), include_original=False)(places.queries[0])
-    (made_up,) = bundle.embedding_strs
-    assert made_up != places.queries[0]
-    expect_hits(engine.query(places.queries[0]).source_nodes, places.expected(made_up))
 
 
 # --------------------------------------------------------------------------- what is refused
@@ -211,14 +166,3 @@ def test_what_is_no_index_is_refused(places: Places, tmp_path: Path, make: Any) 
         make(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"comes from an embedding column .* with --model"):
         make(places.columns)
-
-
-def test_texts_that_say_nothing_are_refused(places: Places) -> None:
-    embedding = WhitenedEmbedding(places.index)
-    for blank in ("", " \n"):
-        with pytest.raises(ConfigError, match="a query is blank"):
-            embedding.get_query_embedding(blank)
-        with pytest.raises(ConfigError, match=r"a text is blank \(number 1"):
-            embedding.get_text_embedding_batch(["red", blank])
-        with pytest.raises(ConfigError, match="a query is blank"):
-            WhitenedIndexRetriever(places.index).retrieve(blank)

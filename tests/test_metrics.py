@@ -43,19 +43,6 @@ def test_figures_worked_out_by_hand() -> None:
     assert evaluate(QRELS, RUN, list(expected)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_query_that_the_run_lacks_counts_zero_and_an_unjudged_one_does_not_count() -> None:
-    run = {"a": {"d2": 1.0}, "unjudged": {"d2": 1.0}}
-    assert evaluate(QRELS, run, ["mrr@10"]) == {"mrr@10": 0.5}
-    assert evaluate(QRELS, {}, ["mrr@10", "ndcg@10"]) == {"mrr@10": 0, "ndcg@10": 0}
-
-
-def test_a_query_without_a_relevant_document_is_left_out() -> None:
-    qrels = {**QRELS, "c": {"d1": 0}, "d": {"d1": -1}, "e": {}}
-    run = {**RUN, "c": {"d1": 1.0}, "d": {"d1": 1.0}}
-    metrics = ["ndcg@10", "recall@4", "mrr@10", "map@10"]
-    assert evaluate(qrels, run, metrics) == pytest.approx(evaluate(QRELS, RUN, metrics))
-
-
 def _ranked(scores: Scores, cut: int) -> list[str]:
     return sorted(scores, key=lambda document: -scores[document])[:cut]
 
@@ -129,19 +116,6 @@ def test_ids_that_would_end_the_process_are_refused(broken: str) -> None:
             evaluate_each(qrels, run, "ndcg@10")
     # What is not judged is not handed over.
     assert evaluate_each(good, {"q": {"d": 1.0}, broken: {"d": 1.0}}, "ndcg@10") == {"q": 1}
-
-
-@pytest.mark.parametrize("metric", ["ndcg@10", "recall@2", "mrr@10", "map@3"])
-def test_queries_keep_the_order_of_the_qrels_and_their_mean_is_the_metric(metric: str) -> None:
-    qrels = {"z": {"d1": 1}, **QRELS, "unanswered": {"d1": 1}, "nothing relevant": {"d1": 0}}
-    run = {**RUN, "unjudged": {"d1": 1.0}, "z": {"d2": 2.0, "d1": 1.0}}
-    each = evaluate_each(qrels, run, metric)
-    assert list(each) == ["z", "a", "b", "unanswered"]
-    assert each["unanswered"] == 0
-    assert evaluate(qrels, run, [metric])[metric] == pytest.approx(np.mean(list(each.values())))
-    for query in ("z", "a", "b"):
-        alone = evaluate({query: qrels[query]}, {query: run[query]}, [metric])
-        assert each[query] == pytest.approx(alone[metric])
 
 
 SCORES = st.floats(allow_nan=False) | st.integers(-2, 2).map(float)

@@ -110,47 +110,6 @@ def test_options_that_cannot_work_are_refused(options, message):
 # --------------------------------------------------------------------------- fingerprints
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"pooling": "cls"}, {"pooling": "first-last-avg"}, {"layers": (0, -1)}, {"layers": (1,)},
-        {"max_length": 16}, {"dtype": "bfloat16"}, {"document_prompt": "passage: "},
-    ],
-)  # fmt: skip
-def test_the_fingerprint_changes_with_what_changes_documents(tiny_model, options):
-    assert resolve(tiny_model, **options).fingerprint != resolve(tiny_model).fingerprint
-
-
-def test_the_fingerprint_changes_with_the_models_files(tiny_model, copy_of):
-    def change_weight(folder: Path) -> None:
-        edit_weights(folder, lambda w: w["embeddings.LayerNorm.bias"].add_(1e-6))
-
-    def change_config(folder: Path) -> None:
-        write_json(folder / "config.json", {"num_attention_heads": 8})
-
-    def change_tokenizer(folder: Path) -> None:
-        write_json(folder / "tokenizer.json", {"normalizer": None})
-
-    prints = {resolve(tiny_model).fingerprint}
-    for i, change in enumerate((change_weight, change_config, change_tokenizer)):
-        folder = copy_of(str(i))
-        change(folder)
-        prints.add(resolve(folder).fingerprint)
-    lowering = copy_of("lower", sentence_files(max_seq_length=LONGEST, do_lower_case=True))
-    prints.add(resolve(lowering).fingerprint)
-    assert len(prints) == 5
-
-
-def test_the_fingerprint_ignores_name_device_query_prompt_and_what_saving_changes(
-    tiny_model, copy_of
-):
-    first = resolve(tiny_model).fingerprint
-    folder = copy_of("other", {"config.json": {"transformers_version": "0", "_name_or_path": "x"}})
-    assert resolve(folder).fingerprint == first
-    assert resolve(tiny_model, device="cuda", threads=1).fingerprint == first
-    assert resolve(tiny_model, query_prompt="query: ").fingerprint == first
-
-
 @pytest.mark.parametrize("inside", ["", "0_Transformer"])
 def test_a_spec_read_from_a_manifest_resolves_to_itself(copy_of, tmp_path, inside):
     files = sentence_files({"pooling_mode": "cls"}, more=("Normalize",), do_lower_case=True)
@@ -261,16 +220,6 @@ def test_a_pooling_that_is_not_ours_is_refused_unless_another_is_chosen(copy_of,
     with pytest.raises(EncoderError, match=r"pools by .* not supported; choose --pooling mean"):
         resolve(folder)
     assert resolve(folder, pooling="mean").pooling == "mean"
-
-
-def test_prompts_of_a_sentence_folder_are_put_before_their_texts(copy_of, encoder):
-    prompts = {"query": "the king: ", "document": "the queen: ", "other": "no"}
-    files = {"config_sentence_transformers.json": {"prompts": prompts}}
-    found = load(copy_of(files={**sentence_files(), **files}))
-    text = ["a small bird flew"]
-    for method, prompt in (("encode", "the queen: "), ("encode_queries", "the king: ")):
-        expected = encoder.encode([prompt + text[0]])
-        np.testing.assert_allclose(getattr(found, method)(text), expected, atol=5e-6)
 
 
 def test_a_normalisation_is_recorded_and_not_applied(copy_of, encoder, texts):

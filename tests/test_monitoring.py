@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
 import json
 import os
 import re
@@ -188,60 +187,6 @@ def test_names_keep_prometheus_rules() -> None:
             assert unit not in words or words[-1] == unit
         assert what.endswith(".")
         assert "\n" not in what
-
-
-def test_odd_names_are_escaped(tmp_path: Path) -> None:
-    skipped = {'quo"te\\': 1, "line\nend": 2, "größe": 3, "bad\udce9": 4}
-    report = {"counts": {"skipped": skipped}}
-    run = LastRun(outcome=Outcome.PUBLISHED, exit_code=0, seconds=1.0, report=report)
-    write_metrics(tmp_path / "a.prom", run, index=tmp_path / 'in"dex\udce9')
-    found = read(tmp_path / "a.prom")
-    reasons = [key[1] for key in found if key[0] == "update_skipped_rows"]
-    assert reasons == ['quo"te\\', "line\nend", "größe", "bad?"]
-
-
-def test_a_reader_never_sees_half_a_file(
-    place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until the last step only a name that node_exporter passes over is written."""
-    path, index = place
-    write_metrics(path, DONE, index=index)
-    before, seen, replace = path.read_bytes(), [], os.replace
-
-    def replaced(old: Path, new: Path) -> None:
-        seen.append([p.name for p in path.parent.glob("*.prom")])
-        assert path.read_bytes() == before
-        replace(old, new)
-
-    monkeypatch.setattr(os, "replace", replaced)
-    write_metrics(path, FAILED, index=index)
-    assert seen == [[path.name]]
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
-    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
-
-
-def _umask() -> int:
-    now = os.umask(0)
-    os.umask(now)
-    return now
-
-
-def test_a_disk_that_cannot_be_written(
-    place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, index = place
-    write_metrics(path, DONE, index=index)
-    before, opening = path.read_bytes(), io.open
-
-    def full(name: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
-        if "w" in mode and path.name in str(name):
-            raise OSError(28, "No space left on device")
-        return opening(name, mode, *more, **options)
-
-    monkeypatch.setattr(io, "open", full)
-    with pytest.raises(StorageError, match=r"night\.prom: the disk is full"):
-        write_metrics(path, FAILED, index=index)
-    assert path.read_bytes() == before
 
 
 def test_what_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

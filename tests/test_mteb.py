@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests import tiny_models
 from tests.build_helpers import closed_form
-from whiten_index import Encoder, Moments, Whitening, build_index, open_index
+from whiten_index import build_index
 from whiten_index.build import BuildConfig, BuildReport
 from whiten_index.errors import ConfigError
 from whiten_index.metrics import evaluate, spearman
@@ -157,17 +157,6 @@ def test_sts_has_the_rank_correlation_of_the_cosines(
     assert scores["spearman"] == scores["main_score"] == scores["cosine_spearman"]
 
 
-def test_retrieval_gives_queries_and_documents_their_prompts(
-    tasks: Any, ours: Any, folder: Path, embed: Any, retrieval: Retrieval
-) -> None:
-    model = ours.WhitenedEncoder.fitted(
-        str(folder), on=retrieval.texts, config=WhiteningConfig(k=K)
-    )
-    task = tasks.retrieval(retrieval.documents, retrieval.queries, retrieval.qrels)
-    by_hand, _ = cosines(retrieval, embed, fitted_on=None)
-    expect(run(model, task), retrieval, by_hand)
-
-
 def test_every_kind_of_task_scores_as_with_vectors_by_hand(
     tasks: Any, ours: Any, folder: Path, embed: Any, retrieval: Retrieval
 ) -> None:
@@ -219,46 +208,6 @@ def index(tmp_path_factory: pytest.TempPathFactory, folder: Path, retrieval: Ret
     )  # fmt: skip
     build_index(config)
     return root / "index"
-
-
-def test_the_vectors_are_those_of_the_index(
-    tasks: Any, ours: Any, folder: Path, index: Path, retrieval: Retrieval
-) -> None:
-    model = ours.WhitenedEncoder.of_index(index)
-    documents, queries = (
-        model.encode([{"text": texts}], prompt_type=tasks.PromptType[side])
-        for texts, side in (
-            (retrieval.texts, "document"), ([each["text"] for each in retrieval.queries], "query"),
-        )
-    )  # fmt: skip
-    assert documents.shape == (DOCUMENTS, K)
-    assert np.linalg.norm(documents, axis=1) == pytest.approx(1, abs=1e-6)
-    hits = open_index(index).search([each["text"] for each in retrieval.queries], top_k=5)
-    for query, found in zip(queries, hits, strict=True):
-        assert [hit.row for hit in found] == np.argsort(-(documents @ query))[:5].tolist()
-        cosine = (documents @ query)[[hit.row for hit in found]]
-        assert [hit.score for hit in found] == pytest.approx(cosine, abs=1e-5)
-
-
-@pytest.mark.parametrize("config", [WhiteningConfig(k=4), WhiteningConfig(normalize_input=True)])
-def test_a_parquet_file_fits_as_its_texts_do(
-    ours: Any, folder: Path, tmp_path: Path, config: WhiteningConfig
-) -> None:
-    texts = sentences(12, 50)
-    halves = zip(*(text.split(" ", 1) for text in texts), strict=True)
-    columns = dict(zip(("title", "body"), map(list, halves), strict=True))
-    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=7)
-    listed, read = (
-        ours.WhitenedEncoder.fitted(str(folder), on=on, config=config, text_columns=tuple(columns))
-        for on in (texts, tmp_path / "t.parquet")
-    )
-    embeddings = Encoder.load(str(folder)).encode(texts).astype(np.float64)
-    rows = unit_rows(embeddings) if config.normalize_input else embeddings
-    expected = Whitening.fit(Moments.of(rows), config)
-    for model in (listed, read):
-        assert np.abs(model.whitening.matrix()) == pytest.approx(
-            np.abs(expected.matrix()), rel=1e-4, abs=1e-4
-        )
 
 
 def test_results_of_another_fit_are_never_taken_from_the_cache(
@@ -318,17 +267,6 @@ def test_an_index_scores_as_its_transform_fitted_on_the_corpus(
     expect(run(model, task), retrieval, by_hand)
     meta = model.mteb_model_meta
     assert (meta.name, meta.embed_dim) == ("whiten-index/tiny-bert-whitening-k8-Flat-index", K)
-
-
-def test_reranking_ranks_the_named_documents_only(
-    tasks: Any, ours: Any, folder: Path, embed: Any, retrieval: Retrieval
-) -> None:
-    named = candidates(retrieval)
-    task = tasks.retrieval(retrieval.documents, retrieval.queries, retrieval.qrels, named)
-    by_hand, _ = cosines(retrieval, embed, fitted_on=None)
-    among = {q: {d: by_hand[q][d] for d in documents} for q, documents in named.items()}
-    scores = run(ours.IndexedSearch(**options(folder)), task)
-    expect(scores, retrieval, among)
 
 
 def searched(model: Any, tasks: Any, retrieval: Retrieval, **more: Any) -> Any:

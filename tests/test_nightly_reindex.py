@@ -218,15 +218,6 @@ def test_a_whole_night(library: Library, index: Path) -> None:
     assert found["published_rows",] == 60
 
 
-def test_nothing_is_removed_unasked(library: Library, index: Path) -> None:
-    assert run(job_file(index))[0] == 0
-    assert library.order == ["update"]
-    library.called.clear()
-    assert run(job_file(index, keep_versions=2, gc=False))[0] == 0
-    assert library.order == ["update", "prune"]
-    assert [path.name for path in index.parent.glob("*.prom")] == []
-
-
 def test_a_failed_gate(library: Library, index: Path) -> None:
     prom, candidate = index.parent / "night.prom", str(index / "candidates" / "000002-a")
     library.raises["update"] = GateError("canaries", gates=[BAD_GATE], candidate=candidate)
@@ -310,39 +301,6 @@ def test_what_follows_an_update_cannot_undo_it(
     assert found["last_run_outcome", "published"] == 1
     assert found["last_run_exit_code",] == expected
     assert found["last_success_timestamp_seconds",] > 0
-
-
-@pytest.mark.parametrize(("error", "expected"), [(None, 7), (CorpusError("c"), 3)])
-def test_metrics_that_cannot_be_written_do_not_hide_the_update(
-    library: Library,
-    index: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception | None,
-    expected: int,
-) -> None:
-    if error is not None:
-        library.raises["update"] = error
-
-    def full(*_: Any, **__: Any) -> None:
-        raise StorageError("the disk is full")
-
-    monkeypatch.setattr("pipelines.nightly_reindex.write_metrics", full)
-    status, events = run(job_file(index, metrics=str(index.parent / "a.prom")))
-    assert status == expected
-    assert events[-2]["event"] == "metrics_failed"
-    assert events[-1]["event"] == ("published" if error is None else "failed")
-
-
-def test_a_dry_run_writes_nothing(library: Library, index: Path) -> None:
-    prom = index.parent / "night.prom"
-    job = job_file(index, keep_versions=2, compact=True, metrics=str(prom))
-    before = sorted((path, path.stat().st_mtime_ns) for path in index.parent.rglob("*"))
-    status, events = run(job, "--dry-run")
-    assert status == 0
-    assert [event["event"] for event in events] == ["planned"]
-    assert (events[0]["seconds"], events[0]["keep_versions"]) == (12.0, 2)
-    assert library.order == ["plan"]
-    assert sorted((p, p.stat().st_mtime_ns) for p in index.parent.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tracemalloc
 import uuid
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
-from whiten_index.errors import ConfigError, StorageError
+from whiten_index.errors import StorageError
 from whiten_index.index import (
     INDEX,
     IVF_DATA,
@@ -114,32 +113,6 @@ def test_lists_joined_on_disk_are_those_in_memory(tmp_path: Path, factory: str, 
     assert_same(whole, faiss.read_index(str(moved / INDEX), flags), rows[:50])
 
 
-def test_parts_take_one_open_file_and_no_memory_however_many(
-    tmp_path: Path,
-) -> None:
-    resource = pytest.importorskip("resource")
-    rows = unit_rows(32)
-    inner = trained("IVF512,SQ8", rows)
-    whole = faiss.clone_index(inner)
-    whole.add(rows)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = len(list(Path("/dev/fd").iterdir()))
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (held + 20, hard))
-        # A part for every two rows: 750 lists of 513 starts, 3 MB of them alone.
-        with SpilledLists(inner, tmp_path, most=2 * (inner.code_size + 20)) as writer:
-            writer.add(rows)
-            tracemalloc.start()
-            writer.join()
-            peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert peak < 2_000_000
-    inner.nprobe = whole.nprobe = 512
-    assert_same(whole, inner, rows[:50])
-
-
 # ------------------------------------------------------------------------------------------ builds
 
 
@@ -199,14 +172,6 @@ def test_a_build_within_a_budget_finds_what_one_without_finds(
     else:
         np.testing.assert_array_equal(both[0][1], both[1][1])
     assert free.manifest["factory"]["mapped"] is False
-
-
-def test_what_is_too_large_and_not_made_on_disk_is_refused(tmp_path: Path, corpus: str) -> None:
-    config = BuildConfig(**options(corpus, tmp_path / "out", factory="HNSW16", memory_budget="2MB"))
-    told = r"HNSW16 is made in memory.*--memory-budget 2000KB; use a budget of .*Flat, SQ8"
-    with pytest.raises(ConfigError, match=told):
-        build_index(config)
-    assert not (tmp_path / "out" / "CURRENT").exists()
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(

@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from torch.nn.attention import varlen
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from whiten_index.encoding import packing
 from whiten_index.encoding.packing import (
@@ -117,29 +116,6 @@ def test_packed_states_equal_padded_ones(model):
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_every_layer_is_the_padded_one(model):
-    """The model itself runs on the inputs, so that hooks on its layers see packed states."""
-    texts = batch()
-    padded, mask = padded_states(model, *texts[:2], output_hidden_states=True)
-    inputs = PackedForward(model, sdpa_varlen).inputs(*texts)
-    with torch.inference_mode():
-        packed = model(**inputs, output_hidden_states=True)
-    assert packed.get("past_key_values") is None
-    assert len(packed.hidden_states) == len(padded.hidden_states) == 4
-    for found, expected in zip(packed.hidden_states, padded.hidden_states, strict=True):
-        assert found.shape == (1, sum(LENGTHS), 64)
-        # Before their last normalisation, the states of a decoder are far from 1.
-        size = max(1.0, float(expected.abs().max()))
-        torch.testing.assert_close(found[0], expected[mask == 1], atol=1e-5 * size, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "camembert"])
-def test_token_types_are_given(name):
-    """A model's own ones may be as few as its positions, and 43 tokens are more."""
-    inputs = PackedForward(make(name), sdpa_varlen).inputs(*batch())
-    assert inputs["token_type_ids"].tolist() == [[0] * 43]
-
-
 @pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "qwen3"])
 @pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [20], [5, 5]])
 def test_batches_of_one_length(name, lengths):
@@ -191,28 +167,6 @@ def test_the_reference_is_softmax_over_what_a_token_sees(causal, window, scale):
             torch.testing.assert_close(found[i, head], expected, atol=1e-6, rtol=1e-5)
 
 
-class _Largest(TorchDispatchMode):
-    """Notes how many numbers the largest tensor holds that is made."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for each in made if isinstance(made, tuple) else (made,):
-            self.numbers = max(self.numbers, each.numel() if torch.is_tensor(each) else 0)
-        return made
-
-
-@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, None), (False, 499)])
-def test_a_long_text_takes_no_square_of_its_length(causal, window):
-    """Decoders take texts of 32,768 tokens, and each core has one."""
-    query = torch.randn(500, 2, 8)
-    bounds = torch.tensor([0, 500], dtype=torch.int32)
-    with torch.inference_mode(), _Largest() as largest:
-        sdpa_varlen(query, query, query, Attention(bounds, 500, None, causal, window))
-    assert 0 < largest.numbers < 10 * query.numel()
-
-
 @pytest.mark.parametrize(
     ("causal", "window", "expected"),
     [
@@ -258,19 +212,6 @@ def test_packed_pooling_equals_padded_pooling(pooling, prompt_tokens):
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("pooling", Pooling)
-def test_packed_pooling_is_computed_in_float32(pooling, dtype):
-    """A thousand values near 300 overflow a float16 sum, and bfloat16 loses their mean."""
-    states = (torch.rand(1001, 3, generator=torch.Generator().manual_seed(0)) + 300).to(dtype)
-    cu_seqlens = torch.tensor([0, 1000, 1001], dtype=torch.int32)
-    found = pool_packed(states, cu_seqlens, pooling)
-    assert found.dtype == torch.float32
-    for row, text in enumerate((states[:1000], states[1000:])):
-        expected = pool(text[None], torch.ones(1, len(text)), pooling)[0]
-        torch.testing.assert_close(found[row], expected, atol=0, rtol=1e-5)
-
-
 # --------------------------------------------------------------------------- where it may be used
 
 CUDA = torch.device("cuda", 0)
@@ -291,27 +232,6 @@ def test_states_that_are_others_on_a_cpu_pad(model, monkeypatch):
         return sdpa_varlen(query, key, value, replace(attention, cu_seqlens=bounds))
 
     monkeypatch.setattr(packing, "sdpa_varlen", wrong)
-    assert "than each alone" in packing_obstacle(model, CPU, torch.float32)
-    assert model.config._attn_implementation == "sdpa"
-
-
-WINDOWS = {
-    "mistral": {"sliding_window": 9},
-    "qwen3 sliding": {"sliding_window": 9},
-    "modernbert": {"local_attention": 18},
-    "gemma3_text": {"sliding_window": 9},
-    "gemma3_text bidirectional": {"sliding_window": 18},
-}
-
-
-@pytest.mark.parametrize("name", WINDOWS)
-def test_windows_are_tried_on_a_cpu(name, monkeypatch):
-    """Windows that are longer than the few tokens of other models."""
-    model = make(name, **WINDOWS[name])
-    assert packing_obstacle(model, CPU, torch.float32) is None
-    monkeypatch.setattr(
-        packing, "_seen", lambda length, *_: torch.ones(length, length, dtype=torch.bool)
-    )
     assert "than each alone" in packing_obstacle(model, CPU, torch.float32)
     assert model.config._attn_implementation == "sdpa"
 
@@ -360,13 +280,6 @@ def test_models_that_pad_anywhere(name, changes, reason):
     model = make(name, **changes)
     assert reason in packing_obstacle(model, CPU, torch.float32)
     with pytest.raises(EncoderError, match=reason):
-        PackedForward(model)
-
-
-def test_relative_positions_pad(pretended_gpu):
-    model = transformers.MPNetModel(transformers.MPNetConfig(**COMMON))
-    assert "mpnet" in packing_obstacle(model, CUDA, torch.float16)
-    with pytest.raises(EncoderError, match="a mpnet model"):
         PackedForward(model)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import tokenizers
 import transformers
@@ -16,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index import BuildConfig
-from whiten_index.batch import PASSAGE_COLUMNS, TextBatch
 from whiten_index.encoding import (
     EncoderConfig,
     PassageConfig,
@@ -24,8 +22,7 @@ from whiten_index.encoding import (
     resolve_encoder,
 )
 from whiten_index.encoding.spans import passage_spans
-from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.passages import split_batch
+from whiten_index.errors import ConfigError
 
 Offsets = list[tuple[int, int]]
 WORD = re.compile(r"[^\s。！？｡]*[。！？｡]+[。！？｡\"'”’»›)\]}」』）】》〉]*|[^\s。！？｡]+")
@@ -104,11 +101,6 @@ def test_a_passage_ends_with_the_last_sentence_of_its_second_half(ending: str) -
     assert cut(text, room=8) == [f"a b. c d e f{ending}", "g h i j k l"]
 
 
-@pytest.mark.parametrize("gap", ["\n", " \n", "\n\n", "\r\n", "\n \n"])
-def test_a_line_ends_a_passage_where_no_sentence_does(gap: str) -> None:
-    assert cut(f"a b c d e f{gap}g h i j k l", room=8) == ["a b c d e f", "g h i j k l"]
-
-
 def test_chinese_is_cut_at_its_sentences_and_else_where_the_room_ends() -> None:
     text = "今天天气很好。我们去公园！你呢？" * 2
     spans = passage_spans(text, by_character(text), room=12)
@@ -117,14 +109,6 @@ def test_chinese_is_cut_at_its_sentences_and_else_where_the_room_ends() -> None:
     endless = "天" * 25
     spans = passage_spans(endless, by_character(endless), room=10, overlap=4)
     assert spans == [(0, 10), (6, 16), (12, 22), (18, 25)]
-
-
-def test_neighbours_share_whole_sentences_where_those_are_not_too_short() -> None:
-    text = "a b c d. e f g. h i j k l m n o p q r"
-    assert cut(text, room=7, overlap=4)[:2] == ["a b c d. e f g.", "e f g. h i j k"]
-    # A sentence of one word shares less than half of what was asked for.
-    text = "a b c d e f. g. h i j k l m n o p q r"
-    assert cut(text, room=7, overlap=4)[:2] == ["a b c d e f. g.", "d e f. g. h i j"]
 
 
 # ------------------------------------------------------------------------------ the splitter
@@ -236,35 +220,7 @@ def test_lengths_that_cannot_work_are_refused_in_words(
         load(tiny_model, tokens, overlap, **options)
 
 
-def test_a_model_without_a_fast_tokenizer_is_refused_in_words(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: object())
-    with pytest.raises(EncoderError, match=r"not a fast one.*leave out --passage-tokens.*choose"):
-        load(tiny_model, 16)
-
-
 # ------------------------------------------------------------------------- batches and options
-
-
-def test_the_passages_of_a_batch_keep_id_and_columns(tiny_model: Path) -> None:
-    splitter = load(tiny_model, 8, 1)
-    texts = ["the cat sat on the mat. the dog ran.", "a bird", "one two three " * 5]
-    documents = pa.table({"id": ["a", "b", "c"], "year": [1, None, 3], "tags": [["x"], [], None]})
-    batch = split_batch(TextBatch(documents, texts, read=5, skipped={"blank_text": 2}), splitter)
-    assert (batch.read, dict(batch.skipped)) == (5, {"blank_text": 2})
-    assert batch.documents.column_names == ["id", "year", "tags", *PASSAGE_COLUMNS]
-    rows = batch.documents.to_pylist()
-    assert [row["passage_text"] for row in rows] == batch.texts
-    for number, name in enumerate("abc"):
-        own = [row for row in rows if row["id"] == name]
-        assert [row["passage"] for row in own] == list(range(len(own)))
-        expected = documents.slice(number, 1).to_pylist()[0]
-        for row in own:
-            assert {key: row[key] for key in expected} == expected
-            assert texts[number][row["passage_start"] : row["passage_end"]] == row["passage_text"]
-    assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
-    assert [row["passage_text"] for row in rows if row["id"] == "b"] == ["a bird"]
 
 
 def config(**options: Any) -> BuildConfig:

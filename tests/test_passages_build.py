@@ -16,7 +16,6 @@ from whiten_index import BuildConfig, Encoder, build_index, open_index
 from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError
-from whiten_index.plan import plan_build
 
 SENTENCES = ("the cat sat on the mat.", "a dog ran in the river.", "the king reads a book.")
 
@@ -122,39 +121,6 @@ def test_a_second_build_reuses_every_passage_and_other_lengths_do_not_mix(
     other = build(out, corpus, tiny_model, passage_tokens=12, store=store)
     assert other.encoded.counts.encoded > 0
     assert other.version != first.version
-
-
-def test_like_leaves_all_of_the_document_out(tmp_path: Path, corpus: str, tiny_model: Path) -> None:
-    build(tmp_path / "out", corpus, tiny_model, passage_tokens=16, overlap=4)
-    hits = open_index(tmp_path / "out", device="cpu").search_like("d28", top_k=100)
-    assert sorted(hit.id for hit in hits) == sorted(f"d{i}" for i in range(30) if i != 28)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"passage_tokens": 33}, r"--passage-tokens 33 is more than the 32 tokens"),
-        ({"passage_tokens": 16, "overlap": 8}, r"--overlap 8 is more than half .*at most 7"),
-        ({"passage_tokens": 16, "keep": "text"}, r"--keep text would repeat .*passage_text"),
-    ],
-)
-def test_what_does_not_fit_the_model_is_refused_and_leaves_no_store(
-    tmp_path: Path, corpus: str, tiny_model: Path, more: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(tmp_path / "out", corpus, tiny_model, **more)
-    assert not (tmp_path / "out" / "store").exists()
-
-
-def test_a_plan_counts_passages(tmp_path: Path, corpus: str, tiny_model: Path) -> None:
-    config = BuildConfig(
-        corpus=(corpus,), out=str(tmp_path / "out"), **options(tiny_model, passage_tokens=16)
-    )
-    plan = plan_build(config)
-    built = build_index(config)
-    assert plan.read == 32
-    assert plan.to_encode == built.encoded.counts.passages
-    assert plan.raw_bytes == built.manifest["bytes"]["raw"]
 
 
 def run(*args: str) -> Result:

@@ -105,33 +105,6 @@ def test_what_the_encoder_would_not_see_is_left_out(seed, most_words):
     assert pieces_of(f"{PROSE} And more of it, in the end.", seed, most_words) == found
 
 
-SCRIPTS = {
-    "Chinese": "白日依山尽而黄河入海流。欲穷千里目更上一层楼！"
-    "春眠不觉晓处处闻啼鸟。夜来风雨声花落知多少？",
-    "Japanese": "これはとても長い文章です。猫が窓辺で静かに眠っています。"
-    "明日は雨が降るでしょうか？はい、たぶん。",
-    "Thai": "แม่น้ำไหลลงสู่ทะเลอย่างช้าๆในยามเย็นที่เงียบสงบของหมู่บ้านเล็กๆริมฝั่งน้ำอันห่างไกล",
-}
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_in_scripts_without_blanks_a_character_counts_as_a_word(name):
-    text = SCRIPTS[name]
-    for seed in range(30):
-        found = pieces_of(text, seed)
-        assert found.sentence in text
-        assert found.window in text
-        assert 8 <= len(found.window) <= 20
-        assert 5 <= len(found.sentence) <= 40
-        assert is_rest(text, found.sentence, found.others)
-    assert cut(text[:15]) is None
-
-
-def test_the_same_draw_cuts_the_same_and_another_one_elsewhere():
-    assert cut(PROSE, 3) == cut(PROSE, 3)
-    assert len({cut(PROSE, seed) for seed in range(20)}) > 10
-
-
 # --------------------------------------------------------------------------- sentences
 
 

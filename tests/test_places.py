@@ -157,16 +157,6 @@ def test_a_damaged_copy_is_told_and_what_is_said_mends_it(tmp_path, made, number
     world.assert_intact(last=2)
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["older", "newer"])
-@pytest.mark.parametrize("made", MADE)
-def test_compaction_takes_from_the_sound_copy(tmp_path, made, number):
-    copies = made(tmp_path)
-    world = copies.world
-    copies.damage(number)
-    compact_store(world.place, pack_rows=PACK)
-    reads(world.store, world, but=LOST.get((made, number)))
-
-
 def test_one_thread_finds_shards_while_another_keeps_new_ones(tmp_path, monkeypatch):
     """As where a corpus is read and encoded at once: each shard that is kept is looked at anew."""
     world = new_world(tmp_path, 8)

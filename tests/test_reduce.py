@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import pickle
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,12 @@ from click.testing import CliRunner
 from tests import tiny_models
 from tests.build_helpers import build, closed_form, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index, query_encoder
-from whiten_index.artifacts.manifest import sealed_json
 from whiten_index.cli import cli
 from whiten_index.encoding import Encoder, recorded_spec
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
     EncoderError,
-    FormatError,
     StorageError,
 )
 from whiten_index.index import read_published
@@ -117,20 +113,6 @@ def test_queries_find_what_the_index_finds(index: Path, queries: list[str]) -> N
         np.testing.assert_allclose([hit.score for hit in hits], np.sort(row)[::-1][:5], atol=1e-5)
 
 
-def test_queries_and_documents_get_their_prompts(
-    index: Path, folder: Path, queries: list[str]
-) -> None:
-    transform = QueryTransform.of(index)
-    for encode, prompt in (
-        (transform.encode_queries, PROMPTS["query"]),
-        (transform.encode_documents, PROMPTS["document"]),
-    ):
-        bare = Encoder.load(str(folder), document_prompt="", query_prompt="")
-        embeddings = bare.encode([prompt + text for text in queries])
-        np.testing.assert_allclose(encode(queries), transform.reduce(embeddings), atol=1e-5)
-    assert np.abs(transform.encode_queries(queries) - transform.encode_documents(queries)).max() > 0
-
-
 def test_reduce_is_the_closed_form_at_unit_length() -> None:
     rows = random_rows(mean=5.0)
     config = {"kind": "column", "column": "e", "dim": rows.shape[1], "fingerprint": "f"}
@@ -209,31 +191,6 @@ def test_halves_that_give_the_same_vectors_have_one_digest(
             assert len(transform.query_digest) == len(whitening.digest) == 32
             found.add(transform.query_digest)
     assert len(found) == 4
-
-
-def test_the_digest_is_that_of_all_that_vectors_depend_on(index: Path, tmp_path: Path) -> None:
-    whitening = QueryTransform.of(index).whitening
-    touched = whitening.mean.copy()
-    touched[3] = np.nextafter(touched[3], np.inf)
-    others = [
-        replace(whitening, mean=touched),
-        replace(whitening, basis=-whitening.basis),
-        replace(whitening, eigenvalues=whitening.eigenvalues * 2),
-        replace(whitening, basis_variances=whitening.variances),
-        replace(whitening, coordinate_scale=np.ones(whitening.dim)),
-        replace(whitening, exponent=0.5),
-        replace(whitening, center=False),
-        replace(whitening, normalize_input=True),
-        replace(whitening, floor=0.1),
-        whitening.truncate(4),
-    ]
-    assert len({whitening.digest, *(other.digest for other in others)}) == len(others) + 1
-    for each in (whitening, *others[3:5]):
-        each.apply(np.ones((1, each.dim)))
-        each.save(tmp_path / "w.safetensors")
-        assert Whitening.load(tmp_path / "w.safetensors").digest == each.digest
-    in_order = np.asfortranarray(whitening.basis)
-    assert replace(whitening, basis=in_order, count=7.0).digest == whitening.digest
 
 
 def indexes_of_one_corpus(root: Path, documents: list[str]) -> list[Path]:
@@ -405,21 +362,6 @@ def test_the_old_folder_stays_where_the_new_one_cannot_be_put(
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
-def test_a_folder_of_another_kind_or_a_later_release_is_refused(
-    index: Path, tmp_path: Path
-) -> None:
-    (version,) = (index / "versions").iterdir()
-    with pytest.raises(ArtifactError, match="not a query transform"):
-        QueryTransform.load(version)
-    with pytest.raises(ArtifactError, match=r"no manifest\.json"):
-        QueryTransform.load(tmp_path)
-    saved = QueryTransform.of(index).save(tmp_path / "saved")
-    fields = json.loads((saved / "manifest.json").read_text())
-    (saved / "manifest.json").write_bytes(sealed_json({**fields, "format_version": 2}))
-    with pytest.raises(FormatError, match="upgrade whiten-index"):
-        QueryTransform.load(saved)
-
-
 def test_a_client_needs_neither_torch_nor_faiss(columns: Path, tmp_path: Path) -> None:
     QueryTransform.of(columns).save(tmp_path / "saved")
     script = (
@@ -472,21 +414,6 @@ def test_texts_that_say_nothing_are_refused(index: Path) -> None:
             encode(["the cat", 7])  # type: ignore[list-item]
 
 
-def test_documents_that_are_cut_are_counted(index: Path, caplog: pytest.LogCaptureFixture) -> None:
-    short = ["the cat", "the river", "moon"]
-    transform = QueryTransform.of(index)
-    spec, advanced = transform.spec, list[int]()
-    assert spec is not None
-    long = " ".join(["cat"] * spec.max_length)
-    vectors = transform.encode_documents([long, *short, long + " the"], advance=advanced.append)
-    assert f"2 of 5 texts were longer than the {spec.max_length} tokens" in caplog.text
-    assert sum(advanced) == 5
-    np.testing.assert_allclose(vectors[0], vectors[4], atol=1e-6)
-    caplog.clear()
-    np.testing.assert_allclose(transform.encode_documents(short), vectors[1:4], atol=1e-6)
-    assert not caplog.records
-
-
 def test_another_encoder_is_refused(index: Path, tmp_path: Path, queries: list[str]) -> None:
     other = tiny_models.add_modules(tiny_models.bert(tmp_path / "other"), "cls", prompts=PROMPTS)
     config = (other / "config.json").read_text()
@@ -502,20 +429,6 @@ def test_another_encoder_is_refused(index: Path, tmp_path: Path, queries: list[s
     moved.check(moved.fingerprint)
     with pytest.raises(EncoderError, match=r"mine \(00000000\) gives other embeddings"):
         moved.check("0" * 32, model="mine")
-
-
-def test_an_index_without_an_encoder_reduces_embeddings_only(columns: Path, tmp_path: Path) -> None:
-    transform = QueryTransform.of(columns)
-    assert transform.spec is None
-    assert transform.reduce(random_rows()[:3]).shape == (3, K)
-    for call in (
-        lambda: transform.encode_queries(["a"]),
-        lambda: export_model(transform, tmp_path / "m"),
-    ):
-        with pytest.raises(ConfigError, match="cannot encode text; reduce embeddings of your own"):
-            call()
-    with pytest.raises(ConfigError, match="cannot encode text; reduce embeddings of your own"):
-        transform.check(transform.fingerprint)
 
 
 # --------------------------------------------------------------------------- the command
@@ -545,22 +458,3 @@ def test_what_cannot_be_exported_is_said(
 
 
 # --------------------------------------------------------------------------- the model folder
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"pooling": "median"}, "does not pool by median; it can pool by cls, mean"),
-    ],
-)
-def test_an_encoder_that_cannot_be_expressed_is_refused(
-    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: Any, message: str
-) -> None:
-    from dataclasses import replace
-
-    transform = QueryTransform.of(index)
-    spec, model = transform.model_folder()
-    monkeypatch.setattr(transform, "model_folder", lambda: (replace(spec, **changed), model))
-    with pytest.raises(ConfigError, match=message):
-        export_model(transform, tmp_path / "m")
-    assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import readers
 from benchmarks.readers import STEP
-from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
+from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ArtifactError
 from whiten_index.index import read_current, set_current, version_names
 from whiten_index.search import SearchIndex
@@ -66,20 +66,6 @@ def test_what_was_opened_stays_until_it_is_reloaded(out: Path) -> None:
     assert index.bundle.version == read_current(out).version
 
 
-def test_the_options_of_the_opening_hold_for_what_is_reloaded(out: Path) -> None:
-    publish(out, 0)
-    index = open_index(out, mapped=True, rerank=7, rerank_by="embeddings", verify="manifest")
-    publish(out, 1)
-    # The store's record of the corpus is that of the version built last.
-    assert index.reranker is None or index.reranker.candidates == 7
-    assert index.reload()
-    if (maps := Path("/proc/self/maps")).exists():
-        assert str(index.bundle.folder.resolve() / "index.faiss") in maps.read_text()
-    assert answered(index) == 1
-    assert index.reranker is not None
-    assert index.reranker.candidates == 7
-
-
 @pytest.mark.parametrize("what", ["index.faiss", "manifest.json", "CURRENT", "gone"])
 def test_a_reload_that_fails_leaves_the_version_in_use(out: Path, what: str) -> None:
     publish(out, 0)
@@ -99,26 +85,6 @@ def test_a_reload_that_fails_leaves_the_version_in_use(out: Path, what: str) -> 
     (out / "aside").rename(folder) if what == "gone" else path.write_bytes(whole)
     assert index.reload()
     assert answered(index) == 1
-
-
-def test_every_kind_of_search_is_of_the_reloaded_version(out: Path, tmp_path: Path) -> None:
-    queries = tmp_path / "q.parquet"
-    pq.write_table(pa.table({"id": np.arange(ROWS), "e": list(POINTS)}), queries)
-    config = CorpusConfig(sources=(str(queries),), embedding_column="e", id_column="id")
-    publish(out, 0)
-    index = open_index(out)
-    begun = index.rank(config, top_k=1)
-    first = next(begun)
-    publish(out, 2)
-    assert index.reload()
-    assert (len(index), index.dim, index.grouped) == (ROWS, DIM, False)
-    assert index.matches(f"id >= {2 * STEP}") == ROWS
-    assert {hit.id // STEP for hit in index.search_like(2 * STEP + 5)} == {2}
-    ranked = index.rank_embeddings(range(ROWS), POINTS, top_k=1)
-    assert {ranking.ids[0] // STEP for ranking in ranked} == {2}
-    assert answered(index, row_filter=f"id >= {2 * STEP}") == 2
-    # A ranking under way ends on the version it began with.
-    assert {ranking.ids[0] // STEP for ranking in (first, *begun)} == {0}
 
 
 def test_threads_that_search_while_others_reload_never_see_two_versions(out: Path) -> None:

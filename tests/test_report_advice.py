@@ -48,24 +48,6 @@ def test_where_all_lose_it_says_so_and_names_the_nearest(tmp_path):
     assert "Keep the raw embeddings where that loss is too much." in wide.headline
 
 
-def test_without_judgements_it_goes_by_agreement_and_says_what_that_is_not(tmp_path):
-    raw = point("none", DIM, judged=False, agreement=1.0)
-    some = [point(k=128, codec="sq8", judged=False, agreement=0.96),
-            point(k=64, codec="sq8", judged=False, agreement=0.91),
-            point(k=32, codec="pq", judged=False, agreement=0.70)]  # fmt: skip
-    found = advice(tmp_path, raw, *some, judged=False)
-    assert found.headline.startswith("No judgements came with this sweep")
-    assert "96.0% of the raw neighbours are found" in found.headline
-    assert titles_of(found)["Smallest at 95% agreement or more"].k == 128
-    assert titles_of(found)["Smallest at 90% agreement or more"].k == 64
-    assert "not whether results are better or worse" in " ".join(found.remarks)
-    assert found.unmeasured[0] == "Quality: there were no judgements."
-    assert "nDCG" not in found.headline
-    low = advice(tmp_path, raw, some[2], judged=False)
-    assert "No setting finds 80% of the raw embeddings' neighbours" in low.headline
-    assert "70.0%" in low.headline
-
-
 def test_budgets_hold_the_best_of_all_that_fit(tmp_path):
     (sweep,) = read(tmp_path, sweep_records())
     plain = [p for p in sweep.points if not p.candidates]

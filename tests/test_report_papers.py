@@ -153,28 +153,7 @@ def test_a_stand_in_never_has_a_difference_that_counts(rows, results, parsed, te
     assert parsed.classes.count("stood") == 3
 
 
-def test_every_figure_of_the_drawings_is_in_a_table(rows, results):
-    curves, heat_map = results["figures"]
-    for place, x in enumerate(curves["x"]):
-        assert [str(x), *(shown(each["y"][place]) for each in curves["series"])] in rows
-    for label, row in zip(heat_map["labels"], heat_map["matrix"], strict=True):
-        assert [label, *map(shown, row)] in rows
-
-
 # What is written by others stays text
-
-
-def test_no_name_breaks_a_markdown_table(text, results):
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    widths = {}
-    for line in rows:
-        widths.setdefault(len(re.split(r"(?<!\\)\|", line)), []).append(line)
-    assert all(line.endswith("|") for line in rows)
-    assert "<b>" not in text
-    assert "<i>" not in text
-    head = next(line for line in rows if "STS12" in line)
-    assert r"a\|b \<i\>" in head
-    assert [r for r in markdown_rows(text) if r[-1] == "a|b <i>"]
 
 
 # Pictures

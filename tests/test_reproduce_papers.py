@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from scipy.stats import spearmanr
 
 from pipelines import reproduce_papers, train_whitenedcse
-from pipelines.papers import bench, models
+from pipelines.papers import models
 from pipelines.papers.published import COLUMNS, read_published
 from pipelines.papers.recipes import Kind, Measure, Recipe, Refusal
 from pipelines.papers.settings import recipe_of
@@ -26,7 +26,6 @@ from tests.bad_input_helpers import CORPUS, OPTIONS
 from tests.bad_input_helpers import run as cli
 from whiten_index import Encoder
 from whiten_index.errors import CorpusError
-from whiten_index.stopping import INTERRUPTED
 
 YEAR = {"STS12": ("MSRpar", "MSRvid"), "STS13": ("FNWN", "OnWN")}
 SPLIT = {"STSB": ("train", "dev", "test"), "SICKR": ("train", "test")}
@@ -182,14 +181,6 @@ def similar(place, pairs, pooling, layers, dataset, fit=None, k=None):
     return {name: (cosines[rows], scores[rows]) for name, rows in groups.items()}
 
 
-def test_a_year_is_the_mean_over_its_subsets_in_whitening_bert(place, pairs, whole):
-    row = rows_of(whole[0], WB, "Table 1")[("BERT-base", RAW)]
-    found = similar(place, pairs, "mean", (1, 2), "STS12")
-    each = [100 * spearmanr(*both).statistic for both in found.values()]
-    assert row["figures"]["STS12"]["ours"] == pytest.approx(np.mean(each), abs=1e-3)
-    assert row["layers"] == [1, 2]
-
-
 def test_bert_whitening_weighs_subsets_by_their_pairs_and_keeps_k(place, pairs, whole):
     row = rows_of(whole[0], BW, "Table 1")[("BERTbase-whitening-8 (target)", OURS)]
     found = similar(place, pairs, "mean", (1, 2), "STS12", k=8)
@@ -199,26 +190,6 @@ def test_bert_whitening_weighs_subsets_by_their_pairs_and_keeps_k(place, pairs, 
         np.average(list(each.values()), weights=sizes), abs=1e-3
     )
     assert row["aggregation"] == "wmean"
-
-
-def test_whitened_cse_takes_all_pairs_together_of_embedding_and_last_layer(place, pairs, whole):
-    row = rows_of(whole[0], CSE, "Table 1")[("BERT _{base} (first-last avg.)", "")]
-    found = similar(place, pairs, "mean", (0, 2), "STS12").values()
-    cosines, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    expected = 100 * spearmanr(cosines, scores).statistic
-    assert row["figures"]["STS12"]["ours"] == pytest.approx(expected, abs=1e-3)
-
-
-def test_differences_are_ours_less_the_published_and_averages_of_the_sets(whole):
-    rows = rows_of(whole[0], WB, "Table 1")
-    ran = {key: row["figures"] for key, row in rows.items() if row["status"] != "not run"}
-    assert {model for model, _ in ran} == {"BERT-base"}
-    assert len(ran) == 3
-    for figures in ran.values():
-        for each in figures.values():
-            assert each["difference"] == pytest.approx(each["ours"] - each["published"])
-        mean = np.mean([each["ours"] for name, each in figures.items() if name != "Avg"])
-        assert figures["Avg"]["ours"] == pytest.approx(mean)
 
 
 @pytest.mark.parametrize(
@@ -305,19 +276,6 @@ def test_rows_of_whitened_cse_run_with_what_was_trained_for_them(
     assert 0 <= task["figures"]["MR"]["ours"] <= 100
 
 
-def test_nli_sentences_run_the_rows_fitted_on_them(place, pairs, unreported, tmp_path):
-    nli = tmp_path / "nli.parquet"
-    columns = {"premise": pairs["sentence1"][::2], "hypothesis": pairs["sentence2"][::2]}
-    pq.write_table(pa.table(columns), nli)
-    assert place.run("--nli", nli, "--only", f"{BW}:Table 1")[0] == 0
-    row = rows_of(place.results(), BW, "Table 1")[("BERTbase-whitening-8 (NLI)", OURS)]
-    assert row["status"] == "stand-in"
-    status, out, error = cli(*shlex.split(row["command"])[1:])
-    assert status == 0, error
-    found = json.loads(out)["datasets"]["STS12"]["spearman"]
-    assert found["wmean"] == pytest.approx(row["figures"]["STS12"]["ours"], abs=1e-3)
-
-
 def test_word_vectors_run_the_rows_of_words(place, unreported, tiny_words, tmp_path):
     rng = np.random.default_rng(2)
     vectors, counts = tmp_path / "glove.txt", tmp_path / "counts.txt"
@@ -335,58 +293,7 @@ def test_word_vectors_run_the_rows_of_words(place, unreported, tiny_words, tmp_p
     assert found["mean"] == pytest.approx(row["figures"]["STS12"]["ours"], abs=1e-6)
 
 
-def test_a_set_of_quora_runs_the_search_of_the_port(place, unreported, tiny_words, tmp_path):
-    rng, source = np.random.default_rng(3), "BERT-whitening-pytorch README"
-    folder = tmp_path / "quora"
-    texts = [" ".join(rng.choice(tiny_words, 6)) for _ in range(90)]
-    ids = [f"d{i}" for i in range(60)]
-    asked = [f"q{i}" for i in range(30)]
-    queries = [" ".join(text.split()[:5]) for text in texts[:30]]
-    folder.mkdir()
-    for name, columns in {
-        "corpus": {"id": ids, "text": texts[:60]},
-        "queries": {"id": asked, "text": queries},
-        "qrels": {"query_id": asked, "doc_id": ids[:30], "relevance": [1] * 30},
-    }.items():
-        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
-    about = (source, "QQP search", "BERTbase-whiten-256(target)", "documents")
-    rows = [(*about, "mrr@10", {"QQP": 0.5957}), (*about, "ms_per_query", {"QQP": 0.191})]
-    published = write_published(tmp_path / "published.csv", rows)
-    assert place.run("--quora", folder, "--published", published)[0] == 0
-    searched, timed = (table["rows"][0] for table in place.results()["tables"])
-    assert (searched["status"], timed["status"]) == ("stand-in", "not run")
-    assert "exact search" in searched["notes"][0]
-    assert 0 < searched["figures"]["QQP"]["ours"] <= 1
-    status, out, error = cli(*shlex.split(searched["command"])[1:])
-    assert status == 0, error
-    printed = json.loads(out)["datasets"]["quora"]["mrr@10"]
-    assert printed == pytest.approx(100 * searched["figures"]["QQP"]["ours"])
-
-
 # --------------------------------------------------------------------------- drawings
-
-
-def test_drawings_show_what_the_tables_say(whole):
-    results = whole[0]
-    figures = {figure["id"]: figure for figure in results["figures"]}
-    rows = rows_of(results, WB, "Table 1")
-
-    def mean(setting: str) -> Any:
-        return pytest.approx(rows["BERT-base", setting]["figures"]["Avg"]["ours"], abs=1e-3)
-
-    pair = np.array(figures["layer-pairs-raw-mean"]["matrix"])
-    assert pair.shape == (3, 3)
-    assert pair[1, 2] == pair[2, 1] == mean(RAW)
-    white = np.array(figures["layer-pairs-whitened-mean"]["matrix"])
-    assert white[1, 2] == mean(WHITE)
-    cls = figures["layer-pairs-raw-cls"]["matrix"]
-    assert cls[2][2] == mean("token=CLS, layer=L12, whitening=F")
-    # The embedding layer's [CLS] is the same for every text.
-    assert cls[0][0] is None
-    best = {each["name"]: each["y"] for each in figures["best-layers"]["series"]}
-    assert best["raw"][0] == pytest.approx(np.diag(pair).max())
-    assert best["whitened"][1] == pytest.approx(np.triu(white, 1)[np.triu_indices(3, 1)].max())
-    assert figures["best-layers"]["x"] == [1, 2, 3]
 
 
 # --------------------------------------------------------------------------- again, and stopped
@@ -402,27 +309,6 @@ def test_a_second_run_computes_nothing(place, whole, unreported, monkeypatch):
     assert lines[-1]["found"] > 0
     again, first = place.results(), whole[0]
     assert (again["tables"], again["figures"]) == (first["tables"], first["figures"])
-
-
-def test_what_is_finished_outlives_an_interruption(place, unreported, monkeypatch):
-    calls = []
-    score = bench.score_sets
-
-    def interrupted(*given: Any, **options: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return score(*given, **options)
-
-    monkeypatch.setattr(bench, "score_sets", interrupted)
-    status, lines = place.run("--only", f"{WB}:Table 1", work="stopped")
-    assert (status, lines[-1]["event"]) == (INTERRUPTED, "interrupted")
-    kept = {path.name for path in (place.root / "stopped/results").iterdir()}
-    assert len(kept) == 2
-    calls += [1, 1]
-    status, lines = place.run("--only", f"{WB}:Table 1", work="stopped")
-    # Two of its three rows were there; the third alone was scored.
-    assert (status, len(calls)) == (0, 6)
 
 
 # --------------------------------------------------------------------------- what is refused

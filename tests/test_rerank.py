@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
+from whiten_index import BuildConfig, build_index, open_index
 from whiten_index import rerank as reranking
 from whiten_index.errors import ArtifactError
-from whiten_index.index import set_current
 from whiten_index.upkeep import gc_store
 from whiten_index.versions import prune
 
@@ -130,42 +128,6 @@ def test_every_family_is_ranked_again(
     assert first.row != 7
 
 
-def test_a_run_is_ranked_again(tmp_path: Path, index: Path, queries: np.ndarray) -> None:
-    pq.write_table(pa.table({"qid": range(6), "e": list(queries)}), tmp_path / "q.parquet")
-    config = CorpusConfig(
-        sources=(str(tmp_path / "q.parquet"),), embedding_column="e", id_column="qid"
-    )
-    opened = open_index(index, rerank=30, rerank_by="embeddings")
-    expected = opened.search_embeddings(queries, top_k=4)
-    for ranking, hits in zip(opened.rank(config, top_k=4), expected, strict=True):
-        assert ranking.ids == [hit.id for hit in hits]
-        assert ranking.scores == [hit.score for hit in hits]
-
-
-def rewrite(out: Path, **factory: Any) -> None:
-    """Change the manifest of an index as a build would have written it."""
-    from whiten_index.artifacts import manifest
-
-    (folder,) = (out / "versions").iterdir()
-    fields = json.loads((folder / "manifest.json").read_text())
-    fields["factory"] |= factory
-    manifest.write_manifest(folder / "manifest.json", fields)
-    set_current(out, folder.name)
-
-
-def test_what_an_index_was_built_for_is_the_default(tmp_path: Path, rows: np.ndarray) -> None:
-    out = build(tmp_path, rows)
-    assert open_index(out).reranker is None
-    rewrite(out, rerank=25)
-    assert open_index(out).reranker.candidates == 25
-    assert open_index(out, rerank=0).reranker is None
-    assert open_index(out, rerank=7).reranker.candidates == 7
-    shutil.rmtree(out / "store")
-    with pytest.raises(ArtifactError, match=r"there is none in .*store; .*--rerank 0"):
-        open_index(out)
-    assert len(open_index(out, rerank=0)) == ROWS
-
-
 @pytest.mark.parametrize("where", ["inside", "beside", "elsewhere", "relative"])
 def test_a_store_is_found_where_the_build_had_it(
     tmp_path: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch, where: str
@@ -191,19 +153,6 @@ def test_a_store_is_found_where_the_build_had_it(
             open_index(tmp_path / "alone", rerank=5)
         store = tmp_path / "moved" / "raw"
         assert open_index(tmp_path / "alone", rerank=5, store=store).search_embeddings(rows[:1])
-
-
-def test_another_store_is_refused(tmp_path: Path, index: Path, rows: np.ndarray) -> None:
-    wide = build(tmp_path / "wide", np.hstack([rows, rows[:, ::-1] ** 2]))
-    with pytest.raises(ArtifactError, match=r"raw embeddings of encoder .* none in"):
-        open_index(index, rerank=5, store=wide / "store")
-    other = build(tmp_path / "other", rows[::-1])
-    with pytest.raises(ArtifactError, match="does not hold the corpus of the index"):
-        open_index(index, rerank=5, store=other / "store")
-    for place in ("missing", "empty"):
-        (tmp_path / "empty").mkdir(exist_ok=True)
-        with pytest.raises(ArtifactError, match="none in"):
-            open_index(index, rerank=5, store=tmp_path / place)
 
 
 def test_an_index_ranks_by_its_own_rows_after_the_corpus_changed(

@@ -75,18 +75,6 @@ def test_sets_of_one_name_each_have_their_own_documents(tmp_path, documents):
         assert texts_of(files.corpus) == list(wanted.values())
 
 
-@pytest.mark.parametrize("change", ["size", "time"])
-def test_a_corpus_that_changed_is_read_again(tmp_path, documents, change):
-    source = write_set(tmp_path / "docs", documents)
-    set_files(source, "test", work=tmp_path / "corpora")
-    # As a copy that keeps times, or one that is put back from a backup.
-    first = documents["d0"]
-    new = {**documents, "d0": first + " one" if change == "size" else first[::-1]}
-    write_set(source, new, when=LONG_AGO - (change == "time"))
-    files = set_files(source, "test", work=tmp_path / "corpora")
-    assert texts_of(files.corpus) == list(new.values())
-
-
 # --------------------------------------------------------------------------- what fails alone
 
 

@@ -68,21 +68,6 @@ def test_every_item_is_done_once(count, workers):
     assert schedule.events.to_json() == {"deaths": 0, "failures": 0, "copies": 0, "retired": 0}
 
 
-def test_items_are_drawn_as_they_are_needed():
-    drawn = []
-
-    def source():
-        for item in range(100):
-            drawn.append(item)
-            yield item
-
-    schedule = Schedule(source(), QUICK)
-    schedule.join("a")
-    while schedule.next_for("a", 0.0) is not None:
-        pass
-    assert drawn == [0, 1]
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_workers_that_die_at_random_lose_nothing_and_finished_items_are_not_done_again(seed):
     rng, given = random.Random(seed), []
@@ -175,17 +160,6 @@ def test_a_straggler_holds_up_nobody_and_counts_once():
     # What the straggler had is done by the others once it is late by more than their usual time.
     assert schedule.events.copies == 2
     assert pool.now < 40
-
-
-def test_nothing_is_copied_where_all_take_about_as_long():
-    rng = random.Random(0)
-
-    def at_end(pool, name, number):
-        pool.pace[name] = rng.uniform(10, 20)
-        do(pool, name, number)
-
-    schedule, _ = run(range(50), {"a": 12.0, "b": 15.0, "c": 18.0}, at_end)
-    assert schedule.events.copies == 0
 
 
 def test_what_a_worker_drops_for_no_fault_of_the_item_is_done_again():

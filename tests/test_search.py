@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,30 +73,6 @@ def whitened(rows: NDArray[Any], fitted_on: NDArray[Any]) -> NDArray[np.float64]
     return np.asarray(z / np.linalg.norm(z, axis=1, keepdims=True))
 
 
-def test_a_hit_names_its_row(index: Path, rows: NDArray[np.float32]) -> None:
-    opened = open_index(index)
-    assert (len(opened), opened.dim) == (ROWS, DIM)
-    for row, hits in enumerate(opened.search_embeddings(rows, top_k=1)):
-        (hit,) = hits
-        assert (hit.row, hit.id, dict(hit.columns)) == (row, row * 10, {"name": f"n{row}"})
-        assert hit.score == pytest.approx(1, abs=1e-5)
-
-
-def test_neighbours_of_a_document_are_brute_force_without_itself(
-    index: Path, rows: NDArray[np.float32]
-) -> None:
-    opened = open_index(index)
-    unit = whitened(rows, rows)
-    for row in (0, 39, 40, ROWS - 1):
-        expected = unit @ unit[row]
-        expected[row] = -2
-        order = np.argsort(-expected)[:12]
-        hits = opened.search_like(row * 10, top_k=12)
-        assert [hit.row for hit in hits] == order.tolist()
-        np.testing.assert_allclose([hit.score for hit in hits], expected[order], atol=1e-5)
-        assert len(opened.search_like(row * 10, top_k=5 * ROWS)) == ROWS - 1
-
-
 @pytest.mark.parametrize("factory", ["HNSW16", "IVF2,Flat", "SQ8", "SQfp16", "Flat,RFlat"])
 def test_every_factory_finds_neighbours_of_a_document(
     tmp_path: Path, rows: NDArray[np.float32], factory: str
@@ -113,33 +87,6 @@ def test_every_factory_finds_neighbours_of_a_document(
         assert row not in [hit.row for hit in hits]
         overlap.append(np.isin([h.row for h in hits], np.argsort(-expected)[:10]).sum() / 10)
     assert np.mean(overlap) > 0.3
-
-
-@pytest.mark.parametrize("factory", ["PQ5x4fs", "IVF2,PQ5x4fs"])
-def test_a_factory_that_gives_no_vector_back_finds_neighbours_or_is_refused_in_words(
-    tmp_path: Path, rows: NDArray[np.float32], factory: str
-) -> None:
-    out = build(tmp_path, rows, factory=factory)
-    # In a process of its own, which FAISS may bring down.
-    script = (
-        "import sys; from whiten_index import open_index; from whiten_index.errors import *\n"
-        "opened = open_index(sys.argv[1])\n"
-        "try: print(*{len(opened.search_like(10 * row, top_k=10)) for row in range(150)})\n"
-        "except ConfigError as error: print('refused' if 'factory' in str(error) else error)"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(out)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in ("10", "refused")
-
-
-def test_documents_that_are_equal_leave_only_the_asked_one_out(
-    tmp_path: Path, rows: NDArray[np.float32]
-) -> None:
-    copies = np.concatenate([rows[:40], np.repeat(rows[:1], 20, axis=0)])
-    hits = open_index(build(tmp_path, copies)).search_like(0, top_k=5)
-    assert len(hits) == 5
-    assert 0 not in [hit.row for hit in hits]
-    assert all(hit.row >= 40 for hit in hits)
 
 
 def test_ids_may_be_given_as_text_and_an_unknown_one_is_named(index: Path) -> None:
@@ -285,14 +232,6 @@ def test_a_blank_query_is_refused(text_index: Path, text: str) -> None:
         open_index(text_index, device="cpu").search(["fine", text])
 
 
-def test_the_same_model_may_have_moved(tmp_path: Path, text_index: Path, tiny_model: Path) -> None:
-    shutil.copytree(tiny_model, tmp_path / "moved")
-    moved = open_index(text_index, model=str(tmp_path / "moved"), device="cpu")
-    there = open_index(text_index, device="cpu")
-    query = ["the cat sat"]
-    assert [h.id for h in moved.search(query)[0]] == [h.id for h in there.search(query)[0]]
-
-
 @pytest.mark.parametrize("change", ["weights", "tokenizer", "config"])
 def test_another_encoder_is_refused(
     tmp_path: Path, text_index: Path, tiny_model: Path, change: str
@@ -407,17 +346,6 @@ def test_files_of_another_index_do_not_pass(tmp_path: Path, index: Path) -> None
         shutil.copyfile(path_of(other, name), path_of(copy, name))
         with pytest.raises(ArtifactError, match="damaged"):
             open_index(copy)
-
-
-def test_a_manifest_check_reads_no_payload_but_sees_sizes(tmp_path: Path, index: Path) -> None:
-    shutil.copytree(index, tmp_path / "o", ignore=shutil.ignore_patterns("store"))
-    assert len(open_index(tmp_path / "o", verify="manifest")) == ROWS
-    path = path_of(tmp_path / "o", "moments.safetensors")
-    path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(ArtifactError, match="bytes instead of"):
-        open_index(tmp_path / "o", verify="manifest")
-    with pytest.raises(ConfigError, match="verify 'none' is unknown; use full, manifest"):
-        open_index(tmp_path / "o", verify="none")
 
 
 @pytest.mark.parametrize("place", ["missing", "empty folder", "file"])

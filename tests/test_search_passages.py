@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
 from tests.build_helpers import corpus_source
-from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
+from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.batch import row_digests
-from whiten_index.index import fetching, grouping
-from whiten_index.run_file import write_run
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
 
 DIM, DOCUMENTS = 8, 60
@@ -124,18 +120,6 @@ def test_search_gives_each_document_once_with_its_best_passage(
             assert {"id": hit.id, **hit.columns} == listed
 
 
-def test_searching_in_small_steps_finds_the_same(
-    index: Path, queries: Array, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = open_index(index)
-    whole = opened.search_embeddings(queries, top_k=20)
-    monkeypatch.setattr(fetching, "_MOST_HITS", 100)
-    monkeypatch.setattr(grouping, "_FIRST_FETCH", 1)
-    for hits, expected in zip(opened.search_embeddings(queries, top_k=20), whole, strict=True):
-        assert [hit.row for hit in hits] == [hit.row for hit in expected]
-        assert len(hits) == 20
-
-
 @pytest.mark.parametrize("document", [0, 7, 20, 59])
 def test_neighbours_of_a_document_are_those_of_any_of_its_passages(
     index: Path, document: int
@@ -151,38 +135,6 @@ def test_neighbours_of_a_document_are_those_of_any_of_its_passages(
         wanted = expected[:top_k]
         assert [(hit.id, hit.row) for hit in hits] == [(10 * d, r) for d, r, _ in wanted]
         np.testing.assert_allclose([h.score for h in hits], [w[2] for w in wanted], atol=1e-5)
-
-
-@pytest.mark.parametrize("factory", ["HNSW16", "IVF4,Flat", "IVF16,Flat", "SQ8", "PQ4x4"])
-def test_every_factory_groups(tmp_path: Path, queries: Array, factory: str) -> None:
-    opened = open_index(build(tmp_path, factory=factory))
-    exact = unit(queries) @ unit(embeddings(passage_counts())).T
-    overlap = []
-    for hits, row in zip(opened.search_embeddings(queries, top_k=10), exact, strict=True):
-        ids = [hit.id for hit in hits]
-        assert len(ids) == len(set(ids))
-        assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
-        assert len(ids) == 10 or factory.startswith("IVF")
-        overlap.append(np.isin(ids, [10 * d for d, _, _ in best_passages(row)[:10]]).sum() / 10)
-    assert np.mean(overlap) > 0.3
-    hits = opened.search_like(70, top_k=10_000)
-    assert 70 not in [hit.id for hit in hits]
-    assert len({hit.id for hit in hits}) == len(hits) > 0
-
-
-def test_a_run_file_has_each_document_once(tmp_path: Path, index: Path, queries: Array) -> None:
-    names = [f"q{i}" for i in range(len(queries))]
-    pq.write_table(pa.table({"qid": names, "e": list(queries)}), tmp_path / "q.parquet")
-    source = CorpusConfig(
-        sources=(str(tmp_path / "q.parquet"),), embedding_column="e", id_column="qid"
-    )
-    opened = open_index(index)
-    write_run(tmp_path / "run.jsonl", opened.rank(source, top_k=15))
-    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
-    expected = opened.search_embeddings(queries, top_k=15)
-    assert [[hit["id"] for hit in line["hits"]] for line in lines] == [
-        [hit.id for hit in hits] for hits in expected
-    ]
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "PQ8x4fs"])

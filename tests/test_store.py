@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import resource
-import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,6 @@ from whiten_index.store import (
     CorpusRecord,
     EmbeddingStore,
     StoreDtype,
-    total_moments,
 )
 
 ENCODER = column_facts(4, "tiny")
@@ -89,25 +87,6 @@ def test_moments_are_those_of_the_rows_as_kept(store, dtype):
     assert found.count == kept.count
     np.testing.assert_array_equal(found.mean, kept.mean)
     np.testing.assert_array_equal(found.scatter, kept.scatter)
-
-
-def test_moments_of_shards_add_up_to_those_of_all_rows(store):
-    shards = [write(store, make_embeddings(i, 20 + i), seed=i) for i in range(4)]
-    names = [shard.fingerprint for shard in shards]
-    rows = np.vstack([store.embeddings(name) for name in names])
-    total = total_moments(store, names, 8)
-    assert total.count == len(rows)
-    np.testing.assert_allclose(total.covariance(), np.cov(rows.astype(float).T), atol=1e-12)
-    assert total_moments(store, [], 8).count == 0
-
-
-def test_a_shard_is_known_by_its_rows_their_order_and_their_type(store):
-    digests = make_digests(0, 9)
-    name = store.shard_fingerprint(digests, StoreDtype.FLOAT16)
-    assert name == store.shard_fingerprint(digests.copy(order="F"), StoreDtype.FLOAT16)
-    others = [digests[::-1], digests[:8], digests ^ 1]
-    names = {store.shard_fingerprint(other, StoreDtype.FLOAT16) for other in others}
-    assert len({name, store.shard_fingerprint(digests, StoreDtype.FLOAT32), *names}) == 5
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -216,25 +195,6 @@ def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, 
 # Moments
 
 
-@pytest.mark.parametrize("together", [1, 5, 1024])
-def test_moments_add_up_whether_they_are_kept_or_not(store, monkeypatch, together):
-    monkeypatch.setattr("whiten_index.store.shards._ROWS_TOGETHER", together)
-    sizes = [3, 1, 40, 7, 8, 2, 2]
-    shards = [
-        write(store, make_embeddings(seed, n), dtype=dtype, seed=seed)
-        for seed, n in enumerate(sizes)
-        for dtype in [(StoreDtype.FLOAT16, StoreDtype.FLOAT32)[seed % 2]]
-    ]
-    names = [shard.fingerprint for shard in shards]
-    rows = np.concatenate([store.embeddings(name).astype(np.float64) for name in names])
-    found, truth = total_moments(store, names, 8), Moments.of(rows)
-    assert found.count == sum(sizes)
-    np.testing.assert_allclose(found.mean, truth.mean, rtol=1e-12)
-    np.testing.assert_allclose(found.scatter, truth.scatter, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(found.cubic, truth.cubic, rtol=1e-10, atol=1e-10)
-    assert found.quartic == pytest.approx(truth.quartic, rel=1e-12)
-
-
 # Documents
 
 COLUMNS = {
@@ -279,22 +239,6 @@ def test_the_same_rows_have_one_name_however_they_are_chunked(
     tables = (fresh, chunked, whole.slice(begin, end - begin))
     (name,) = {store.write_documents(table) for table in tables}
     assert store.documents(as_part(name, end - begin)).to_pylist() == fresh.to_pylist()
-
-
-def test_other_rows_have_another_name(store):
-    columns = [
-        *({"id": ids} for ids in (["a", "b", "c"], ["a", "c", "b"], ["a", "b", None])),
-        {"id": ["a", "b", ""]},
-        {"name": ["a", "b", "c"]},
-        {"id": [1, 2, 3]},
-        {"id": pa.array([1, 2, 3], pa.int32())},
-        {"id": ["a", "b", "c"], "n": [1, 2, 3]},
-    ]
-    tables = [pa.table(table) for table in columns]
-    names = [store.write_documents(table) for table in tables]
-    assert len(set(names)) == len(tables)
-    for name, table in zip(names, tables, strict=True):  # they live side by side
-        assert store.documents(as_part(name, 3)).equals(table)
 
 
 def documents_file(store, name):
@@ -398,16 +342,6 @@ def test_no_flipped_bit_of_a_record_changes_what_is_found(store, record_file):
 # Opening
 
 
-def test_one_of_several_encoders_must_be_named(store):
-    other = column_facts(4, "other-model")
-    EmbeddingStore.create(store.root, other, "f" * 32)
-    with pytest.raises(ArtifactError, match=r"embeddings of 2 encoders \(.*\); name") as caught:
-        EmbeddingStore.open(store.root)
-    assert "tiny" in str(caught.value)
-    assert "other-model" in str(caught.value)
-    assert EmbeddingStore.open(store.root, fingerprint="f" * 32).encoder == other
-
-
 def test_where_there_is_no_store_the_error_says_how_to_fill_one(tmp_path, store):
     with pytest.raises(ArtifactError, match=r"holds no store of embeddings; .*whiten-index encode"):
         EmbeddingStore.open(tmp_path / "nowhere")
@@ -434,14 +368,3 @@ def test_a_store_of_a_later_release_is_refused_and_left_alone(store):
     with pytest.raises(ArtifactError, match=r"store format 99.*upgrade"):
         EmbeddingStore.create(store.root, ENCODER, NAME)
     assert path.read_bytes() == before
-
-
-def test_a_store_can_be_moved(store, tmp_path):
-    shard = write(store, make_embeddings())
-    name = store.write_documents(pa.table({"id": list(range(50))}))
-    store.save_corpus(make_record())
-    shutil.move(store.root, tmp_path / "elsewhere")
-    moved = EmbeddingStore.open(tmp_path / "elsewhere")
-    assert moved.find(shard.fingerprint) == shard
-    assert moved.corpus() == make_record()
-    assert moved.documents(as_part(name, 50)).num_rows == 50

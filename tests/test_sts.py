@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation import correlate, pair_cosines
 from whiten_index.labels import chosen_sets, read_sts, require_ranked
-from whiten_index.metrics import pearson, spearman
 
 Columns = dict[str, list]
 
@@ -56,13 +55,6 @@ def test_constant_predictions_have_no_correlation(measure):
         correlate([1, 2, 3, 4], equal, ["x"] * 4, measure=measure, name="STS99")
     with pytest.raises(ConfigError, match="STS99, subset y: all 2 predicted similarities"):
         correlate([1, 2, 3, 4], [0.1, 0.2, 0.5, 0.5], list("xxyy"), measure=measure, name="STS99")
-
-
-def test_pearson_is_linear_and_spearman_is_not():
-    gold, bent = np.arange(1.0, 9), np.arange(1.0, 9) ** 3
-    assert spearman(gold, bent) == pytest.approx(1)
-    assert pearson(gold, 2 * gold + 7) == pytest.approx(1)
-    assert pearson(gold, bent) == pytest.approx(scipy.stats.pearsonr(gold, bent).statistic)
 
 
 def test_cosines_of_pairs():
@@ -120,37 +112,6 @@ def test_an_unknown_layout_names_the_columns(write_parquet, tmp_path):
     refused(path, CorpusError, r"no column sentence1 and no sentence2 and no score.*premise, hypo")
     path = write_parquet(tmp_path / "q.parquet", {"sentence1": ["a"], "sentence2": ["b"]})
     refused(path, CorpusError, "no column score.*its columns are sentence1, sentence2")
-
-
-def test_files_that_cannot_be_used(write_parquet, tmp_path):
-    refused(tmp_path / "no.parquet", CorpusError, "does not exist")
-    refused(tmp_path / "no.csv", ConfigError, "names no format")
-    (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", CorpusError, "holds no .parquet")
-    table = columns()
-    table["score"] = [None] * 5 + [1.0]
-    path = write_parquet(tmp_path / "p.parquet", table)
-    refused(path, CorpusError, r"1 pairs of p with a score \(5 have none\)")
-    table = columns(sentence1=["a", " ", "c", "d", "e", "f"])
-    path = write_parquet(tmp_path / "q.parquet", table)
-    refused(path, CorpusError, r"row 1 .*sentence1, expected a text that is not blank")
-    table = columns(score=["1", "x", "3", "4", "5", "6"])
-    path = write_parquet(tmp_path / "r.parquet", table)
-    refused(path, CorpusError, "has 'x' as score")
-
-
-def test_splits_and_sets_that_are_not_there(write_parquet, tmp_path):
-    path = write_parquet(tmp_path / "p.parquet", columns(split=["dev"] * 6))
-    refused(
-        path, ConfigError, "no scored pairs of p in split 'test'.*are dev", splits={"p": "test"}
-    )
-    refused(path, ConfigError, "--split names STS12, and the sets are p", splits={"STS12": "test"})
-    plain = write_parquet(tmp_path / "q.parquet", columns())
-    refused(plain, ConfigError, "no column split; do not ask", splits={"q": "test"})
-    with pytest.raises(ConfigError, match="there is no set STS99; the sets are q"):
-        chosen_sets(read_sts([plain]), ["STS99"])
-    with pytest.raises(CorpusError, match="holds the set q, and q is there already"):
-        read_sts([plain, plain])
 
 
 def test_the_public_sets_have_their_official_sizes(data):

@@ -15,8 +15,6 @@ from whiten_index.cli import cli
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
-    CorpusError,
-    StorageError,
 )
 from whiten_index.progress import Silent
 from whiten_index.report.records import line_of
@@ -146,12 +144,6 @@ def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
     assert not measured & why.keys()
 
 
-def test_raw_embeddings_are_measured_in_every_codec_that_ours_are():
-    found = grid(config_of(widths="32", codecs="fp32,sq6,PRQ8x2x4"), dim=64, rank=64, rows=10_000)
-    raw = {point.codec for point in found.points if point.vectors.family == "raw"}
-    assert {"fp32", "sq6", "PRQ8x2x4"} <= raw
-
-
 def unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
@@ -220,18 +212,6 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
         # Raw embeddings are searched in the same rounds as each point.
         assert point["latency_ms"]["raw_p50"] > 0
         assert point["latency_ms"]["spread"] >= 1
-
-
-def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, corpus):
-    wishes = {"widths": "16", "transforms": "pca", "codecs": "fp32,pq4", "baselines": False}
-    run_sweep(sweep_config(options(corpus, tmp_path, indexes="flat", rerank=200, **wishes)))
-    points = points_of(tmp_path)
-    exact, coarse = points["ours/pca/k16/fp32/flat"], points["ours/pca/k16/pq4/flat"]
-    again = points["ours/pca/k16/pq4/flat/rerank200"]
-    assert coarse["agreement@10"] < again["agreement@10"]
-    assert again["agreement@10"] == pytest.approx(exact["agreement@10"], abs=0.01)
-    assert again["rerank"] == {"candidates": 200, "from": "store", "bytes_per_row": 4 * DIM}
-    assert again["bytes"]["per_row"] == coarse["bytes"]["per_row"] == 4
 
 
 def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypatch):
@@ -317,23 +297,6 @@ def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
     path.write_bytes(line + line[:20] + b"\n" + line)
     with pytest.raises(ArtifactError, match=r"line 2 of .* is damaged"):
         Results.open(path)
-
-
-def test_a_tiny_corpus_is_refused(tmp_path, write_parquet):
-    column = pa.FixedSizeListArray.from_arrays(pa.array(np.eye(8, dtype="f4").ravel()), 8)
-    corpus = write_parquet(tmp_path / "tiny.parquet", {"id": list(range(8)), "v": column})
-    with pytest.raises(CorpusError, match="8 rows are too few to compare indexes on"):
-        run_sweep(sweep_config(options(corpus, tmp_path / "out", widths="4")))
-
-
-def test_a_full_disk_is_an_error_of_the_system(tmp_path, corpus, monkeypatch):
-    def full(*_):
-        raise StorageError("the disk is full")
-
-    monkeypatch.setattr("whiten_index.assemble.here.faiss_index.write_index", full)
-    with pytest.raises(StorageError, match="the disk is full"):
-        run_sweep(sweep_config(options(corpus, tmp_path, widths="8")))
-    assert not (tmp_path / ".sweep-work").exists()
 
 
 def test_a_plan_writes_nothing_and_counts_what_is_there(tmp_path, corpus):

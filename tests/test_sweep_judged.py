@@ -128,27 +128,6 @@ def test_queries_are_encoded_once(tmp_path, beir, tiny_model, store, monkeypatch
     assert run_sweep(sweep_config({**given, "widths": "8,16,20"})).measured > 0
 
 
-def test_the_prompt_of_queries_tells_runs_apart(tmp_path, beir, tiny_model, store):
-    few = {"widths": "8", "codecs": "fp32", "baselines": False}
-    plain, asked = (
-        run_sweep(sweep_config(options(tmp_path, beir, tiny_model, store, **few, **more)))
-        for more in ({}, {"query_prompt": "w1 w2 w3 "})
-    )
-    assert plain.run != asked.run
-    assert (plain.measured, asked.measured) == (1, 1)
-
-
-def test_judgements_of_other_documents_are_refused_with_examples(
-    tmp_path, beir, tiny_model, store, write_parquet
-):
-    qrels = write_parquet(
-        tmp_path / "q.parquet", {"query_id": ["q1"], "doc_id": ["z9"], "relevance": [1]}
-    )
-    given = options(tmp_path, beir, tiny_model, store, qrels=str(qrels))
-    with pytest.raises(CorpusError, match=r"no document of the corpus: it judges 'z9', .* 'd0'"):
-        run_sweep(sweep_config(given))
-
-
 def test_passages_count_once_a_document(tmp_path, beir, tiny_model, store):
     given = options(tmp_path, beir, tiny_model, store, passage_tokens=6, widths="16")
     report = run_sweep(sweep_config(given))

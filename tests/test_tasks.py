@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index.errors import CorpusError
-from whiten_index.labels import read_task, task_files
+from whiten_index.labels import read_task
 
 TEXTS, LABELS = ["a cat", "a dog", "a bird", "a fish"], [1, 0, 1, 0]
 SPLITS = ["train", "train", "test", "test"]
@@ -50,26 +50,6 @@ def test_texts_labels_and_splits_are_read_from_every_format(tmp_path, ending):
     assert task.classes == ("0", "1")
     assert task.splits.tolist() == SPLITS
     assert task.dropped == {"text": 0, "label": 0}
-
-
-def test_pairs_keep_their_sides_and_all_texts_are_both(tmp_path):
-    other = [text.upper() for text in TEXTS]
-    path = parquet(
-        tmp_path / "p.parquet", sentence1=TEXTS, sentence2=other, label=LABELS, split=["all"] * 4
-    )
-    task = read_task(path)
-    assert (task.first, task.second, task.texts) == (TEXTS, other, TEXTS + other)
-
-
-def test_numbers_are_ordered_as_numbers_and_names_as_names(tmp_path):
-    numbers = read_task(sound(tmp_path / "n.parquet", label=["10", "9", "-1", "9"]))
-    assert numbers.classes == ("-1", "9", "10")
-    assert numbers.labels.tolist() == [2, 1, 0, 1]
-    names = read_task(sound(tmp_path / "s.parquet", label=["NUM", "ABBR", "HUM", "NUM"]))
-    assert names.classes == ("ABBR", "HUM", "NUM")
-    assert names.labels.tolist() == [2, 0, 1, 2]
-    floats = read_task(sound(tmp_path / "f.parquet", label=[2.0, 0.0, 2.0, 0.0]))
-    assert floats.classes == ("0", "2")
 
 
 def test_rows_without_text_or_label_are_dropped_and_counted(tmp_path):
@@ -127,15 +107,6 @@ def test_minus_one_is_hidden_where_it_is_all_of_a_split_and_a_class_where_it_is_
 def test_what_cannot_be_used_is_named(tmp_path, columns, match):
     with pytest.raises(CorpusError, match=match):
         read_task(parquet(tmp_path / "t.parquet", **columns))
-
-
-def test_files_of_a_folder_come_in_the_order_of_the_papers(tmp_path):
-    for name in ("zebra", "rte", "trec", "own", "cr", "mr"):
-        sound(tmp_path / f"{name}.parquet")
-    (tmp_path / "README.md").write_text("no task")
-    names = [file.stem for file in task_files([tmp_path])]
-    assert names == ["mr", "cr", "trec", "rte", "own", "zebra"]
-    assert [file.stem for file in task_files([tmp_path], ["OWN", "mr"])] == ["mr", "own"]
 
 
 @pytest.mark.data

@@ -15,8 +15,6 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation import (
-    pair_features,
-    score_entailment,
     score_transfer,
 )
 from whiten_index.evaluation.classifier import check_folds
@@ -105,39 +103,6 @@ def test_the_reference_with_its_own_choices_is_within_a_point_on_many_rows():
     assert found.accuracy == pytest.approx(each.mean(), abs=0.01)
 
 
-def test_f1_is_that_of_the_positive_class():
-    features, labels = make_task(seed=5)
-    splits = np.where(np.arange(300) < 200, "train", "test")
-    found = score_transfer(features, labels, splits, positive=1)
-    model = LogisticRegression(C=found.chosen[0], max_iter=5000).fit(features[:200], labels[:200])
-    called, gold = model.predict(features[200:]) == 1, labels[200:] == 1
-    f1 = 2 * (called & gold).sum() / (called.sum() + gold.sum())
-    assert found.f1 == pytest.approx(f1, abs=0.011)
-    assert score_transfer(features, labels, splits).f1 is None
-
-
-def test_the_seed_draws_the_folds_and_threads_do_not_matter():
-    features, labels = make_task(seed=8)
-    scores = [
-        score_transfer(features, labels, ["all"] * 300, folds=5, seed=seed, threads=threads)
-        for seed, threads in ((0, 1), (0, 3), (1, 1))
-    ]
-    assert scores[0] == scores[1]
-    assert scores[0].deviation != scores[2].deviation
-
-
-def test_pair_features_are_the_same_whichever_text_comes_first():
-    rng = np.random.default_rng(0)
-    u, v = rng.normal(size=(2, 5, 3))
-    found = pair_features(u, v)
-    np.testing.assert_array_equal(found, pair_features(v, u))
-    for row in range(5):
-        for column in range(3):
-            a, b = u[row, column], v[row, column]
-            assert found[row, column] == abs(a - b)
-            assert found[row, 3 + column] == a * b
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nested):
     """Against the folds themselves, of two classes of each size."""
@@ -212,26 +177,6 @@ def test_no_threshold_beats_the_tuned_one(pairs):
 
     tried = np.r_[np.arange(-17, 18) / 16, 2.0]
     assert right(tuned_threshold(cosines, entailed)) == max(map(right, tried))
-
-
-@pytest.mark.parametrize(
-    ("changed", "match"),
-    [
-        ({"second": np.ones((3, 2))}, r"shapes \(4, 2\) and \(3, 2\)"),
-        ({"first": np.full((4, 2), np.inf)}, "NaN or infinity"),
-        ({"entailed": [True]}, "give one for each pair"),
-        ({"tested": [False] * 4}, "none of 4 pairs is to be tested"),
-    ],
-)
-def test_pairs_that_cannot_be_scored_are_refused(changed, match):
-    sound = {
-        "first": np.ones((4, 2)),
-        "second": np.ones((4, 2)),
-        "entailed": [True, False] * 2,
-        "tested": [True, True, False, False],
-    }
-    with pytest.raises(ConfigError, match=match):
-        score_entailment(*{**sound, **changed}.values())
 
 
 # Public sets

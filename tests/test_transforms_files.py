@@ -121,25 +121,3 @@ def test_a_file_without_what_its_kind_needs_is_an_error(tmp_path, options, missi
         save_file(whole, path, facts | damage)
         with pytest.raises(ArtifactError, match="cannot be read as a whitening"):
             Whitening.load(path)
-
-
-@pytest.mark.parametrize(
-    ("options", "damage", "said"),
-    [
-        ({"remove_top": 2, "k": 5}, {"remove_top": 8}, "remove_top 8 and 5 directions, of 12"),
-        ({"remove_top": 2, "k": 5}, {"remove_top": -1}, "remove_top -1 and 5"),
-        ({"kind": Kind.ALL_BUT_THE_TOP}, {"remove_top": 2}, "remove_top 2 and 11"),
-        ({"kind": Kind.GROUP}, {"groups": 0}, "0 groups of 12 channels"),
-        ({"kind": Kind.GROUP}, {"groups": 5}, "5 groups of 12 channels"),
-        ({"k": 12}, {"basis": np.ones((12, 13))}, "remove_top 0 and 13 directions, of 12"),
-    ],
-)
-def test_counts_that_the_width_has_no_room_for_are_an_error(tmp_path, options, damage, said):
-    path = tmp_path / "whitening.safetensors"
-    fit(make_rows(), **options).save(path)
-    with safe_open(path, framework="numpy") as file:
-        facts = file.metadata()
-    changed = {name: np.atleast_1d(value) for name, value in damage.items()}
-    save_file(load_file(path) | changed, path, facts)
-    with pytest.raises(ArtifactError, match=rf"cannot be read as a whitening \({said}.*restore"):
-        Whitening.load(path)

@@ -57,19 +57,6 @@ def filled(factory: str, vectors: Any) -> Any:
 # ------------------------------------------------------------------------------- exact neighbours
 
 
-@pytest.mark.parametrize("block", [1, 7, 500, ROWS])
-def test_neighbours_are_those_of_brute_force_however_rows_come(
-    vectors: Any, held_out: Any, block: int
-) -> None:
-    queries = vectors[held_out]
-    blocks = (vectors[start : start + block] for start in range(0, ROWS, block))
-    scores, rows = exact_neighbours(blocks, queries, TOP)
-    every = queries @ vectors.T
-    expected = np.argsort(-every, axis=1, kind="stable")[:, :TOP]
-    np.testing.assert_allclose(scores, np.take_along_axis(every, expected, axis=1), atol=1e-5)
-    assert (rows == expected).mean() > 0.999
-
-
 def test_rows_are_no_neighbours_of_themselves(vectors: Any, held_out: Any, truth: Any) -> None:
     found = exact_neighbours([vectors], vectors[held_out], TOP + 2)
     rows, counted = truth_of_rows(*found, held_out, top_k=TOP)
@@ -94,18 +81,6 @@ def test_rows_with_copies_are_not_counted() -> None:
     # Where hardly any is clear, all are counted.
     _, every = truth_of_rows(*(part[-2:] for part in found), own[-2:], top_k=TOP)
     assert len(every) == 2
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("rows", [9, 10, 11, 12])
-def test_of_few_rows_all_others_are_neighbours(vectors: Any, rows: int) -> None:
-    own = np.arange(2)
-    found = exact_neighbours([vectors[:rows]], vectors[own], TOP + 2)
-    truth, counted = truth_of_rows(*found, own, top_k=TOP)
-    assert counted.tolist() == [0, 1]
-    for row, near in zip(own, truth, strict=True):
-        assert len(near) == TOP
-        assert len({*near.tolist()} - {-1, row}) == min(rows - 1, TOP)
 
 
 # ------------------------------------------------------------------------------ operating point
@@ -144,28 +119,6 @@ def test_the_least_value_that_reaches_the_target_is_set(
     assert point.recall >= goal
     # Near the least: what is an eighth less does not reach it.
     assert value == values[0] or recalls[max(value - max(value // 8, 2), values[0])] <= goal + 0.01
-
-
-def test_a_target_beyond_the_codec_is_said_not_to_be_reached(
-    vectors: Any, held_out: Any, truth: Any
-) -> None:
-    inner = filled("IVF32,PQ4x4", vectors)
-    point = tune(inner, vectors[held_out], truth, target=0.95, exclude_self=held_out)
-    assert not point.reached
-    assert point.parameters["nprobe"] < 32
-    inner.nprobe = 32
-    best = recall_of(inner, vectors[held_out], truth, exclude_self=held_out)
-    assert point.recall > best - 0.02
-
-
-def test_refinement_is_set_with_what_is_under_it(vectors: Any, held_out: Any, truth: Any) -> None:
-    inner = filled("IVF32,PQ8x4,RFlat", vectors)
-    point = tune(inner, vectors[held_out], truth, target=0.9, exclude_self=held_out)
-    assert point.reached
-    assert set(point.parameters) == {"nprobe", "k_factor"}
-    assert point.parameters["k_factor"] > 1
-    recall = recall_of(inner, vectors[held_out], truth, exclude_self=held_out)
-    assert recall == pytest.approx(point.recall)
 
 
 @pytest.mark.parametrize("factory", ["RaBitQ", "PQ12x4fs", "IVF32,RaBitQ"])

@@ -6,7 +6,6 @@ Each is something that once ended in a traceback, was taken for something else, 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import shutil
@@ -27,7 +26,6 @@ from tests.update_helpers import (
     DIM,
     Place,
     assert_holds,
-    ids_of,
     some_rows,
     table_of,
     tree,
@@ -37,7 +35,6 @@ from whiten_index.errors import (
     ArtifactError,
     ConfigError,
     CorpusError,
-    GateError,
     StorageError,
     WhitenIndexError,
 )
@@ -54,30 +51,6 @@ def plan(place: Place, **options: Any) -> Any:
 
 
 # Values
-
-
-@pytest.mark.parametrize(
-    "name", ["canaries", "canary_recall", "max_shrink", "max_growth", "drift_threshold"]
-)
-@pytest.mark.parametrize(
-    "value",
-    [HUGE, 10**5000, -HUGE, math.nan, math.inf, -1],
-    ids=["huge", "longer", "-huge", "nan", "inf", "-1"],
-)
-def test_numbers_that_no_float_holds_are_no_options(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        UpdateConfig(index="i", **{name: value})
-    assert f"--{name.replace('_', '-')}" in str(caught.value)
-    assert len(str(caught.value)) < 300
-
-
-@pytest.mark.parametrize("options", [("--canaries", "9" * 400), ("--threads", "3000000000")])
-def test_the_command_ends_with_the_status_of_options(
-    place: Place, options: tuple[str, str]
-) -> None:
-    status, _, stderr = run("update", "--index", place.out, *options)
-    assert status == OPTIONS
-    assert_one_error(stderr, match=options[0])
 
 
 # Job files
@@ -221,35 +194,6 @@ def test_a_folder_that_cannot_be_listed_is_named(
         place.update()
 
 
-@pytest.mark.parametrize(("on_bad_row", "passes"), [("skip", True), ("blank", False)])
-def test_a_short_first_embedding_is_a_bad_row_like_any_other(
-    tmp_path: Path, on_bad_row: str, passes: bool
-) -> None:
-    place = Place.new(tmp_path, on_bad_row=on_bad_row)
-    place.build()
-    rows = {i: (row[:5] if i == 0 else row, x) for i, (row, x) in place.files["a.parquet"].items()}
-    place.files = {**place.files, "a.parquet": rows}
-    place.write()
-    if not passes:
-        with pytest.raises(CorpusError, match=f"embedding whose width is not {DIM}.*mend the row"):
-            place.update()
-        return
-    report = place.update()
-    assert report.encoded.counts.skipped == {"wrong_width": 1}
-    assert report.changes.to_json()["deleted"] == 1
-    assert ids_of(place.out) == list(place.rows)[1:]
-
-
-def test_a_corpus_of_another_width_is_still_another_kind(place: Place) -> None:
-    place.files = {
-        name: {i: (row[:5], x) for i, (row, x) in rows.items()}
-        for name, rows in place.files.items()
-    }
-    place.write()
-    with pytest.raises(ConfigError, match=r"of another kind \(width 5\)"):
-        place.update()
-
-
 def test_a_file_of_the_same_name_size_and_time_elsewhere_is_read(tmp_path: Path) -> None:
     place = Place.new(tmp_path)
     name = "a.parquet"
@@ -322,18 +266,6 @@ def canaries(path: Path, embeddings: Any) -> str:
     return str(path)
 
 
-def test_a_dry_run_foretells_what_gates_of_size_keep_back(place: Place) -> None:
-    place.change()
-    size = sum(f.stat().st_size for f in version_of(place.out).iterdir())
-    assert plan(place, max_bytes=2 * size).refused == ""
-    assert re.fullmatch(
-        r"about [\d,]+ bytes would be kept back by a gate; .*--max-bytes",
-        plan(place, max_bytes=size // 2).refused,
-    )
-    with pytest.raises(GateError, match="--max-bytes"):
-        place.update(max_bytes=size // 2)
-
-
 @pytest.mark.parametrize("inside", ["", "versions", "store"])
 def test_folders_that_cannot_be_written_are_noticed(
     place: Place, inside: str, monkeypatch: pytest.MonkeyPatch
@@ -350,20 +282,6 @@ def test_folders_that_cannot_be_written_are_noticed(
     place.change()
     for ask in (lambda: plan(place), place.update):
         with pytest.raises(StorageError, match=f"cannot write {shut}: permission is denied"):
-            ask()
-
-
-@pytest.mark.parametrize("size", [3e38, 1e25])
-def test_a_query_beyond_float32_is_at_fault_itself(
-    place: Place, tmp_path: Path, size: float
-) -> None:
-    sound = np.array([row for row, _ in list(place.rows.values())[:3]])
-    sound[1] = 0
-    sound[1, 0] = size
-    place.change()
-    path = canaries(tmp_path / "q.parquet", sound)
-    for ask in (lambda: plan(place, canary_file=path), lambda: place.update(canary_file=path)):
-        with pytest.raises(CorpusError, match=r"row 2 of .*q\.parquet has numbers too large"):
             ask()
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests import update_helpers
 from tests.bad_input_helpers import assert_one_error, run
 from tests.test_build_again import held_by_another_process
-from tests.update_helpers import Place, counts_of, ids_of, some_rows, tree, version_of
+from tests.update_helpers import Place, ids_of, some_rows, tree, version_of
 
 OPTIONS, CORPUS, ARTIFACT, GATE = 2, 3, 5, 9
 
@@ -40,24 +40,6 @@ def published(place: Place, *options: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = json.loads(stdout, parse_constant=refuse)
     return found
-
-
-def test_one_object_says_what_was_done(place: Place) -> None:
-    before = place.rows
-    place.change()
-    report = published(place)
-    assert report.keys() == {
-        "out", "store", "version", "base", "up_to_date", "rows", "ids", "counts", "files", "drift",
-        "decision", "gates", "whitening", "factory", "bytes", "seconds", "stage_rows", "created",
-    }  # fmt: skip
-    assert report["rows"] == counts_of(before, place.rows)
-    assert report["version"] == version_of(place.out).name
-    assert report["decision"].keys() >= {"whitening", "why", "threshold", "index"}
-    assert {gate["name"] for gate in report["gates"]} == {"counts", "codes", "canaries", "size"}
-    again = published(place)
-    assert again["up_to_date"]
-    assert (again["version"], again["base"]) == (report["version"], report["version"])
-    assert (again["drift"], again["decision"], again["gates"]) == (None, None, [])
 
 
 CHANGES = {
@@ -146,33 +128,3 @@ def test_a_failed_gate_has_a_status_of_its_own(place: Place) -> None:
     status, _, stderr = update(place, "--max-shrink", "0.9")
     assert status == 0, stderr
     assert ids_of(place.out) == list(place.rows)
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "match"),
-    [
-        (("--refit", "often"), OPTIONS, "often.*auto, always, never"),
-        (("--refit", "never", "--choose-again"), OPTIONS, "--choose-again"),
-        (("--drift-threshold", "inf"), OPTIONS, "--drift-threshold"),
-        (("--drift-threshold", "much"), OPTIONS, "much"),
-        (("--max-bytes", "1e"), OPTIONS, "--max-bytes"),
-        (("--canary-recall", "2"), OPTIONS, "--canary-recall"),
-        (("--canaries", "-1"), OPTIONS, "--canaries"),
-        (("--log", "xml"), OPTIONS, "xml"),
-        (("--log", "json", "--json"), OPTIONS, "leave --json out"),
-        (("--threads", "0"), OPTIONS, "threads"),
-        (("--index-device", "tpu"), OPTIONS, "tpu"),
-        (("/no/such/corpus",), CORPUS, "does not exist"),
-        (("--store", "/no/such/store"), ARTIFACT, "/no/such/store"),
-        (("--canary-file", "/no/such/file"), CORPUS, "/no/such/file"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_done_is_one_sentence_and_a_status(
-    indexed: Place, options: tuple[str, ...], status: int, match: str
-) -> None:
-    version = version_of(indexed.out)
-    found, stdout, stderr = update(indexed, *options)
-    assert (found, stdout) == (status, ""), stderr
-    assert_one_error(stderr, match=match)
-    assert version_of(indexed.out) == version

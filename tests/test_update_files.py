@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -24,10 +23,7 @@ from tests.update_helpers import (
     table_of,
     version_of,
 )
-from whiten_index.encode import encode_corpus
-from whiten_index.update import UpdateConfig, plan_update, update_index
-from whiten_index.upkeep import gc_store
-from whiten_index.versions import prune
+from whiten_index.update import UpdateConfig, plan_update
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +59,6 @@ def test_files_that_are_as_they_were_are_not_read(place: Place) -> None:
     assert ids_of(place.out) == list(place.rows)
     assert skipped(place) == 2
     assert skipped(place, read_all=True) == 0
-
-
-def test_a_file_that_was_touched_is_read_and_nothing_is_published(place: Place) -> None:
-    os.utime(place.corpus / "a.parquet", (1e9, 1e9))
-    assert skipped(place) == 1
-    assert place.update().up_to_date
-    # By then its new time is known, though the version is that of before.
-    assert skipped(place) == 2
 
 
 def test_a_file_written_just_now_is_read_again(place: Place) -> None:
@@ -153,19 +141,6 @@ def test_rows_that_changed_places_are_published_in_their_new_order(place: Place)
     assert codes_by_id(place.out) == codes
 
 
-def test_a_limit_that_ends_within_a_file(tmp_path: Path) -> None:
-    """Rows come into its reach when those before them go."""
-    place = Place.new(tmp_path, limit=200)
-    place.build()
-    assert skipped(place) == 2
-    place.files = {**place.files, "a.parquet": some_rows(range(120))}
-    place.write()
-    assert skipped(place, refit="always") == 0
-    assert_equals_fresh(place.out, place.fresh().out)
-    assert ids_of(place.out) == list(place.rows)[:200]
-    assert skipped(place) == 2
-
-
 # Where things are
 
 
@@ -186,30 +161,6 @@ def test_the_corpus_given_anew_under_another_folder(place: Place) -> None:
     assert place.update().up_to_date
 
 
-def corpora(store: Path) -> list[str]:
-    """The folders whose rows a store remembers."""
-    records = (json.loads(path.read_text()) for path in store.glob("*/corpora/*.json"))
-    return sorted(Path(record["source"]["sources"][0]).name for record in records)
-
-
-@pytest.mark.parametrize("what", ["encoded", "another index"])
-def test_a_corpus_that_is_wanted_elsewhere_too_stays_remembered(tmp_path: Path, what: str) -> None:
-    place = Place.new(tmp_path, store=str(tmp_path / "store"))
-    if what == "encoded":
-        encode_corpus(place.config(out=None))
-    place.build()
-    if what == "another index":
-        place.build(out=str(tmp_path / "other"), k=3)
-    shutil.copytree(place.corpus, tmp_path / "moved")
-    pq.write_table(table_of(some_rows(range(900, 910))), tmp_path / "moved" / "c.parquet")
-    place.update(tmp_path / "moved")
-    assert corpora(tmp_path / "store") == ["corpus", "moved"]
-    if what == "encoded":
-        prune(place.out, keep=1)
-        gc_store(tmp_path / "store", keep_days=0)
-        assert place.build(out=str(tmp_path / "third")).encoded.counts.encoded == 0
-
-
 @pytest.mark.parametrize("named", ["corpus/*.parquet", "corpus/[ab].parquet"])
 def test_a_corpus_named_by_a_glob(tmp_path: Path, named: str, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
@@ -220,33 +171,6 @@ def test_a_corpus_named_by_a_glob(tmp_path: Path, named: str, monkeypatch: Any) 
     report = place.update(refit="always")
     assert report.changes.to_json()["total"] == len(place.rows)
     assert_equals_fresh(place.out, place.fresh(corpus=(str(tmp_path / named),)).out)
-
-
-def test_an_index_moved_with_its_store(place: Place) -> None:
-    moved = place.root / "elsewhere"
-    place.out.rename(moved)
-    place.change()
-    report = update_index(UpdateConfig(index=str(moved), threads=1))
-    assert report.encoded.counts.encoded == 9
-    assert report.encoded.store.root == moved / "store"
-    assert not place.out.exists()
-    assert ids_of(moved) == list(place.rows)
-
-
-def test_a_store_shared_by_two_indexes(tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    place = Place.new(tmp_path, store=store)
-    place.build()
-    place.build(out=str(tmp_path / "other"), k=3, keep=(), factory="SQ8")
-    place.change()
-    first = place.update(refit="always")
-    other = update_index(UpdateConfig(index=str(tmp_path / "other"), refit="always"))
-    assert (first.encoded.counts.encoded, other.encoded.counts.encoded) == (9, 0)
-    assert_equals_fresh(place.out, place.fresh(store=str(tmp_path / "s2")).out)
-    fresh = place.fresh(store=str(tmp_path / "s3"), k=3, keep=(), factory="SQ8")
-    assert_equals_fresh(tmp_path / "other", fresh.out)
-    for name in (place.out, tmp_path / "other"):
-        assert update_index(UpdateConfig(index=str(name))).up_to_date
 
 
 def test_what_another_corpus_in_the_store_holds_is_not_encoded(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from tests import choosing_helpers
-from tests.choosing_helpers import choice, pairs, parquet, stages
-from tests.update_helpers import assert_equals_fresh, codes_by_id, codes_of, ids_of, version_of
+from tests.choosing_helpers import choice, parquet, stages
+from tests.update_helpers import assert_equals_fresh, codes_by_id, codes_of, ids_of
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.build import BuildReport
-from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.update import UpdateConfig, UpdateReport, plan_update, update_index
 
 
@@ -183,24 +180,6 @@ def assert_equals_fresh_but_chosen(place: Any, report: UpdateReport, first: Any)
     assert_equals_fresh(report.out, place.root / "named", within=ROUNDED)
 
 
-def test_what_was_chosen_by_labels_needs_them_only_to_be_chosen_again(place: Any) -> None:
-    labels = pairs(place.root / "pairs.parquet")
-    first = place.build("out", pairs=labels)
-    assert choice(first)["rule"] == "labels"
-    change_corpus(place)
-    Path(labels).rename(place.root / "gone")
-    kept = update(place.root / "out", refit="never")
-    refitted = update(place.root / "out", refit="always")
-    for report in (kept, refitted):
-        assert report.manifest["choice"] == choice(first)
-        assert report.manifest["config"]["pairs"] == labels
-    with pytest.raises((CorpusError, ConfigError), match=r"pairs\.parquet"):
-        update(place.root / "out", choose_again=True)
-    (place.root / "gone").rename(labels)
-    again = update(place.root / "out", choose_again=True)
-    assert again.manifest["choice"]["rule"] == "labels"
-
-
 def test_weights_are_those_of_today(place: Any) -> None:
     options = {"whiten": "whitening", "k": 5, "weight_column": "weight"}
     place.build("out", **options)
@@ -223,30 +202,3 @@ def test_weights_are_those_of_today(place: Any) -> None:
 
 
 # The encoder
-
-
-@pytest.fixture
-def own_model(tmp_path: Path, tiny_model: Path) -> Path:
-    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
-
-
-@pytest.fixture
-def texts_index(tmp_path: Path, own_model: Path, tiny_words: tuple[str, ...]) -> Path:
-    """An index of texts whose corpus has changed since."""
-    corpus = write(tmp_path / "c.parquet", some_texts(tiny_words, range(30)))
-    build(tmp_path / "out", corpus, own_model)
-    write(tmp_path / "c.parquet", some_texts(tiny_words, range(1, 31)))
-    return tmp_path / "out"
-
-
-def test_an_encoder_that_changed_is_refused(texts_index: Path, own_model: Path) -> None:
-    before = version_of(texts_index)
-    path = own_model / "model.safetensors"
-    tensors = load_file(path)
-    name = next(name for name in tensors if name.endswith("weight"))
-    tensors[name] = tensors[name] * 1.5
-    save_file(tensors, path, {"format": "pt"})
-    for call in (update, planned):
-        with pytest.raises(EncoderError, match=r"gives other embeddings.*--model.*new index"):
-            call(texts_index)
-    assert version_of(texts_index) == before

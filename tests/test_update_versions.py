@@ -12,8 +12,6 @@ from typing import Any
 
 import faiss
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests import update_helpers
@@ -24,7 +22,6 @@ from tests.update_helpers import (
     assert_holds,
     ids_of,
     some_rows,
-    tree,
     version_of,
 )
 from tests.upkeep_helpers import built_manifest
@@ -37,7 +34,7 @@ from whiten_index.errors import (
     WhiteningError,
 )
 from whiten_index.store import CorpusPart, CorpusRecord
-from whiten_index.update import UpdateConfig, again, plan_update, update_index
+from whiten_index.update import UpdateConfig, again, update_index
 from whiten_index.update.base import Base
 from whiten_index.upkeep import compact_store, gc_store
 from whiten_index.versions import prune, rollback
@@ -81,40 +78,6 @@ def test_a_corpus_that_became_again_what_it_was_is_a_version_of_its_own(place: P
     assert (counts["new"], counts["deleted"]) == (undone["deleted"], undone["new"])
     assert ids_of(place.out) == list(place.rows)
     assert rollback(place.out).to == second.version
-
-
-def test_gates_look_at_a_corpus_that_shrank_to_what_it_was(place: Place) -> None:
-    old = dict(place.files)
-    place.files = {**old, "c.parquet": some_rows(range(900, 1150))}
-    place.write()
-    grown = place.update().version
-    place.files = old
-    place.write()
-    with pytest.raises(GateError, match="gate size"):
-        place.update()
-    assert version_of(place.out).name == grown
-
-
-def test_what_was_rolled_back_is_not_published_again(place: Place) -> None:
-    first = version_of(place.out).name
-    place.change()
-    bad = place.update(refit="never").version
-    assert rollback(place.out).to == first
-    for options in ({}, {"refit": "never"}):
-        with pytest.raises(GateError, match=f"that of version {bad}, which was rolled back") as e:
-            place.update(**options)
-        assert e.value.exit_code == 9
-    assert version_of(place.out).name == first
-    # Nor when the version itself is gone.
-    assert prune(place.out, keep=1).removed == (bad,)
-    with pytest.raises(GateError, match=f"that of version {bad}, which was rolled back"):
-        place.update()
-    # The corpus was mended.
-    place.change(2)
-    report = place.update(refit="always")
-    assert report.base == first
-    assert report.version not in (first, bad)
-    assert_equals_fresh(place.out, place.fresh().out)
 
 
 SOURCE = {
@@ -210,29 +173,6 @@ def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Pl
     assert place.update(max_growth=9).encoded.counts.encoded == 5
 
 
-def test_queries_of_ones_own_must_find_what_they_did(place: Place) -> None:
-    rows = place.rows
-    queries = pa.table(
-        {
-            "embedding": pa.array([rows[i][0] for i in (7, 160)], pa.list_(pa.float32())),
-            "expected": ["7", "160"],
-        }
-    )
-    pq.write_table(queries, place.root / "canaries.parquet")
-    place.files = {**place.files, "a.parquet": {i: r for i, r in rows.items() if i < 149}}
-    place.write()
-    options = {"canary_file": str(place.root / "canaries.parquet")}
-    assert not place.update(**options).up_to_date
-    gone = {i: row for i, row in place.files["a.parquet"].items() if i != 7}
-    place.files = {**place.files, "a.parquet": gone}
-    place.write()
-    with pytest.raises(
-        GateError, match=r"1 of 2 documents expected .* '7' of row 1 of the canary file"
-    ):
-        place.update(**options)
-    assert 7 in ids_of(place.out)
-
-
 def test_nights_with_care_taken_of_store_and_versions_between(tmp_path: Path) -> None:
     """Nothing that an update needs is dropped, and where rows lie does not matter."""
     place = Place.new(tmp_path, rows=120)
@@ -271,30 +211,6 @@ def test_a_version_that_is_damaged_is_not_updated(place: Place) -> None:
     place.change()
     with pytest.raises(ArtifactError, match=r"index\.faiss"):
         place.update()
-
-
-def test_a_damaged_shard_is_encoded_again(place: Place) -> None:
-    shard = next((place.out / "store").glob("*/shards/*/embeddings.safetensors"))
-    data = bytearray(shard.read_bytes())
-    data[-3] ^= 1
-    shard.write_bytes(data)
-    place.change()
-    report = place.update(refit="always")
-    assert report.encoded.counts.remade_shards <= 1
-    assert report.encoded.counts.encoded > 9
-    assert_equals_fresh(place.out, place.fresh().out)
-
-
-def test_embeddings_of_another_width_are_refused(place: Place) -> None:
-    rows = {i: (np.r_[row, 1].astype(np.float32), x) for i, (row, x) in place.rows.items()}
-    place.files = {"a.parquet": rows}
-    place.write()
-    before = tree(place.out)
-    for call in (place.update, lambda: plan_update(UpdateConfig(index=str(place.out)))):
-        with pytest.raises(ConfigError, match=r"embeddings of another kind.*build a new index"):
-            call()
-    # Nothing was kept of what no index will need.
-    assert {n for n in tree(place.out) if "lock" not in n} == {n for n in before if "lock" not in n}
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.describe import describe_index
-from whiten_index.encode import encode_corpus
 from whiten_index.errors import ConfigError
 from whiten_index.given import as_place
 from whiten_index.objects.bucket import plain_uri, split_uri
@@ -117,20 +114,3 @@ def test_file_uris_are_folders(tmp_path: Path, corpus: str) -> None:
 def test_what_works_in_folders_only(ask: Callable[[], Any]) -> None:
     with pytest.raises(ConfigError, match=rf"works in folders, not at {URI}; copy what is there"):
         ask()
-
-
-def test_without_obstore(tmp_path: Path, corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "obstore"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    importlib.invalidate_caches()
-    options: dict[str, Any] = {"corpus": (corpus,), "embedding_column": "embedding"}
-    for ask in (
-        lambda: build_index(BuildConfig(out=URI, **options)),
-        lambda: build_index(BuildConfig(out=str(tmp_path / "o"), store=URI, **options)),
-        lambda: encode_corpus(BuildConfig(store=URI, **options)),
-        lambda: open_index(URI),
-        lambda: list_versions(URI),
-    ):
-        with pytest.raises(ConfigError, match=r"pip install 'whiten-index\[objects\]'"):
-            ask()

@@ -59,32 +59,6 @@ def the_shard(world: World, kind: str) -> Path:
     return folder / (derived if kind == "derived" else news.parts[-1].shard)
 
 
-SHARDS = [
-    (kind, name, at)
-    for kind in ("whole", "derived", "source")
-    for name in ("embeddings.safetensors", "moments.safetensors", "manifest.json")
-    for at in (5, -30)
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "at"), SHARDS)
-def test_a_damaged_shard(world, kind, name, at):
-    folder, derived = the_shard(world, kind), the_shard(world, "derived")
-    size = (folder / name).stat().st_size
-    overwrite(folder / name, at % size, at % size + 1)
-    damages = {damage.path: damage for damage in verify_store(world.place).damages}
-    corpus, rows = ("news", 25) if kind == "whole" else ("other", 40)
-    damage = damages.pop(str(folder))
-    assert f"corpus {world.root / corpus}" in damage.touches
-    assert f"corpus {world.root / corpus} again: at most {rows} rows" in damage.remedy
-    # Whether one still is what another picked from, its manifest alone tells.
-    lost = kind == "source" and name == "manifest.json"
-    assert set(damages) == ({str(derived)} if lost else set())
-    mend(world)
-    world.assert_intact(last=2)
-    assert verify_store(world.place).damages == ()
-
-
 @pytest.mark.parametrize("kind", ["whole", "derived", "source"])
 def test_a_shard_that_is_gone(world, kind):
     folder, derived = the_shard(world, kind), the_shard(world, "derived")
@@ -152,16 +126,6 @@ def test_damaged_notes(world, kind):
     assert damage.path == str(path)
     assert f"remove {path}" in damage.remedy
     path.unlink()
-    assert verify_store(world.place).damages == ()
-
-
-def test_a_damaged_manifest_of_the_store(world):
-    path = world.store.folder / "manifest.json"
-    overwrite(path, 30, 31)
-    (damage,) = verify_store(world.place).damages
-    assert damage.path == str(path)
-    assert "run whiten-index encode" in damage.remedy
-    assert world.encode().counts.encoded == 0
     assert verify_store(world.place).damages == ()
 
 
@@ -279,24 +243,6 @@ def test_current_damaged(out, at):
     assert damage.remedy == f"whiten-index rollback {out} --to {last}"
     rollback(out, to=last)
     assert verify_index(out).sound
-
-
-def test_a_published_version_that_is_gone(out):
-    *_, before, last = versions_of(out)
-    shutil.rmtree(last)
-    (damage,) = verify_index(out).damages
-    assert f"names {last.name}, which is not there" in damage.why
-    rollback(out, to=before.name)
-    assert verify_index(out).sound
-
-
-def test_a_damaged_candidate(out):
-    folder = out / "candidates" / "000009-0123456789ab"
-    shutil.copytree(versions_of(out)[0], folder)
-    assert verify_index(out).checked["candidates"] == 1
-    overwrite(folder / "index.faiss", 100, 101)
-    (damage,) = verify_index(out).damages
-    assert damage.remedy.startswith(f"remove {folder}")
 
 
 def test_files_that_are_sound_and_do_not_belong_together(out):

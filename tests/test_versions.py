@@ -21,7 +21,6 @@ from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.index import (
     Current,
-    Version,
     find_version,
     next_version,
     open_version,
@@ -32,7 +31,6 @@ from whiten_index.index import (
     read_version,
     set_current,
     version_names,
-    with_published,
 )
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.upkeep import verify_index
@@ -88,27 +86,6 @@ def fill_from(out: Path, name: str, **changes: Any) -> Any:
         }
 
     return fill
-
-
-def an_update(base: str) -> dict[str, Any]:
-    """Return what the manifest of an update of ``base`` says of it."""
-    counts = ("total", "new", "changed", "document", "deleted", "unchanged")
-    figures = (
-        "rows_fitted", "rows_today", "rows_shared", "dims", "mean_shift", "mean_shift_rms",
-        "kl_per_dim", "kl_mean_per_dim", "kl_covariance_per_dim", "kl_of_refit", "sampling_kl",
-        "noise_kl", "variance_kept_at_fit", "variance_kept", "variance_possible", "variance_lost",
-        "noise_variance",
-    )  # fmt: skip
-    spread = {"least": 1.0, "median": 1.0, "most": None}
-    why = {"why": "…", "index_why": "", "threshold": 0.1}
-    return {
-        "base": base,
-        "rows": dict.fromkeys(counts, 0),
-        "ids": None,
-        "drift": {**dict.fromkeys(figures, 0), "eigenvalues": spread},
-        "shared": 80.0,
-        "decision": {"whitening": "keep", "index": "keep", **why},
-    }
 
 
 # CURRENT
@@ -265,30 +242,6 @@ def test_what_is_promoted_is_on_the_disk_before_current_names_it(
 # Listing
 
 
-def test_the_versions_are_listed_newest_first_with_what_is_known(out: Path) -> None:
-    first, second, third, last = names(out)
-    name = next_version(out, "f" * 32)
-    publish_candidate(out, name, fill_from(out, first, update=an_update(last)))
-    set_current(out, third, withdrawn=[last])
-    damage(out, second)
-    (out / "versions" / "my notes").mkdir()
-    listed = list_versions(out)
-    assert [facts.name for facts in listed] == [name, last, third, second, first]
-    assert [facts.candidate for facts in listed] == [True, False, False, False, False]
-    assert [facts.published for facts in listed] == [False, False, True, False, False]
-    assert [facts.withdrawn for facts in listed] == [False, True, False, False, False]
-    assert {facts.rows for facts in listed} == {80}
-    assert all(facts.created for facts in listed)
-    assert (listed[0].decision, listed[0].base) == ("keep", last)
-    assert (listed[1].decision, listed[1].base) == (None, None)
-    on_disk = sum(path.stat().st_size for path in (out / "versions" / third).iterdir())
-    assert listed[2].bytes == on_disk
-    assert [facts.sound for facts in listed] == [""] * 5, "sizes do not tell"
-    (found,) = [facts.sound for facts in list_versions(out, verify="full") if facts.sound]
-    assert "index.faiss is damaged: its content does not match its checksum" in found
-    assert second in found
-
-
 # Going back
 
 
@@ -342,13 +295,6 @@ def test_prune_keeps_what_can_be_gone_back_to_after_a_rollback(out: Path) -> Non
     assert names(out) == [first, second]
     assert next_version(out, "0" * 32) == "000005-000000000000", "numbers do not come again"
     assert rollback(out).to == first
-
-
-def test_damaged_and_withdrawn_versions_do_not_count(out: Path) -> None:
-    _first, second, third, last = names(out)
-    damage(out, third)
-    assert prune(out, keep=2).kept == (second, last)
-    assert rollback(out).to == second
 
 
 def test_prune_never_removes_the_published_version_damaged_as_it_may_be(out: Path) -> None:
@@ -418,22 +364,6 @@ def test_a_folder_that_cannot_be_written_is_a_disk_error(
 
 
 # Readers while versions come and go
-
-
-def test_a_reader_whose_version_was_replaced_and_removed_opens_the_new_one(out: Path) -> None:
-    first, *_, last = names(out)
-    set_current(out, first)
-    calls: list[str] = []
-
-    def read(version: Version) -> str:
-        calls.append(version.name)
-        if len(calls) == 1:
-            set_current(out, last)
-            prune(out, keep=1)
-        return version.check().name
-
-    assert with_published(out, read) == last
-    assert calls == [first, last]
 
 
 # The command line

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.whitening_helpers import covariance_of, fit, make_rows, quick, seeds
-from whiten_index.errors import ConfigError, WhitenIndexError, WhiteningError
+from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.moments import Moments
 from whiten_index.whitening import (
     Kind,
@@ -54,13 +54,6 @@ def test_embeddings_are_fitted_on_as_their_moments_are(normalize):
         Whitening.fit(rows[0])
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_rows_of_few_bits_are_white_too(dtype):
-    rows = make_rows(1, 500, 20, condition=1e3).astype(dtype)
-    vectors = fit(rows, k="full").apply(rows)
-    assert np.abs(covariance_of(vectors) - np.eye(20)).max() < 1e-3
-
-
 @pytest.mark.parametrize("wish", [0, 0.5, 0.8, 1, 1.5, 2, Kind.PCA])
 @pytest.mark.parametrize("k", [1, 5, 12])
 def test_vectors_are_those_of_the_closed_form(wish, k):
@@ -92,30 +85,6 @@ def test_signs_are_fixed_by_the_largest_entry_of_each_direction(seed):
 
 
 # Truncation and inverse
-
-
-@pytest.mark.parametrize("options", [{}, {"exponent": 0.5}, {"kind": Kind.PCA}, {"center": False}])
-@pytest.mark.parametrize("k", [1, 4, 11, 12])
-def test_truncating_is_fitting_with_fewer_and_a_slice_of_the_vector(options, k):
-    rows = make_rows()
-    full, fitted = fit(rows, k="full", **options), fit(rows, k=k, **options)
-    cut = full.truncate(k)
-    assert cut.k == fitted.k == k
-    np.testing.assert_array_equal(cut.apply(rows), fitted.apply(rows))
-    np.testing.assert_array_equal(cut.matrix(), fitted.matrix())
-    np.testing.assert_allclose(cut.apply(rows), full.apply(rows)[:, :k], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("options", "k", "fitted"),
-    [
-        *(({"k": 5}, k, r"k = 5 \(whitening\)") for k in (0, -1, 6)),
-        ({"kind": Kind.NONE}, 3, r"k = 12 \(none\)"),
-    ],
-)
-def test_a_fit_is_not_cut_to_what_it_does_not_have(options, k, fitted):
-    with pytest.raises(ConfigError, match=rf"{fitted} cannot be cut to {k}"):
-        fit(make_rows(), **options).truncate(k)
 
 
 @pytest.mark.parametrize(
@@ -207,12 +176,6 @@ def test_equal_rows_have_no_direction(weights, seed, n, parts):
             Whitening.fit(total, WhiteningConfig(kind=kind))
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_rows_too_large_to_square_are_an_error_of_this_package():
-    with pytest.raises(WhitenIndexError):
-        fit(make_rows() * 1e200)
-
-
 # k
 
 
@@ -267,22 +230,6 @@ def test_what_is_no_width_is_refused_with_what_would_be(text):
 # Choices
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"k": 64}, "--k"),
-        ({"k": 0.9}, "--k"),
-        ({"exponent": 0.5}, "--exponent"),
-        ({"center": False}, "--no-center"),
-        ({"normalize_input": True}, "--normalize-input"),
-        ({"k": 3, "exponent": 1}, "--k and --exponent"),
-    ],
-)
-def test_none_takes_no_other_wish(options, named):
-    with pytest.raises(ConfigError, match=rf"--whiten none keeps every.*so {named} cannot apply"):
-        WhiteningConfig(kind=Kind.NONE, **options)
-
-
 @pytest.mark.parametrize("rows", [*(make_rows(0, n) for n in (1, 3, 200)), np.full((5, 12), 0.1)])
 @pytest.mark.parametrize("k", [None, "full"])
 def test_none_keeps_every_embedding_as_it_is(rows, k):
@@ -292,18 +239,6 @@ def test_none_keeps_every_embedding_as_it_is(rows, k):
     assert whitening.k == 12
     if len(rows) == 200:
         assert whitening.describe()["variance_kept"] == 1
-
-
-def test_without_centring_the_mean_stays_in():
-    rows = make_rows(ratio=5)
-    kept, centred = fit(rows, k=6, center=False), fit(rows, k=6)
-    np.testing.assert_array_equal(kept.basis, centred.basis)
-    np.testing.assert_allclose(kept.apply(rows), rows @ kept.matrix(), atol=1e-10)
-    np.testing.assert_allclose(
-        kept.apply(rows) - centred.apply(rows),
-        np.tile(rows.mean(axis=0) @ kept.matrix(), (len(rows), 1)),
-        atol=1e-9,
-    )
 
 
 def test_unit_input_is_whitened_whatever_the_length():
@@ -332,16 +267,6 @@ def test_an_embedding_that_is_not_finite_is_refused(kind, bad):
     rows[3, 2] = bad
     with pytest.raises(ConfigError, match="NaN or infinity"):
         whitening.apply(rows)
-
-
-def test_the_facts_told_are_those_of_the_spectrum():
-    moments = by_variance(50, 30, 15, 5, 0, count=101.0)
-    facts = Whitening.fit(moments, WhiteningConfig(k=2, exponent=0.5)).describe()
-    assert facts["kind"] == "whitening"
-    assert (facts["dim"], facts["k"], facts["rank"], facts["rows"]) == (5, 2, 4, 101)
-    assert facts["exponent"] == 0.5
-    assert facts["condition_number"] == pytest.approx(10)
-    assert facts["variance_kept"] == pytest.approx(0.8)
 
 
 # Rows kept with fewer bits

@@ -95,18 +95,6 @@ def test_every_format_gives_the_words_and_numbers_written(tmp_path: Path, name: 
     np.testing.assert_array_equal(chosen.vectors, _TABLE[2:])
 
 
-def test_words_that_cross_the_chunks_of_a_binary_file_are_whole(tmp_path: Path) -> None:
-    """Floats hold newlines and blanks as bytes, and 2,000 × 300 of them are more than a chunk."""
-    rng = np.random.default_rng(0)
-    table = rng.standard_normal((2000, 300)).astype("<f4")
-    table[:, 0] = np.frombuffer(b" \n \n", "<f4")
-    entries = [f"w{i} ".encode() + row.tobytes() + b"\n" for i, row in enumerate(table)]
-    (tmp_path / "v.bin").write_bytes(b"2000 300\n" + b"".join(entries))
-    vectors = WordVectors.read(tmp_path / "v.bin")
-    assert list(vectors.rows) == [f"w{i}" for i in range(2000)]
-    np.testing.assert_array_equal(vectors.vectors, table)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -144,27 +132,6 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"a": ["x"], "b": ["y"], "v": [[1.0]]}, "has the columns a, b, v; expected one of text"),
-        ({"word": ["x"]}, "has the columns word; expected"),
-        ({"word": ["x", "y"], "v": [[1.0, 2.0], [1.0]]}, r"row 1 \(from 0\).*there are 1"),
-        ({"word": ["x"], "v": [[1.0, None]]}, r"row 0 \(from 0\), the word 'x': expected 2"),
-        ({"word": ["x", "y"], "v": [[1.0], None]}, r"row 1 \(from 0\)"),
-        ({"word": ["x", None], "v": [[1.0], [2.0]]}, r"row 1 \(from 0\), has no word"),
-        ({"word": ["x"], "v": [[1.0]], "w": [[1.0]]}, "has the columns word, v, w"),
-        ({"word": pa.array([], pa.string()), "v": pa.array([], pa.float32())}, "is empty"),
-    ],
-)
-def test_parquet_that_cannot_be_used_is_refused(
-    tmp_path: Path, columns: dict[str, object], message: str
-) -> None:
-    pq.write_table(pa.table(columns), tmp_path / "v.parquet")
-    with pytest.raises(CorpusError, match=message):
-        WordVectors.read(tmp_path / "v.parquet")
-
-
-@pytest.mark.parametrize(
     ("text", "tokens"),
     [
         ("The dog's bone, isn't it?", ["the", "dog", "'s", "bone", ",", "is", "n't", "it", "?"]),
@@ -187,24 +154,6 @@ def test_no_letter_is_lost_and_tokens_tokenise_to_themselves(text: str) -> None:
     """What is left out are blanks, and nothing else."""
     tokens = tokenize(text, keep_case=True)
     assert "".join(tokens) == "".join(text.replace("’", "'").split())
-
-
-def _small() -> WordVectors:
-    return WordVectors({w: i for i, w in enumerate(_VECTORS)}, _TABLE)
-
-
-def test_average_and_sif_equal_a_calculation_by_hand() -> None:
-    """p(the) = 0.9, p(cat) = 0.1, a = 0.1: the weights are 0.1 and 0.5."""
-    cat, the = np.array(_VECTORS["cat"]), np.array(_VECTORS["the"])
-    texts = ["The cat, the cat the!", "unknown words", "cat"]
-    plain = _small().average(texts)
-    np.testing.assert_allclose(plain.embeddings[0], (2 * cat + 3 * the) / 5, rtol=1e-6)
-    np.testing.assert_array_equal(plain.embeddings[1:], [[0, 0, 0], cat])
-    assert (plain.tokens, plain.unknown, plain.without_words) == (10, 4, 1)
-    sif = _small().sif(texts, WordCounts({"the": 90, "cat": 10}, 100), a=0.1)
-    expected = (2 * 0.5 * cat + 3 * 0.1 * the) / 5
-    np.testing.assert_allclose(sif.embeddings[0], expected, rtol=1e-6)
-    np.testing.assert_allclose(sif.embeddings[2], 0.5 * cat, rtol=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -279,26 +228,6 @@ def test_sif_without_the_common_component_equals_a_singular_value_decomposition(
     mine = without_component(made, common_component(made))
     np.testing.assert_allclose(mine, expected, atol=1e-9)
     np.testing.assert_allclose(mine @ u, 0, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("content", "there", "now"),
-    [
-        (b"CAT 1 2\n", ", whose first word is 'CAT', has none", "texts' language.* try --cased"),
-        (b"0 2\n", " holds no word, so none", "name another file"),
-    ],
-)
-def test_vectors_of_which_no_text_has_a_word_are_refused(
-    tmp_path: Path, content: bytes, there: str, now: str
-) -> None:
-    (path := tmp_path / "v.txt").write_bytes(content)
-    match = f"v.txt{there} of the 2 words of the texts, such as 'cat'; .*{now}"
-    with pytest.raises(CorpusError, match=match):
-        WordEmbedder.open(path).embed(["A cat", "a"])
-    cased = WordEmbedder.open(path, cased=True)
-    with pytest.raises(CorpusError) as raised:
-        cased.embed(["cat"])
-    assert "--cased" not in str(raised.value)
 
 
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[object]:

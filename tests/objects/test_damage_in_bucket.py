@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +15,6 @@ from whiten_index.upkeep import verify_paths
 from whiten_index.versions import list_versions
 
 pytestmark = pytest.mark.service
-
-OPTIONS = ("--embedding-column", "embedding", "--id-column", "id", "--keep", "title", "--k", "6",
-           "--whiten", "whitening", "--shard-rows", "40")  # fmt: skip
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    command = (sys.executable, "-c", "from whiten_index.cli import main; main()", *arguments)
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def body(s3: Any, bucket: str, key: str) -> bytes:
@@ -97,28 +85,6 @@ def test_a_machine_without_copies_makes_the_version_again(
     assert hits(out) == expected
 
 
-def test_an_object_of_another_version_is_noticed(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
-    """Of the same size, so that a listing alone does not tell."""
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
-    first = build(corpus, out=out)
-    second = build(corpus_file(tmp_path / "d.parquet", seed=1), out=out)
-    own, other = (
-        next(key for key in published(s3, bucket)
-             if key.endswith("/index.faiss") and f"/{version}/" in key)
-        for version in (second.version, first.version)
-    )  # fmt: skip
-    data = body(s3, bucket, other)
-    assert len(data) == len(body(s3, bucket, own))
-    s3.put_object(Bucket=bucket, Key=own, Body=data)
-    searched = run("search", out, "--like", "7")
-    assert searched.returncode == 5, searched.stderr
-    assert f"verify s3://{bucket}/index" in searched.stderr
-    (report,) = verify_paths([out])
-    assert [each.path for each in report.damages] == [f"s3://{bucket}/{own}"]
-
-
 def test_damaged_shards_of_the_store_are_put_there_again(
     s3: Any, bucket: str, machine: Any, tmp_path: Path
 ) -> None:
@@ -133,48 +99,6 @@ def test_damaged_shards_of_the_store_are_put_there_again(
         (flip, truncate, delete)[number % 3](s3, bucket, key)
     assert build(corpus, out=out).up_to_date
     assert {key: body(s3, bucket, key) for key in shards} == before
-
-
-@pytest.mark.parametrize("damage", [flip, truncate, delete])
-def test_single_files_of_the_store_are_put_there_again(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, damage: Any
-) -> None:
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
-    build(corpus, out=out)
-    parts = ("/rows/", "/corpora/", "/indexes/")
-    files = [k for k in keys(s3, bucket, "index/store/") if any(part in k for part in parts)]
-    assert {part for part in parts for key in files if part in key} == set(parts)
-    before = {key: body(s3, bucket, key) for key in files}
-    for key in files:
-        damage(s3, bucket, key)
-    assert build(corpus, out=out).up_to_date
-    assert {key: body(s3, bucket, key) for key in files} == before
-    machine("second")
-    assert build(corpus, out=out).up_to_date
-
-
-def test_the_commands(s3: Any, bucket: str, machine: Any, tmp_path: Path) -> None:
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
-    made = run("build", corpus, *OPTIONS, "--out", out)
-    assert made.returncode == 0, made.stderr
-    sound = run("verify", out)
-    assert sound.returncode == 0, sound.stderr
-    assert f"index {out}: sound (1 CURRENT, 1 version;" in sound.stdout
-    (key,) = (key for key in published(s3, bucket) if key.endswith("/documents.arrow"))
-    flip(s3, bucket, key)
-    told = run("verify", out, "--json")
-    assert told.returncode == 5
-    (report,) = json.loads(told.stdout)["reports"]
-    (damage,) = report["damages"]
-    assert damage["path"] == f"s3://{bucket}/{key}"
-    assert "run the same build again" in damage["remedy"]
-    again = run("build", corpus, *OPTIONS, "--out", out)
-    assert again.returncode == 0, again.stderr
-    assert "was missing or damaged, and was put there again" in again.stderr
-    assert run("verify", out).returncode == 0
-    none = run("verify", f"s3://{bucket}/none")
-    assert none.returncode == 5
-    assert run("verify", "s3://nowhere-at-all/index").returncode == 7
 
 
 def test_a_bucket_that_cannot_be_read_is_not_damage(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,18 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from tests.choosing_helpers import Place
-from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys, put_corpus
+from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, put_corpus
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.build import BuildReport
-from whiten_index.cli import cli
 from whiten_index.encode import encode_corpus
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.index.library import load_faiss
 from whiten_index.index.vectors import vectors_of
-from whiten_index.plan import plan_build
 from whiten_index.update import UpdateConfig, update_index
 from whiten_index.upkeep import gc_store, verify_paths
 from whiten_index.versions import list_versions, rollback
@@ -61,20 +55,6 @@ def test_the_same_as_in_folders(
     ]
 
 
-def test_manifests_name_the_bucket_and_never_the_copies(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
-    out = f"s3://{bucket}/index"
-    report = build(corpus_file(tmp_path / "c.parquet"), out=out)
-    assert report.manifest["store"] == f"{out}/store"
-    assert report.manifest["config"]["out"] == out
-    cache = str(machine("first")).encode()
-    for key in keys(s3, bucket):
-        if key.endswith((".json", "CURRENT")):
-            assert cache not in s3.get_object(Bucket=bucket, Key=key)["Body"].read(), key
-    assert any(key.startswith("index/store/") for key in keys(s3, bucket))
-
-
 def test_another_machine_goes_on_with_what_is_there(
     s3: Any, bucket: str, machine: Any, tmp_path: Path
 ) -> None:
@@ -93,24 +73,6 @@ def test_another_machine_goes_on_with_what_is_there(
     assert alone.encoded.record.rows == SHARDS * ROWS
 
 
-def test_a_changed_corpus_is_a_new_version(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
-    out = f"s3://{bucket}/index"
-    build(corpus_file(tmp_path / "c.parquet"), out=out)
-    opened = open_index(out)
-    assert not opened.reload()
-    machine("second")
-    more = build(corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1), out=out)
-    assert more.encoded.counts.encoded == ROWS
-    assert more.version.startswith("000002-")
-    assert opened.reload()
-    assert len(opened) == (SHARDS + 1) * ROWS
-    back = build(corpus_file(tmp_path / "c.parquet"), out=out)
-    assert back.version.startswith("000001-")
-    assert len(open_index(out)) == SHARDS * ROWS
-
-
 def test_a_second_opening_compares_and_downloads_nothing(
     s3: Any, bucket: str, machine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,38 +87,6 @@ def test_a_second_opening_compares_and_downloads_nothing(
     assert len(caplog.messages) == 2
     assert "/index/CURRENT" in caplog.messages[0]
     assert "list-type=2&prefix=index/versions/" in caplog.messages[1]
-
-
-def test_of_two_builds_at_once_one_is_published(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second one publishes between the first one's look at what there is and its own."""
-    from whiten_index import build as room
-
-    out, store = f"s3://{bucket}/index", f"s3://{bucket}/store"
-    corpus, other = (corpus_file(tmp_path / f"{seed}.parquet", seed=seed) for seed in (0, 1))
-    real, second = room.embeddings, []
-
-    def overtaken(*arguments: Any) -> Any:
-        encoded = real(*arguments)
-        if not second:
-            second.append(None)
-            machine("second")
-            second[0] = build(other, out=out, store=store)
-            machine("first")
-        return encoded
-
-    monkeypatch.setattr(room, "embeddings", overtaken)
-    with pytest.raises(BusyError, match="published by another build meanwhile") as raised:
-        build(corpus, out=out, store=store)
-    assert f"s3://{bucket}/index" in str(raised.value)
-    for name in ("second", "third"):
-        machine(name)
-        assert open_index(out).bundle.version == second[0].version
-    machine("first")
-    again = build(corpus, out=out, store=store)
-    assert again.encoded.counts.encoded == 0
-    assert open_index(out).bundle.version == again.version
 
 
 def test_two_processes_that_build_at_once(
@@ -207,24 +137,6 @@ def test_the_same_build_on_two_machines_at_once(
         assert build(corpus, out=out).up_to_date
 
 
-def test_a_version_without_its_manifest_is_none(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
-    out = f"s3://{bucket}/index"
-    first = build(corpus_file(tmp_path / "c.parquet"), out=out)
-    key = f"index/versions/{first.version}/manifest.json"
-    s3.delete_object(Bucket=bucket, Key=key)
-    machine("second")
-    with pytest.raises(
-        ArtifactError, match=rf"version {first.version}, which {out} publishes, is missing"
-    ):
-        open_index(out)
-    assert [facts.name for facts in list_versions(out)] == []
-    again = build(corpus_file(tmp_path / "c.parquet"), out=out)
-    assert not again.up_to_date
-    assert hits(out)
-
-
 def test_an_upload_that_was_cut_off_shows_nothing(
     s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,29 +180,6 @@ def test_a_damaged_copy_is_fetched_again(
     assert hits(out) == before
 
 
-def test_a_damaged_object_is_told(s3: Any, bucket: str, machine: Any, tmp_path: Path) -> None:
-    out = f"s3://{bucket}/index"
-    build(corpus_file(tmp_path / "c.parquet"), out=out)
-    (key,) = (key for key in keys(s3, bucket) if key.endswith("/index.faiss"))
-    body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
-    s3.put_object(Bucket=bucket, Key=key, Body=b"x" + body[1:])
-    cache = machine("second")
-    with pytest.raises(ArtifactError, match=r"index\.faiss is damaged") as raised:
-        open_index(out)
-    assert f"s3://{bucket}/index/versions/" in str(raised.value)
-    assert str(cache) not in str(raised.value)
-
-
-def test_nothing_there(s3: Any, bucket: str, machine: Any) -> None:
-    out = f"s3://{bucket}/none"
-    with pytest.raises(ArtifactError, match=rf"{out} is not a published index"):
-        open_index(out)
-    with pytest.raises(ArtifactError, match=rf"{out} is not a published index"):
-        list_versions(out)
-    with pytest.raises(ArtifactError, match=rf"{out} holds no store of embeddings"):
-        build_index(BuildConfig(store=out, out=f"s3://{bucket}/other"))
-
-
 def test_no_bucket_and_no_server_are_told_at_once(
     s3: Any, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,72 +196,6 @@ def test_no_bucket_and_no_server_are_told_at_once(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StorageError, match="does not answer"):
         build(corpus, out="s3://nowhere-at-all/i")
-
-
-def test_keys_that_are_refused(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, guarded: None
-) -> None:
-    corpus = corpus_file(tmp_path / "c.parquet")
-    with pytest.raises(StorageError, match="permission is denied"):
-        build(corpus, out=f"s3://{bucket}/i")
-    with pytest.raises(StorageError, match="permission is denied"):
-        open_index(f"s3://{bucket}/i")
-
-
-def test_commands(s3: Any, bucket: str, machine: Any, tmp_path: Path) -> None:
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
-
-    def run(*arguments: str) -> str:
-        result = CliRunner().invoke(cli, arguments)
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    options = ("--embedding-column", "embedding", "--id-column", "id", "--k", "6")
-    assert "nothing was written" in run("build", corpus, *options, "--out", out, "--plan")
-    assert keys(s3, bucket) == []
-    said = run("build", corpus, *options, "--out", out)
-    assert f"raw embeddings: {out}/store" in said
-    assert f"{out}: version 000001-" in said
-    machine("second")
-    assert f"{out}: version 000001-" in run("inspect", out)
-    (facts,) = json.loads(run("versions", out, "--json"))["versions"]
-    assert facts["published"]
-    assert facts["rows"] == SHARDS * ROWS
-    assert facts["sound"] == ""
-    found = json.loads(run("search", out, "--like", "7", "--rerank", "20", "--json"))
-    assert len(found["results"][0]["hits"]) == 10
-    assert "0.0000" not in run("search", out, "--like", "7")
-
-
-def test_the_plan_tells_what_is_in_the_bucket(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
-    corpus = corpus_file(tmp_path / "c.parquet")
-    wanted = BuildConfig(corpus=(corpus,), out=f"s3://{bucket}/index", **OPTIONS)
-    plan = plan_build(wanted)
-    assert (plan.to_encode, plan.reused) == (SHARDS * ROWS, 0)
-    assert plan.store == f"s3://{bucket}/index/store"
-    build(corpus, out=f"s3://{bucket}/index")
-    before = keys(s3, bucket)
-    machine("second")
-    plan = plan_build(wanted)
-    assert (plan.to_encode, plan.reused) == (0, SHARDS * ROWS)
-    assert keys(s3, bucket) == before
-
-
-def test_a_local_index_of_a_store_in_a_bucket_and_the_other_way(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
-    corpus = corpus_file(tmp_path / "c.parquet")
-    out, store = tmp_path / "index", f"s3://{bucket}/store"
-    build(corpus, out=str(out), store=store)
-    expected = hits(out, rerank=20)
-    machine("second")
-    assert hits(out, rerank=20) == expected
-    there = f"s3://{bucket}/index"
-    build(corpus, out=there, store=str(tmp_path / "store"))
-    assert hits(there, rerank=20) == expected
-    assert hits(there, rerank=20, store=store) == expected
 
 
 def test_back_to_an_earlier_version(
@@ -410,22 +233,6 @@ def test_back_to_an_earlier_version(
         rollback(out)
 
 
-def test_no_way_back_where_the_store_lacks_shards(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
-    out = f"s3://{bucket}/index"
-    first = build(corpus_file(tmp_path / "c.parquet", seed=1), out=out)
-    build(corpus_file(tmp_path / "c.parquet", seed=2), out=out)
-    shard = first.encoded.record.parts[0].shard
-    for key in keys(s3, bucket):
-        if f"/{shard}/" in key:
-            s3.delete_object(Bucket=bucket, Key=key)
-    machine("second")
-    with pytest.raises(ArtifactError, match="lacks 1 of the shards"):
-        rollback(out, to=first.version)
-    assert rollback(out, to=first.version, without_store=True).to == first.version
-
-
 def test_a_store_of_an_index_in_a_bucket_is_not_collected(
     s3: Any, bucket: str, machine: Any, tmp_path: Path
 ) -> None:
@@ -449,26 +256,3 @@ def test_an_update_of_a_local_index_fills_its_store_in_the_bucket(
     machine("third")
     assert len(hits(out, rerank=20)) == 7
     assert build(larger, out=str(tmp_path / "other"), store=store).encoded.counts.encoded == 0
-
-
-def test_texts_whose_transform_is_chosen(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, chosen: tuple[Place, BuildReport]
-) -> None:
-    """The choice, and the sample it is made on, are in the bucket too."""
-    place, here = chosen
-    out = f"s3://{bucket}/index"
-    wanted = BuildConfig(
-        corpus=(place.corpus,), out=out, store=f"s3://{bucket}/store", model=str(place.model),
-        text_columns=("text",), id_column="id", shard_rows=100,
-    )  # fmt: skip
-    there = build_index(wanted)
-    assert there.manifest["identity"] == here.manifest["identity"]
-    assert (vectors(out) * vectors(here.out)).sum(axis=1).min() >= 0.99999
-    assert {"choices", "samples"} <= {key.split("/")[2] for key in keys(s3, bucket, "store/")}
-    machine("second")
-    again = build_index(wanted)
-    assert again.up_to_date
-    assert again.encoded.counts.encoded == 0
-    query = [place.texts[5]]
-    found = [open_index(each).search(query, top_k=3)[0] for each in (out, here.out)]
-    assert [hit.id for hit in found[0]] == [hit.id for hit in found[1]]

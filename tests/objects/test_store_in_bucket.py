@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -37,23 +36,6 @@ def encode(corpus: str, store: str) -> EncodeReport:
 def rows_of(store: str, report: EncodeReport) -> np.ndarray[Any, Any]:
     opened = EmbeddingStore.open(store)
     return np.concatenate([opened.embeddings(part.shard) for part in report.record.parts])
-
-
-def test_it_has_what_a_folder_would(store: str, machine: Any, tmp_path: Path) -> None:
-    corpus = corpus_file(tmp_path / "c.parquet")
-    there, here = encode(corpus, store), encode(corpus, str(tmp_path / "here"))
-    machine("second")
-    opened, folder = EmbeddingStore.open(store), EmbeddingStore.open(tmp_path / "here")
-    assert opened.fingerprint == folder.fingerprint
-    assert there.record.parts == here.record.parts
-    for part in here.record.parts:
-        np.testing.assert_array_equal(opened.embeddings(part.shard), folder.embeddings(part.shard))
-        np.testing.assert_array_equal(
-            opened.moments(part.shard).scatter, folder.moments(part.shard).scatter
-        )
-        assert opened.documents(part).equals(folder.documents(part))
-    assert opened.corpus().parts == here.record.parts
-    assert str(opened.place) == store
 
 
 def test_an_empty_cache_encodes_nothing_again(store: str, machine: Any, tmp_path: Path) -> None:
@@ -171,35 +153,6 @@ def test_objects_that_are_cut_or_gone(
     assert encode(corpus, store).counts.encoded == 0
 
 
-def test_a_damaged_copy_is_fetched_again(store: str, machine: Any, tmp_path: Path) -> None:
-    corpus = corpus_file(tmp_path / "c.parquet")
-    cache = machine("first")
-    encode(corpus, store)
-    for copy in cache.glob("objects/*/*/shards/*/embeddings.safetensors"):
-        copy.write_bytes(b"x" * copy.stat().st_size)
-    for copy in cache.glob("objects/*/*/rows/*"):
-        copy.write_bytes(b"x")
-    counts = encode(corpus, store).counts
-    assert (counts.encoded, counts.remade_shards) == (0, 0)
-
-
-def test_what_another_machine_wrote_since_is_found(
-    s3: Any, bucket: str, store: str, machine: Any
-) -> None:
-    """As where a driver opened the store before its workers on other machines filled it."""
-    driver = EmbeddingStore.create(store, column_facts(12), "f" * 32)
-    assert driver.find("0" * 32) is None
-    taken = pickle.dumps(driver)
-    cache = machine("second")
-    worker: EmbeddingStore = pickle.loads(taken)
-    assert worker.root.is_relative_to(cache)
-    rows, digests = random_rows(1, rows=20), np.arange(320, dtype=np.uint8).reshape(20, 16)
-    worker.write("0" * 32, digests, rows, dtype=StoreDtype.FLOAT32)
-    machine("first")
-    np.testing.assert_array_equal(driver.embeddings("0" * 32), rows)
-    assert driver.require("0" * 32).rows == 20
-
-
 def test_two_machines_that_make_one_shard_agree_on_it(
     s3: Any, bucket: str, store: str, machine: Any
 ) -> None:
@@ -214,39 +167,3 @@ def test_two_machines_that_make_one_shard_agree_on_it(
     first.write("0" * 32, digests, np.nextafter(rows, 9), dtype=StoreDtype.FLOAT32)
     np.testing.assert_array_equal(first.embeddings("0" * 32), rows)
     assert len(shard_keys(s3, bucket, "manifest.json")) == 1
-
-
-def test_an_opening_lists_once(
-    store: str, machine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    encode(corpus_file(tmp_path / "c.parquet"), store)
-    machine("second")
-    caplog.set_level("INFO", logger="werkzeug")
-    caplog.clear()
-    opened = EmbeddingStore.open(store)
-    assert opened.corpus().rows == SHARDS * ROWS
-    # The encoders that there are, and all of the one.
-    assert sum("list-type=2" in line for line in caplog.messages) == 2
-
-
-def test_shards_that_are_not_there_cost_no_request(
-    store: str, machine: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    opened = EmbeddingStore.create(store, column_facts(12), "f" * 32)
-    caplog.set_level("INFO", logger="werkzeug")
-    caplog.clear()
-    for number in range(200):
-        assert opened.find(f"{number:032x}") is None
-    assert len(caplog.messages) <= 1
-
-
-def test_a_kept_record_of_another_machine_is_read_anew(
-    store: str, machine: Any, tmp_path: Path
-) -> None:
-    corpus = corpus_file(tmp_path / "c.parquet")
-    encode(corpus, store)
-    machine("second")
-    corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
-    encode(corpus, store)
-    machine("first")
-    assert EmbeddingStore.open(store).corpus().rows == (SHARDS + 1) * ROWS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.train.helpers import Dies, Stops, evaluated, require_same
+from tests.train.helpers import Stops, evaluated, require_same
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -75,39 +74,6 @@ def test_only_the_last_checkpoint_and_the_best_weights_are_kept(
     assert {path.name for path in kept.iterdir()} == {"checkpoint-13", "best-6.safetensors"}
 
 
-def test_losses_between_checkpoints_are_told_whenever_it_is_stopped(
-    config: Any, pairs: Path, tmp_path: Path
-) -> None:
-    rare = {"max_steps": 12, "eval_steps": 12, "save_steps": 12}
-
-    def losses(**options: Any) -> dict[int, float]:
-        report = train_encoder(config(**rare, **options), pairs=pairs)
-        with (report.out / "curves.csv").open() as file:
-            return {
-                int(row["step"]): float(row["loss"]) for row in csv.DictReader(file) if row["loss"]
-            }
-
-    whole = losses(out=str(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(**rare), pairs=pairs, progress=Stops(5))
-    parts = losses()
-    assert list(whole) == [1, 12]
-    assert list(parts) == [1, 5, 12]
-    # Each is the mean since the row before.
-    assert 4 * parts[5] + 7 * parts[12] == pytest.approx(11 * whole[12], rel=1e-5)
-
-
-def test_a_training_that_is_done_is_not_done_again(config: Any, pairs: Path) -> None:
-    first = train_encoder(config(), pairs=pairs)
-    before = (first.out / "model.safetensors").stat().st_mtime_ns
-    again = train_encoder(config(), pairs=pairs)
-    assert again.again
-    assert again.facts == first.facts
-    assert (first.out / "model.safetensors").stat().st_mtime_ns == before
-    with pytest.raises(ConfigError, match="a model trained with another learning_rate, seed"):
-        train_encoder(config(seed=1, learning_rate=1e-4), pairs=pairs)
-
-
 def test_checkpoints_of_another_model_are_not_gone_on_with(
     config: Any, pairs: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -169,26 +135,6 @@ def test_a_damaged_checkpoint_is_told(
         train_encoder(config(), pairs=pairs)
 
 
-def test_names_of_others_among_checkpoints_are_passed_over(
-    config: Any, pairs: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(), pairs=pairs, progress=Stops(3))
-    folder = tmp_path / "model.training" / "checkpoints"
-    (folder / "checkpoint-old").mkdir()
-    (folder / "best-mine.safetensors").write_bytes(b"x")
-    assert train_encoder(config(), pairs=pairs).facts["resumed_at"] == 3
-
-
-def test_checkpoints_are_as_often_as_is_asked_for_now(config: Any, tmp_path: Path) -> None:
-    long = {"max_steps": 12, "eval_steps": 12}
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(save_steps=12, **long), progress=Stops(2))
-    with pytest.raises(RuntimeError, match="dies"):
-        train_encoder(config(save_steps=3, **long), progress=Dies(8))
-    assert (tmp_path / "model.training/checkpoints/checkpoint-6/whole.json").exists()
-
-
 def test_a_disk_that_is_full_at_the_very_end_is_told(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,9 +150,3 @@ def test_a_disk_that_is_full_at_the_very_end_is_told(
         with pytest.raises(StorageError, match="No space left on device"):
             train_encoder(config())
     assert train_encoder(config()).facts["resumed_at"] == 6
-
-
-def test_a_head_that_is_kept_is_another_training(config: Any, pairs: Path) -> None:
-    train_encoder(config(), pairs=pairs)
-    with pytest.raises(ConfigError, match="a model trained with another keep_head"):
-        train_encoder(config(keep_head=True), pairs=pairs)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.helpers import require_same, sentences, weights
+from tests.train.helpers import sentences, weights
 from whiten_index.train import train_encoder
-from whiten_index.training.config import GroupMap, PositiveSum, Precision
+from whiten_index.training.config import PositiveSum, Precision
 
 
 def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
@@ -58,17 +56,6 @@ def test_the_best_checkpoint_is_what_is_written(
         if name in found:
             assert torch.equal(found[name], tensor), name
     assert not all(torch.equal(found[name], seen[-1][name]) for name in found)
-
-
-def test_seeds_draw_what_they_drew_and_others_draw_otherwise(config: Any, tmp_path: Path) -> None:
-    one, same, other = (
-        train_encoder(config(out=str(tmp_path / f"m{number}"), seed=seed))
-        for number, seed in enumerate((0, 0, 1))
-    )
-    require_same(one, same)
-    name = "encoder.layer.0.output.dense.weight"
-    assert not torch.equal(weights(one)[name], weights(other)[name])
-    assert one.facts["best_step"] == 6
 
 
 @pytest.mark.parametrize(
@@ -134,77 +121,3 @@ def test_the_head_that_is_kept_is_what_was_scored(
     report = train_encoder(config(keep_head=True), pairs=pairs)
     found = Encoder.load(str(report.out), device="cpu").encode(texts)
     np.testing.assert_allclose(found, seen[-1], atol=2e-5)
-
-
-def test_the_trained_folder_goes_through_build_eval_and_search(
-    config: Any, pairs: Path, corpus: Path, tmp_path: Path
-) -> None:
-    from click.testing import CliRunner
-
-    from whiten_index.cli import cli
-
-    folder = train_encoder(config(), pairs=pairs).out
-
-    def run(*arguments: str) -> Any:
-        done = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
-
-    built = run(
-        "build", str(corpus), "--text-column", "text", "--model", str(folder), "--k", "8",
-        "--out", str(tmp_path / "index"), "--device", "cpu",
-    )  # fmt: skip
-    assert built["counts"]["encoded"] == 200
-    scored = run("eval", "sts", str(pairs), "--model", str(folder), "--device", "cpu")
-    assert scored["datasets"]
-    hits = run("search", str(tmp_path / "index"), sentences(1)[0], "--top-k", "3")
-    assert hits
-
-
-def test_a_link_and_its_folder_are_one_out(config: Any, tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert train_encoder(config(out=str(tmp_path / "link"))).out == tmp_path / "real"
-    assert train_encoder(config(out=str(tmp_path / "real"))).again
-
-
-def test_other_users_may_read_what_was_trained(config: Any) -> None:
-    out = train_encoder(config()).out
-    modes = {path.stat().st_mode & 0o777 for path in out.rglob("*") if path.is_file()}
-    assert len(modes) == 1
-
-
-def test_longer_texts_than_those_trained_on_are_not_cut(config: Any, pairs: Path) -> None:
-    from whiten_index.encoding import EncoderConfig, resolve_encoder
-
-    report = train_encoder(config(max_length=8), pairs=pairs)
-    spec, _ = resolve_encoder(EncoderConfig(model=str(report.out)))
-    assert spec.max_length == 32
-
-
-def test_the_command_trains_and_goes_on(
-    corpus: Path, pairs: Path, tiny_model: Path, tmp_path: Path
-) -> None:
-    from click.testing import CliRunner
-
-    from whiten_index.cli import cli
-
-    command = [
-        "train", str(corpus), "--out", str(tmp_path / "model"), "--model", str(tiny_model),
-        "--dev", str(pairs), "--groups", "8", "--batch-size", "16", "--max-steps", "4",
-        "--eval-steps", "2", "--device", "cpu",
-    ]  # fmt: skip
-    told = CliRunner().invoke(cli, command)
-    assert told.exit_code == 0, told.output
-    assert "4 steps over 200 sentences; checkpoint" in told.stdout
-    again = CliRunner().invoke(cli, [*command, "--json"])
-    assert json.loads(again.stdout)["already_there"]
-    refused = CliRunner().invoke(cli, [*command, "--group-size", "4"])
-    assert refused.exit_code == 2
-    assert "either the number of groups or the channels of a group" in refused.stderr
-
-
-def test_paths_and_choices_are_taken_as_they_come(config: Any, corpus: Path) -> None:
-    one, other = config(group_map=GroupMap.NEWTON), config(corpus=corpus, group_map="newton")
-    other = dataclasses.replace(other, out=Path(one.out), text_columns="text")
-    assert one == other

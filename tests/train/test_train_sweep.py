@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from safetensors.torch import load_file, save_file
 
-from pipelines.train_whitenedcse import main, read_sweep
-from pipelines.training_tables import mean_losses
-from whiten_index.errors import ConfigError
-from whiten_index.training.config import TrainingConfig
+from pipelines.train_whitenedcse import main
 
-ROOT = Path(__file__).parents[2]
 SWEEP = """
 seeds = [0, 1]
 [base]
@@ -151,61 +145,6 @@ def test_a_file_that_cannot_be_is_told(run: Any, tmp_path: Path, text: str, mess
     assert len(events(done)) == 1
 
 
-def test_a_table_that_is_not_there_is_told(run: Any) -> None:
-    done = run("--only", "C")
-    assert done.exit_code == 2
-    assert "has no table called C" in events(done)[-1]["message"]
-
-
-def test_the_papers_sweep_is_its_tables_and_can_be_trained() -> None:
-    runs = read_sweep(ROOT / "pipelines/whitenedcse.toml", base={})
-    names = {(run.table, run.name) for run in runs}
-    assert len(runs) == 3 * len(names)
-    assert len([name for table, name in names if table == "Table 4"]) == 16
-    for run in runs:
-        config = TrainingConfig.from_options({**run.options, "corpus": "s", "out": "o"})
-        if config.whiten:
-            assert 768 % next(iter(config.chosen_groups().values())) == 0
-            assert config.shrinkage or config.batch_size > 768 // (config.groups or 128)
-
-
-def test_a_sweep_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no sweep that can be read"):
-        read_sweep(tmp_path / "none.toml", base={})
-
-
-def test_scores_that_are_not_asked_for_train_nothing_again(run: Any, tmp_path: Path) -> None:
-    assert run("--only", "B").exit_code == 0
-    results = (tmp_path / "out/results.jsonl").read_text()
-    without = run("--only", "B", sts=None)
-    assert not [each for each in events(without) if each["event"] == "training"]
-    assert (tmp_path / "out/results.jsonl").read_text() == results
-
-
-def test_a_model_that_was_kept_is_scored_and_stays(run: Any, tmp_path: Path) -> None:
-    assert run("--only", "B", "--seed", "0", "--keep-models", sts=None).exit_code == 0
-    done = run("--only", "B", "--seed", "0")
-    assert not [each for each in events(done) if each.get("stage") == "train"]
-    (result,) = [json.loads(line) for line in (tmp_path / "out/results.jsonl").open()]
-    assert set(result["sts"]) == {"STS-B"}
-    assert list((tmp_path / "out/models").glob("*/model.safetensors"))
-
-
-def test_pairs_that_are_not_there_are_told_before_the_first_training(run: Any) -> None:
-    done = run("--dev", "nothing.parquet")
-    assert done.exit_code == 3
-    assert len(events(done)) == 1
-
-
-def test_a_row_keeps_what_it_sets_itself() -> None:
-    runs = read_sweep(ROOT / "pipelines/whitenedcse.toml", base={"groups": 16, "positives": 9})
-    options = {(run.table, run.name): run.options for run in runs}
-    assert options["Table 4", "group size k=32, shuffled"]["groups"] == 32
-    assert options["Table 5", "positives m=2"]["positives"] == 2
-    assert options["Table 5", "positives m=2"]["groups"] == 16
-    assert "groups" not in options["Table 3", "None (unsup. SimCSE)"]
-
-
 def test_one_training_that_fails_does_not_keep_the_others(run: Any, tmp_path: Path) -> None:
     text = SWEEP.replace('name = "m={positives}"', 'name = "m={positives}"\nlearning_rate = 1e30')
     (tmp_path / "sweep.toml").write_text(text)
@@ -237,26 +176,3 @@ def test_a_file_of_results_that_nobody_wrote_is_told(
     done = run("--only", "B", "--seed", "0")
     assert done.exit_code == 2
     assert "is no file of results" in events(done)[-1]["message"]
-
-
-def test_another_model_in_the_same_folder_is_trained_anew(
-    run: Any, tiny_model: Path, tmp_path: Path
-) -> None:
-    model = shutil.copytree(tiny_model, tmp_path / "m")
-    given = ("--only", "B", "--seed", "0")
-    assert run(*given, model=model).exit_code == 0
-    tensors = {k: v + 0.01 for k, v in load_file(model / "model.safetensors").items()}
-    save_file(tensors, model / "model.safetensors")
-    assert [each for each in events(run(*given, model=model)) if each["event"] == "training"]
-
-
-def test_the_first_batch_counts_among_the_first_steps() -> None:
-    curves = [
-        {"step": 0},
-        {"step": 1, "loss": 9.0},
-        {"step": 3, "loss": 3.0},
-        {"step": 4, "loss": 1.0},
-    ]
-    alone = [{"step": 1, "loss": 3.0}]
-    assert mean_losses([{"curves": curves}]) == (5.0, 1.0)
-    assert mean_losses([{"curves": curves}, {"curves": alone}]) == (4.0, 2.0)
