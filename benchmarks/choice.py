@@ -24,14 +24,12 @@ from numpy.typing import NDArray
 from benchmarks.judged_sets import EXTRACTS, JudgedSet, judged_set, ndcg
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig
-from whiten_index.choosing import Wishes, choose_setting
-from whiten_index.choosing.choose import piece_trials
-from whiten_index.choosing.sample import Sample, sample_pieces
-from whiten_index.draw import embeddings_of
-from whiten_index.encode import EncodeReport, encode_corpus
-from whiten_index.moments import Moments
+from whiten_index.pipeline.encode import EncodeReport, encode_corpus
+from whiten_index.pipeline.pseudo_queries import Sample, sample_pieces
+from whiten_index.pipeline.select import Wishes, choose_setting, piece_trials
 from whiten_index.progress import Silent, Stages
 from whiten_index.store import total_moments
+from whiten_index.store.sampling import embeddings_of
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
 from whiten_index.whitening.choice import (
     Setting,
@@ -40,6 +38,7 @@ from whiten_index.whitening.choice import (
     score_settings,
     settings,
 )
+from whiten_index.whitening.moments import Moments
 
 SETS = ("scifact", "cranfield", "cacm")
 LAYERS, WIDTHS = (None, 1), (32, 64, 128, 256)

@@ -30,11 +30,11 @@ import pyarrow.parquet as pq
 from benchmarks.local_cluster import Cluster
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig, build_index
-from whiten_index.build import BuildReport
-from whiten_index.encode import encode_corpus
 from whiten_index.index import inner_of, load_faiss
-from whiten_index.moments import Moments
+from whiten_index.pipeline.build import BuildReport
+from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.store import EmbeddingStore
+from whiten_index.whitening.moments import Moments
 
 TEXT_ROWS, MINUTE_ROWS, SHARDS = 20_000, 25_000, 4
 EMPTY = (10_000, 100_000)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig, Moments, Whitening
-from whiten_index.encode import encode_corpus
 from whiten_index.index import exact_neighbours
+from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.whitening import Drift, WhiteningConfig, decide, unit_rows
 
 SHARES = (0.0, 0.01, 0.05, 0.2, 0.5)

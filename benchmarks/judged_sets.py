@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from whiten_index.metrics import evaluate_each
+from whiten_index.evaluation.metrics import evaluate_each
 from whiten_index.whitening import unit_rows
 
 METRIC, _DEPTH = "ndcg@10", 10

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.encoding import Rounds, Spent, ratio, timed
 from benchmarks.results_file import write
-from whiten_index.moments import Moments, Products
+from whiten_index.whitening.moments import Moments, Products
 
 DIM, RATIO_OF_MEAN = 768, 100.0
 OURS = {Products.FLOAT64: "ours, float64", Products.FLOAT32: "ours, float32"}

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig, Moments, open_index
-from whiten_index.encode import encode_corpus
+from whiten_index.pipeline.encode import encode_corpus
 
 ROWS, NIGHTS = 50_000, 30
 CHANGED, NEW, DELETED = 0.01, 0.005, 0.005

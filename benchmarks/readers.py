@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import write
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.search import Hit, SearchIndex
-from whiten_index.versions import prune
+from whiten_index.search.search_index import Hit, SearchIndex
+from whiten_index.versions.retention import prune
 
 STEP = 1_000_000
 TOP_K, RELOADED_EVERY, OPENED_EVERY = 5, 20, 500

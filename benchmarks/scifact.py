@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from whiten_index import BuildConfig, build_index
 from whiten_index.corpus import CorpusConfig
-from whiten_index.metrics import evaluate
-from whiten_index.search import SearchIndex
+from whiten_index.evaluation.metrics import evaluate
+from whiten_index.search.search_index import SearchIndex
 
 METRICS = ("ndcg@10", "recall@100", "mrr@10")
 _TOP_K = 100

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
 from whiten_index import Encoder, Moments, Whitening
-from whiten_index.metrics import spearman
+from whiten_index.evaluation.metrics import spearman
 from whiten_index.whitening import Kind, WhiteningConfig, unit_rows
 from whiten_index.whitening.choice import Setting, choose_by_spectrum, settings
 

@@ -54,12 +54,12 @@ from benchmarks.sinks_engines import (
     require_all,
 )
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.index import read_published
 from whiten_index.vectordb.database_writer import VectorDtype
 from whiten_index.vectordb.push import push_index
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.registry import open_writer
+from whiten_index.versions.published import read_published
 from whiten_index.whitening import unit_rows
 
 HELD_OUT, FEW, NARROW, ROUNDS = 500, 5000, 128, 15

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.vectordb.database_writer import VECTOR, Layout, PushedTable, VectorDtype
 from whiten_index.vectordb.lance.rows import as_stored, stored_schema
 from whiten_index.vectordb.row_checks import vectors_of

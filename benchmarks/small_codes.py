@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
-from whiten_index.encode import encode_corpus
-from whiten_index.metrics import evaluate_each
+from whiten_index.evaluation.metrics import evaluate_each
+from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Silent, Stages
 from whiten_index.sweep import sweep_config
 from whiten_index.sweep.config import TRUNCATE

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
 from whiten_index import Encoder, Moments, ParquetCorpus, Whitening
-from whiten_index.batch import TextBatch
 from whiten_index.corpus import CorpusConfig
+from whiten_index.corpus.batches import TextBatch
 from whiten_index.store import StoreDtype, as_kept
 from whiten_index.whitening import WhiteningConfig, unit_rows
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 
-from whiten_index.build import build_index
-from whiten_index.config import BuildConfig, read_job
 from whiten_index.log_lines import Ending, LogLines, run_job
+from whiten_index.pipeline.build import build_index
+from whiten_index.pipeline.build_config import BuildConfig, read_job
 from whiten_index.stopping import stop_on_signals
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whiten_index.config import read_toml
+from whiten_index.artifacts.paths import require_path, shown
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_path, shown
+from whiten_index.pipeline.build_config import read_toml
 
 if TYPE_CHECKING:
     from whiten_index.vectordb.push_config import PushConfig
@@ -68,7 +68,7 @@ class Job:
         Raises:
             ConfigError: it cannot be read, is not TOML, or sets what is unknown or of no use.
         """
-        from whiten_index.update import UpdateConfig
+        from whiten_index.pipeline.update_config import UpdateConfig
 
         update = _values(path)
         pushes = update.pop("push", [])

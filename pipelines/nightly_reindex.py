@@ -172,8 +172,9 @@ class _Night:
 
     def _report(self) -> dict[str, Any]:
         """Update the index, and log what is to be known of it."""
-        from whiten_index.changes import ids_lines
-        from whiten_index.update import UpdateConfig, update_index
+        from whiten_index.pipeline.changes import ids_lines
+        from whiten_index.pipeline.update import update_index
+        from whiten_index.pipeline.update_config import UpdateConfig
 
         report = update_index(UpdateConfig(**self.job.update), progress=self.lines).to_json()
         self.report, self.gates = report, report["gates"]
@@ -244,19 +245,19 @@ def _outcome(error: BaseException) -> tuple[Outcome, int]:
 
 
 def _prune(index: Path, *, keep: int) -> Any:
-    from whiten_index.versions import prune
+    from whiten_index.versions.retention import prune
 
     return prune(index, keep=keep)
 
 
 def _gc(store: Path) -> Any:
-    from whiten_index.upkeep import gc_store
+    from whiten_index.versions.gc import gc_store
 
     return gc_store(store)
 
 
 def _compact(store: Path) -> Any:
-    from whiten_index.upkeep import compact_store
+    from whiten_index.versions.compaction import compact_store
 
     return compact_store(store)
 
@@ -280,8 +281,9 @@ def run(path: Path, *, dry_run: bool = False, form: str | LogForm = LogForm.TEXT
 
 
 def _planned(job: Job, lines: LogLines) -> Ending:
-    from whiten_index.changes import ids_lines
-    from whiten_index.update import UpdateConfig, plan_update
+    from whiten_index.pipeline.changes import ids_lines
+    from whiten_index.pipeline.update_config import UpdateConfig
+    from whiten_index.pipeline.update_plan import plan_update
 
     if job.metrics is not None:
         check_metrics(job.metrics)

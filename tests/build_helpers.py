@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from whiten_index import BuildConfig, build_index
-from whiten_index.build import BuildReport
+from whiten_index.pipeline.build import BuildReport
 
 Array = NDArray[np.float64]
 DIM, ROWS, TOP = 12, 400, 10

@@ -26,10 +26,10 @@ from scipy.stats import rankdata
 
 from tests import tiny_models
 from whiten_index import BuildConfig, build_index
-from whiten_index.build import BuildReport
 from whiten_index.cli import cli
-from whiten_index.moments import Moments
+from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening import Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
 
 Array = NDArray[np.float64]
 ROWS, DIM = 260, tiny_models.DIM

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 if TYPE_CHECKING:
     from tests.choosing_helpers import Place
     from tests.vectordb.writer_contract import Rows
-    from whiten_index.build import BuildReport
+    from whiten_index.pipeline.build import BuildReport
 
 for _helper in ("bad_input", "build", "choosing", "corpus", "moments", "upkeep"):
     pytest.register_assert_rewrite(f"tests.{_helper}_helpers")

@@ -20,7 +20,7 @@ from tests.build_helpers import build as build_columns
 from tests.build_helpers import random_rows, write_rows
 from whiten_index import BuildConfig, Encoder, QueryTransform, build_index, open_index
 from whiten_index.errors import ConfigError
-from whiten_index.opened import Hit
+from whiten_index.search.search_index import Hit
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.whitening import unit_rows

@@ -49,9 +49,9 @@ ROWS, DIM, ROWS_A_FILE, ROWS_A_SHARD = 160, 8, 80, 40
 _IMPORTED = (
     "pipelines.nightly_reindex",
     "whiten_index.cli",
-    "whiten_index.search",
-    "whiten_index.update",
-    "whiten_index.upkeep",
+    "whiten_index.search.search_index",
+    "whiten_index.pipeline.update",
+    "whiten_index.versions.gc",
 )
 _OLD = 30 * 86400
 _SECONDS = 120
@@ -184,9 +184,9 @@ def facts_of(out: Path) -> Facts:
     """Open what is published, every checksum looked at, and return what it holds and answers."""
     import faiss
 
-    from whiten_index.index import MOMENTS, read_published
-    from whiten_index.moments import Moments
-    from whiten_index.search import open_index
+    from whiten_index.search.search_index import open_index
+    from whiten_index.versions.published import MOMENTS, read_published
+    from whiten_index.whitening.moments import Moments
 
     version = read_published(out).check()
     folder, fields = version.folder, version.fields
@@ -219,9 +219,9 @@ def facts_of(out: Path) -> Facts:
 
 def store_damages(out: Path) -> list[str]:
     """Return what is wrong with the index and with the shards of its published version."""
-    from whiten_index.index import RECORD, read_published
     from whiten_index.store import CorpusRecord, EmbeddingStore
-    from whiten_index.upkeep import verify_index
+    from whiten_index.versions.published import RECORD, read_published
+    from whiten_index.versions.verify_index import verify_index
 
     version = read_published(out)
     folder, fields = version.folder, version.fields

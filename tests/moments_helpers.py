@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from whiten_index.moments import Moments
+from whiten_index.whitening.moments import Moments
 
 seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)

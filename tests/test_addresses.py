@@ -23,12 +23,14 @@ from whiten_index.address import Address
 from whiten_index.cli import cli
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError, WhitenIndexError
+from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.store import EmbeddingStore
 from whiten_index.sweep import SweepConfig
-from whiten_index.update import UpdateConfig
-from whiten_index.upkeep import compact_store, gc_store, verify_paths
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.versions import list_versions, prune, rollback
+from whiten_index.versions.compaction import compact_store
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.retention import list_versions, prune, rollback
+from whiten_index.versions.verify import verify_paths
 
 SECRET = "hush/Zebra+77q"
 ESCAPED = quote(SECRET, safe="")

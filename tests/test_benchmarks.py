@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import moments, results_file
 from benchmarks.encoding_inputs import model_flops
-from whiten_index.moments import Products
+from whiten_index.whitening.moments import Products
 
 
 def test_operations_are_those_that_torch_counts() -> None:

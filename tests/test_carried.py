@@ -17,7 +17,6 @@ import pytest
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import (
-    INDEX,
     IVF_DATA,
     CarriedCodes,
     gather,
@@ -26,10 +25,10 @@ from whiten_index.index import (
     kind_on_disk,
     why_not_carried,
     wrap,
-    write_index,
 )
-from whiten_index.moments import Moments
+from whiten_index.versions.published import INDEX, write_index
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
 
 POOL, K = 900, 32
 CODES = [

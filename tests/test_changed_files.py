@@ -24,7 +24,8 @@ import pytest
 from tests.build_helpers import random_rows
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
 from whiten_index.errors import CorpusError
-from whiten_index.update import UpdateConfig, update_index
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
 
 ROWS = 160
 # Shares of the calls: the first ones read footers, the last ones rows.

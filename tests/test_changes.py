@@ -19,12 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index import changes as changes_of_documents
-from whiten_index.changes import (
-    ChangeKind,
-    Changes,
-    document_rows,
-)
+from whiten_index.pipeline import changes as changes_of_documents
+from whiten_index.pipeline.changes import ChangeKind, Changes, document_rows
 from whiten_index.store import CorpusPart
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)

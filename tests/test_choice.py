@@ -17,7 +17,6 @@ from scipy.stats import rankdata, sem
 
 from tests.whitening_helpers import few, make_rows, quick, seeds
 from tests.whitening_helpers import fit as fit_rows
-from whiten_index.moments import Moments
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig, default_width
 from whiten_index.whitening.choice import (
     Candidate,
@@ -31,6 +30,7 @@ from whiten_index.whitening.choice import (
     score_settings,
 )
 from whiten_index.whitening.choice import settings as grid_of
+from whiten_index.whitening.moments import Moments
 
 DIM = 24
 

@@ -16,7 +16,7 @@ from tests.choosing_helpers import (
     choice,
     stages,
 )
-from whiten_index.build import BuildReport
+from whiten_index.pipeline.build import BuildReport
 
 
 @pytest.fixture(autouse=True)

@@ -29,10 +29,10 @@ from tests.choosing_helpers import (
     stages,
     vectors_of,
 )
-from whiten_index.build import BuildReport
-from whiten_index.choosing import labelled
 from whiten_index.encoding import Encoder
-from whiten_index.moments import Moments
+from whiten_index.pipeline import select_labelled
+from whiten_index.pipeline.build import BuildReport
+from whiten_index.whitening.moments import Moments
 
 
 @pytest.fixture(autouse=True)
@@ -149,15 +149,15 @@ def test_scored_pairs_choose_the_transform_that_ranks_them_so(
 def test_pairs_that_are_too_many_are_drawn_by_the_seed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert labelled._MOST_PAIRS == 2_000
-    monkeypatch.setattr(labelled, "_MOST_PAIRS", 40)
-    embed, encoded = labelled._pairs, list[Any]()
+    assert select_labelled._MOST_PAIRS == 2_000
+    monkeypatch.setattr(select_labelled, "_MOST_PAIRS", 40)
+    embed, encoded = select_labelled._pairs, list[Any]()
 
     def spy(encoder: Encoder, drawn: Any, *arguments: Any) -> Any:
         encoded.append(drawn)
         return embed(encoder, drawn, *arguments)
 
-    monkeypatch.setattr(labelled, "_pairs", spy)
+    monkeypatch.setattr(select_labelled, "_pairs", spy)
     scores = np.random.default_rng(0).random(60)
     path = pairs(place.root / "pairs.parquet", scores=scores)
     table = pq.read_table(path)

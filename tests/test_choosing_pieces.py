@@ -24,15 +24,15 @@ from tests.choosing_helpers import (
     raw_embeddings,
 )
 from whiten_index import BuildConfig
-from whiten_index.build import BuildReport
-from whiten_index.choosing import sample as sampling
-from whiten_index.encode import encode_shards, open_corpus
 from whiten_index.encoding import Encoder
 from whiten_index.errors import CorpusError
-from whiten_index.moments import Moments
-from whiten_index.pieces import cut_pieces
+from whiten_index.pipeline import pseudo_queries as sampling
+from whiten_index.pipeline.build import BuildReport
+from whiten_index.pipeline.encode import encode_shards, open_corpus
+from whiten_index.pipeline.pseudo_queries import cut_pieces
 from whiten_index.progress import Silent, Stages
 from whiten_index.whitening import Whitening
+from whiten_index.whitening.moments import Moments
 
 
 @pytest.fixture(autouse=True)

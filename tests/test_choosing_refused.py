@@ -20,8 +20,8 @@ from tests.choosing_helpers import (
     parquet,
     shards,
 )
-from whiten_index.build import BuildReport
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.pipeline.build import BuildReport
 
 
 @pytest.fixture(autouse=True)

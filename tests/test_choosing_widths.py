@@ -13,8 +13,8 @@ import pytest
 from tests.choosing_helpers import choice, parquet, shards
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError
-from whiten_index.fit import possible_widths
 from whiten_index.index import choose_factory
+from whiten_index.pipeline.fit import possible_widths
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,9 @@ from tests.upkeep_helpers import (
 from whiten_index.artifacts import tensors
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.errors import ArtifactError, StorageError
-from whiten_index.upkeep import compact_store, gc_store, verify_store
+from whiten_index.versions.compaction import compact_store
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.verify_store import verify_store
 
 
 def compact(world: World, **options):
@@ -62,7 +64,7 @@ def assert_reads_the_same(before, after):
 @pytest.fixture
 def large_rows(monkeypatch):
     """Let folders count for nothing beside the rows, as if these were thousands of bytes each."""
-    monkeypatch.setattr("whiten_index.upkeep.packing.WORTH_WRITING", math.inf)
+    monkeypatch.setattr("whiten_index.versions.compaction_plan.WORTH_WRITING", math.inf)
 
 
 @pytest.mark.parametrize("spread", [True, False])
@@ -193,7 +195,7 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch):
     assert_reads_the_same(before, reads(world))
     assert len(shard_folders(world)) == 5
     with monkeypatch.context() as patch:
-        patch.setattr("whiten_index.space.free_bytes", lambda _: 10)
+        patch.setattr("whiten_index.artifacts.disk_space.free_bytes", lambda _: 10)
         with pytest.raises(StorageError, match=r"compaction needs about .* bytes"):
             compact_store(world.place, pack_rows=PACK)
     assert compact(world).packs == 1

@@ -26,7 +26,8 @@ from tests.hub_server import Hub
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.encoding import find_model
 from whiten_index.errors import EncoderError
-from whiten_index.update import UpdateConfig, update_index
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "from whiten_index.cli import main; main()"

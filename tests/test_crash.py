@@ -123,7 +123,7 @@ def sweep(folder: str) -> int:
     import faiss  # noqa: F401 (loaded once, for all forks)
 
     from pipelines import build_index
-    from whiten_index.search import open_index
+    from whiten_index.search.search_index import open_index
 
     def in_fork(work: Callable[[], int]) -> int:
         if pid := os.fork():

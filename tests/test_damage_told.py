@@ -14,7 +14,7 @@ from tests.update_helpers import Place, some_rows, version_of
 from whiten_index import open_index
 from whiten_index.errors import ArtifactError
 from whiten_index.store import EmbeddingStore
-from whiten_index.upkeep import compact_store
+from whiten_index.versions.compaction import compact_store
 
 ARTIFACT = 5
 

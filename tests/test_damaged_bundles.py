@@ -140,7 +140,7 @@ def put_lists_on_disk(out: Path) -> None:
 
     from whiten_index.artifacts import manifest
     from whiten_index.artifacts.files import sha256_file
-    from whiten_index.index import set_current
+    from whiten_index.versions.published import set_current
 
     folder = files_of(out)[1].parent
     index = faiss.read_index(str(folder / "index.faiss"))

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from tests.moments_helpers import make_rows
 from whiten_index.errors import ArtifactError
-from whiten_index.moments import Moments
 from whiten_index.whitening import Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
 
 READERS = {"moments": Moments, "whitening": Whitening}
 NEWEST = {"moments": 1, "whitening": 2}

@@ -23,11 +23,11 @@ from tests.build_helpers import column_facts
 from tests.moments_helpers import distance, two_pass
 from whiten_index import BuildConfig, encode_corpus
 from whiten_index.corpus import CorpusConfig, ParquetCorpus, plan_windows
-from whiten_index.moments import Moments
-from whiten_index.reuse import RowFinder
+from whiten_index.pipeline.shard_encoding import ShardResult, ShardWork
 from whiten_index.runners import LocalRunner
-from whiten_index.shard import ShardResult, ShardWork
 from whiten_index.store import CorpusRecord, EmbeddingStore, StoreDtype
+from whiten_index.store.dedup import RowFinder
+from whiten_index.whitening.moments import Moments
 
 DIM, LONGEST, SHARD_ROWS = 6, 20, 8
 NAME = "0123456789abcdef" * 2

@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 
 from tests.whitening_helpers import make_rows
 from whiten_index import BuildConfig, build_index
-from whiten_index import diagnose as diagnosing
-from whiten_index.build import BuildReport
 from whiten_index.cli import cli
-from whiten_index.diagnose import geometry
-from whiten_index.draw import (
-    drawn_rows,
-)
 from whiten_index.evaluation import Geometry
+from whiten_index.pipeline import publish as diagnosing
+from whiten_index.pipeline.build import BuildReport
+from whiten_index.pipeline.publish import geometry
 from whiten_index.store import CorpusPart, CorpusRecord
+from whiten_index.store.sampling import drawn_rows
 from whiten_index.whitening import Whitening
 
 Array = NDArray[np.float64]

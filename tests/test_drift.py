@@ -12,7 +12,6 @@ from scipy import stats
 
 from tests.whitening_helpers import fit, make_rows, quick, seeds
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.moments import Moments
 from whiten_index.whitening import (
     DRIFT_THRESHOLD,
     Drift,
@@ -24,6 +23,7 @@ from whiten_index.whitening import (
     unit_rows,
 )
 from whiten_index.whitening.chance import Chance
+from whiten_index.whitening.moments import Moments
 
 D, K = 12, 5
 KINDS = list(Kind)

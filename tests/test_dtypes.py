@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.moments_helpers import make_embeddings, quick, seeds
 from whiten_index.errors import ConfigError
-from whiten_index.moments import Moments
 from whiten_index.store import StoreDtype, as_kept, require_dtype
 from whiten_index.whitening import Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
 
 
 def cosines(a, b):

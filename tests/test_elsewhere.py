@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from whiten_index import BuildConfig
-from whiten_index.build import build_index
-from whiten_index.encode import encode_corpus
+from whiten_index.pipeline.build import build_index
+from whiten_index.pipeline.encode import encode_corpus
 
 ROWS, DIM = 2_000, 16
 
@@ -75,7 +75,7 @@ def test_an_index_made_elsewhere_is_the_same_to_the_byte(
     from whiten_index.assemble import spread
 
     here = built(store, tmp_path / "here", **options)
-    monkeypatch.setattr("whiten_index.build.InThisProcess", Elsewhere)
+    monkeypatch.setattr("whiten_index.pipeline.build.InThisProcess", Elsewhere)
     monkeypatch.setattr("whiten_index.workers.InThisProcess", Elsewhere)
     monkeypatch.setattr(spread, "_RANGE_ROWS", 400)
     there = built(store, tmp_path / "there", **options)
@@ -108,7 +108,7 @@ def test_a_worker_that_dies_at_joining_leaves_nothing_behind(
     from whiten_index.assemble import spread
 
     here = built(store, tmp_path / "here", factory=factory)
-    monkeypatch.setattr("whiten_index.build.InThisProcess", Mortal)
+    monkeypatch.setattr("whiten_index.pipeline.build.InThisProcess", Mortal)
     monkeypatch.setattr("whiten_index.workers.InThisProcess", Mortal)
     real, died = spread._filled, []
 

@@ -16,8 +16,8 @@ from whiten_index.errors import ConfigError, CorpusError, StorageError
 from whiten_index.evaluate import retrieval
 from whiten_index.evaluate.retrieval import evaluate_retrieval
 from whiten_index.evaluate.retrieval_config import METRICS, RetrievalConfig
-from whiten_index.metrics import evaluate
-from whiten_index.run_file import read_run
+from whiten_index.evaluation.metrics import evaluate
+from whiten_index.evaluation.trec_run import read_run
 
 DOCUMENTS, QUERIES = 160, 30
 

@@ -19,13 +19,14 @@ from tests import tiny_models
 from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.encoding import Encoder
-from whiten_index.index import Documents, read_published
+from whiten_index.index import Documents
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
-from whiten_index.moments import Moments
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
+from whiten_index.versions.published import read_published
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig, unit_rows
+from whiten_index.whitening.moments import Moments
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -19,11 +19,11 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError
-from whiten_index.moments import Moments
+from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening import Whitening
+from whiten_index.whitening.moments import Moments
 
 Array = NDArray[np.float64]
 ROWS, DIM, K = 90, 8, 5

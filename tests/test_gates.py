@@ -18,20 +18,13 @@ from tests.build_helpers import build, write_rows
 from whiten_index import BuildConfig, Encoder, build_index
 from whiten_index.encoding import EncoderConfig, resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, GateError
-from whiten_index.gates import Base, CanaryFile, GateConfig, require_passed, run_gates
-from whiten_index.index import (
-    DOCUMENTS,
-    INDEX,
-    IVF_DATA,
-    inner_index,
-    inner_of,
-    load_faiss,
-    open_bundle,
-    open_unsealed,
-    write_documents,
-)
+from whiten_index.index import IVF_DATA, inner_index, inner_of, load_faiss, write_documents
+from whiten_index.pipeline.gate_checks import run_gates
+from whiten_index.pipeline.gates import Base, CanaryFile, GateConfig, require_passed
 from whiten_index.progress import Silent, Stages
 from whiten_index.store import EmbeddingStore
+from whiten_index.versions.bundle import open_bundle, open_unsealed
+from whiten_index.versions.published import DOCUMENTS, INDEX
 
 DIM, K, ROWS = 24, 12, 1500
 

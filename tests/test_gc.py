@@ -27,10 +27,12 @@ from whiten_index.errors import (
     FormatError,
     StorageError,
 )
-from whiten_index.index import read_index_id
 from whiten_index.store import CorpusRecord, EmbeddingStore
-from whiten_index.upkeep import compact_store, gc_store, verify_store
-from whiten_index.versions import prune
+from whiten_index.versions.compaction import compact_store
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.published import read_index_id
+from whiten_index.versions.retention import prune
+from whiten_index.versions.verify_store import verify_store
 
 
 def nights(world: World, count: int, seed: int = 0) -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from whiten_index import Encoder
-from whiten_index.train import train_encoder
 from whiten_index.training.config import GroupMap, Precision, TrainingConfig
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
+from whiten_index.training.train import train_encoder
 
 pytestmark = pytest.mark.gpu
 

@@ -28,7 +28,7 @@ from whiten_index.integrations.haystack import (
     WhitenedIndexRetriever,
     WhitenedTextEmbedder,
 )
-from whiten_index.opened import Hit
+from whiten_index.search.search_index import Hit
 
 pytestmark = pytest.mark.service
 ALLOWED = ["whiten_index.*"]

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from tests import tiny_models
 from tests.hub_server import Hub
-from whiten_index.describe import describe_index
 from whiten_index.encoding import Encoder
 from whiten_index.store import EmbeddingStore
+from whiten_index.versions.describe import describe_index
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "from whiten_index.cli import main; main()"

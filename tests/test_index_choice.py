@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.build import BuildReport
 from whiten_index.errors import ConfigError
 from whiten_index.index import (
     FactoryChoice,
@@ -21,6 +20,7 @@ from whiten_index.index import (
     parse_bytes,
 )
 from whiten_index.index.choice import CODECS, structure_of
+from whiten_index.pipeline.build import BuildReport
 
 DIM, K, ROWS = 32, 16, 1_200
 

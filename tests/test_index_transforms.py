@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from whiten_index.index import Transforms, inner_index, wrap
-from whiten_index.moments import Moments
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
 
 ROWS = np.random.default_rng(4).standard_normal((300, 12)).astype(np.float32) + 0.5
 

@@ -14,7 +14,8 @@ import pytest
 from whiten_index import BuildConfig, build_index, index, open_index
 from whiten_index.errors import CorpusError
 from whiten_index.index import write_documents
-from whiten_index.update import UpdateConfig, update_index
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
 
 ROWS, DIM = 40, 8
 MS = pa.timestamp("ms")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.build_helpers import column_facts
 from whiten_index.artifacts import manifest
-from whiten_index.moments import Moments
 from whiten_index.store import EmbeddingStore, KnownRows, Picks, StoreDtype
+from whiten_index.whitening.moments import Moments
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 NAME = "0123456789abcdef" * 2

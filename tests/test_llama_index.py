@@ -27,7 +27,7 @@ from tests.faces_helpers import (
 from whiten_index import QueryTransform
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.integrations.llama_index import WhitenedEmbedding, WhitenedIndexRetriever
-from whiten_index.opened import Hit
+from whiten_index.search.search_index import Hit
 
 pytestmark = pytest.mark.service
 

@@ -17,7 +17,7 @@ from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import ArtifactError
-from whiten_index.index import set_current
+from whiten_index.versions.published import set_current
 
 ROWS, DIM = 600, 16
 FACTORIES = ["Flat", "SQ8", "PQ8x4", "PQ8x4fs", "RaBitQ", "HNSW8", "NSG8"]

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.metrics import evaluate, evaluate_each, spearman
+from whiten_index.evaluation.metrics import evaluate, evaluate_each, spearman
 
 Grades, Scores = Mapping[str, int], Mapping[str, float]
 

@@ -19,7 +19,7 @@ from tests.moments_helpers import (
     two_pass,
 )
 from whiten_index.errors import ConfigError
-from whiten_index.moments import Moments, Products
+from whiten_index.whitening.moments import Moments, Products
 
 # One pass against the definition
 

@@ -18,7 +18,7 @@ from tests.moments_helpers import (
     two_pass,
 )
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.moments import Moments
+from whiten_index.whitening.moments import Moments
 
 # Merging
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from tests import tiny_models
 from tests.build_helpers import closed_form
 from whiten_index import build_index
-from whiten_index.build import BuildConfig, BuildReport
 from whiten_index.errors import ConfigError
-from whiten_index.metrics import evaluate, spearman
+from whiten_index.evaluation.metrics import evaluate, spearman
+from whiten_index.pipeline.build import BuildConfig, BuildReport
 from whiten_index.whitening import Kind, WhiteningConfig, unit_rows
 
 PROMPTS = {"query": "query: ", "document": "passage: "}

@@ -361,7 +361,7 @@ def _in_child(library: Library, job: Path, log: Path) -> None:
                 time.sleep(0.02)
                 watcher.advance(1)
 
-    sys.modules["whiten_index.update"].update_index = endless  # type: ignore[attr-defined]
+    sys.modules["whiten_index.pipeline.update"].update_index = endless  # type: ignore[attr-defined]
     try:
         main([str(job), "--log", "json"])
     except SystemExit as ended:

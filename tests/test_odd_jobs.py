@@ -13,10 +13,11 @@ import pytest
 
 from pipelines.nightly_reindex import run
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.config import read_toml
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.gates.file import CanaryFile
-from whiten_index.update import UpdateConfig, update_index
+from whiten_index.pipeline.build_config import read_toml
+from whiten_index.pipeline.gates import CanaryFile
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
 
 ROWS, DIM = 200, 8
 

@@ -19,8 +19,9 @@ from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import open_index
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.errors import GateError, WhitenIndexError
-from whiten_index.update import UpdateConfig, UpdateReport, update_index
-from whiten_index.versions import list_versions, prune, rollback
+from whiten_index.pipeline.update import UpdateReport, update_index
+from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.versions.retention import list_versions, prune, rollback
 
 CORPUS, GATE = 3, 9
 

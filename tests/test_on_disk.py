@@ -20,17 +20,16 @@ import pytest
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
 from whiten_index.errors import StorageError
 from whiten_index.index import (
-    INDEX,
     IVF_DATA,
     SpilledLists,
     StreamedCodes,
     inner_index,
     kind_on_disk,
     wrap,
-    write_index,
 )
-from whiten_index.moments import Moments
+from whiten_index.versions.published import INDEX, write_index
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
 
 DIM, ROWS = 40, 1_500
 # Codes of 32 float32 and of 256 bytes: counts whose low bytes are alike.

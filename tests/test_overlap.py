@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from whiten_index.overlap import overlapped
+from whiten_index.artifacts.prefetch import overlapped
 
 STAGES = ("read", "prepare", "work", "finish")
 

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from whiten_index import BuildConfig, Encoder, build_index, open_index
-from whiten_index.build import BuildReport
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError
+from whiten_index.pipeline.build import BuildReport
 
 SENTENCES = ("the cat sat on the mat.", "a dog ran in the river.", "the king reads a book.")
 

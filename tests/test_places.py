@@ -14,8 +14,9 @@ import pytest
 from tests.corpus_helpers import overwrite
 from tests.upkeep_helpers import PACK, World, new_world, pack_folders, shard_folders
 from whiten_index.store import EmbeddingStore
-from whiten_index.upkeep import compact_store, gc_store, verify_store
-from whiten_index.upkeep.compact import _to_pack
+from whiten_index.versions.compaction import _to_pack, compact_store
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.verify_store import verify_store
 
 TENSORS = "embeddings.safetensors"
 

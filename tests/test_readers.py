@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks import readers
 from whiten_index import open_index
-from whiten_index.index import version_names
-from whiten_index.search import Hit
+from whiten_index.search.search_index import Hit
+from whiten_index.versions.published import version_names
 
 ROWS, DIM = 200, 16
 

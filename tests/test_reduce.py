@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from tests import tiny_models
 from tests.build_helpers import build, closed_form, random_rows, write_rows
-from whiten_index import BuildConfig, QueryTransform, build_index, open_index, query_encoder
+from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.cli import cli
 from whiten_index.encoding import Encoder, recorded_spec
 from whiten_index.errors import (
@@ -29,12 +29,13 @@ from whiten_index.errors import (
     EncoderError,
     StorageError,
 )
-from whiten_index.index import read_published
 from whiten_index.integrations.query_half import QueryHalf
 from whiten_index.integrations.sentence_transformers import export_model
-from whiten_index.query_encoder import digest_of
+from whiten_index.search import query_encoder
+from whiten_index.search.query_encoder import digest_of
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
+from whiten_index.versions.published import read_published
 from whiten_index.whitening import Kind, Whitening
 
 ROWS, K = 120, 6

@@ -18,9 +18,9 @@ from benchmarks import readers
 from benchmarks.readers import STEP
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ArtifactError
-from whiten_index.index import read_current, set_current, version_names
-from whiten_index.search import SearchIndex
-from whiten_index.versions import rollback
+from whiten_index.search.search_index import SearchIndex
+from whiten_index.versions.published import read_current, set_current, version_names
+from whiten_index.versions.retention import rollback
 
 ROWS, DIM = 64, 16
 POINTS = readers.points(ROWS, DIM)

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index import rerank as reranking
 from whiten_index.errors import ArtifactError
-from whiten_index.upkeep import gc_store
-from whiten_index.versions import prune
+from whiten_index.search import rerank as reranking
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.retention import prune
 
 ROWS, DIM, K = 400, 12, 6
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index.errors import ConfigError, CorpusError, StorageError
-from whiten_index.metrics import evaluate
-from whiten_index.run_file import RUN_ENDINGS, check_place, read_run, write_run
+from whiten_index.evaluation.metrics import evaluate
+from whiten_index.evaluation.trec_run import RUN_ENDINGS, check_place, read_run, write_run
 
 METRICS = ("ndcg@10", "recall@20", "mrr@10", "map@20")
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 
 from whiten_index import BuildConfig, encode_corpus, open_index
-from whiten_index.build import build_index
 from whiten_index.encoding import chosen_devices
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
+from whiten_index.pipeline.build import build_index
 from whiten_index.runners import LocalRunner, ProcessRunner
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.build_helpers import corpus_source
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.batch import row_digests
+from whiten_index.corpus.batches import row_digests
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
 
 DIM, DOCUMENTS = 8, 60

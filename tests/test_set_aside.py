@@ -11,8 +11,8 @@ import pytest
 from tests.corpus_helpers import open_corpus
 from whiten_index.corpus import ParquetCorpus, Shard
 from whiten_index.errors import CorpusError, SetAsideError
+from whiten_index.pipeline.shard_workers import window_results
 from whiten_index.runners import SetAside
-from whiten_index.shard_workers import window_results
 
 ROWS, SHARD_ROWS = 100, 10
 

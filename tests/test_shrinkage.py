@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.whitening_helpers import few, fit, make_rows, seeds
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.moments import Moments
 from whiten_index.whitening import (
     Estimator,
     Kind,
@@ -19,6 +18,7 @@ from whiten_index.whitening import (
     parse_shrinkage,
     shrunk_covariance,
 )
+from whiten_index.whitening.moments import Moments
 
 sklearn_covariance = pytest.importorskip("sklearn.covariance")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from whiten_index.index import expected_bytes, inner_index, measured_bytes, wrap
-from whiten_index.moments import Moments
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
 
 DIM, K, ROWS = 48, 32, 3_000
 FACTORIES = [

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from whiten_index.artifacts.disk_space import require_space
 from whiten_index.errors import StorageError
-from whiten_index.space import require_space
 
 SHARED_MEMORY = Path("/dev/shm")
 

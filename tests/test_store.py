@@ -16,13 +16,13 @@ from tests.build_helpers import column_facts
 from tests.moments_helpers import make_embeddings, quick
 from whiten_index.artifacts import manifest
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.moments import Moments
 from whiten_index.store import (
     CorpusPart,
     CorpusRecord,
     EmbeddingStore,
     StoreDtype,
 )
+from whiten_index.whitening.moments import Moments
 
 ENCODER = column_facts(4, "tiny")
 NAME = "0123456789abcdef" * 2

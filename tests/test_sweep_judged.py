@@ -13,8 +13,8 @@ from pipelines.retrieval_benchmark import main
 from whiten_index import BuildConfig, build_index
 from whiten_index.encoding import Encoder
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation.metrics import evaluate
 from whiten_index.labels.beir import set_files
-from whiten_index.metrics import evaluate
 from whiten_index.store import EmbeddingStore
 from whiten_index.sweep import run_sweep, sweep_config, trial
 

@@ -20,8 +20,8 @@ from tests.whitening_helpers import (
     seeds,
 )
 from whiten_index.errors import ConfigError
-from whiten_index.moments import Moments
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
 
 EQUIVARIANT = [Kind.NONE, Kind.PCA, Kind.WHITENING, Kind.ZCA, Kind.ALL_BUT_THE_TOP]
 FITTED = [kind for kind in Kind if kind is not Kind.NONE]

@@ -31,7 +31,9 @@ from tests.update_helpers import (
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import GateError
 from whiten_index.index import choice
-from whiten_index.update import UpdateConfig, plan_update, update_index
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.pipeline.update_plan import plan_update
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,8 @@ from whiten_index.errors import (
     StorageError,
     WhitenIndexError,
 )
-from whiten_index.update import UpdateConfig, plan_update
+from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.pipeline.update_plan import plan_update
 
 OPTIONS, CORPUS, ENCODER, ARTIFACT = 2, 3, 4, 5
 HUGE, LONG = 10**400, "a" * 5000

@@ -23,7 +23,8 @@ from tests.update_helpers import (
     table_of,
     version_of,
 )
-from whiten_index.update import UpdateConfig, plan_update
+from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.pipeline.update_plan import plan_update
 
 
 @pytest.fixture(autouse=True)

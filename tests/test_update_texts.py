@@ -15,8 +15,10 @@ from tests import choosing_helpers
 from tests.choosing_helpers import choice, parquet, stages
 from tests.update_helpers import assert_equals_fresh, codes_by_id, codes_of, ids_of
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.build import BuildReport
-from whiten_index.update import UpdateConfig, UpdateReport, plan_update, update_index
+from whiten_index.pipeline.build import BuildReport
+from whiten_index.pipeline.update import UpdateReport, update_index
+from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.pipeline.update_plan import plan_update
 
 
 @pytest.fixture(autouse=True)

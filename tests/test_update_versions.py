@@ -33,11 +33,14 @@ from whiten_index.errors import (
     GateError,
     WhiteningError,
 )
+from whiten_index.pipeline import update_base
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_base import Base
+from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.store import CorpusPart, CorpusRecord
-from whiten_index.update import UpdateConfig, again, update_index
-from whiten_index.update.base import Base
-from whiten_index.upkeep import compact_store, gc_store
-from whiten_index.versions import prune, rollback
+from whiten_index.versions.compaction import compact_store
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.retention import prune, rollback
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +128,7 @@ def test_texts_that_come_again_are_counted_once_and_not_where_the_base_has_them(
     base: Any = SimpleNamespace(
         folder=tmp_path / "versions/v1", record=record("base", "more"), store=store
     )
-    monkeypatch.setattr(again.faiss_index, "withdrawn_versions", lambda _: ("v2", "v3"))
+    monkeypatch.setattr(update_base.faiss_index, "withdrawn_versions", lambda _: ("v2", "v3"))
     texts = {name: set(rows.tolist()) for name, rows in held.items()}
     expected = []
     for name in ("v2", "v3"):
@@ -134,7 +137,7 @@ def test_texts_that_come_again_are_counted_once_and_not_where_the_base_has_them(
             f"note: {len(brought & texts['now'])} of the {len(brought)} texts that version {name} "
             "brought, which was rolled back, come again"
         )
-    assert list(again.told_again(base, record("now"), store)) == expected
+    assert list(update_base.told_again(base, record("now"), store)) == expected
 
 
 def test_a_withdrawn_version_that_a_disk_does_not_give_stops_no_update(
@@ -159,7 +162,7 @@ def test_a_withdrawn_version_that_a_disk_does_not_give_stops_no_update(
 def told_by(place: Place) -> Iterator[str]:
     """Return what an update of the corpus as it is would tell of withdrawn versions."""
     base = Base.open(UpdateConfig(index=str(place.out)))
-    return again.told_again(base, base.record, base.store)
+    return update_base.told_again(base, base.record, base.store)
 
 
 def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Place) -> None:

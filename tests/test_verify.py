@@ -17,8 +17,11 @@ from tests.upkeep_helpers import PACK, World, add_version, new_world, pack_folde
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
 from whiten_index.store import CorpusRecord, EmbeddingStore
-from whiten_index.upkeep import compact_store, gc_store, verify_index, verify_store
-from whiten_index.versions import prune, rollback
+from whiten_index.versions.compaction import compact_store
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.retention import prune, rollback
+from whiten_index.versions.verify_index import verify_index
+from whiten_index.versions.verify_store import verify_store
 
 
 @pytest.fixture

@@ -19,11 +19,12 @@ from whiten_index import open_index
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.index import (
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.versions.bundle import open_version
+from whiten_index.versions.published import (
     Current,
     find_version,
     next_version,
-    open_version,
     promote,
     publish_candidate,
     read_current,
@@ -32,9 +33,8 @@ from whiten_index.index import (
     set_current,
     version_names,
 )
-from whiten_index.store import CorpusRecord, EmbeddingStore
-from whiten_index.upkeep import verify_index
-from whiten_index.versions import list_versions, prune, rollback
+from whiten_index.versions.retention import list_versions, prune, rollback
+from whiten_index.versions.verify_index import verify_index
 
 WIDTHS = (2, 3, 4, 5)
 

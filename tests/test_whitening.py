@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.whitening_helpers import covariance_of, fit, make_rows, quick, seeds
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.moments import Moments
 from whiten_index.whitening import (
     Kind,
     Whitening,
@@ -17,6 +16,7 @@ from whiten_index.whitening import (
     WidthWish,
     unit_rows,
 )
+from whiten_index.whitening.moments import Moments
 
 
 def closed_form(rows, k, *, exponent=1.0):

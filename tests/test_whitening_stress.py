@@ -8,8 +8,8 @@ import pytest
 
 from tests.whitening_helpers import fit, make_rows
 from whiten_index.errors import WhiteningError
-from whiten_index.moments import Moments
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
 
 WHITENS = [Kind.WHITENING, Kind.ZCA, Kind.ZCA_COR, Kind.GROUP]
 

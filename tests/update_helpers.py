@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from tests.build_helpers import random_rows
 from whiten_index import BuildConfig, Moments, Whitening, build_index, open_index
-from whiten_index.build import BuildReport
-from whiten_index.update import UpdateConfig, UpdateReport, update_index
+from whiten_index.pipeline.build import BuildReport
+from whiten_index.pipeline.update import UpdateReport, update_index
+from whiten_index.pipeline.update_config import UpdateConfig
 
 DIM, ROWS, SHARD_ROWS = 8, 300, 40
 # Older than what may be written again under the same time.

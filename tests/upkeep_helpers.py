@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.build_helpers import build, random_rows, write_rows
-from whiten_index.config import BuildConfig
-from whiten_index.encode import EncodeReport, encode_corpus
-from whiten_index.index import versions
+from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.encode import EncodeReport, encode_corpus
 from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.versions import published
 
 DIM, SHARD = 6, 40
 # A pack is as large as a shard that is full.
@@ -165,7 +165,7 @@ def add_version(world: World, index: Path, record: CorpusRecord, number: int) ->
     version = f"{number:06d}-0123456789ab"
 
     def fill(folder: Path) -> dict[str, Any]:
-        record.save(folder / versions.RECORD)
+        record.save(folder / published.RECORD)
         return {
             **built_manifest(),
             "version": version,
@@ -178,10 +178,10 @@ def add_version(world: World, index: Path, record: CorpusRecord, number: int) ->
         }  # fmt: skip
 
     index.mkdir(parents=True, exist_ok=True)
-    world.store.users.register(index, versions.ensure_index_id(index))
-    versions.publish(index, version, fill)
-    versions.set_current(index, version)
-    return index / versions.VERSIONS / version
+    world.store.users.register(index, published.ensure_index_id(index))
+    published.publish(index, version, fill)
+    published.set_current(index, version)
+    return index / published.VERSIONS / version
 
 
 class Crash(BaseException):

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from whiten_index.moments import Moments
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
 
 seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)

@@ -8,43 +8,45 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from whiten_index.release import VERSION
+from whiten_index.version import VERSION
 
 if TYPE_CHECKING:
-    from whiten_index.build import BuildConfig, build_index, encode_corpus
     from whiten_index.corpus import CorpusConfig, ParquetCorpus
     from whiten_index.encoding import Encoder
     from whiten_index.errors import WhitenIndexError
-    from whiten_index.moments import Moments
-    from whiten_index.reduce import QueryTransform
-    from whiten_index.search import open_index
+    from whiten_index.pipeline.build import build_index
+    from whiten_index.pipeline.build_config import BuildConfig
+    from whiten_index.pipeline.encode import encode_corpus
+    from whiten_index.search.query_transform import QueryTransform
+    from whiten_index.search.search_index import open_index
     from whiten_index.store import EmbeddingStore
-    from whiten_index.train import train_encoder
     from whiten_index.training.config import TrainingConfig
+    from whiten_index.training.train import train_encoder
     from whiten_index.vectordb.push import push_index, pushed_version
     from whiten_index.vectordb.push_config import PushConfig
     from whiten_index.whitening import Whitening
+    from whiten_index.whitening.moments import Moments
 
 __version__ = VERSION
 
 _HOME = {
-    "BuildConfig": "build",
+    "BuildConfig": "pipeline.build_config",
     "CorpusConfig": "corpus",
     "EmbeddingStore": "store",
     "Encoder": "encoding",
-    "Moments": "moments",
+    "Moments": "whitening.moments",
     "ParquetCorpus": "corpus",
     "PushConfig": "push",
-    "QueryTransform": "reduce",
+    "QueryTransform": "search.query_transform",
     "TrainingConfig": "training.config",
     "WhitenIndexError": "errors",
     "Whitening": "whitening",
-    "build_index": "build",
-    "encode_corpus": "build",
-    "open_index": "search",
+    "build_index": "pipeline.build",
+    "encode_corpus": "pipeline.encode",
+    "open_index": "search.search_index",
     "push_index": "push",
     "pushed_version": "push",
-    "train_encoder": "train",
+    "train_encoder": "training.train",
 }
 
 __all__ = [

@@ -18,9 +18,9 @@ from typing import Any
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import is_folder, writing
 from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.artifacts.paths import cut, require_path
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
-from whiten_index.given import cut, require_path
-from whiten_index.index import read_published
+from whiten_index.versions.published import read_published
 
 _PREFIX = "whiten_index_"
 _LAST_SUCCESS = "last_success_timestamp_seconds"

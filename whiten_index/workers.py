@@ -12,10 +12,10 @@ from pathlib import Path
 
 from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.files import exists, is_folder, list_folder, reading, writing
-from whiten_index.config import BuildConfig
+from whiten_index.artifacts.paths import is_uri
 from whiten_index.corpus import require_reachable
 from whiten_index.errors import CorpusError, StorageError
-from whiten_index.given import is_uri
+from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.progress import Stages
 from whiten_index.runners import Calls, CrewCalls, InThisProcess, Size, cluster
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 
 from whiten_index import BuildConfig
-from whiten_index.build import build_index
-from whiten_index.encode import encode_corpus
 from whiten_index.errors import ClusterError, SetAsideError
-from whiten_index.moments import Moments
+from whiten_index.pipeline.build import build_index
+from whiten_index.pipeline.encode import encode_corpus
+from whiten_index.whitening.moments import Moments
 
 pytestmark = pytest.mark.service
 ROWS, DIM, SHARD_ROWS = 6_000, 24, 250

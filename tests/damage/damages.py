@@ -170,7 +170,7 @@ class Fuzzer:
 
     def searchable(self) -> dict[str, Any]:
         """Return what each version finds whose rows are all ranked by the store."""
-        from whiten_index.index import read_current
+        from whiten_index.versions.published import read_current
 
         index, found = self.world / "index", {}
         published = read_current(index).version

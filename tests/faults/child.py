@@ -312,9 +312,8 @@ def main(folder: str, part: str, parts: str, share: str, *only: str) -> int:
     operations = Operations(ctypes.CDLL(None))
     import faiss
 
-    for name in ("whiten_index.cli", "whiten_index.search", "whiten_index.update",
-                 "whiten_index.upkeep", "whiten_index.vectordb"):  # fmt: skip
-        importlib.import_module(name)
+    for name in ("cli", "search.search_index", "pipeline.update", "versions.gc", "vectordb.push"):
+        importlib.import_module(f"whiten_index.{name}")
     # Threads do not live on in a fork.
     faiss.omp_set_num_threads(1)
     place = Place(Path(folder, part))

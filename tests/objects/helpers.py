@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from tests.build_helpers import random_rows
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.build import BuildReport
+from whiten_index.pipeline.build import BuildReport
 
 SHARDS, ROWS = 5, 40
 OPTIONS: dict[str, Any] = {

@@ -11,8 +11,8 @@ import pytest
 
 from tests.objects.helpers import SHARDS, build, corpus_file, hits, keys
 from whiten_index.errors import StorageError
-from whiten_index.upkeep import verify_paths
-from whiten_index.versions import list_versions
+from whiten_index.versions.retention import list_versions
+from whiten_index.versions.verify import verify_paths
 
 pytestmark = pytest.mark.service
 

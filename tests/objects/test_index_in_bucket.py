@@ -13,13 +13,15 @@ import pytest
 
 from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, put_corpus
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.encode import encode_corpus
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.index.library import load_faiss
 from whiten_index.index.vectors import vectors_of
-from whiten_index.update import UpdateConfig, update_index
-from whiten_index.upkeep import gc_store, verify_paths
-from whiten_index.versions import list_versions, rollback
+from whiten_index.pipeline.encode import encode_corpus
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.retention import list_versions, rollback
+from whiten_index.versions.verify import verify_paths
 
 pytestmark = pytest.mark.service
 
@@ -114,7 +116,7 @@ def test_the_same_build_on_two_machines_at_once(
     s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both make a version of one name, of files that differ: what is published is one of them."""
-    from whiten_index import build as room
+    from whiten_index.pipeline import build as room
 
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     real, second = room.write_version, []
@@ -221,7 +223,7 @@ def test_back_to_an_earlier_version(
     assert rollback(out, to=second.version).to == second.version
 
     # A version is published between the look at what there is and the rollback's own.
-    from whiten_index import versions as room
+    from whiten_index.versions import retention as room
 
     def overtaken(*arguments: Any) -> Any:
         s3.put_object(Bucket=bucket, Key="index/CURRENT", Body=b"another")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from whiten_index.train import TrainReport
+from whiten_index.training.train import TrainReport
 
 WORDS = ("cat", "dog", "bird", "fish", "king", "queen", "man", "woman", "river", "house")
 VERBS = ("sat", "ran", "flew", "swam", "walks", "sings", "reads", "writes")

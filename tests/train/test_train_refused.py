@@ -16,8 +16,8 @@ from whiten_index.errors import (
     EncoderError,
     WhiteningError,
 )
-from whiten_index.train import train_encoder
 from whiten_index.training.config import Precision
+from whiten_index.training.train import train_encoder
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_model_that_was_damaged_since_is_told(config: Any, name: str) -> None:
 def test_embeddings_that_all_became_the_same_are_a_divergence(
     config: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import whiten_index.train as module
+    import whiten_index.training.train as module
 
     def scorer(*_: Any) -> Any:
         calls = iter([{"stsb_dev": 1.0, "uniformity": 0.0}])

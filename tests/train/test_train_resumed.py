@@ -16,7 +16,7 @@ from whiten_index.errors import (
     ConfigError,
     StorageError,
 )
-from whiten_index.train import train_encoder
+from whiten_index.training.train import train_encoder
 
 
 # An epoch has 12 steps: at its end the sentences are drawn anew.
@@ -60,7 +60,7 @@ def test_a_checkpoint_that_was_being_written_is_passed_over(
 def test_only_the_last_checkpoint_and_the_best_weights_are_kept(
     config: Any, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import whiten_index.train as module
+    import whiten_index.training.train as module
 
     values = iter([0.0, 5.0, 9.0, 7.0, 8.0])
     monkeypatch.setattr(
@@ -94,7 +94,7 @@ def test_checkpoints_of_another_model_are_not_gone_on_with(
 def test_what_a_training_left_that_died_at_its_very_end_is_removed(
     config: Any, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import whiten_index.train as module
+    import whiten_index.training.train as module
 
     real = module.replace_folder
 

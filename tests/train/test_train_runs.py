@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.train.helpers import sentences, weights
-from whiten_index.train import train_encoder
 from whiten_index.training.config import PositiveSum, Precision
+from whiten_index.training.train import train_encoder
 
 
 def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
@@ -37,7 +37,7 @@ def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
 def test_the_best_checkpoint_is_what_is_written(
     config: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import whiten_index.train as module
+    import whiten_index.training.train as module
 
     seen = list[Any]()
 
@@ -101,7 +101,7 @@ def test_the_folder_is_read_by_sentence_transformers_and_here_alike(
 def test_the_head_that_is_kept_is_what_was_scored(
     config: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import whiten_index.train as module
+    import whiten_index.training.train as module
     from whiten_index.encoding import Encoder
     from whiten_index.training import embed as embedding
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import VECTOR, Found, Layout, PushedTable
 from whiten_index.vectordb.row_checks import (

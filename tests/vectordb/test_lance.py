@@ -29,7 +29,7 @@ from tests.vectordb.writer_contract import (
     assert_holds,
     fill,
 )
-from whiten_index.batch import PASSAGE
+from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Metric, VectorDtype
 from whiten_index.vectordb.lance import filling

@@ -30,7 +30,7 @@ from tests.vectordb.writer_contract import (
     assert_no_secret,
     fill,
 )
-from whiten_index.batch import PASSAGE
+from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Found, VectorDtype
 from whiten_index.vectordb.milvus import building, connection, searching

@@ -22,7 +22,7 @@ from whiten_index import BuildConfig, build_index
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb.registry import open_writer
-from whiten_index.versions import rollback
+from whiten_index.versions.retention import rollback
 
 SECRET = "hunter2"
 CLIENTS = ("psycopg", "qdrant_client", "lancedb", "pymilvus")

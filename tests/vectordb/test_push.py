@@ -17,7 +17,8 @@ from tests.vectordb.memory_writer import MemoryWriter, Server
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateError
 from whiten_index.index import Documents
-from whiten_index.update import UpdateConfig, update_index
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.database_writer import Layout
 from whiten_index.vectordb.push import push_index, pushed_version
 from whiten_index.vectordb.push_check import differences
@@ -25,7 +26,7 @@ from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_report import PushReport
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.row_checks import RowsError
-from whiten_index.versions import prune, rollback
+from whiten_index.versions.retention import prune, rollback
 from whiten_index.whitening import Whitening
 
 ROWS, DIM, K = 300, 16, 8

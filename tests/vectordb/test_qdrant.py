@@ -25,7 +25,7 @@ from tests.vectordb.writer_contract import (
     assert_no_secret,
     fill,
 )
-from whiten_index.batch import PASSAGE
+from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, VectorDtype
 from whiten_index.vectordb.ids import NAMESPACE, row_uuid, row_uuids

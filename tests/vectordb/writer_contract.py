@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from whiten_index.batch import PASSAGE
+from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, WhitenIndexError
 from whiten_index.vectordb.database_writer import (
     VECTOR,

@@ -33,9 +33,9 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.paths import cut
 from whiten_index.artifacts.schema import Schema
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.given import cut
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import AfterValidator, Field, Strict, StringConstraints, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from whiten_index.given import cut
+from whiten_index.artifacts.paths import cut
 
 T = TypeVar("T")
 # Sizes in bytes and row numbers are kept as int64.

@@ -10,17 +10,18 @@ from whiten_index.assemble.examination import Examination, examine, prepare, set
 from whiten_index.assemble.job import Job
 from whiten_index.assemble.plan import Assembled, Carry, IndexPlan
 from whiten_index.index import IndexBytes
+from whiten_index.versions import bundle, published
 
 
 def carried_over(carry: Carry, job: Job, folder: Path) -> Assembled:
     """Write an index of codes taken over and of new ones, in memory or on disk as for any other."""
     # Mapped, so that no more of the old one is held than what is being copied.
-    old, again = (faiss_index.read_index(carry.source, mapped=True) for _ in range(2))
+    old, again = (bundle.read_index(carry.source, mapped=True) for _ in range(2))
     carried = faiss_index.CarriedCodes(old, again, carry.old_rows)
     vectors = job.vectors_of(carried.new_rows, carried.index, stage="project and add")
     inner = faiss_index.inner_of(carried.index)
     made = _made_on_disk(faiss_index.Placed(inner, "cpu"), job.plan)
-    path = folder / faiss_index.INDEX
+    path = folder / published.INDEX
     if made == "codes":
         index = carried.stream(vectors, path)
     elif made == "lists":
@@ -30,10 +31,10 @@ def carried_over(carry: Carry, job: Job, folder: Path) -> Assembled:
         if not kept_on_disk(job.plan):
             faiss_index.gather(faiss_index.inner_of(index))
             (folder / faiss_index.IVF_DATA).unlink()
-        faiss_index.write_index(index, path)
+        published.write_index(index, path)
     else:
         index = carried.fill(vectors)
-        faiss_index.write_index(index, path)
+        published.write_index(index, path)
     return Assembled.of(index, folder, carry.tuned, carry.rerank, "cpu")
 
 
@@ -72,7 +73,7 @@ def _fill(
     placed = placed.attempt(add, instead=placed.on_cpu(), device=device, note=note)
     tuned, rerank = set_to_target(placed.index, examination, job)
     index = job.wrapped(placed.on_cpu())
-    faiss_index.write_index(index, folder / faiss_index.INDEX)
+    published.write_index(index, folder / published.INDEX)
     return Assembled.of(index, folder, tuned, rerank, placed.device)
 
 
@@ -93,7 +94,7 @@ def _streamed(
 ) -> Assembled:
     """Write codes into the index's file as they come."""
     index = job.wrapped(placed.on_cpu())
-    with faiss_index.StreamedCodes(index, folder / faiss_index.INDEX) as writer:
+    with faiss_index.StreamedCodes(index, folder / published.INDEX) as writer:
         for vectors in job.vectors(index, stage="project and add"):
             writer.add(vectors)
     opened = writer.opened()
@@ -118,5 +119,5 @@ def _spilled(
         (folder / faiss_index.IVF_DATA).unlink()
     tuned, rerank = set_to_target(inner, examination, job)
     index = job.wrapped(inner)
-    faiss_index.write_index(index, folder / faiss_index.INDEX)
+    published.write_index(index, folder / published.INDEX)
     return Assembled.of(index, folder, tuned, rerank, placed.device)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
 from whiten_index.assemble.plan import IndexPlan
-from whiten_index.draw import CorpusEmbeddings, mapped_part
 from whiten_index.errors import ConfigError
 from whiten_index.progress import Stages
 from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store.sampling import CorpusEmbeddings, mapped_part
 from whiten_index.whitening import Whitening, unit_rows
 
 _ADD_ROWS, _LEAST_ROWS, _LOOKED_AT = 8192, 256, 256

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from whiten_index import index as faiss_index
 from whiten_index.artifacts.files import exists
 from whiten_index.index import FactoryChoice, IndexBytes, OperatingPoint
+from whiten_index.versions import published
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,13 @@ class Assembled:
         cls, index: Any, folder: Path, tuned: OperatingPoint, rerank: int | None, device: str
     ) -> Assembled:
         """Look at an index and its files."""
-        names = (faiss_index.INDEX, faiss_index.IVF_DATA)
+        names = (published.INDEX, faiss_index.IVF_DATA)
         files = [path for path in (folder / name for name in names) if exists(path)]
         file_bytes = sum(path.stat().st_size for path in files)
         return cls(
             nprobe=faiss_index.nprobe(index),
             sizes=faiss_index.measured_bytes(index),
-            vector_bytes=faiss_index.vector_bytes(index, file_bytes=file_bytes),
+            vector_bytes=published.vector_bytes(index, file_bytes=file_bytes),
             file_bytes=file_bytes,
             tuned=tuned,
             rerank=rerank,
@@ -107,7 +108,7 @@ class Carry:
         rerank: candidates a query to score again from the store, None for its own scores.
     """
 
-    source: faiss_index.Version
+    source: published.Version
     old_rows: NDArray[np.int64]
     tuned: OperatingPoint
     rerank: int | None

@@ -34,6 +34,7 @@ from whiten_index.index.exact import merged
 from whiten_index.progress import Silent, Stages
 from whiten_index.runners import Calls
 from whiten_index.store import CorpusPart
+from whiten_index.versions import published
 
 _PARTS, _TRAINED, _QUERIES = "ranges", "trained.faiss", "queries.npy"
 _TRIES, _SECONDS_BETWEEN_TRIES = 20, 0.25
@@ -107,7 +108,7 @@ def _trained(stages: Stages, job: Job, parts: Path) -> tuple[str, NDArray[np.int
     """Train the index and write it; return where that was done, and the rows held out."""
     job = replace(job, stages=stages)
     placed, held_out = prepare(job)
-    faiss_index.write_index(placed.on_cpu(), parts / _TRAINED)
+    published.write_index(placed.on_cpu(), parts / _TRAINED)
     if len(held_out):
         _save(parts / _QUERIES, job.vectors_at(held_out))
     return placed.device, held_out
@@ -147,18 +148,18 @@ def _joined(
 ) -> Assembled:
     """Join the codes of all ranges in the index's file, and set how it is searched."""
     job = replace(job, stages=stages)
-    for name in (faiss_index.INDEX, faiss_index.IVF_DATA, faiss_index.PARTS):
+    for name in (published.INDEX, faiss_index.IVF_DATA, faiss_index.PARTS):
         # Of one that died at it.
         (folder / name).unlink(missing_ok=True)
     examination = _examination(parts, ranges, held_out)
-    inner, path = _read_trained(parts), folder / faiss_index.INDEX
+    inner, path = _read_trained(parts), folder / published.INDEX
     with stages.stage("join", job.record.rows) as watcher:
         opened = _filled(inner, _blocks(parts, ranges, job.block_rows), job, folder)
         watcher.advance(job.record.rows)
     tuned, rerank = set_to_target(faiss_index.inner_of(opened), examination, job)
     if faiss_index.kind_on_disk(inner) != "codes":
         # Flat codes are in the file already.
-        faiss_index.write_index(opened, path)
+        published.write_index(opened, path)
     return Assembled.of(opened, folder, tuned, rerank, device)
 
 
@@ -167,7 +168,7 @@ def _filled(inner: Any, blocks: Iterator[NDArray[Any]], job: Job, folder: Path) 
     kind = faiss_index.kind_on_disk(inner)
     if kind == "codes":
         index = job.wrapped(inner)
-        with faiss_index.StreamedCodes(index, folder / faiss_index.INDEX) as writer:
+        with faiss_index.StreamedCodes(index, folder / published.INDEX) as writer:
             for block in blocks:
                 writer.add_codes(block)
         return writer.opened()

@@ -19,6 +19,7 @@ import click
 import whiten_index
 from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import system_error
+from whiten_index.artifacts.paths import require_no_secret, require_plain_environment
 from whiten_index.cli import (
     commands,
     eval_commands,
@@ -40,7 +41,6 @@ from whiten_index.cli import (
 )
 from whiten_index.collector import spare_what_was_imported
 from whiten_index.errors import ConfigError, SetAsideError, WhitenIndexError
-from whiten_index.given import require_no_secret, require_plain_environment
 from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
 from whiten_index.streams import cell, guarded, open_closed_descriptors
 

@@ -46,8 +46,8 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
     if plan:
         _print_plan(options, as_json=as_json)
         return
-    from whiten_index.build import build_index
-    from whiten_index.config import BuildConfig
+    from whiten_index.pipeline.build import build_index
+    from whiten_index.pipeline.build_config import BuildConfig
 
     config = BuildConfig(**options)
     if not as_json:
@@ -82,8 +82,8 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
     if plan:
         _print_plan(options, as_json=as_json)
         return
-    from whiten_index.config import BuildConfig
-    from whiten_index.encode import encode_corpus
+    from whiten_index.pipeline.build_config import BuildConfig
+    from whiten_index.pipeline.encode import encode_corpus
 
     report = encode_corpus(BuildConfig(**options), progress=terminal.Bars()).to_json()
     if as_json:
@@ -103,7 +103,7 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
 @json_option
 def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     """Show what is in INDEX: counts, transform and choice, geometry, spectrum, bytes."""
-    from whiten_index.describe import describe_index, eigenvalues_of
+    from whiten_index.versions.describe import describe_index, eigenvalues_of
 
     if plot is not None:
         from whiten_index.report import check_plot_path, draw_spectrum
@@ -147,8 +147,8 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
 
 
 def _print_plan(options: dict[str, Any], *, as_json: bool) -> None:
-    from whiten_index.config import BuildConfig
-    from whiten_index.plan import plan_build
+    from whiten_index.pipeline.build_config import BuildConfig
+    from whiten_index.pipeline.plan import plan_build
 
     plan = plan_build(BuildConfig(**options), progress=terminal.Bars()).to_json()
     if as_json:

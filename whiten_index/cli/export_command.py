@@ -66,7 +66,7 @@ def export(
     _require_ending(form, target)
     options = {name: value for name, value in of_sql.items() if value is not None}
     _require_options(form, options, model)
-    from whiten_index.reduce import QueryTransform
+    from whiten_index.search.query_transform import QueryTransform
 
     transform = QueryTransform.of(
         index, verify=verify, model=model, trust_remote_code=trust_remote_code

@@ -34,7 +34,7 @@ def config_option(also: Mapping[str, str] | None = None) -> Callable[[Command], 
     def read(context: click.Context, _: click.Parameter, path: str | None) -> None:
         if path is None:
             return
-        from whiten_index.config import read_job
+        from whiten_index.pipeline.build_config import read_job
 
         names = {parameter.name: parameter for parameter in context.command.params}
         values = {}

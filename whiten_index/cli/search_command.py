@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from whiten_index.artifacts.paths import shown
 from whiten_index.cli import terminal
 from whiten_index.cli.options import (
     device_option,
@@ -16,11 +17,10 @@ from whiten_index.cli.options import (
     verify_option,
     with_options,
 )
-from whiten_index.given import shown
 from whiten_index.streams import cell
 
 if TYPE_CHECKING:
-    from whiten_index.search import Hit, SearchIndex
+    from whiten_index.search.search_index import Hit, SearchIndex
 
 _OPENING = (
     "model", "trust_remote_code", "device", "threads", "verify", "mapped", "rerank", "rerank_by",
@@ -100,7 +100,7 @@ def search(
         unused = [f"--{name.replace('_', '-')}" for name in _QUERIES if options[name]]
         if unused:
             raise click.UsageError(f"{' and '.join(unused)} needs --queries FILE")
-    from whiten_index.search import open_index
+    from whiten_index.search.search_index import open_index
 
     opened = open_index(index, **{name: options[name] for name in _OPENING})
     if row_filter is not None and not opened.matches(row_filter):
@@ -139,7 +139,7 @@ def _search_file(
     if not text_columns and embedding_column is None:
         raise click.UsageError("name the column of the queries: --text-column, --embedding-column")
     from whiten_index.corpus import CorpusConfig
-    from whiten_index.run_file import check_place, check_run_path, write_run
+    from whiten_index.evaluation.trec_run import check_place, check_run_path, write_run
 
     check_run_path(Path(run))
     check_place(Path(run))
@@ -167,7 +167,12 @@ def _result(query: str, hits: list[Hit]) -> dict[str, Any]:
 
 def _print_hit(hit: Hit, *, passages: bool) -> None:
     """Print score, id and kept columns on a line, and the passage found on another."""
-    from whiten_index.batch import PASSAGE_COLUMNS, PASSAGE_END, PASSAGE_START, PASSAGE_TEXT
+    from whiten_index.corpus.batches import (
+        PASSAGE_COLUMNS,
+        PASSAGE_END,
+        PASSAGE_START,
+        PASSAGE_TEXT,
+    )
 
     columns, added = hit.columns, PASSAGE_COLUMNS if passages else ()
     kept = "  ".join(str(value) for name, value in columns.items() if name not in added)

@@ -111,7 +111,7 @@ def train(
     OUT becomes a folder that build --model takes, and sentence-transformers. What is interrupted is
     gone on with by the same command.
     """
-    from whiten_index.train import train_encoder
+    from whiten_index.training.train import train_encoder
 
     config = TrainingConfig.from_options({"corpus": corpus, "out": out, **options})
     report = train_encoder(config, pairs=dev, progress=terminal.Bars(facts=not as_json))

@@ -72,7 +72,9 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
     """
     if log is not None and as_json:
         raise click.UsageError("--log prints the report as its last line; leave --json out")
-    from whiten_index.update import UpdateConfig, plan_update, update_index
+    from whiten_index.pipeline.update import update_index
+    from whiten_index.pipeline.update_config import UpdateConfig
+    from whiten_index.pipeline.update_plan import plan_update
 
     given = {name: value for name, value in options.items() if value is not None}
     config = UpdateConfig(**given)
@@ -100,9 +102,10 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
 
 
 def _logged(config: Any, form: str, *, dry_run: bool) -> None:
-    from whiten_index.changes import ids_lines
     from whiten_index.log_lines import Ending, LogLines, run_job
-    from whiten_index.update import plan_update, update_index
+    from whiten_index.pipeline.changes import ids_lines
+    from whiten_index.pipeline.update import update_index
+    from whiten_index.pipeline.update_plan import plan_update
 
     lines = LogLines(form)
 
@@ -145,7 +148,7 @@ def _print_gates(gates: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_changes(report: Mapping[str, Any]) -> None:
-    from whiten_index.changes import ids_lines
+    from whiten_index.pipeline.changes import ids_lines
 
     files = report["files"]
     click.echo(
@@ -164,7 +167,7 @@ def _changes(rows: Mapping[str, int]) -> str:
 
 def update_lines(fields: Mapping[str, Any]) -> list[str]:
     """Return what a manifest says of the update that made a version, nothing where a build did."""
-    from whiten_index.changes import ids_lines
+    from whiten_index.pipeline.changes import ids_lines
 
     update = fields.get("update")
     if not update:

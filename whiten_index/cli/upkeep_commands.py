@@ -11,7 +11,7 @@ from whiten_index.cli.options import json_option
 from whiten_index.errors import ArtifactError, StorageError
 
 if TYPE_CHECKING:
-    from whiten_index.upkeep import VerifyReport
+    from whiten_index.versions.verify_report import VerifyReport
 
 # What a verification looks at, how one of it is called, and several.
 _CHECKED = {
@@ -67,7 +67,7 @@ def gc(
     as_json: bool,
 ) -> None:
     """Remove from STORE what no corpus, and no version of an index built from it, needs."""
-    from whiten_index.upkeep import gc_store
+    from whiten_index.versions.gc import gc_store
 
     report = gc_store(
         store, dry_run=dry_run, forget=forget, indexes=indexes, keep_days=keep_days
@@ -94,7 +94,7 @@ def gc(
 @json_option
 def compact(store: str, as_json: bool) -> None:
     """Join the small and the scattered shards of STORE, without changing what is in them."""
-    from whiten_index.upkeep import compact_store
+    from whiten_index.versions.compaction import compact_store
 
     report = compact_store(store).to_json()
     if as_json:
@@ -125,7 +125,7 @@ def compact(store: str, as_json: bool) -> None:
 @json_option
 def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
     """Check every checksum of indexes and stores, and say how to mend what is damaged."""
-    from whiten_index.upkeep import verify_paths
+    from whiten_index.versions.verify import verify_paths
 
     reports = verify_paths(paths, with_stores=not no_store)
     damages, unread = (
@@ -152,7 +152,7 @@ def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
 
 def _left(derived: int, alone: int) -> str:
     """Return which small shards a compaction left as they are, and why."""
-    from whiten_index.upkeep import WORTH_WRITING
+    from whiten_index.versions.compaction_plan import WORTH_WRITING
 
     reasons, total = [], derived + alone
     if derived:

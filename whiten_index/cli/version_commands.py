@@ -11,7 +11,7 @@ from whiten_index.cli import terminal
 from whiten_index.cli.options import json_option
 
 if TYPE_CHECKING:
-    from whiten_index.versions import VersionFacts
+    from whiten_index.versions.retention import VersionFacts
 
 index_argument = click.argument("index", type=click.Path())
 
@@ -28,7 +28,7 @@ index_argument = click.argument("index", type=click.Path())
 @json_option
 def versions(index: str, verify: str, as_json: bool) -> None:
     """List the versions of INDEX: the published one, those to go back to, a candidate."""
-    from whiten_index.versions import list_versions
+    from whiten_index.versions.retention import list_versions
 
     found = list_versions(index, verify=verify)
     if as_json:
@@ -58,7 +58,7 @@ def versions(index: str, verify: str, as_json: bool) -> None:
 @json_option
 def rollback(index: str, to: str | None, without_store: bool, as_json: bool) -> None:
     """Publish an earlier version of INDEX again; the one left is kept, as withdrawn."""
-    from whiten_index.versions import rollback as roll
+    from whiten_index.versions.retention import rollback as roll
 
     rolled = roll(index, to=to, without_store=without_store)
     if as_json:
@@ -89,7 +89,7 @@ def rollback(index: str, to: str | None, without_store: bool, as_json: bool) -> 
 @json_option
 def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
     """Remove versions of INDEX but the published one and the newest sound ones before it."""
-    from whiten_index.versions import prune as remove
+    from whiten_index.versions.retention import prune as remove
 
     pruned = remove(index, keep=keep, verify=verify)
     if as_json:

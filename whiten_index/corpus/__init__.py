@@ -1,6 +1,6 @@
 """``ParquetCorpus``: plans shards from the footers, streams their rows as batches."""
 
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.corpus.config import CorpusConfig
 from whiten_index.corpus.expression import RowFilter
 from whiten_index.corpus.parquet import ParquetCorpus, RepeatedIdsError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from whiten_index.arrow_types import repeated_field
-from whiten_index.batch import ID, PASSAGE_COLUMNS, PASSAGE_TEXT
+from whiten_index.corpus.arrow_types import repeated_field
+from whiten_index.corpus.batches import ID, PASSAGE_COLUMNS, PASSAGE_TEXT
 from whiten_index.corpus.expression import RowFilter
 from whiten_index.corpus.identity import SourceFile
 from whiten_index.corpus.plan import SHARD_ROWS

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from whiten_index.arrow_types import without_views
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.batch import ID, EmbeddingBatch, TextBatch, row_digests
+from whiten_index.corpus.arrow_types import without_views
+from whiten_index.corpus.batches import ID, EmbeddingBatch, TextBatch, row_digests
 from whiten_index.corpus.config import (
     CorpusConfig,
     check_columns,

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.prefetch import ahead
 from whiten_index.errors import EncoderError
-from whiten_index.overlap import ahead
 
 # Texts and characters tokenised at once: what the tokenizer returns is a hundred times their size.
 _CHUNK_TEXTS, _CHUNK_CHARACTERS = 1024, 1 << 20

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whiten_index.moments import MEAN_OF_EVERY, Moments
+from whiten_index.whitening.moments import MEAN_OF_EVERY, Moments
 
 _BLOCK_ROWS = 8192
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.encoding.batching import TokenWindow, tokenize
 from whiten_index.encoding.budget import LADDERS, TokenBudget, remember, remembered
 from whiten_index.encoding.device_moments import moments_on_device
@@ -24,8 +25,7 @@ from whiten_index.encoding.spec import EncoderConfig, EncoderSpec, resolve_encod
 from whiten_index.encoding.transformer import Transformer
 from whiten_index.encoding.window import Batches, PreparedWindow
 from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.moments import Moments
-from whiten_index.overlap import overlapped
+from whiten_index.whitening.moments import Moments
 
 WINDOW_ROWS = {"cpu": 16_384, "other": 65_536}
 # Below so many tokens one batch on all cores answers a query sooner than a batch a core.

@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.artifacts.paths import require_no_secret
 from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
 from whiten_index.encoding.modules import head_sha256
 from whiten_index.encoding.prompts import choose_prompt, require_one
 from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.given import require_no_secret
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 POOLINGS = (

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from whiten_index.artifacts.paths import require_folder, require_no_secret
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_folder, require_no_secret
 from whiten_index.whitening import Kind, WhiteningConfig
 
 TARGET, DISTINCT, SCORED, NLI = "target", "target-distinct", "target-scored", "nli"

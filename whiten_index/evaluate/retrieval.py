@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import writing
-from whiten_index.build import build_index
 from whiten_index.encoding import recorded_spec, resolve_encoder
 from whiten_index.evaluate.retrieval_config import RetrievalConfig
 from whiten_index.evaluate.retrieval_sets import RetrievalSet, judgements, naming, read_sets
@@ -19,12 +18,13 @@ from whiten_index.evaluate.runs import drops_self, evaluate_run, run_figures
 from whiten_index.evaluate.spaces import name_of
 from whiten_index.evaluate.sts import report_of
 from whiten_index.evaluate.texts import encoder_facts
+from whiten_index.evaluation.metrics import require_evaluator
+from whiten_index.evaluation.trec_run import check_place, read_run, write_run
 from whiten_index.index import load_faiss
 from whiten_index.labels import qrels_splits, read_qrels
-from whiten_index.metrics import require_evaluator
+from whiten_index.pipeline.build import build_index
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.run_file import check_place, read_run, write_run
-from whiten_index.search import Ranking, SearchIndex, open_index
+from whiten_index.search.search_index import Ranking, SearchIndex, open_index
 from whiten_index.store import EmbeddingStore
 from whiten_index.whitening import Kind, WhiteningConfig
 

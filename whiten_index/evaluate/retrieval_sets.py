@@ -24,8 +24,8 @@ from whiten_index.labels.beir import (
     text_columns,
 )
 from whiten_index.progress import Stages
-from whiten_index.queries import query_embeddings
-from whiten_index.search import SearchIndex
+from whiten_index.search.query_encoder import query_embeddings
+from whiten_index.search.search_index import SearchIndex
 from whiten_index.store import EmbeddingStore
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from whiten_index.errors import CorpusError
+from whiten_index.evaluation.metrics import Qrels, Run, evaluate
 from whiten_index.labels.judged import some
-from whiten_index.metrics import Qrels, Run, evaluate
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import scratch_folder
 from whiten_index.assemble import blocks
-from whiten_index.batch import TextBatch
-from whiten_index.config import BuildConfig
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
-from whiten_index.encode import encode_corpus
+from whiten_index.corpus.batches import TextBatch
 from whiten_index.encoding import recorded_spec
 from whiten_index.encoding.words import WordEmbedder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError
@@ -25,10 +23,12 @@ from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
 from whiten_index.evaluate.fits import check_fit, fit_source, sentence_columns
 from whiten_index.evaluate.texts import TextEmbedder
 from whiten_index.evaluation import common_component, without_component
-from whiten_index.index import WHITENING, read_published
-from whiten_index.moments import Moments
+from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Stages
+from whiten_index.versions.published import WHITENING, read_published
 from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
+from whiten_index.whitening.moments import Moments
 
 RAW: dict[str, Any] = {"kind": "none"}
 _LEAST_ROWS = 2

@@ -20,10 +20,10 @@ from whiten_index.errors import StorageError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.fits import check_fit
 from whiten_index.evaluate.kept import KeptTexts
-from whiten_index.index import read_published
 from whiten_index.progress import Stages
-from whiten_index.query_encoder import QueryEncoder
+from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store import EmbeddingStore
+from whiten_index.versions.published import read_published
 
 
 class TextEmbedder(Protocol):

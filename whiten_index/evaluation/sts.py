@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.metrics import pearson, spearman
+from whiten_index.evaluation.metrics import pearson, spearman
 
 AGGREGATIONS = ("all", "mean", "wmean")
 MEASURES: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {

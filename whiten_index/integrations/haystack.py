@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from whiten_index.artifacts.paths import shown
 from whiten_index.errors import ConfigError
-from whiten_index.given import shown
 from whiten_index.integrations.index_reader import (
     Found,
     IndexReader,

@@ -15,12 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from whiten_index.batch import PASSAGE_TEXT
+from whiten_index.artifacts.paths import absolute, require_path, shown
+from whiten_index.corpus.batches import PASSAGE_TEXT
 from whiten_index.errors import ConfigError
-from whiten_index.given import absolute, require_path, shown
-from whiten_index.opened import Hit
-from whiten_index.query_encoder import require_texts
-from whiten_index.search import SearchIndex, open_index
+from whiten_index.search.query_encoder import require_texts
+from whiten_index.search.search_index import Hit, SearchIndex, open_index
 
 TEXT = "text"
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whiten_index.batch import PASSAGE_COLUMNS
+from whiten_index.artifacts.paths import shown
+from whiten_index.corpus.batches import PASSAGE_COLUMNS
 from whiten_index.errors import ConfigError
-from whiten_index.given import shown
 from whiten_index.integrations.index_reader import Found, IndexReader
 from whiten_index.integrations.query_half import QueryHalf
 

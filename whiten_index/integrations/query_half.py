@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.artifacts.paths import require_folder, require_path
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_folder, require_path
-from whiten_index.index import CURRENT
 from whiten_index.integrations.index_reader import no_encoder
-from whiten_index.reduce import QueryTransform
+from whiten_index.search.query_transform import QueryTransform
+from whiten_index.versions.published import CURRENT
 
 # Of the query digest, in names.
 _DIGITS = 8

@@ -33,7 +33,7 @@ from whiten_index.encoding.written import (
     write_transformer,
 )
 from whiten_index.errors import ArtifactError, ConfigError, FormatError
-from whiten_index.reduce import QueryTransform
+from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening.export import Affine
 
 KIND, FORMAT_VERSION = "sentence-transformers model", 1

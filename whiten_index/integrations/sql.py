@@ -36,7 +36,7 @@ from whiten_index.artifacts.files import require_path, writing
 from whiten_index.errors import ConfigError
 from whiten_index.integrations.sql_names import brief, dollar_tag, literal, quoted
 from whiten_index.integrations.sql_script import HEAD_BYTES, MADE_BY, OURS, RUN, SCRIPT
-from whiten_index.reduce import QueryTransform
+from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening import Whitening
 
 NAME = "whiten"

@@ -38,8 +38,8 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.artifacts.paths import as_place, is_uri, require_no_secret
 from whiten_index.errors import ArtifactError, BusyError, ConfigError
-from whiten_index.given import as_place, is_uri, require_no_secret
 from whiten_index.objects.bucket import ANY, Bucket, ChangedError, Tag, plain_uri
 from whiten_index.objects.copies import (
     DOWNLOADS,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from whiten_index.errors import ClusterError
-from whiten_index.release import VERSION
 from whiten_index.runners.serving import Outcome, Server, portable
+from whiten_index.version import VERSION
 
 
 class Actor:

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from whiten_index.artifacts.paths import require_no_secret
 from whiten_index.errors import ClusterError, ConfigError
-from whiten_index.given import require_no_secret
 from whiten_index.runners.crew import Crew, first_line
 from whiten_index.runners.knock import knock
 from whiten_index.runners.slots import Size

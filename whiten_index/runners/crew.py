@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whiten_index.errors import ClusterError, ConfigError, WhitenIndexError
-from whiten_index.release import VERSION
 from whiten_index.runners.actor import Actor
 from whiten_index.runners.slots import Machine, Size, Slot, spread, too_small
+from whiten_index.version import VERSION
 
 _SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_WITHOUT_ANY = 300.0

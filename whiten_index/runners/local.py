@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, Self, TypeVar
 
-from whiten_index.overlap import overlapped
+from whiten_index.artifacts.prefetch import overlapped
 
 Item = TypeVar("Item", contravariant=True)
 Done = TypeVar("Done", covariant=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.row_keys import Keys, KeyTable, digest_keys
+from whiten_index.store.hash_table import Keys, KeyTable, digest_keys
 
 
 @dataclass(frozen=True, eq=False)

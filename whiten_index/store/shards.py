@@ -27,7 +27,6 @@ from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file, writing
 from whiten_index.artifacts.tensors import write_tensors
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.moments import Moments
 from whiten_index.objects import HERE, Here
 from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, type_of
 from whiten_index.store.gathered import EmbeddingRows, GatheredRows
@@ -47,6 +46,7 @@ from whiten_index.store.places import (
     shard_at,
 )
 from whiten_index.store.sizes import keeps_moments
+from whiten_index.whitening.moments import Moments
 
 # Formats that earlier releases read too. What is in the file of embeddings is still of these where
 # the folder has no moments, so that the same rows are known by the same digest.

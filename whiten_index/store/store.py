@@ -37,7 +37,6 @@ from whiten_index.artifacts.atomic import make_folder, remove_leftovers
 from whiten_index.artifacts.files import exists, is_folder, list_folder, writing
 from whiten_index.artifacts.schema import Digest, Schema, Sealed
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.moments import Moments
 from whiten_index.objects import Mirror, Place, place_of
 from whiten_index.store.documents import DocumentFiles
 from whiten_index.store.dtypes import StoreDtype
@@ -49,6 +48,7 @@ from whiten_index.store.places import REMEDY, StoredShard
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.shards import Shards
 from whiten_index.store.users import Users, owner_of
+from whiten_index.whitening.moments import Moments
 
 FORMAT_VERSION = 1
 KIND = "store"

@@ -10,9 +10,9 @@ from typing import Any
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.files import exists, writing
+from whiten_index.artifacts.paths import is_uri
 from whiten_index.artifacts.schema import Digest, Schema, Sealed
 from whiten_index.errors import ArtifactError
-from whiten_index.given import is_uri
 from whiten_index.objects import Here, Place, settled
 
 _KIND, _VERSION = "registered_index", 1

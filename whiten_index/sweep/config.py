@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whiten_index.config import BuildConfig
+from whiten_index.artifacts.paths import is_uri, require_folder, require_no_secret
 from whiten_index.errors import ConfigError
-from whiten_index.given import is_uri, require_folder, require_no_secret
+from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.sweep.codecs import require_codec
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"

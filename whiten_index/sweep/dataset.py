@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.assemble import blocks
-from whiten_index.batch import ID
-from whiten_index.draw import CorpusEmbeddings, embeddings_of
-from whiten_index.encode import EncodeReport
+from whiten_index.corpus.batches import ID
 from whiten_index.errors import CorpusError
-from whiten_index.moments import Moments
+from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.progress import Stages
 from whiten_index.store import CorpusRecord, EmbeddingStore, total_moments
+from whiten_index.store.sampling import CorpusEmbeddings, embeddings_of
 from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.judged import Judged
 from whiten_index.whitening import Spectrum
+from whiten_index.whitening.moments import Moments
 
 _LEAST_ROWS, _BLOCK_ROWS = 100, 8_192
 

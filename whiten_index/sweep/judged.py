@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.encode import EncodeReport
 from whiten_index.errors import ConfigError
+from whiten_index.evaluation.metrics import evaluate, require_evaluator
 from whiten_index.labels import JudgedQueries, read_judged
-from whiten_index.metrics import evaluate, require_evaluator
+from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.progress import Stages
-from whiten_index.queries import asked_by, query_embeddings
+from whiten_index.search.query_encoder import asked_by, query_embeddings
 from whiten_index.sweep.config import SweepConfig
 
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]

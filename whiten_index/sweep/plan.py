@@ -9,7 +9,7 @@ from typing import Any
 
 from whiten_index.artifacts.files import exists
 from whiten_index.index import expected_bytes, require_device
-from whiten_index.plan import plan_build
+from whiten_index.pipeline.plan import plan_build
 from whiten_index.progress import Progress
 from whiten_index.store import EmbeddingStore
 from whiten_index.sweep.config import SweepConfig

@@ -13,9 +13,9 @@ from typing import Any
 from whiten_index.artifacts.atomic import discard, remove_path
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.build import embeddings
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index import load_faiss, require_device, set_threads
+from whiten_index.pipeline.build import embeddings
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.sweep.codecs import FP32
 from whiten_index.sweep.config import SweepConfig

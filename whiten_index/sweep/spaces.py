@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.fit import fit_whitening
 from whiten_index.index import exact_neighbours
+from whiten_index.pipeline.fit import fit_whitening
 from whiten_index.progress import Stages
 from whiten_index.sweep.config import AUTO, SweepConfig, Wish
 from whiten_index.sweep.dataset import Dataset

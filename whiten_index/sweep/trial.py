@@ -17,7 +17,6 @@ from whiten_index.artifacts.files import writing
 from whiten_index.assemble import Assembled, IndexPlan, assemble_index
 from whiten_index.errors import ConfigError
 from whiten_index.index import (
-    INDEX,
     IndexBytes,
     Transforms,
     choose_factory,
@@ -30,7 +29,6 @@ from whiten_index.index import (
     place,
     search_with,
     train,
-    write_index,
 )
 from whiten_index.index.exact import flat_vectors
 from whiten_index.index.gpu import quiet, takes
@@ -38,7 +36,7 @@ from whiten_index.index.grouping import search_documents
 from whiten_index.index.nearest import nearest, nearest_on_gpu
 from whiten_index.index.pages import gather_pages
 from whiten_index.progress import Silent, Stages
-from whiten_index.rerank import Reranker
+from whiten_index.search.rerank import Reranker
 from whiten_index.sweep.codecs import FP32
 from whiten_index.sweep.config import SweepConfig
 from whiten_index.sweep.dataset import Dataset
@@ -46,6 +44,7 @@ from whiten_index.sweep.grid import FAISS, Point, Vectors
 from whiten_index.sweep.judged import DEPTH
 from whiten_index.sweep.memory import available_memory
 from whiten_index.sweep.spaces import TOP_K, Space
+from whiten_index.versions.published import INDEX, write_index
 
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 Search = Callable[[NDArray[np.float32], int], Found]

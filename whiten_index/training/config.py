@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from whiten_index.artifacts.paths import require_no_secret
 from whiten_index.errors import ConfigError
-from whiten_index.given import require_no_secret
 
 POOLINGS, DEVICES = ("cls", "mean"), ("auto", "cpu", "cuda")
 # What checkpoints are compared by, as results call it: Spearman's correlation × 100.

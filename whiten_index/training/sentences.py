@@ -10,8 +10,8 @@ import pyarrow as pa
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from whiten_index.batch import TextBatch
 from whiten_index.corpus import ParquetCorpus
+from whiten_index.corpus.batches import TextBatch
 from whiten_index.errors import CorpusError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.batch import ID, PASSAGE
+from whiten_index.corpus.batches import ID, PASSAGE
 
 VECTOR = "vector"
 

@@ -6,7 +6,7 @@ import uuid
 
 import pyarrow as pa
 
-from whiten_index.batch import ID, PASSAGE
+from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.vectordb.database_writer import Layout
 
 # Never changed: rows that were pushed before are found again by it.

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from whiten_index.arrow_types import replaced_leaves, times_as_numbers
+from whiten_index.corpus.arrow_types import replaced_leaves, times_as_numbers
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.row_checks import RowsError
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whiten_index.artifacts.files import is_folder, list_folder
+from whiten_index.artifacts.paths import cut
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.given import cut
 
 # Made by systems beside what users put into a folder; names that begin with a dot are too.
 _NOBODYS = ("lost+found",)

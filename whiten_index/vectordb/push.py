@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from whiten_index.artifacts.files import resolved
-from whiten_index.overlap import ahead
+from whiten_index.artifacts.prefetch import ahead
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.vectordb.database_writer import PushedTable
 from whiten_index.vectordb.push_config import PushConfig

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from whiten_index.artifacts.files import exists, reading
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.errors import ArtifactError
-from whiten_index.index import CHANGES, VERSIONS, read_version
+from whiten_index.versions.published import CHANGES, VERSIONS, read_version
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.batch import PASSAGE
+from whiten_index.corpus.batches import PASSAGE
 from whiten_index.vectordb.database_writer import PushedTable
 from whiten_index.vectordb.push_changes import changed_ids
 from whiten_index.vectordb.push_source import PushSource

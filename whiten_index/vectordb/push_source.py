@@ -14,28 +14,28 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.arrow_types import without_views
 from whiten_index.artifacts.files import exists
-from whiten_index.batch import ID
-from whiten_index.draw import CorpusEmbeddings
+from whiten_index.corpus.arrow_types import without_views
+from whiten_index.corpus.batches import ID
 from whiten_index.encoding import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.index import (
+from whiten_index.index import Documents
+from whiten_index.search.query_encoder import digest_of
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store.hash_table import KeyTable, string_keys
+from whiten_index.store.sampling import CorpusEmbeddings
+from whiten_index.vectordb.database_writer import VECTOR, Layout, Metric, PushedTable, VectorDtype
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.row_checks import vectors_array
+from whiten_index.versions.provenance import corpus_record, open_store
+from whiten_index.versions.published import (
     DOCUMENTS,
     WHITENING,
-    Documents,
     Version,
     mending,
     read_current,
     with_published,
 )
-from whiten_index.origin import corpus_record, open_store
-from whiten_index.query_encoder import digest_of
-from whiten_index.row_keys import KeyTable, string_keys
-from whiten_index.store import CorpusRecord, EmbeddingStore
-from whiten_index.vectordb.database_writer import VECTOR, Layout, Metric, PushedTable, VectorDtype
-from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.row_checks import vectors_array
 from whiten_index.whitening import Whitening, unit_rows
 
 # Rows whose raw embeddings are in memory, twice as wide in float64 as they are kept.

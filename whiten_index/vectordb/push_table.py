@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.prefetch import ahead
 from whiten_index.errors import DatabaseError, GateError
-from whiten_index.overlap import ahead
 from whiten_index.progress import Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter, PushedTable
 from whiten_index.vectordb.push_check import check_rows

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import VECTOR, Layout
 

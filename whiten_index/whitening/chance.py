@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.moments import Moments
+from whiten_index.whitening.moments import Moments
 
 # Chance is given this many of its standard deviations before it is called drift.
 _DEVIATIONS = 3.0

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.moments import Moments
+from whiten_index.whitening.moments import Moments
 
 
 class Estimator(Enum):

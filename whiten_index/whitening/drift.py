@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.moments import Moments
 from whiten_index.whitening.chance import Chance
 from whiten_index.whitening.covariance import empirical_covariance, shrink
+from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import Spectrum, least_share, numerical_rank
 from whiten_index.whitening.transform import Whitening
 

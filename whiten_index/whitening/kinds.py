@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import WhiteningError
-from whiten_index.moments import Moments
 from whiten_index.whitening.config import Kind, WhiteningConfig
 from whiten_index.whitening.covariance import (
     empirical_covariance,
     shrink,
     shrinkage_coefficient,
 )
+from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import (
     Spectrum,
     WidthWish,

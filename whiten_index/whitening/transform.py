@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from whiten_index.artifacts.paths import shown
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.given import shown
-from whiten_index.moments import Moments
 from whiten_index.whitening import files
 from whiten_index.whitening.arrays import reciprocal, unit_rows
 from whiten_index.whitening.config import Kind, WhiteningConfig
 from whiten_index.whitening.covariance import Estimator, parse_shrinkage
 from whiten_index.whitening.export import Affine
 from whiten_index.whitening.kinds import Fit, find_directions
+from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import (
     condition_number,
     least_share,

@@ -16,14 +16,14 @@ from mteb.types import PromptType
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import is_folder
-from whiten_index.batch import TextBatch
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
+from whiten_index.corpus.batches import TextBatch
 from whiten_index.encoding import Encoder, EncoderConfig
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.integrations.mteb.meta import Batch, field_of, model_meta, require_float32
-from whiten_index.moments import Moments
-from whiten_index.search import open_index
+from whiten_index.search.search_index import open_index
 from whiten_index.whitening import Whitening, WhiteningConfig, unit_rows
+from whiten_index.whitening.moments import Moments
 
 _ROWS = 8192
 _SIDES = ("document", "query")

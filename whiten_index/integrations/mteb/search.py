@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 import whiten_index
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import writing
-from whiten_index.build import BuildConfig, build_index
 from whiten_index.encoding import EncoderConfig, resolve_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.integrations.mteb.meta import Batch, field_of, model_meta, require_float32
-from whiten_index.search import Ranking, SearchIndex, open_index
+from whiten_index.pipeline.build import BuildConfig, build_index
+from whiten_index.search.search_index import Ranking, SearchIndex, open_index
 
 _ROWS = 8192
 # What is settled here, and what would leave documents out of the task.

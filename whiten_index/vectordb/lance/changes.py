@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 
 import pyarrow as pa
 
-from whiten_index.batch import ID, PASSAGE
+from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import Layout
 from whiten_index.vectordb.lance.rows import as_stored, stored_schema

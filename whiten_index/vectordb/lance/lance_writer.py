@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.vectordb.database_writer import (
     VECTOR,
     Changing,

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb.database_writer import VECTOR, Layout, VectorDtype
 from whiten_index.vectordb.row_checks import RowsError, vectors_array, vectors_of

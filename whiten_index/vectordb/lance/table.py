@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from whiten_index.batch import ID, PASSAGE
+from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import DatabaseError
-from whiten_index.row_keys import Keys, KeyTable, string_keys
+from whiten_index.store.hash_table import Keys, KeyTable, string_keys
 from whiten_index.vectordb.database_writer import Layout, Metric, PushedTable
 from whiten_index.vectordb.local_folders import remedy_of
 from whiten_index.vectordb.option_values import first_line

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pymilvus import DataType, MilvusClient
 
-from whiten_index.batch import ID, PASSAGE
+from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.vectordb.database_writer import VECTOR, Layout, VectorDtype
 from whiten_index.vectordb.json_rows import from_objects, to_objects
 from whiten_index.vectordb.row_checks import RowsError, blocks, vectors_array, vectors_of

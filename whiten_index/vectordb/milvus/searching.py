@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pymilvus import DataType
 
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.vectordb.database_writer import VECTOR, Found
 from whiten_index.vectordb.milvus.rows import STRONG, as_matrix, quoted, with_keys
 from whiten_index.vectordb.row_checks import blocks, padded_scores

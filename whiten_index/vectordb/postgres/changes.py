@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from psycopg import sql
 
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.vectordb.postgres.naming import beside_values
 from whiten_index.vectordb.postgres.rows import SOME_IDS, RowFormat
 from whiten_index.vectordb.postgres.telling import telling

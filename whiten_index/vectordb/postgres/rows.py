@@ -13,7 +13,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.copy import QueuedLibpqWriter
 
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import VECTOR, Layout, VectorDtype
 from whiten_index.vectordb.option_values import first_line

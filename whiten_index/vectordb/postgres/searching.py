@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import sql
 
-from whiten_index.batch import ID
+from whiten_index.corpus.batches import ID
 from whiten_index.vectordb.database_writer import VECTOR, Found, Metric, VectorDtype
 from whiten_index.vectordb.postgres.naming import beside_values
 from whiten_index.vectordb.postgres.register import Entry

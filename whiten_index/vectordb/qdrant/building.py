@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from qdrant_client import models
 
-from whiten_index.batch import ID, PASSAGE
+from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import Layout, Metric, VectorDtype
 from whiten_index.vectordb.qdrant.collections import metadata_of

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from qdrant_client import models
 
-from whiten_index.batch import ID, PASSAGE
+from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.vectordb.database_writer import VECTOR, Found, Layout
 from whiten_index.vectordb.ids import row_uuid, row_uuids
 from whiten_index.vectordb.json_rows import from_objects, to_objects

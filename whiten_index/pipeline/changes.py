@@ -1,0 +1,395 @@
+"""What became of the rows of a corpus since it was indexed last: new, changed, deleted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from whiten_index.corpus.arrow_types import times_as_numbers, times_of
+from whiten_index.corpus.batches import DIGEST_BYTES, ID, PASSAGE, PASSAGE_COLUMNS, row_digests
+from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
+from whiten_index.store.hash_table import Keys, KeyTable, joined, string_keys
+
+_TEXT, _COLUMNS = "text", "columns"
+_WHY_IDS_DIFFER = "without an id column ids are file and row"
+
+
+class ChangeKind(Enum):
+    """What became of a document; ``DOCUMENT`` means that kept columns alone changed."""
+
+    NEW = "new"
+    CHANGED = "changed"
+    DOCUMENT = "document"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """What became of the documents of a corpus.
+
+    Attributes:
+        total: documents there are now.
+        counts: kind -> documents. Of a corpus without an id column, documents are told apart by
+            file and content, and none is changed: one is deleted and another new.
+        table: columns ``id`` and ``kind``: what a database that knows documents by their id has to
+            do. Without an id column, ids count rows of a file, so that a row deleted at its top
+            changes the document of every id after it.
+        named: kind -> ids in the table; ``counts``, but for a corpus without an id column.
+        note: what needs heed where ids are of another type than they were; else empty.
+    """
+
+    total: int
+    counts: dict[ChangeKind, int]
+    table: pa.Table
+    named: dict[ChangeKind, int]
+    note: str = ""
+
+    @property
+    def unchanged(self) -> int:
+        """Documents that are as they were, but for kept columns."""
+        new, changed = self.counts[ChangeKind.NEW], self.counts[ChangeKind.CHANGED]
+        return self.total - new - changed - self.counts[ChangeKind.DOCUMENT]
+
+    def to_json(self) -> dict[str, int]:
+        """Return the counts as JSON values."""
+        counts = {kind.value: count for kind, count in self.counts.items()}
+        return {"total": self.total, **counts, "unchanged": self.unchanged}
+
+    def ids_to_json(self) -> dict[str, Any] | None:
+        """Return how many ids the table names, where these are not the documents counted."""
+        if self.named == self.counts:
+            return None
+        named = {kind.value: count for kind, count in self.named.items()}
+        return {"named": sum(named.values()), **named, "why": _WHY_IDS_DIFFER}
+
+    def save(self, path: Path, *, base: str, whitening: str) -> None:
+        """Write the table as an Arrow file, whose metadata say what it is the difference from.
+
+        Args:
+            path: of the file.
+            base: the version before.
+            whitening: ``keep``, or ``refit`` where the vectors of all rows are others.
+
+        Raises:
+            OSError: the disk is full or cannot be written.
+        """
+        table = self.table.replace_schema_metadata({"base": base, "whitening": whitening})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        path.write_bytes(sink.getvalue())
+
+
+def document_rows(documents: pa.Table, digests: NDArray[np.uint8]) -> pa.Table:
+    """Return id, digest of the text and digest of the kept columns of each document, one row each.
+
+    Args:
+        documents: (n rows) id and kept columns; the passages of a document follow each other.
+        digests: (n, 16) of their texts.
+    """
+    kept = [name for name in documents.column_names if name not in (ID, *PASSAGE_COLUMNS)]
+    # A row without kept columns has nothing that could change.
+    columns = _row_digests(documents.select(kept)) if kept else np.zeros_like(digests)
+    if PASSAGE in documents.column_names:
+        first = _first_passages(documents)
+        columns = columns[first]
+        stops = [*first[1:], len(digests)]
+        whole = (digests[a:b].tobytes() for a, b in zip(first, stops, strict=True))
+        digests = row_digests(whole)
+    names = [ID, _TEXT, _COLUMNS]
+    return pa.table([_ids(documents), _binary(digests), _binary(columns)], names=names)
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The documents of parts in a store: read one part at a time, whenever they are asked for.
+
+    Attributes:
+        store: the parts' own.
+        parts: none of them without rows.
+    """
+
+    store: EmbeddingStore
+    parts: tuple[CorpusPart, ...]
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """Yield the documents of each part, as ``document_rows`` gives them.
+
+        Raises:
+            ArtifactError: a part cannot be read.
+        """
+        for part in self.parts:
+            yield document_rows(self.store.documents(part), digests_of(self.store, part))
+
+    def ids(self, number: int) -> pa.Array:
+        """Return the ids of the documents of a part alone.
+
+        Raises:
+            ArtifactError: the part cannot be read.
+        """
+        return _ids(self.store.documents(self.parts[number]))
+
+
+def digests_of(store: EmbeddingStore, part: CorpusPart) -> NDArray[np.uint8]:
+    """Return the digests (n, 16) of a part's texts, random ones if its shard is damaged.
+
+    Random ones equal no others, so that each of its documents counts as changed.
+
+    Raises:
+        FormatError: a later release wrote the shard.
+    """
+    try:
+        return store.shards.digests(part.shard)
+    except FormatError:
+        raise
+    except ArtifactError:
+        return np.random.default_rng().integers(0, 256, (part.rows, DIGEST_BYTES), dtype=np.uint8)
+
+
+def stored_rows(store: EmbeddingStore, parts: Iterable[CorpusPart]) -> StoredRows:
+    """Return the documents of those parts in a store that have any."""
+    return StoredRows(store, tuple(part for part in parts if part.rows))
+
+
+def apart(
+    before: CorpusRecord, now: CorpusRecord
+) -> tuple[list[CorpusPart], list[CorpusPart], list[CorpusPart]]:
+    """Return the parts that the first record alone has, the second alone, and those of both."""
+    times = Counter((part.shard, part.documents) for part in before.parts)
+    came, same = list[CorpusPart](), list[CorpusPart]()
+    for part in now.parts:
+        key = part.shard, part.documents
+        (same if times[key] > 0 else came).append(part)
+        times[key] -= times[key] > 0
+    gone = list[CorpusPart]()
+    for part in before.parts:
+        key = part.shard, part.documents
+        if times[key] > 0:
+            gone.append(part)
+            times[key] -= 1
+    return gone, came, same
+
+
+def count_documents(store: EmbeddingStore, parts: Iterable[CorpusPart], *, passages: bool) -> int:
+    """Return how many documents there are in parts, which are their rows unless cut in passages."""
+    if not passages:
+        return sum(part.rows for part in parts)
+    columns = (store.documents(part)[PASSAGE].to_numpy() for part in parts if part.rows)
+    return sum(int(np.count_nonzero(column == 0)) for column in columns)
+
+
+def compare(before: StoredRows, now: Iterable[pa.Table], *, same: int, by_content: bool) -> Changes:
+    """Compare the documents of two states of a corpus, in each of which an id occurs once.
+
+    What is held: one table at a time, the ids of what changed, and 41 bytes for each document
+    before (48 while they are sorted), 73 by content (98).
+
+    Args:
+        before: the documents then; of those deleted, the ids are read once more.
+        now: the documents of today, as ``document_rows`` gives them.
+        same: documents of parts that both states have, which are in neither.
+        by_content: count by file and content, since ids are file, row group and row.
+    """
+    then = _Before(before, by_content=by_content)
+    ids: dict[ChangeKind, list[pa.Array]] = {kind: [] for kind in ChangeKind}
+    total, types = same, set[pa.DataType]()
+    for table in now:
+        total += table.num_rows
+        types.add(table[ID].type)
+        for kind, mask in then.meet(table).items():
+            ids[kind].append(_array(table[ID]).filter(pa.array(mask)))
+    for number, rows in then.not_met():
+        ids[ChangeKind.DELETED].append(before.ids(number).take(pa.array(rows)))
+    counts = named = {kind: sum(map(len, each)) for kind, each in ids.items()}
+    if then.contents is not None:
+        counts = dict.fromkeys(ChangeKind, 0) | then.contents.counts()
+    every = types | then.types
+    # Where the column holds other ids than it did, 7 and "7" name the same document.
+    table = _table(ids, every.pop() if len(every) == 1 else pa.large_string())
+    return Changes(total, counts, table, named, _note_on_types(then.types, types))
+
+
+def ids_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return what a database that knows rows by their ids has to do, where that is another count.
+
+    Args:
+        report: of an update or of its plan, or what a manifest says of it; that of an earlier
+            release does not tell.
+    """
+    ids = report.get("ids")
+    if not ids:
+        return []
+    kinds = {
+        ChangeKind.NEW: "new",
+        ChangeKind.CHANGED: "changed",
+        ChangeKind.DOCUMENT: "with other kept columns",
+        ChangeKind.DELETED: "deleted",
+    }
+    named = ", ".join(f"{ids[kind.value]:,} {words}" for kind, words in kinds.items())
+    return [f"{ids['why']}, so that changes.arrow names {ids['named']:,} ids ({named})"]
+
+
+def _note_on_types(before: set[pa.DataType], now: set[pa.DataType]) -> str:
+    if not before or not now or before == now:
+        return ""
+    was, are = (" and ".join(sorted(map(str, types))) for types in (before, now))
+    return (
+        f"note: the ids are {are} and were {was}: they are compared by their text, so that 7 and "
+        "'7' are the same document; whoever takes over changes.arrow gets texts"
+    )
+
+
+class _Before:
+    """The documents of a state before, which those of another meet, one table after the other.
+
+    A document is known by 128 bits of its id, and its text and columns by 64 bits each of their
+    digests, which are compared under the same id alone. With 10⁸ documents, two ids are taken for
+    one with a chance of about 10⁻²³, and a change is missed with one of 10⁻¹¹. That is of ids that
+    nobody chose to have equal keys: these are mixed, which is no cryptographic hash.
+
+    Attributes:
+        types: of the ids.
+        contents: what counts them by content, where asked for.
+    """
+
+    def __init__(self, tables: Iterable[pa.Table], *, by_content: bool) -> None:
+        ids, contents = list[Keys](), list[Keys]()
+        texts, columns = list[NDArray[np.uint64]](), list[NDArray[np.uint64]]()
+        self.types: set[pa.DataType] = set()
+        for table in tables:
+            self.types.add(table[ID].type)
+            ids.append(string_keys(_array(table[ID])))
+            texts.append(_half(table[_TEXT]))
+            columns.append(_half(table[_COLUMNS]))
+            if by_content:
+                contents.append(_content_keys(table))
+        self._stops = np.cumsum([len(each) for each in texts], dtype=np.int64)
+        self._texts, self._columns = _drained(texts), _drained(columns)
+        self._ids = KeyTable(ids)
+        self._met = np.zeros(len(self._ids), dtype=np.bool_)
+        self.contents = _Contents(contents) if by_content else None
+
+    def meet(self, table: pa.Table) -> dict[ChangeKind, NDArray[np.bool_]]:
+        """Return which documents (n,) of a table are new or not as they were."""
+        row = self._ids.find(string_keys(_array(table[ID])))
+        known = row >= 0
+        row = row[known]
+        self._met[row] = True
+        changed, other = np.zeros((2, len(known)), dtype=np.bool_)
+        changed[known] = self._texts[row] != _half(table[_TEXT])[known]
+        other[known] = self._columns[row] != _half(table[_COLUMNS])[known]
+        if self.contents is not None:
+            self.contents.meet(_content_keys(table))
+        return {
+            ChangeKind.NEW: ~known,
+            ChangeKind.CHANGED: changed,
+            ChangeKind.DOCUMENT: other & ~changed,
+        }
+
+    def not_met(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield the number of each table of which documents were not met, and their rows in it."""
+        rows = np.flatnonzero(~self._met)
+        stops = np.searchsorted(rows, self._stops)
+        for number, found in enumerate(np.split(rows, stops[:-1])[: len(stops)]):
+            if len(found):
+                yield number, found - (self._stops[number - 1] if number else 0)
+
+
+class _Contents:
+    """Counts by file and content: a document that is there twice counts twice."""
+
+    def __init__(self, keys: list[Keys]) -> None:
+        self._table = KeyTable(keys)
+        # Of each content, how many more there were before than there are now.
+        self._more = self._table.counts()
+        self._unknown = 0
+
+    def meet(self, keys: Keys) -> None:
+        row = self._table.find(keys)
+        np.subtract.at(self._more, row[row >= 0], 1)
+        self._unknown += int(np.count_nonzero(row < 0))
+
+    def counts(self) -> dict[ChangeKind, int]:
+        more = self._more
+        new, deleted = -int(more[more < 0].sum()), int(more[more > 0].sum())
+        return {ChangeKind.NEW: self._unknown + new, ChangeKind.DELETED: deleted}
+
+
+def _content_keys(table: pa.Table) -> Keys:
+    files = string_keys(_array(table[ID]), until=b"#")
+    return joined(files, *(_digests_of(table[name]) for name in (_TEXT, _COLUMNS)))
+
+
+def _ids(documents: pa.Table) -> pa.Array:
+    ids = _array(documents[ID])
+    if PASSAGE not in documents.column_names:
+        return ids
+    return ids.take(pa.array(_first_passages(documents)))
+
+
+def _first_passages(documents: pa.Table) -> NDArray[np.int64]:
+    return np.flatnonzero(documents[PASSAGE].to_numpy() == 0)
+
+
+def _row_digests(table: pa.Table) -> NDArray[np.uint8]:
+    columns: list[list[Any]] = [
+        [value for chunk in column.chunks for value in times_as_numbers(chunk).to_pylist()]
+        for column in table.columns
+    ]
+    if times := [str(leaf) for kind in table.schema.types for leaf in times_of(kind)]:
+        # The same number is another moment in another unit or zone.
+        columns.append([times] * len(table))
+    # What repr gives can be encoded: it escapes what cannot be printed, lone surrogates too.
+    return row_digests(map(str.encode, map(repr, zip(*columns, strict=True))))
+
+
+def _binary(digests: NDArray[np.uint8]) -> pa.Array:
+    data = pa.py_buffer(np.ascontiguousarray(digests).tobytes())
+    return pa.Array.from_buffers(pa.binary(DIGEST_BYTES), len(digests), [None, data])
+
+
+def _digests_of(column: pa.ChunkedArray) -> NDArray[np.uint8]:
+    """Return the digests (n, 16) that ``_binary`` made a column of."""
+    array = _array(column)
+    data = np.frombuffer(array.buffers()[1] or b"", dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+    return data[array.offset : array.offset + len(array)]
+
+
+def _half(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """Return the first 64 bits of each digest."""
+    return _digests_of(column)[:, :8].copy().view(np.uint64).ravel()
+
+
+def _drained(blocks: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    """Return the blocks as one, and hold them no longer."""
+    whole = np.concatenate([np.empty(0, dtype=np.uint64), *blocks])
+    blocks.clear()
+    return whole
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks()
+
+
+def _table(ids: Mapping[ChangeKind, list[pa.Array]], id_type: pa.DataType) -> pa.Table:
+    if pa.types.is_string(id_type):
+        # Sorted as one, they may take more than two gigabytes.
+        id_type = pa.large_string()
+    columns = {
+        kind: pa.chunked_array([each.cast(id_type) for each in arrays if len(each)], id_type)
+        for kind, arrays in ids.items()
+    }
+    tables = [
+        pa.table({ID: column, "kind": pa.repeat(kind.value, len(column))})
+        for kind, column in columns.items()
+    ]
+    return pa.concat_tables(tables).sort_by([(ID, "ascending")])

@@ -1,0 +1,343 @@
+"""Corpus to store: every shard that is not there yet is encoded, and the corpus remembered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard, plan_windows
+from whiten_index.encoding import (
+    window_factor,
+)
+from whiten_index.errors import CorpusError
+from whiten_index.objects import naming
+from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.shard_encoding import EncodedFacts, ShardResult, ShardWork, WindowResult
+from whiten_index.pipeline.shard_workers import devices_of, runner_of, shard_work, window_results
+from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.runners import (
+    Calls,
+    CrewCalls,
+    InThisProcess,
+)
+from whiten_index.store import CorpusFile, CorpusPart, CorpusRecord, EmbeddingStore
+from whiten_index.store.dedup import RowFinder
+from whiten_index.workers import hired
+
+KeptFile = tuple[CorpusFile, tuple[CorpusPart, ...]]
+
+
+@dataclass
+class Counts:
+    """What became of the rows: ``read`` is the sum of the others but ``truncated``.
+
+    Attributes:
+        read: rows read from the corpus.
+        encoded: rows encoded in this run.
+        reused: rows whose embeddings were in the store.
+        truncated: texts cut to the encoder's limit, encoded and reused alike.
+        passages: embeddings of the rows, where texts were cut into passages; else 0.
+        skipped: reason -> rows left out.
+        duplicates: rows among the encoded that took the embedding of an identical text.
+        tokens: tokens encoded in this run.
+        padded_tokens: likewise, padding counted.
+        out_of_memory: batches that did not fit into the memory and were tried again by halves.
+        remade_shards: shards found damaged and encoded again.
+        float32_shards: shards kept in float32 because float16 could not hold them.
+        kept_files: files that were not read, since they are as they were before.
+    """
+
+    read: int = 0
+    encoded: int = 0
+    reused: int = 0
+    truncated: int = 0
+    passages: int = 0
+    duplicates: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    out_of_memory: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    remade_shards: int = 0
+    float32_shards: int = 0
+    kept_files: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as JSON values."""
+        return {**vars(self), "skipped": dict(sorted(self.skipped.items()))}
+
+
+@dataclass(frozen=True)
+class EncodeReport:
+    """What an encode did.
+
+    Attributes:
+        store: where the embeddings are.
+        record: the corpus as shards of the store.
+        counts: what became of the rows.
+        stages: seconds and rows by stage.
+        work: what read and encoded the corpus, None where a store alone was opened.
+        calls: who does the work.
+    """
+
+    store: EmbeddingStore
+    record: CorpusRecord
+    counts: Counts
+    stages: Stages
+    work: ShardWork | None = field(default=None, repr=False)
+    calls: Calls = field(default_factory=InThisProcess, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {
+            "store": str(self.store.place),
+            "encoder": self.store.encoder,
+            "counts": self.counts.to_json(),
+            "rows": self.record.rows,
+            "bytes": {"raw": raw_bytes(self.store, self.record)},
+            "runner": self.runner,
+            "seconds": self.stages.seconds,
+            "stage_rows": self.stages.rows,
+        }
+
+    @property
+    def runner(self) -> dict[str, Any] | None:
+        """Return what happened on the cluster beside the plain course, None without one."""
+        return self.calls.to_json() if isinstance(self.calls, CrewCalls) else None
+
+    def elsewhere(self) -> EncodeReport:
+        """Return the report as another machine can take it."""
+        return replace(self, stages=Stages(Silent()), calls=InThisProcess())
+
+
+def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> EncodeReport:
+    """Encode a corpus into a store, shard by shard, leaving out what is done.
+
+    Args:
+        config: ``corpus`` and ``store`` (or ``out``) must be there.
+        progress: who is told of the stages.
+
+    Raises:
+        CorpusError: the corpus or a row of it cannot be used.
+        EncoderError: the model cannot be found or loaded.
+        BusyError: another process is filling the same store.
+        StorageError: the store cannot be written.
+        ClusterError: the cluster cannot be reached, or has no worker left.
+        SetAsideError: some shards failed on every machine; the others are in the store.
+    """
+    stages = Stages(progress or Silent())
+    with naming(), hired(config, stages) as (config, calls):
+        corpus = open_corpus(config, stages)
+        return encode_shards(config, corpus, stages, calls=calls)
+
+
+def open_corpus(config: BuildConfig, stages: Stages, *, dim: int | None = None) -> ParquetCorpus:
+    """Open the corpus and make sure its ids are unique, before any work is done.
+
+    Args:
+        config: of the build.
+        stages: told of the work.
+        dim: width that embeddings of a column should have; see ``ParquetCorpus.open``.
+    """
+    corpus = ParquetCorpus.open(config.corpus_config(), dim=dim)
+    if config.id_column is not None:
+        with stages.stage("check ids", corpus.rows) as watcher:
+            corpus.check_ids()
+            watcher.advance(corpus.rows)
+    return corpus
+
+
+def encode_shards(
+    config: BuildConfig,
+    corpus: ParquetCorpus,
+    stages: Stages,
+    *,
+    before: CorpusRecord | None = None,
+    known: Sequence[CorpusRecord] = (),
+    remember: bool = True,
+    calls: Calls | None = None,
+) -> EncodeReport:
+    """Encode the rows that the store does not have, and remember the corpus in it.
+
+    Args:
+        config: of the build.
+        corpus: opened.
+        stages: told of the work.
+        before: the corpus as it was indexed last; files that are as they were then are not read.
+        known: records whose rows are in the store, beside those that the store itself remembers.
+        remember: keep the record in the store, which else is the caller's to do.
+        calls: who does the work, this process where it is left out.
+    """
+    work = shard_work(config, corpus)
+    with only_writer(work.store.folder, what="store"):
+        work.store.tidy()
+        work.store.fetch_corpus(work.corpus.config.source_identity())
+        named = (shard for record in known for shard in record.shards)
+        shards = dict.fromkeys((*named, *work.store.corpus_shards()))
+        work = replace(work, rows=RowFinder(work.store, tuple(shards)))
+        report = _encode(config, work, kept_parts(work, before), stages, calls or InThisProcess())
+        if remember:
+            index = None if config.out is None else config.out_place
+            work.store.save_corpus(report.record, index=index)
+        return report
+
+
+def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFile]:
+    """Return position -> file and parts, of the files that are as they were and need no reading."""
+    if before is None:
+        return {}
+    known, found = before.parts_by_file(), dict[int, KeptFile]()
+    planned = Counter(shard.file for shard in work.corpus.shards)
+    rows: Counter[int] = Counter()
+    for shard in work.corpus.shards:
+        rows[shard.file] += shard.rows
+    for position, file in enumerate(work.corpus.files):
+        record, parts = known.get(file.name, (CorpusFile("", "", 0), ()))
+        same = record.fingerprint and record.fingerprint == work.corpus.fingerprints[position]
+        whole = len(parts) == planned[position] and sum(p.read for p in parts) == rows[position]
+        if same and whole and all(work.store.has(part) for part in parts):
+            found[position] = record, parts
+    return found
+
+
+def _encode(
+    config: BuildConfig,
+    work: ShardWork,
+    kept: Mapping[int, KeptFile],
+    stages: Stages,
+    calls: Calls,
+) -> EncodeReport:
+    counts, corpus = Counts(kept_files=len(kept)), work.corpus
+    devices = devices_of(config, corpus, calls)
+    runner = runner_of(config, work, devices, calls)
+    rows = corpus.config.shard_rows * window_factor(devices[0])
+    results = dict[Shard, ShardResult]()
+    shards = [shard for shard in corpus.shards if shard.file not in kept]
+    windows = list(plan_windows(shards, rows=rows, size=SHARD_BYTES * window_factor(devices[0])))
+    with stages.stage("encode", corpus.rows) as watcher:
+        for file, parts in kept.values():
+            _count_kept(counts, file, parts, passages=work.splitter is not None)
+            watcher.advance(sum(part.read for part in parts))
+        for planned, window in window_results(corpus, runner, windows, watcher.advance):
+            for shard, result in zip(planned, window.shards, strict=True):
+                results[shard] = result
+                _count(counts, result, wanted=work.dtype.value)
+                counts.passages += result.part.rows if work.splitter is not None else 0
+            if window.encoded is not None:
+                _count_encoded(counts, window.encoded)
+            _add_seconds(stages, window)
+    corpus.require_unchanged()
+    # Other processes and machines may have kept shards.
+    work.store.mirror.look_again()
+    record = _record(corpus, kept, [results[shard] for shard in shards], counts)
+    if not record.rows:
+        raise CorpusError(
+            f"none of the {counts.read} rows read can be used "
+            f"({', '.join(f'{n} {reason}' for reason, n in counts.skipped.items())}); "
+            "check the columns named and the row filter"
+        )
+    report = EncodeReport(work.store, record, counts, stages, work, calls)
+    note_runtimes(report)
+    return report
+
+
+def note_runtimes(report: EncodeReport) -> None:
+    """Report embeddings in one store that were computed by different versions of the libraries."""
+    runtimes = report.store.notes.runtimes()
+    names = {
+        ", ".join(f"{name} {each[name]}" for name in ("torch", "transformers", "tokenizers"))
+        for each in runtimes
+    }
+    if len(names) > 1:
+        report.stages.watcher.note(
+            f"note: the embeddings in {report.store.place} were computed by different versions "
+            f"({'; '.join(sorted(names))}), so those of equal texts may differ slightly; encode "
+            "into a new --store for one version alone"
+        )
+
+
+def _record(
+    corpus: ParquetCorpus,
+    kept: Mapping[int, KeptFile],
+    results: Sequence[ShardResult],
+    counts: Counts,
+) -> CorpusRecord:
+    """Return the corpus file by file, in its order; results are of the shards of files not kept."""
+    done: dict[int, list[ShardResult]] = {position: [] for position in range(len(corpus.files))}
+    shards = (shard for shard in corpus.shards if shard.file not in kept)
+    for shard, result in zip(shards, results, strict=True):
+        done[shard.file].append(result)
+    files, parts = list[CorpusFile](), list[CorpusPart]()
+    for position, file in enumerate(corpus.files):
+        if position in kept:
+            files.append(kept[position][0])
+            parts += kept[position][1]
+            continue
+        own = done[position]
+        skipped: Counter[str] = Counter()
+        for result in own:
+            skipped.update(result.skipped)
+        identity = corpus.fingerprints[position]
+        files.append(CorpusFile(file.name, identity, len(own), dict(skipped)))
+        parts += [result.part for result in own]
+    source = corpus.config.source_identity()
+    return CorpusRecord(source, tuple(parts), dict(counts.skipped), tuple(files))
+
+
+def raw_bytes(store: EmbeddingStore, record: CorpusRecord) -> int:
+    """Return the bytes of a corpus's raw embeddings in the store."""
+    sizes = {}
+    for part in record.parts:
+        if part.rows and part.shard not in sizes:
+            found = store.find(part.shard, verify=False)
+            sizes[part.shard] = found.bytes if found else 0
+    return sum(sizes.values())
+
+
+def _count_kept(
+    counts: Counts, file: CorpusFile, parts: Sequence[CorpusPart], *, passages: bool
+) -> None:
+    """Count the rows of a file that was not read."""
+    counts.skipped.update(file.skipped)
+    read = sum(part.read for part in parts)
+    counts.read += read
+    counts.reused += read - sum(file.skipped.values())
+    counts.truncated += sum(part.truncated for part in parts)
+    counts.passages += sum(part.rows for part in parts) if passages else 0
+
+
+def _count(counts: Counts, result: ShardResult, *, wanted: str) -> None:
+    counts.read += result.part.read
+    counts.truncated += result.part.truncated
+    counts.skipped.update(result.skipped)
+    counts.encoded += result.encoded
+    counts.reused += _rows_of(result) - result.encoded
+    counts.remade_shards += result.remade
+    if result.stored is not None and wanted == "float16":
+        counts.float32_shards += result.stored.dtype == "float32"
+
+
+def _rows_of(result: ShardResult) -> int:
+    """Return the rows of the corpus in a shard, however many passages they were cut into."""
+    return result.part.read - sum(result.skipped.values())
+
+
+def _count_encoded(counts: Counts, encoded: EncodedFacts) -> None:
+    counts.duplicates += encoded.rows - encoded.distinct
+    counts.tokens += encoded.tokens
+    counts.padded_tokens += encoded.padded_tokens
+    counts.out_of_memory += encoded.out_of_memory
+
+
+def _add_seconds(stages: Stages, window: WindowResult) -> None:
+    """Show the steps of the encode stage too: they overlap, so they sum up to more than it."""
+    read = sum(shard.part.read for shard in window.shards)
+    rows = sum(map(_rows_of, window.shards))
+    encoded = sum(shard.encoded for shard in window.shards)
+    handled = {"read": read, "tokenise": encoded, "encode": encoded, "store": rows}
+    for name, seconds in window.seconds.items():
+        key = f"encode/{name}"
+        stages.seconds[key] = stages.seconds.get(key, 0.0) + seconds
+        stages.rows[key] = stages.rows.get(key, 0) + handled.get(name, 0)

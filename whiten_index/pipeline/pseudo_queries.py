@@ -1,0 +1,302 @@
+"""The sample that a transform is chosen on: documents, their pieces, and what is around them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.corpus.batches import ID, TextBatch
+from whiten_index.encoding.spans import Span, sentence_spans
+from whiten_index.errors import CorpusError, StorageError
+from whiten_index.pipeline.encode import EncodeReport
+from whiten_index.pipeline.shard_encoding import ShardWork
+from whiten_index.progress import Progress, Stages
+from whiten_index.search.query_encoder import asked_by
+from whiten_index.store import CorpusRecord, EmbeddingStore, StoreDtype, as_kept
+from whiten_index.store.sampling import drawn_parts, drawn_rows, ids_of, row_starts
+from whiten_index.whitening.choice import LEAST_SAMPLE
+
+_MOST_CANDIDATES = 5_000
+# Texts looked at for one that is long enough.
+_TRIES = 20
+# Below this share of texts long enough, the corpus is one of short texts.
+_LEAST_SHARE = 0.2
+_CHUNK_CHARACTERS = 100_000
+# The sample must not depend on how fast or busy the machine is, so tokens bound it, not seconds.
+_MOST_TOKENS = 250_000
+# This share of the corpus is encoded whatever its tokens: it adds as little to the whole build.
+_SHARE_OF_CORPUS = 0.04
+_KINDS = ("sentences", "others", "windows")
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """m documents and their pieces, encoded.
+
+    Attributes:
+        rows: (m,) row numbers of the documents in the corpus.
+        candidates: (n,) row numbers, the documents' own first, then others drawn at random.
+        sentences: (m, d) a sentence of each document, as a query.
+        others: (m, d) the document without it.
+        windows: (m, d) 8 to 20 words of the document, as a query.
+    """
+
+    rows: NDArray[np.int64]
+    candidates: NDArray[np.int64]
+    sentences: NDArray[np.floating]
+    others: NDArray[np.floating]
+    windows: NDArray[np.floating]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class TooShort:
+    """Why there is no sample of pieces.
+
+    Attributes:
+        why: half a sentence for the user.
+    """
+
+    why: str
+
+
+def recipe() -> list[float]:
+    """Return what decides which documents and pieces are in the sample of a corpus."""
+    return [RECIPE, _MOST_TOKENS, _SHARE_OF_CORPUS]
+
+
+def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -> Sample | TooShort:
+    """Return the sample of a corpus, from the store where it was drawn before.
+
+    Args:
+        encoded: the corpus in its store.
+        size: documents at most; no more than half of the corpus are taken.
+        seed: of the draw.
+        stages: where the time is shown.
+
+    Raises:
+        CorpusError: the corpus can no longer be read.
+    """
+    store, record = encoded.store, encoded.record
+    key = _key(encoded, size, seed)
+    if (kept := _kept(store, key)) is not None:
+        return kept
+    work = encoded.work
+    if work is None or work.corpus.dim is not None:
+        return TooShort("there are no texts to cut into pieces, only embeddings")
+    if record.rows < 2 * LEAST_SAMPLE:
+        return TooShort(f"{record.rows} documents are too few to choose from")
+    drawn = _Draw(encoded, work, np.random.default_rng(seed))
+    size = min(size, record.rows // 2)
+    with stages.stage("draw pieces", size):
+        cut = drawn.pieces(size)
+    if isinstance(cut, TooShort):
+        return cut
+    with stages.stage("encode pieces", len(cut)) as watcher:
+        always = max(LEAST_SAMPLE, math.ceil(_SHARE_OF_CORPUS * record.rows))
+        parts = list(_encoded(work, [pieces for _, pieces in cut], always, watcher))
+    # As the store keeps them, so that a sample found again chooses the same.
+    embeddings = [
+        as_kept(np.concatenate(part), StoreDtype.FLOAT16) for part in zip(*parts, strict=True)
+    ]
+    rows = np.array([row for row, _ in cut[: len(embeddings[0])]], dtype=np.int64)
+    sample = Sample(rows, drawn.around(rows), *embeddings)
+    # A store that cannot be written still serves: the next build draws the same sample again.
+    with contextlib.suppress(StorageError):
+        store.notes.save_sample(key, vars(sample))
+    return sample
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """Rows drawn from a few shards, so that a huge corpus is not read again."""
+
+    encoded: EncodeReport
+    work: ShardWork
+    rng: np.random.Generator
+
+    @property
+    def record(self) -> CorpusRecord:
+        return self.encoded.record
+
+    def pieces(self, size: int) -> list[tuple[int, Pieces]] | TooShort:
+        """Return up to ``size`` documents long enough, by row number, with their pieces."""
+        most_words = int(self.work.store.encoder["max_length"])
+        found, seen, tried = list[tuple[int, Pieces]](), set[object](), 0
+        for row, document, text in self._texts():
+            if len(found) >= size or tried >= _TRIES * size:
+                break
+            if document in seen:
+                # Passages of one document are no wrong answers to each other.
+                continue
+            tried += 1
+            if (pieces := cut_pieces(text, self.rng, most_words=most_words)) is not None:
+                found.append((row, pieces))
+                seen.add(document)
+        if len(found) < _LEAST_SHARE * tried:
+            return TooShort(f"{tried - len(found)} of {tried} texts are too short to cut in pieces")
+        if len(found) < LEAST_SAMPLE:
+            return TooShort(f"{len(found)} documents are too few to choose from")
+        return found
+
+    def around(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ``rows`` and after them others of the corpus, without repeats."""
+        more = drawn_rows(self.record, _MOST_CANDIDATES, self.rng)
+        more = more[~np.isin(more, rows)]
+        if self.work.splitter is not None:
+            own = set(ids_of(self.encoded.store, self.record, rows))
+            names = ids_of(self.encoded.store, self.record, more)
+            more = more[[name not in own for name in names]]
+        return np.concatenate([rows, more[: max(_MOST_CANDIDATES - len(rows), 0)]])
+
+    def _texts(self) -> Iterator[tuple[int, object, str]]:
+        """Yield row numbers, ids and texts, in an order drawn at random.
+
+        Raises:
+            CorpusError: a shard is not what was encoded.
+        """
+        starts = row_starts(self.record)
+        texts: list[tuple[int, object, str]] = []
+        for position in drawn_parts(self.record, self.rng):
+            batch = self.work.batch_of(self.work.corpus.shards[position])
+            fingerprint = self.work.store.shard_fingerprint(batch.digests(), self.work.dtype)
+            if fingerprint != self.record.parts[position].shard:
+                raise CorpusError(
+                    "the corpus changed after it was encoded; run the same command again"
+                )
+            assert isinstance(batch, TextBatch)
+            rows = range(starts[position], starts[position + 1])
+            ids = batch.documents[ID].to_pylist()
+            texts += zip(rows, ids, batch.texts, strict=True)
+        return (texts[place] for place in self.rng.permutation(len(texts)))
+
+
+def _encoded(
+    work: ShardWork, pieces: list[Pieces], always: int, watcher: Progress
+) -> Iterator[list[NDArray[np.float32]]]:
+    """Yield the pieces' embeddings chunk by chunk until they have ``_MOST_TOKENS`` tokens.
+
+    Args:
+        work: has the encoder.
+        pieces: of the documents, in the order drawn.
+        always: documents that are encoded whatever their tokens.
+        watcher: told of each chunk.
+    """
+    tokens = start = 0
+    while start < len(pieces) and (start < always or tokens < _MOST_TOKENS):
+        sizes = np.cumsum([len(each.others) for each in pieces[start:]])
+        stop = start + 1 + int(np.searchsorted(sizes, _CHUNK_CHARACTERS))
+        chunk = pieces[start:stop]
+        queries = work.encoder().encode_queries(
+            [piece.sentence for piece in chunk] + [piece.window for piece in chunk]
+        )
+        others = work.encoder().encode_window([piece.others for piece in chunk])
+        yield [queries[: len(chunk)], others.embeddings, queries[len(chunk) :]]
+        watcher.advance(len(chunk))
+        tokens, start = tokens + others.tokens, stop
+
+
+def _key(encoded: EncodeReport, size: int, seed: int) -> dict[str, Any]:
+    return {
+        "corpus": encoded.record.fingerprint,
+        "recipe": recipe(),
+        "size": size,
+        "seed": seed,
+        # Sentences and windows are encoded as queries, and the store's name is of documents.
+        **asked_by(encoded.store.encoder),
+    }
+
+
+def _kept(store: EmbeddingStore, key: Mapping[str, Any]) -> Sample | None:
+    shapes = {"rows": "m", "candidates": "n", **dict.fromkeys(_KINDS, "md")}
+    tensors = store.notes.sample(key, shapes)
+    return None if tensors is None else Sample(**tensors)
+
+
+# Changes whenever the pieces of the same text would differ.
+RECIPE = 1
+_LEAST_WORDS, _MANY_WORDS = 16, 64
+_LEAST_SENTENCES = 3
+_SENTENCE_WORDS = (5, 40)
+_WINDOW_WORDS = (8, 20)
+# Scripts without blanks have "words" of a whole clause: there a character stands for a word.
+_LONGEST_WORD = 16
+_WORD = re.compile(r"\S+")
+_CHARACTER = re.compile(r"\S")
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What one document is cut into.
+
+    Attributes:
+        sentence: one of its sentences; the window where none is of 5 to 40 words.
+        others: the document without it.
+        window: 8 to 20 neighbouring words, as long as a question.
+    """
+
+    sentence: str
+    others: str
+    window: str
+
+
+def cut_pieces(text: str, rng: np.random.Generator, *, most_words: int) -> Pieces | None:
+    """Cut a text into pieces at random, or return None where it is too short for that.
+
+    It must have 16 words and three sentences, or 64 words: the halves of one sentence say other
+    things than it does, and finding one by the other chooses badly.
+
+    Args:
+        text: the document.
+        rng: draws the sentence and the window.
+        most_words: what comes after so many words is left out, as the encoder would not see it.
+    """
+    words = _words(text, most=most_words)
+    if len(words) < _LEAST_WORDS:
+        return None
+    text = text[: words[-1][1]]
+    window = _window(words, rng)
+    sentences = sentence_spans(text)
+    if len(sentences) < _LEAST_SENTENCES and len(words) < _MANY_WORDS:
+        return None
+    least, most = _SENTENCE_WORDS
+    starts = [start for start, _ in words]
+    fit = [
+        (start, end)
+        for start, end in sentences
+        if least <= bisect_left(starts, end) - bisect_left(starts, start) <= most
+    ]
+    chosen = fit[rng.integers(len(fit))] if fit and len(sentences) > 1 else window
+    others = f"{text[: chosen[0]].rstrip()} {text[chosen[1] :].lstrip()}".strip()
+    return Pieces(_at(text, chosen), others, _at(text, window))
+
+
+def _words(text: str, *, most: int) -> list[Span]:
+    """Return the spans of words, or of characters where the text is hardly cut into words."""
+    spans = [match.span() for match in islice(_WORD.finditer(text), most)]
+    inside = sum(end - start for start, end in spans)
+    if spans and inside / len(spans) > _LONGEST_WORD:
+        return [match.span() for match in islice(_CHARACTER.finditer(text), most)]
+    return spans
+
+
+def _window(words: Sequence[Span], rng: np.random.Generator) -> Span:
+    least, most = _WINDOW_WORDS
+    length = min(int(rng.integers(least, most + 1)), len(words) // 2)
+    start = int(rng.integers(len(words) - length + 1))
+    return words[start][0], words[start + length - 1][1]
+
+
+def _at(text: str, span: Span) -> str:
+    return text[span[0] : span[1]]

@@ -1,0 +1,318 @@
+"""What a version is made of: its identity, its files, and what its manifest says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from whiten_index import index as faiss_index
+from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.assemble import Assembled, Carry, IndexPlan, assemble_index
+from whiten_index.at_work import at_work
+from whiten_index.evaluation import Geometry
+from whiten_index.objects import settled as settled_place
+from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.encode import EncodeReport, raw_bytes
+from whiten_index.pipeline.fit import Fitted
+from whiten_index.progress import Stages
+from whiten_index.search.search_index import hits_of
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store.sampling import drawn_rows, embeddings_of
+from whiten_index.version import VERSION
+from whiten_index.versions import published, version_manifest
+from whiten_index.versions.bundle import open_unsealed
+from whiten_index.whitening import Whitening, unit_rows
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What is settled before FAISS starts: the transform, the index to build, their identity.
+
+    Attributes:
+        fitted: the transform.
+        plan: the index.
+        identity: of the version.
+        carry: the version whose codes are taken over, None where all are made.
+        kept: the version whose transform this is, None where it was fitted.
+    """
+
+    fitted: Fitted
+    plan: IndexPlan
+    identity: str
+    carry: Carry | None = None
+    kept: published.Version | None = None
+
+
+def settle(
+    config: BuildConfig,
+    encoded: EncodeReport,
+    fitted: Fitted,
+    plan: IndexPlan,
+    *,
+    kept: Mapping[str, Any] | None = None,
+    carry: Carry | None = None,
+) -> Settled:
+    """Return what is settled, with the identity of the version that will come of it.
+
+    Args:
+        config: of the build.
+        encoded: the corpus in its store.
+        fitted: the transform.
+        plan: the index.
+        kept: what tells a transform that was not fitted on this corpus.
+        carry: the version whose codes are taken over.
+    """
+    identity = version_identity(config, encoded, fitted, plan, kept=kept)
+    return Settled(fitted, plan, identity, carry)
+
+
+def version_identity(
+    config: BuildConfig,
+    encoded: EncodeReport,
+    fitted: Fitted,
+    plan: IndexPlan,
+    *,
+    kept: Mapping[str, Any] | None = None,
+) -> str:
+    """Return what tells this version from one made of other inputs or choices."""
+    choices = fitted.whitening.choices()
+    named = [choices.pop(name) for name in ("kind", "k", "exponent", "center", "normalize_input")]
+    del choices["dim"]
+    if config.weight_column is not None:
+        choices |= {"weight_column": config.weight_column, "weighting": config.weighting}
+    if fitted.choice is not None:
+        # The manifest tells how it was chosen.
+        choices["chosen"] = fingerprint(fitted.choice.to_json())
+    return fingerprint(
+        {
+            "format_version": version_manifest.FORMAT_VERSION,
+            "corpus": encoded.record.fingerprint,
+            "encoder": encoded.store.encoder,
+            "encoder_fingerprint": encoded.store.fingerprint,
+            # What most transforms lack is left out, so that versions made before it was known
+            # are found again.
+            "whitening": [*named, choices] if choices else named,
+            "factory": _factory_identity(plan, fitted.whitening.k),
+            "seed": plan.seed,
+            **({} if kept is None else {"kept": dict(kept)}),
+        }
+    )
+
+
+def _factory_identity(plan: IndexPlan, k: int) -> list[Any]:
+    """Return what tells an index from one of other settings.
+
+    What cannot show is left out, so that versions made before it was known are found again.
+    """
+    settings: dict[str, Any] = {}
+    inner = faiss_index.inner_index(plan.built, k)
+    if faiss_index.has_parameters(inner) or plan.choice.rerank is not None:
+        settings["target_recall"] = plan.target_recall
+    if plan.budget is not None:
+        settings["memory_budget"] = plan.budget
+    if faiss_index.gains_by_rotation(inner):
+        settings["rotated"] = True
+    named: list[Any] = [plan.choice.asked, plan.built]
+    return [*named, settings] if settings else named
+
+
+def write_version(
+    config: BuildConfig,
+    encoded: EncodeReport,
+    settled: Settled,
+    version: str,
+    stages: Stages,
+    publish: Callable[[Path, str, Callable[[Path], Mapping[str, Any]]], dict[str, Any]],
+    *,
+    finish: Callable[[Path, dict[str, Any]], Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Assemble the index and write the version's folder, whole or not at all.
+
+    Args:
+        config: ``out`` says where.
+        encoded: the corpus in its store.
+        settled: what to make.
+        version: its name.
+        stages: told of the work.
+        publish: where it goes: ``index.publish`` or ``index.publish_candidate``.
+        finish: looks at the folder with all its files, and at what its manifest will say; what it
+            returns is added to that.
+
+    Returns:
+        The manifest.
+    """
+    store, record, fitted = encoded.store, encoded.record, settled.fitted
+    stages.watcher.note(index_note(settled.plan.choice))
+    with contextlib.ExitStack() as ending:
+
+        def fill(folder: Path) -> dict[str, Any]:
+            made = assemble_index(
+                store,
+                record,
+                fitted.whitening,
+                settled.plan,
+                stages,
+                folder,
+                carry=settled.carry,
+                # Workers join an index on a disk that all share, not in a copy of a bucket.
+                calls=None if isinstance(config.out_place, str) else encoded.calls,
+            )
+            with stages.stage("diagnose", record.rows) as watcher:
+                given = store, record, fitted.whitening, config.seed
+                shape = at_work(encoded.calls, stages, _geometry, *given)
+                watcher.advance(record.rows)
+            _save_transform(settled, folder)
+            faiss_index.write_documents(folder / published.DOCUMENTS, _documents(encoded))
+            record.save(folder / published.RECORD)
+            fields = {
+                **_facts(config, encoded, settled),
+                "geometry": shape,
+                "version": version,
+                "factory": _factory_facts(settled.plan, made),
+                "bytes": _bytes(encoded, made, folder),
+            }
+            _require_searchable(folder, fields)
+            fields |= {} if finish is None else finish(folder, fields)
+            # It ends when the folder is published.
+            ending.enter_context(stages.stage("publish", record.rows)).advance(record.rows)
+            return {**fields, "seconds": dict(stages.seconds), "stage_rows": dict(stages.rows)}
+
+        return publish(Path(str(config.out)), version, fill)
+
+
+def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> None:
+    """Search as readers will: what cannot be opened or searched is not published."""
+    bundle = open_unsealed(folder, fields)
+    query = bundle.whitening.mean + np.random.default_rng(0).normal(size=(1, bundle.dim))
+    scores, rows = bundle.search(query.astype(np.float32), 1)
+    # The list that is searched first may be empty: then any row will do.
+    hits_of(bundle, scores[0], np.maximum(rows[0], 0))
+
+
+def _geometry(
+    _: Stages, store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, seed: int
+) -> dict[str, Any] | None:
+    return geometry(store, record, whitening, seed=seed)
+
+
+def _save_transform(settled: Settled, folder: Path) -> None:
+    """Write the transform and the moments that it was fitted on; what is kept to the byte."""
+    if settled.kept is not None:
+        for name in (published.WHITENING, published.MOMENTS):
+            shutil.copyfile(settled.kept.file(name), folder / name)
+        return
+    settled.fitted.whitening.save(folder / published.WHITENING)
+    settled.fitted.moments.save(folder / published.MOMENTS)
+
+
+def index_note(choice: faiss_index.FactoryChoice) -> str:
+    """Return what is said of an index before work on it starts."""
+    parts = {name: size for name, size in vars(choice.expected).items() if size}
+    split = ", ".join(f"{name} {size:,}" for name, size in parts.items())
+    return f"index {choice.built}: {choice.why}; {choice.expected.total:,} bytes expected ({split})"
+
+
+def _factory_facts(plan: IndexPlan, made: Assembled) -> dict[str, Any]:
+    choice = plan.choice
+    return {
+        "asked": choice.asked,
+        "built": choice.built,
+        "why": choice.why,
+        "expected_bytes": choice.expected.to_json(),
+        "expected_recall": choice.expected_recall,
+        "nprobe": made.nprobe,
+        "tuned": made.tuned.to_json(),
+        "rerank": made.rerank,
+        "memory_budget": plan.budget,
+        "device": made.device,
+        # As it is searched unless asked otherwise.
+        "mapped": made.mapped or (plan.budget is not None and made.file_bytes > plan.budget),
+        "rotated": made.rotated,
+    }
+
+
+def _facts(config: BuildConfig, encoded: EncodeReport, settled: Settled) -> dict[str, Any]:
+    """Return what a version's manifest says of its inputs and choices."""
+    choice = settled.fitted.choice
+    return {
+        "kind": version_manifest.KIND,
+        "format_version": version_manifest.FORMAT_VERSION,
+        "identity": settled.identity,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": config.to_json(),
+        "store": str(settled_place(config.store_place)),
+        "corpus": {
+            "fingerprint": encoded.record.fingerprint,
+            "source": dict(encoded.record.source),
+        },
+        "encoder": encoded.store.encoder,
+        "encoder_fingerprint": encoded.store.fingerprint,
+        "runtimes": encoded.store.notes.runtimes(),
+        "whitening": settled.fitted.whitening.describe(),
+        "choice": None if choice is None else choice.to_json(),
+        "rows": encoded.record.rows,
+        "counts": encoded.counts.to_json(),
+        "made_by": _made_by(),
+    }
+
+
+def _bytes(encoded: EncodeReport, made: Assembled, folder: Path) -> dict[str, Any]:
+    """Return bytes of the raw and of the reduced vectors, and of the files beside them."""
+    return {
+        "raw": raw_bytes(encoded.store, encoded.record),
+        "vectors": made.vector_bytes,
+        "index_file": made.file_bytes,
+        "documents_file": (folder / published.DOCUMENTS).stat().st_size,
+        "index": made.sizes.to_json(),
+    }
+
+
+def _made_by() -> dict[str, Any]:
+    return {
+        "whiten_index": VERSION,
+        "faiss": faiss_index.describe_faiss(),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _documents(encoded: EncodeReport) -> Iterator[pa.Table]:
+    return (encoded.store.documents(part) for part in encoded.record.parts if part.rows)
+
+
+_ROWS, _LEAST_ROWS = 2_048, 3
+
+
+def geometry(
+    store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, *, seed: int
+) -> dict[str, Any] | None:
+    """Return the geometry of the embeddings, ``raw``, and of the ``vectors`` made of them.
+
+    All figures of both are measured on the same n rows, 2,048 at most, at unit length: a search by
+    cosine sees directions only. IsoScore and effective rank are those of the sample, and lower than
+    those of a larger corpus, the more so the wider the rows are: where all d directions are even
+    IsoScore reads about n/(n + d), 0.73 for d = 768 and 0.94 for k = 128 at 2,048 rows.
+
+    None where fewer than three rows of either differ from 0.
+
+    Args:
+        store: holds the embeddings.
+        record: the corpus.
+        whitening: the transform.
+        seed: of the sample.
+    """
+    rows = np.sort(drawn_rows(record, _ROWS, np.random.default_rng(seed)))
+    raw = embeddings_of(store, record, rows)
+    units = {"raw": unit_rows(raw), "vectors": unit_rows(whitening.apply(raw))}
+    if min(np.count_nonzero(unit.any(axis=1)) for unit in units.values()) < _LEAST_ROWS:
+        return None
+    return {name: Geometry.of(unit).to_json() for name, unit in units.items()}

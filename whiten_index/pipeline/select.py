@@ -1,0 +1,267 @@
+"""Which transform: by pieces of the corpus, by labels, or else by the spectrum alone."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import StorageError, WhiteningError
+from whiten_index.pipeline.encode import EncodeReport
+from whiten_index.pipeline.pseudo_queries import Sample, recipe, sample_pieces
+from whiten_index.pipeline.select_labelled import Labels, labelled_trials
+from whiten_index.progress import Stages
+from whiten_index.store.sampling import embeddings_of
+from whiten_index.whitening import (
+    Kind,
+    Whitening,
+    WhiteningConfig,
+    WidthWish,
+    default_width,
+    unit_rows,
+)
+from whiten_index.whitening.choice import (
+    Choice,
+    Rule,
+    Setting,
+    Trial,
+    choose_by_scores,
+    choose_by_spectrum,
+    keeps,
+    reciprocal_ranks,
+    require_sample,
+    score_settings,
+    settings,
+    widths,
+)
+from whiten_index.whitening.moments import Moments
+
+# Whole documents hold the words looked for, and so overrate strong whitening.
+_SENTENCE_WEIGHT = 2.0
+# With 100, 200 and 400 documents the choice still moved nDCG@10 of SciFact by 0.7.
+_ENOUGH_DOCUMENTS = 300
+# Changes whenever the same sample would give another choice.
+_RULES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the user settled before anything is chosen.
+
+    Attributes:
+        k: kept width as given, None to have it chosen.
+        exponent: γ, None to have it chosen.
+        center: None to have it chosen.
+        normalize_input: whether the moments are those of unit vectors.
+        floor: share of λ₁ below which directions are dropped.
+        widths: among which k is chosen, None for round ones.
+        sample: documents to choose on at most.
+        seed: of the sample.
+        labels: queries with judgements or pairs, None to choose without.
+    """
+
+    k: str | int | float | None = None
+    exponent: float | None = None
+    center: bool | None = None
+    normalize_input: bool = False
+    floor: float | None = None
+    widths: tuple[int, ...] | None = None
+    sample: int = 1_000
+    seed: int = 0
+    labels: Labels | None = None
+
+    def __post_init__(self) -> None:
+        require_sample(self.sample)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a choice depends on besides the corpus, as JSON values."""
+        labels = None if self.labels is None else self.labels.digest()
+        return {**asdict(replace(self, labels=None)), "labels": labels}
+
+
+def choose_setting(
+    encoded: EncodeReport,
+    moments: Moments,
+    wishes: Wishes,
+    stages: Stages,
+    *,
+    weights: NDArray[np.float64] | None = None,
+) -> Choice:
+    """Choose k, γ and centring; a choice made before on the same corpus is found in its store.
+
+    Args:
+        encoded: the corpus in its store.
+        moments: of all its embeddings, of unit length where that is wished.
+        wishes: what is not up for choice, and what to choose by.
+        stages: where the time is shown.
+        weights: (n,) of the rows, by which the moments were taken, or None.
+
+    Raises:
+        WhiteningError: the embeddings are constant, or k is above their rank.
+        CorpusError: the labels do not fit the corpus or are too few, or the corpus has changed.
+        ConfigError: there is no encoder for the labels.
+    """
+    key = {
+        "corpus": encoded.record.fingerprint,
+        "rules": _RULES,
+        "sample": recipe(),
+        "moments": _digest(moments),
+        "encoder": encoded.store.encoder,
+        "wishes": wishes.to_json(),
+    }
+    # A damaged note is made again.
+    choice = None
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if (kept := encoded.store.notes.choice(key)) is not None:
+            choice = Choice.from_json(kept)
+    if choice is None:
+        fit = _pca(moments, wishes)
+        choice = _Chooser(encoded, moments, fit, wishes, stages, weights).choose()
+        if choice.rule is not Rule.SPECTRUM:
+            # A store that cannot be written still serves: the next build chooses the same again.
+            with contextlib.suppress(StorageError):
+                encoded.store.notes.save_choice(key, choice.to_json())
+    if choice.rule is Rule.PIECES and choice.sample < _ENOUGH_DOCUMENTS:
+        stages.watcher.note(
+            f"note: k and exponent were chosen on {choice.sample} documents, and with fewer "
+            f"than {_ENOUGH_DOCUMENTS} that is a matter of chance; set --k and --exponent, or give "
+            "judged queries with --queries and --qrels"
+        )
+    return choice
+
+
+def piece_trials(encoded: EncodeReport, sample: Sample) -> list[Trial]:
+    """Return what pieces are to find: a sentence its others, some words their document."""
+    documents = embeddings_of(encoded.store, encoded.record, sample.candidates)
+    own = np.arange(len(sample))
+    return [
+        Trial(sample.sentences, sample.others, reciprocal_ranks(own), _SENTENCE_WEIGHT),
+        Trial(sample.windows, documents, reciprocal_ranks(own)),
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Chooser:
+    encoded: EncodeReport
+    moments: Moments
+    fit: Whitening
+    wishes: Wishes
+    stages: Stages
+    weights: NDArray[np.float64] | None
+
+    def choose(self) -> Choice:
+        if self.wishes.labels is not None:
+            return self._by_labels(self.wishes.labels)
+        found = sample_pieces(self.encoded, self.wishes.sample, self.wishes.seed, self.stages)
+        if isinstance(found, Sample):
+            return self._by_pieces(found)
+        setting = choose_by_spectrum(
+            self.fit,
+            self._width() or self._default_width(),
+            exponent=self.wishes.exponent,
+            center=self.wishes.center,
+        )
+        why = f"{found.why}, so mean and spectrum alone decide"
+        return Choice(Rule.SPECTRUM, setting, "", 0, (), why)
+
+    def _by_pieces(self, sample: Sample) -> Choice:
+        with self.stages.stage("choose", len(sample)) as watcher:
+            trials = piece_trials(self.encoded, sample)
+            fit = self._held_out(sample.rows) or self.fit
+            setting, scored = choose_by_scores(*self._scored(fit, trials))
+            watcher.advance(len(sample))
+        within = " (in the fit as well, for want of others)" if fit is self.fit else ""
+        measure = (
+            "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "
+            "among whole documents, weight 1"
+        )
+        why = (
+            f"the gentlest within one standard error of the best, by how well pieces of "
+            f"{len(sample)} documents{within} find the rest"
+        )
+        return Choice(Rule.PIECES, setting, measure, len(sample), scored, why)
+
+    def _by_labels(self, labels: Labels) -> Choice:
+        found = labelled_trials(self.encoded, labels, self.wishes.seed, self.stages)
+        with self.stages.stage("choose", found.count) as watcher:
+            grid, scores = self._scored(self.fit, found.trials)
+            setting, scored = choose_by_scores(grid, scores, errors=found.errors)
+            watcher.advance(found.count)
+        return Choice(Rule.LABELS, setting, found.measure, found.count, scored, found.why)
+
+    def _scored(
+        self, fit: Whitening, trials: Sequence[Trial]
+    ) -> tuple[list[Setting], NDArray[np.float64]]:
+        """Return settings and their scores, from the widest k down to one that loses too much."""
+        width = self._width()
+        ks = self._widths(fit.k) if width is None else (width,)
+        grid, scores, best = list[Setting](), list[NDArray[np.float64]](), -np.inf
+        for k in sorted(ks, reverse=True):
+            tried = settings([k], exponent=self.wishes.exponent, center=self.wishes.center)
+            scored = score_settings(fit, trials, tried)
+            grid += tried
+            scores.append(scored)
+            here = float(scored.mean(axis=1).max())
+            best = max(best, here)
+            if not keeps(here, best):
+                break
+        return grid, np.concatenate(scores)
+
+    def _held_out(self, rows: NDArray[np.int64]) -> Whitening | None:
+        """Return the fit without rows of the corpus (m,), None where too little of it is left."""
+        embeddings = embeddings_of(self.encoded.store, self.encoded.record, rows)
+        if self.wishes.normalize_input:
+            embeddings = unit_rows(embeddings)
+        weights = None if self.weights is None else self.weights[rows]
+        try:
+            fit = _pca(self.moments - Moments.of(embeddings, weights=weights), self.wishes)
+        except WhiteningError:
+            return None
+        return fit if fit.k >= (self._width() or min(self._widths(self.fit.k))) else None
+
+    def _widths(self, rank: int) -> tuple[int, ...]:
+        """Return the widths among which k is chosen."""
+        given = self.wishes.widths
+        if given is None:
+            return widths(rank)
+        if found := tuple(k for k in given if k <= rank):
+            return found
+        raise WhiteningError(
+            f"the factory can be built over {given[0]} dims at least, and the embeddings span "
+            f"{rank}; use another --factory, or more rows"
+        )
+
+    def _default_width(self) -> int:
+        """Return the k that is kept where nothing tells: a third of d, or what is near to it."""
+        default = min(default_width(self.fit.dim), self.fit.k)
+        if self.wishes.widths is None:
+            return default
+        allowed = self._widths(self.fit.k)
+        return max((k for k in allowed if k <= default), default=min(allowed))
+
+    def _width(self) -> int | None:
+        """Return k where it is settled, None where it is up for choice."""
+        wish = WidthWish.parse(self.wishes.k)
+        if wish == WidthWish():
+            return None
+        floor = self.wishes.floor or 0.0
+        return wish.resolve(self.fit.eigenvalues, count=self.moments.count, floor=floor)
+
+
+def _digest(moments: Moments) -> str:
+    """Return what tells moments from those of other rows, weights or scales."""
+    arrays = (moments.mean, moments.scatter)
+    data = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _pca(moments: Moments, wishes: Wishes) -> Whitening:
+    config = WhiteningConfig(
+        kind=Kind.PCA, k="full", normalize_input=wishes.normalize_input, floor=wishes.floor
+    )
+    return Whitening.fit(moments, config)

@@ -1,0 +1,437 @@
+"""The work on a window of shards: read them, look which are done, encode the rest, keep them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from whiten_index.corpus import ParquetCorpus, Shard
+from whiten_index.corpus.batches import (
+    PASSAGE,
+    PASSAGE_END,
+    PASSAGE_START,
+    PASSAGE_TEXT,
+    EmbeddingBatch,
+    TextBatch,
+)
+from whiten_index.encoding import PassageSplitter
+from whiten_index.store import (
+    CorpusPart,
+    EmbeddingStore,
+    Found,
+    StoredShard,
+    StoreDtype,
+    as_kept,
+    folder_bytes,
+    type_of,
+)
+from whiten_index.store.dedup import RowFinder
+
+if TYPE_CHECKING:
+    from whiten_index.encoding import Encoded, Encoder, PassageSplitter, PreparedWindow, RanWindow
+
+Window = tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """What came of one shard.
+
+    Attributes:
+        part: where its embeddings and rows are.
+        stored: the finished shard, None where every row was skipped.
+        encoded: rows of the corpus whose embeddings were not there already.
+        remade: whether damaged embeddings were replaced.
+        skipped: reason -> rows left out.
+    """
+
+    part: CorpusPart
+    stored: StoredShard | None
+    encoded: int
+    remade: bool
+    skipped: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """What came of a window.
+
+    Attributes:
+        shards: the results of its shards, in order.
+        encoded: what the encoder was given, None where all was there or no encoder is needed.
+        seconds: step -> wall seconds; the steps of different windows overlap.
+    """
+
+    shards: tuple[ShardResult, ...]
+    encoded: EncodedFacts | None
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedFacts:
+    """What the encoder was given for one window.
+
+    Attributes:
+        rows: texts.
+        distinct: texts that differ, which alone were encoded.
+        tokens: of these.
+        padded_tokens: likewise, padding counted.
+        out_of_memory: batches that did not fit into the memory and were halved.
+    """
+
+    rows: int
+    distinct: int
+    tokens: int
+    padded_tokens: int
+    out_of_memory: int
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """A shard that was read and looked up."""
+
+    batch: TextBatch | EmbeddingBatch
+    digests: NDArray[np.uint8]
+    fingerprint: str
+    there: bool
+    remade: bool
+    found: Found | None = None
+
+    @property
+    def unknown(self) -> NDArray[np.bool_]:
+        """(n,) whether a row's embedding is nowhere in the store."""
+        if self.there:
+            return np.zeros(len(self.batch), dtype=np.bool_)
+        return np.ones(len(self.batch), dtype=np.bool_) if self.found is None else ~self.found.known
+
+
+@dataclass(frozen=True)
+class _Read:
+    shards: list[_Looked]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    shards: list[_Looked]
+    texts: PreparedWindow | None
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Ran:
+    shards: list[_Looked]
+    encoded: RanWindow | None
+    out_of_memory: int
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """Work in the four steps of a runner; its items are windows of shards.
+
+    Attributes:
+        corpus: where rows come from.
+        store: where embeddings go.
+        encoder: gives the encoder on first need; never called where all is reused.
+        dtype: how embeddings are kept.
+        advance: told how many rows are done, as they are.
+        splitter: cuts texts into passages, None where they stay whole.
+        rows: looks up rows that are in the store among others, None where whole shards alone count.
+    """
+
+    corpus: ParquetCorpus
+    store: EmbeddingStore
+    encoder: Callable[[], Encoder]
+    dtype: StoreDtype
+    advance: Callable[[int], None] | None = None
+    splitter: PassageSplitter | None = None
+    rows: RowFinder | None = None
+    _under_way: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    def telling(self, advance: Callable[[int], None]) -> ShardWork:
+        """Return the same work, begun afresh, that tells ``advance`` how many rows are done."""
+        return replace(self, advance=advance, _under_way=set())
+
+    def read(self, window: Window) -> _Read:
+        """Read the shards and look up which the store has.
+
+        Raises:
+            CorpusError: the file is damaged or a row cannot be used.
+        """
+        clock = _Clock()
+        looked = [self._look(shard) for shard in window]
+        return _Read(looked, {"read": clock.lap()})
+
+    def prepare(self, read: _Read) -> _Prepared:
+        """Tokenise the texts that the store does not have."""
+        texts = [text for shard in read.shards for text in _texts_to_encode(shard)]
+        if not texts:
+            return _Prepared(read.shards, None, read.seconds)
+        clock = _Clock()
+        encoder = self.encoder()
+        self.store.notes.save_runtime(encoder.runtime)
+        seconds = {**read.seconds, "load encoder": clock.lap()}
+        prepared = encoder.prepare(texts)
+        return _Prepared(read.shards, prepared, {**seconds, "tokenise": clock.lap()})
+
+    def run(self, prepared: _Prepared) -> _Ran:
+        """Encode what is to be encoded."""
+        read = sum(shard.batch.read for shard in prepared.shards)
+        if prepared.texts is None:
+            self._done(read)
+            return _Ran(prepared.shards, None, 0, prepared.seconds)
+        clock, encoder = _Clock(), self.encoder()
+        halved = encoder.budget.halvings
+        rows = sum(_rows(shard.batch) for shard in prepared.shards if _texts_to_encode(shard))
+        texts = len(prepared.texts.texts)
+        ran = encoder.run(prepared.texts, advance=_in_rows(self._done, rows=rows, texts=texts))
+        self._done(read - rows)
+        seconds = {**prepared.seconds, "encode": clock.lap()}
+        return _Ran(prepared.shards, ran, encoder.budget.halvings - halved, seconds)
+
+    def finish(self, ran: _Ran) -> WindowResult:
+        """Keep embeddings, moments and rows, each shard whole or not at all.
+
+        Raises:
+            EncoderError: the model gives NaN or infinity.
+            StorageError: the store cannot be written.
+        """
+        clock = _Clock()
+        encoded = None if ran.encoded is None else self.encoder().collect(ran.encoded)
+        seconds = dict(ran.seconds)
+        if encoded is not None:
+            # On a device it is here that its work is waited for.
+            seconds["encode"] += clock.lap()
+        results, start = [], 0
+        for shard in ran.shards:
+            stop = start + len(_texts_to_encode(shard))
+            results.append(self._keep(shard, encoded, slice(start, stop)))
+            start = stop
+        facts = None
+        if encoded is not None:
+            facts = EncodedFacts(
+                rows=len(encoded.embeddings),
+                distinct=encoded.distinct,
+                tokens=encoded.tokens,
+                padded_tokens=encoded.padded_tokens,
+                out_of_memory=ran.out_of_memory,
+            )
+        return WindowResult(tuple(results), facts, {**seconds, "store": clock.lap()})
+
+    def batch_of(self, shard: Shard) -> TextBatch | EmbeddingBatch:
+        """Read a shard, its texts cut into passages where these are asked for."""
+        batch = self.corpus.read(shard)
+        if self.splitter is None or isinstance(batch, EmbeddingBatch):
+            return batch
+        return split_batch(batch, self.splitter)
+
+    def bytes_of(self, batch: TextBatch | EmbeddingBatch, found: Found) -> int:
+        """Return about what a shard that is not there will take in the store.
+
+        New embeddings of texts are thought to be such as float16 can hold.
+        """
+        size, unknown = (len(batch), int(self.store.encoder["dim"])), ~found.known
+        whole: NDArray[np.floating] | None
+        if isinstance(batch, EmbeddingBatch):
+            whole = batch.embeddings
+            new = whole[unknown]
+        else:
+            whole = new = np.zeros((np.count_nonzero(unknown), size[1]), dtype=np.float32)
+        if not unknown.all():
+            refers = self._finder.refer(self.dtype, batch, found, new)
+            if refers.whole is None:
+                own, sources = refers.own, len(refers.picks.sources)
+                return folder_bytes(*size, own.itemsize, own=len(own), sources=sources)
+            whole = refers.whole
+        return folder_bytes(*size, as_kept(whole, self.dtype).itemsize)
+
+    @property
+    def _finder(self) -> RowFinder:
+        assert self.rows is not None, "nothing is found without it"
+        return self.rows
+
+    def _done(self, rows: int) -> None:
+        if self.advance is not None:
+            self.advance(rows)
+
+    def _look(self, shard: Shard) -> _Looked:
+        batch = self.batch_of(shard)
+        digests = batch.digests()
+        if not len(batch):
+            return _Looked(batch, digests, "", there=True, remade=False)
+        fingerprint = self.store.shard_fingerprint(digests, self.dtype)
+        # A shard that occurs twice is kept once: by the time of the second the first is there.
+        there = fingerprint in self._under_way or self.store.find(fingerprint) is not None
+        remade = not there and self.store.shards.places.is_there(fingerprint)
+        self._under_way.add(fingerprint)
+        looked = _Looked(batch, digests, fingerprint, there, remade)
+        if there or self.rows is None:
+            return looked
+        found = self.rows.known(self.dtype, batch).find(digests)
+        return replace(looked, found=found) if found.known.any() else looked
+
+    def _keep(self, shard: _Looked, encoded: Encoded | None, rows: slice) -> ShardResult:
+        batch = shard.batch
+        if not len(batch):
+            part = CorpusPart("", "", 0, batch.read, 0)
+            return ShardResult(part, None, 0, False, batch.skipped)
+        if shard.there:
+            stored = self.store.require(shard.fingerprint, verify=False)
+        elif shard.found is not None:
+            stored = self._derived(shard, shard.found, encoded, rows)
+        else:
+            embeddings, truncated = self._new_embeddings(shard, encoded, rows)
+            moments_of = None if encoded is None else encoded.moments_of(rows)
+            stored = self.store.write(
+                shard.fingerprint,
+                shard.digests,
+                embeddings,
+                dtype=self.dtype,
+                truncated=truncated,
+                moments_of=moments_of if isinstance(batch, TextBatch) else None,
+            )
+        documents = self.store.write_documents(batch.documents)
+        part = CorpusPart(shard.fingerprint, documents, len(batch), batch.read, stored.truncated)
+        return ShardResult(part, stored, _rows_to_encode(shard), shard.remade, batch.skipped)
+
+    def _derived(
+        self, shard: _Looked, found: Found, encoded: Encoded | None, rows: slice
+    ) -> StoredShard:
+        """Keep a shard some of whose rows others hold: by reference, or whole where few are."""
+        new, cut = self._new_embeddings(shard, encoded, rows)
+        truncated = np.zeros(len(shard.batch), dtype=np.bool_)
+        truncated[~found.known] = cut
+        truncated[found.known] = self._cut_before(shard, found)
+        refers = self._finder.refer(self.dtype, shard.batch, found, new)
+        if refers.whole is not None:
+            return self.store.write(
+                shard.fingerprint,
+                shard.digests,
+                refers.whole,
+                dtype=self.dtype,
+                truncated=truncated,
+            )
+        return self.store.shards.derive(
+            shard.fingerprint,
+            shard.digests,
+            refers.picks,
+            refers.own,
+            truncated=truncated,
+            moments=self._finder.moments(refers),
+            dtype=type_of(refers.gathered.dtype),
+        )
+
+    def _new_embeddings(
+        self, shard: _Looked, encoded: Encoded | None, rows: slice
+    ) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+        """Return the embeddings (m, d) of rows that are nowhere, and which of their texts were cut.
+
+        ``rows`` says where they are among what was encoded.
+        """
+        if isinstance(shard.batch, EmbeddingBatch):
+            given = shard.batch.embeddings
+            own = given if shard.found is None else given[shard.unknown]
+            return own, np.zeros(len(own), dtype=np.bool_)
+        if rows.start == rows.stop:
+            empty = np.empty((0, int(self.store.encoder["dim"])), dtype=np.float32)
+            return empty, np.empty(0, dtype=np.bool_)
+        assert encoded is not None
+        return encoded.embeddings[rows], encoded.truncated[rows]
+
+    def _cut_before(self, shard: _Looked, found: Found) -> NDArray[np.bool_]:
+        """Return which of the rows that are known (m,) were cut to the encoder's limit."""
+        known = self._finder.known(self.dtype, shard.batch)
+        rows = np.flatnonzero(found.known)
+        cut = np.zeros(len(found.shard), dtype=np.bool_)
+        for number in np.unique(found.shard[rows]):
+            inside = rows[found.shard[rows] == number]
+            flags = self.store.shards.truncated(known.shards[number])
+            if flags is not None:
+                cut[inside] = flags[found.row[inside]]
+            elif isinstance(shard.batch, TextBatch):
+                texts = [shard.batch.texts[row] for row in inside]
+                cut[inside] = self.encoder().prepare(texts).tokens.truncated
+        return cut[rows]
+
+
+def _rows(batch: TextBatch | EmbeddingBatch) -> int:
+    """Return the rows of the corpus that a batch holds, in passages or whole."""
+    return batch.read - sum(batch.skipped.values())
+
+
+def _in_rows(advance: Callable[[int], None], *, rows: int, texts: int) -> Callable[[int], None]:
+    """Return an ``advance`` for texts that tells the rows which they are passages of."""
+    done = 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        before, done = done, done + count
+        advance(done * rows // texts - before * rows // texts)
+
+    return told
+
+
+def _texts_to_encode(shard: _Looked) -> list[str]:
+    if shard.there or isinstance(shard.batch, EmbeddingBatch):
+        return []
+    if shard.found is None:
+        return shard.batch.texts
+    return [shard.batch.texts[row] for row in np.flatnonzero(shard.unknown)]
+
+
+def _rows_to_encode(shard: _Looked) -> int:
+    """Return the rows of the corpus that have a text, or a passage, that is to be encoded."""
+    if shard.there:
+        return 0
+    if shard.found is None:
+        return _rows(shard.batch)
+    if PASSAGE not in shard.batch.documents.column_names:
+        return int(np.count_nonzero(shard.unknown))
+    begins = shard.batch.documents[PASSAGE].to_numpy() == 0
+    return len(np.unique(np.cumsum(begins)[shard.unknown]))
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Return the seconds since the last lap."""
+        now = time.perf_counter()
+        passed, self._last = now - self._last, now
+        return passed
+
+
+def split_batch(batch: TextBatch, splitter: PassageSplitter) -> TextBatch:
+    """Return the passages of a batch, those of a document one after the other.
+
+    Args:
+        batch: n texts of documents.
+        splitter: cuts them.
+
+    Returns:
+        A batch of m >= n texts. Its documents repeat the id and the kept columns and add
+        ``PASSAGE_COLUMNS``; ``read`` and ``skipped`` stay counts of the corpus's rows.
+    """
+    spans = splitter.split(batch.texts)
+    flat = [span for found in spans for span in found]
+    counts = np.array([len(found) for found in spans], dtype=np.int64)
+    source = np.repeat(np.arange(len(batch)), counts)
+    texts = [batch.texts[row][start:end] for row, (start, end) in zip(source, flat, strict=True)]
+    columns = {
+        PASSAGE: pa.array([number for found in spans for number in range(len(found))], pa.int32()),
+        PASSAGE_START: pa.array([start for start, _ in flat], pa.int32()),
+        PASSAGE_END: pa.array([end for _, end in flat], pa.int32()),
+        PASSAGE_TEXT: pa.array(texts, pa.large_string()),
+    }
+    documents = batch.documents.take(pa.array(source))
+    for name, values in columns.items():
+        documents = documents.append_column(name, values)
+    return TextBatch(documents, texts, batch.read, batch.skipped)

@@ -1,0 +1,1 @@
+"""Search of a published index, re-ranking, and the query transform."""

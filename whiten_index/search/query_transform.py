@@ -1,0 +1,484 @@
+"""The query half: a transform and the identity of its encoder, without an index.
+
+What a client of any database needs to ask it: texts or raw embeddings in, the vectors that
+``whiten-index push`` sent out. It is read from an index, or from a small folder of its own::
+
+    manifest.json             which encoder, its fingerprint, the index version it comes from
+    whitening.safetensors     the transform
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from whiten_index.artifacts.atomic import replace_folder
+from whiten_index.artifacts.manifest import MANIFEST, check_files, publish_folder, read_manifest
+from whiten_index.artifacts.paths import require_folder
+from whiten_index.artifacts.schema import Described, Digest, Schema
+from whiten_index.encoding import EncoderSpec, ModelFolder, recorded_spec
+from whiten_index.errors import ConfigError, FormatError, WhitenIndexError
+from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_same, require_texts
+from whiten_index.store import EncoderFacts
+from whiten_index.versions.published import WHITENING, Version, with_published
+from whiten_index.versions.version_manifest import VersionManifest
+from whiten_index.whitening import Whitening, unit_rows
+from whiten_index.whitening.export import write_matrix
+
+if TYPE_CHECKING:
+    from whiten_index.encoding import Encoder
+
+KIND, FORMAT_VERSION = "query transform", 1
+_ROWS = 8192
+_LOG = logging.getLogger(__name__)
+_INSTEAD = "reduce embeddings of your own"
+_REMEDY = "restore it from a copy, or export it again from its index"
+_WHAT = "a query transform"
+
+
+class _Saved(Described):
+    """Manifest of a query transform."""
+
+    encoder: EncoderFacts
+    version: str
+    whitening: dict[str, Any]
+    query_digest: Digest
+
+
+_SCHEMA = Schema(KIND, FORMAT_VERSION, _Saved)
+
+
+class Pushed(Protocol):
+    """State of a table that an index was pushed to."""
+
+    @property
+    def version(self) -> str:
+        """Version of the index."""
+
+    @property
+    def query_digest(self) -> str:
+        """Digest of the queries that fit the vectors."""
+
+
+class QueryTransform:
+    """A whitening and the encoder it was fitted on; threads may share it, and it can be pickled.
+
+    Its vectors are those that an index holds and that a push sends: transformed, of unit length.
+    It stays what it is: an index that is built again with another transform has another
+    ``query_digest``, and must be read again. Pickled, it holds the transform and not the encoder,
+    which is then loaded where it is needed.
+
+    Attributes:
+        whitening: the transform, in float64.
+        encoder_facts: the encoder as the index recorded it.
+        version: of the index that the transform comes from.
+    """
+
+    def __init__(
+        self,
+        whitening: Whitening,
+        encoder: Mapping[str, Any],
+        *,
+        version: str = "",
+        model: str | None = None,
+        trust_remote_code: bool = False,
+        device: str = "auto",
+        threads: int | None = None,
+    ) -> None:
+        """Join a transform and an encoder; ``of`` and ``load`` read both.
+
+        Args:
+            whitening: fitted on embeddings of the encoder.
+            encoder: the entry ``encoder`` of an index's manifest, with its ``fingerprint`` if it
+                names no model.
+            version: of the index.
+            model: where the encoder is now, if no longer where it was; it must be the same one.
+                What is named here may be fetched from the hub.
+            trust_remote_code: let the encoder run Python code that comes with its model.
+            device: of the encoder: ``auto``, ``cpu``, ``cuda``.
+            threads: CPU threads of the encoder.
+
+        Raises:
+            ConfigError: the encoder gives embeddings of another width.
+        """
+        self.whitening = whitening
+        self.encoder_facts = dict(encoder)
+        self.version = version
+        self._options: dict[str, Any] = {
+            "model": model, "trust_remote_code": trust_remote_code, "device": device,
+            "threads": threads,
+        }  # fmt: skip
+        self._spec = recorded_spec(self.encoder_facts)
+        if self._spec is not None and self._spec.dim != whitening.dim:
+            raise ConfigError(
+                f"the whitening takes embeddings of {whitening.dim} dims and {self._spec.model} "
+                f"gives {self._spec.dim}; name the model that it was fitted on"
+            )
+        self._queries = QueryEncoder(self._spec, **self._options, instead=_INSTEAD)
+
+    def __reduce__(self) -> tuple[Callable[[], QueryTransform], tuple[()]]:
+        """Copy and pickle what it is made of; the encoder is loaded anew."""
+        # A replaced whitening is the same without the matrix that it keeps once made.
+        whitening = replace(self.whitening)
+        made = partial(
+            type(self), whitening, self.encoder_facts, version=self.version, **self._options
+        )
+        return made, ()
+
+    @classmethod
+    def of(
+        cls,
+        index: Path | str,
+        *,
+        k: int | None = None,
+        verify: str | None = None,
+        model: str | None = None,
+        trust_remote_code: bool = False,
+        device: str = "auto",
+        threads: int | None = None,
+    ) -> QueryTransform:
+        """Read the transform of the published version of an index, and nothing else of it.
+
+        Args:
+            index: its folder.
+            k: keep the first k numbers of each vector; None for all.
+            verify: None checks the manifest and the transform, whose neighbours need not be there;
+                ``full`` checks every file's checksum, ``manifest`` their sizes.
+            model: see ``QueryTransform``.
+            trust_remote_code: see ``QueryTransform``.
+            device: see ``QueryTransform``.
+            threads: see ``QueryTransform``.
+
+        Raises:
+            ArtifactError: nothing is published there, or it is damaged.
+            ConfigError: the vectors are not as wide as k, or it is no folder but a URI.
+        """
+        require_folder(index, what="an export")
+
+        def read(version: Version) -> tuple[VersionManifest, Whitening]:
+            if verify is not None:
+                version.check()
+            return version.fields, Whitening.load(version.file(WHITENING))
+
+        fields, whitening = with_published(Path(index), read, verify=verify or "full")
+        encoder = {**fields["encoder"], "fingerprint": fields["encoder_fingerprint"]}
+        made = cls(
+            whitening,
+            encoder,
+            version=fields["version"],
+            model=model,
+            trust_remote_code=trust_remote_code,
+            device=device,
+            threads=threads,
+        )
+        return made if k is None else made.truncate(k)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        model: str | None = None,
+        trust_remote_code: bool = False,
+        device: str = "auto",
+        threads: int | None = None,
+    ) -> QueryTransform:
+        """Read what ``save`` wrote, checked.
+
+        Args:
+            folder: as given to ``save``.
+            model: see ``QueryTransform``.
+            trust_remote_code: see ``QueryTransform``.
+            device: see ``QueryTransform``.
+            threads: see ``QueryTransform``.
+
+        Raises:
+            ArtifactError: it is missing, damaged, something else, or of a later release.
+        """
+        path = Path(folder)
+        fields = read_manifest(path, _SCHEMA, remedy=_REMEDY)
+        check_files(path, fields, content=True, remedy=_REMEDY)
+        return cls(
+            Whitening.load(path / WHITENING),
+            fields["encoder"],
+            version=fields["version"],
+            model=model,
+            trust_remote_code=trust_remote_code,
+            device=device,
+            threads=threads,
+        )
+
+    def save(self, folder: Path | str) -> Path:
+        """Write a folder of a manifest and the transform, whole or not at all; return its path.
+
+        Raises:
+            ConfigError: the folder holds something else than a query transform.
+            StorageError: it cannot be written.
+        """
+
+        def fill(inside: Path) -> Mapping[str, Any]:
+            self.whitening.save(inside / WHITENING)
+            return {
+                "kind": KIND,
+                "format_version": FORMAT_VERSION,
+                "version": self.version,
+                "encoder": self.encoder_facts,
+                "whitening": self.whitening.describe(),
+                "query_digest": self.query_digest,
+            }
+
+        return replace_folder(
+            folder, lambda path: publish_folder(path, fill), files=_files, what=_WHAT
+        )
+
+    def export_folder(self, folder: Path | str) -> dict[str, Any]:
+        """Do as ``save``; return ``file``, ``dim``, ``k``, ``encoder`` and its ``fingerprint``."""
+        self.save(folder)
+        encoder = self._spec.model if self._spec else f"column {self.encoder_facts.get('column')}"
+        return {
+            "file": str(folder),
+            "dim": self.dim,
+            "k": self.k,
+            "encoder": encoder,
+            "fingerprint": self.fingerprint,
+        }
+
+    def export_matrix(self, file: Path | str) -> dict[str, Any]:
+        """Write the transform as one matrix and bias, whole or not at all.
+
+        Returns:
+            ``file``, ``dim``, ``k``, ``normalize_input`` and the ``error`` that float32 costs; see
+            ``Affine``.
+
+        Raises:
+            ConfigError: the file's ending is not ``.safetensors``, or something else than an
+                exported matrix is there.
+            StorageError: the file cannot be written.
+        """
+        affine = self.whitening.export()
+        path = write_matrix(affine, file, facts={"query_digest": self.query_digest})
+        return {
+            "file": str(path),
+            "dim": self.dim,
+            "k": self.k,
+            "normalize_input": affine.normalize_input,
+            "error": affine.error,
+        }
+
+    @property
+    def dim(self) -> int:
+        """Width d of the raw embeddings."""
+        return self.whitening.dim
+
+    @property
+    def k(self) -> int:
+        """Width of the vectors."""
+        return self.whitening.k
+
+    @property
+    def spec(self) -> EncoderSpec | None:
+        """Identity of the encoder; None where the index knows none."""
+        return self._spec
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the encoder of queries; where none is known, of the index's embeddings."""
+        spec, given = self._spec, self.encoder_facts.get("fingerprint", "")
+        return spec.query_fingerprint if spec else str(given)
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder, loaded on first use: its embeddings are raw.
+
+        Raises:
+            ConfigError: the index knows none.
+            EncoderError: the model is gone, or is not the one the index was built with.
+        """
+        return self._queries.get()
+
+    @property
+    def query_digest(self) -> str:
+        """32 hex digits of encoder, prompt of queries and transform: equal ones, equal vectors.
+
+        It changes where one of them does, so after a refit; not with where the model is, nor with
+        the version of the index. A table, a file, a folder, a model and a function carry it, so
+        that a client can tell what fits. See ``digest_of``.
+        """
+        given = self.encoder_facts.get("fingerprint", self._spec and self._spec.fingerprint)
+        return digest_of(str(given or ""), self.whitening, self._spec)
+
+    def model_folder(self) -> tuple[EncoderSpec, ModelFolder]:
+        """Return the encoder's identity and files, checked to be those of the index, not loaded.
+
+        Raises:
+            ConfigError: the index knows none.
+            EncoderError: the model is gone, or is not the one the index was built with.
+        """
+        spec, folder, _ = self._queries.resolve()
+        return spec, folder
+
+    def check(self, fingerprint: str, *, model: str = "the encoder given") -> None:
+        """Refuse an encoder whose embeddings this transform was not fitted on.
+
+        Args:
+            fingerprint: ``query_fingerprint`` of the encoder.
+            model: what to call it.
+
+        Raises:
+            EncoderError: it is another one.
+            ConfigError: the index knows no encoder of texts.
+        """
+        require_same(self._queries.recorded, fingerprint, model)
+
+    def require(self, pushed: Pushed | None) -> None:
+        """Refuse a table whose vectors are of another encoder or transform.
+
+        Args:
+            pushed: the table's state, as ``pushed_version`` returns it.
+
+        Example:
+            >>> queries = QueryTransform.load("folder/")  # doctest: +SKIP
+            >>> queries.require(pushed_version("qdrant://host:6333", "docs"))  # doctest: +SKIP
+
+        Raises:
+            ConfigError: nothing is pushed there, or its vectors are no match for these queries.
+        """
+        if pushed is None:
+            raise ConfigError("nothing is pushed under that name; push the index first")
+        if pushed.query_digest != self.query_digest:
+            raise ConfigError(
+                f"the table has vectors of version {pushed.version} with the query digest "
+                f"{pushed.query_digest}, and this query transform is of version {self.version} "
+                f"with {self.query_digest}: their cosines mean nothing; export the query transform "
+                "of that version, or push the index again"
+            )
+
+    def truncate(self, k: int) -> QueryTransform:
+        """Return the same transform with the first ``k`` numbers of each vector, made unit again.
+
+        Both share one encoder.
+
+        Raises:
+            ConfigError: there are fewer, or they are not sorted by what they hold.
+        """
+        whitening = self.whitening.truncate(k)
+        made = QueryTransform(whitening, self.encoder_facts, version=self.version, **self._options)
+        made._queries = self._queries
+        return made
+
+    def reduce(self, embeddings: ArrayLike) -> NDArray[np.float32]:
+        """Return the vectors (n, k), float32 of unit length, of raw embeddings (n, d).
+
+        Raises:
+            ConfigError: embeddings of another width, or with NaN, infinity or what is no number.
+        """
+        rows = self._numbers(embeddings)
+        vectors = np.empty((len(rows), self.k), dtype=np.float32)
+        for start in range(0, len(rows), _ROWS):
+            block = self.whitening.apply(rows[start : start + _ROWS])
+            vectors[start : start + _ROWS] = unit_rows(block)
+        return vectors
+
+    def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the vectors (n, k), float32 of unit length, of queries.
+
+        Raises:
+            ConfigError: a query is blank, or the index knows no encoder of texts.
+            EncoderError: the model is gone, or is not the one the index was built with.
+        """
+        require_texts(texts)
+        return self.reduce(self.encoder.encode_queries(texts)) if len(texts) else self._none()
+
+    def encode_documents(
+        self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None
+    ) -> NDArray[np.float32]:
+        """Return the vectors (n, k), float32 of unit length, of documents.
+
+        Each text is one document: those longer than the encoder's limit are cut to it, and a
+        warning in the log tells how many. An index of passages holds the vectors of passages, so
+        give those.
+
+        Args:
+            texts: the documents.
+            advance: told the number of documents just done.
+
+        Raises:
+            ConfigError: a text is blank, or the index knows no encoder of texts.
+            EncoderError: the model is gone, or is not the one the index was built with.
+        """
+        require_texts(texts, what="text")
+        vectors, done, cut = np.empty((len(texts), self.k), dtype=np.float32), 0, 0
+        if not len(texts):
+            return vectors
+        for window in self.encoder.stream_windows([texts], advance=advance):
+            block = self.reduce(window.embeddings)
+            vectors[done : done + len(block)] = block
+            done, cut = done + len(block), cut + int(window.truncated.sum())
+        if cut:
+            _LOG.warning(
+                "%d of %d texts were longer than the %d tokens that the encoder takes, and were "
+                "cut; split them into passages to have all of them embedded",
+                cut,
+                done,
+                self.encoder.spec.max_length,
+            )
+        return vectors
+
+    def _none(self) -> NDArray[np.float32]:
+        return np.empty((0, self.k), dtype=np.float32)
+
+    def _numbers(self, embeddings: ArrayLike) -> NDArray[np.floating]:
+        try:
+            rows = np.asarray(embeddings)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"embeddings are (n, {self.dim}) numbers ({error})") from error
+        # Not what numpy would make numbers of: complex ones, dates, texts of digits.
+        if rows.dtype.kind not in "fiub":
+            raise ConfigError(
+                f"embeddings are (n, {self.dim}) numbers, and these are of type {rows.dtype}; "
+                "convert them to float32"
+            )
+        rows = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
+        if rows.ndim != 2 or rows.shape[1] != self.dim:
+            raise ConfigError(
+                f"this transform takes (n, {self.dim}) raw embeddings; these have shape "
+                f"{rows.shape}{self._guess(rows.shape)}"
+            )
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(rows.astype(np.float32)).all(axis=1)
+        if not finite.all():
+            raise ConfigError(
+                f"embedding {int(np.argmin(finite))} holds NaN or infinity (in float32); mend or "
+                "drop it"
+            )
+        return rows
+
+    def _guess(self, shape: tuple[int, ...]) -> str:
+        """Return what may be wrong with embeddings of that shape."""
+        if shape == (self.dim,):
+            return "; put the one embedding in brackets"
+        if shape[-1:] == (self.k,):
+            return f"; these have {self.k} numbers: are they reduced already?"
+        return ""
+
+
+def _files(folder: Path) -> Collection[str] | None:
+    """Return the files of a folder that was saved, None of another one.
+
+    Raises:
+        FormatError: a later release saved it.
+    """
+    try:
+        fields = read_manifest(folder, _SCHEMA)
+    except FormatError:
+        raise
+    except WhitenIndexError:
+        return None
+    return {MANIFEST, *fields["files"]}

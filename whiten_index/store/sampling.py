@@ -1,0 +1,111 @@
+"""Rows drawn at random from a corpus in its store, a few shards of it where it is large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from whiten_index.corpus.batches import ID
+from whiten_index.errors import ArtifactError
+from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingRows, EmbeddingStore
+
+_PARTS, _ENOUGH_ROWS = 8, 8_192
+
+
+def drawn_parts(record: CorpusRecord, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the positions of parts of a corpus, drawn by their rows, in its order.
+
+    They are eight, or more where these hold fewer than 8,192 rows together.
+    """
+    rows = np.array([part.rows for part in record.parts], dtype=np.float64)
+    drawn = rng.choice(len(rows), np.count_nonzero(rows), replace=False, p=rows / rows.sum())
+    enough = int(np.searchsorted(np.cumsum(rows[drawn]), _ENOUGH_ROWS)) + 1
+    return np.sort(drawn[: max(_PARTS, enough)])
+
+
+def drawn_rows(record: CorpusRecord, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return up to ``size`` row numbers, without repeats, from ``drawn_parts`` of a corpus."""
+    starts = row_starts(record)
+    parts = drawn_parts(record, rng)
+    rows = np.concatenate([np.arange(starts[part], starts[part + 1]) for part in parts])
+    return rng.permutation(rows)[:size]
+
+
+def row_starts(record: CorpusRecord) -> NDArray[np.int64]:
+    """Return the row number that each part starts with, and after them the number of rows."""
+    return np.cumsum([0, *(part.rows for part in record.parts)], dtype=np.int64)
+
+
+class CorpusEmbeddings:
+    """The raw embeddings of a corpus by row number; the shard read last stays open."""
+
+    def __init__(self, store: EmbeddingStore, record: CorpusRecord) -> None:
+        """Take the corpus and the store that has its shards."""
+        self._store, self._record = store, record
+        self._open: tuple[CorpusPart, EmbeddingRows] | None = None
+
+    def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the embeddings (n, d) of some rows, in the order given, in float64.
+
+        Of a shard only those rows are read.
+
+        Raises:
+            ArtifactError: a shard cannot be read, or is damaged.
+        """
+        found = np.empty((len(rows), int(self._store.encoder["dim"])))
+        for part, inside, places in _by_part(self._record, rows):
+            if self._open is None or self._open[0] is not part:
+                self._open = part, mapped_part(self._store, part)
+            found[inside] = self._open[1][places]
+        return found
+
+
+def embeddings_of(
+    store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the raw embeddings (n, d) of rows of a corpus; see ``CorpusEmbeddings.at``."""
+    return CorpusEmbeddings(store, record).at(rows)
+
+
+def mapped_part(store: EmbeddingStore, part: CorpusPart) -> EmbeddingRows:
+    """Return the embeddings (n, d) of a part, of which only rows that are touched are read.
+
+    Raises:
+        ArtifactError: its shard is missing or damaged, or holds other rows.
+    """
+    rows, shape = store.mapped_embeddings(part.shard), (part.rows, int(store.encoder["dim"]))
+    if rows.shape != shape:
+        raise ArtifactError(
+            f"shard {part.shard} of {store.place} holds {rows.shape} numbers and {shape} are "
+            "needed; encode the corpus again"
+        )
+    return rows
+
+
+def ids_of(store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]) -> list[str]:
+    """Return the ids of rows of a corpus, in the order given, numbers as texts.
+
+    Raises:
+        ArtifactError: the documents of a shard cannot be read.
+    """
+    found = [""] * len(rows)
+    for part, inside, places in _by_part(record, rows):
+        ids = store.documents(part)[ID].take(pa.array(places)).to_pylist()
+        for place, name in zip(np.flatnonzero(inside), ids, strict=True):
+            found[place] = str(name)
+    return found
+
+
+def _by_part(
+    record: CorpusRecord, rows: NDArray[np.int64]
+) -> Iterator[tuple[CorpusPart, NDArray[np.bool_], NDArray[np.int64]]]:
+    """Yield each part that has some of the rows, which of them it has, and their places in it."""
+    starts = row_starts(record)
+    if len(rows) and not 0 <= rows.min() <= rows.max() < starts[-1]:
+        raise ValueError(f"rows {rows.min()} to {rows.max()} are not all among {starts[-1]}")
+    for position in np.unique(np.searchsorted(starts, rows, side="right") - 1):
+        inside = (rows >= starts[position]) & (rows < starts[position + 1])
+        yield record.parts[position], inside, rows[inside] - starts[position]

@@ -1,0 +1,1 @@
+"""Published versions of an index: their files, CURRENT, rollback, pruning and verification."""

@@ -1,0 +1,361 @@
+"""An opened version of an index: raw embeddings in, rows out, and what is known of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.files import reading
+from whiten_index.corpus import RowFilter
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.index.documents import Documents
+from whiten_index.index.exact import Rows, Scores, flat_vectors
+from whiten_index.index.factory import inner_of
+from whiten_index.index.filtering import Selection
+from whiten_index.index.gpu import Placed, place, quiet
+from whiten_index.index.grouping import first_of_each, search_documents
+from whiten_index.index.library import load_faiss
+from whiten_index.index.nearest import nearest, nearest_on_gpu
+from whiten_index.index.on_disk import IVF_DATA
+from whiten_index.index.pages import gather_pages
+from whiten_index.index.transforms import Transforms
+from whiten_index.index.vectors import vectors_of
+from whiten_index.versions.published import (
+    DOCUMENTS,
+    FULL,
+    INDEX,
+    WHITENING,
+    Version,
+    mending,
+    read_version,
+    with_published,
+)
+from whiten_index.versions.version_manifest import VersionManifest
+from whiten_index.whitening import Whitening
+
+Search = Callable[[NDArray[np.float32], int], tuple[Scores, Rows]]
+
+
+class Rescorer(Protocol):
+    """Scores of candidates by more than the index keeps of them."""
+
+    @property
+    def candidates(self) -> int:
+        """Rows a query to score at least, before the best are taken."""
+
+    def embeddings(self, rows: Rows) -> NDArray[np.floating]:
+        """Return the raw embeddings (n, d) of rows (n,)."""
+
+    def __call__(self, queries: NDArray[np.float32], rows: Rows) -> Scores:
+        """Return scores (n, m) of rows (n, m) for raw queries (n, d), −inf where a row is −1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """An opened version of an index.
+
+    Attributes:
+        source: the version and its files.
+        whitening: the transform, in float64.
+        index: FAISS's index, raw d-dim rows in.
+        transforms: what these go through first.
+        documents: row -> id and kept columns.
+        placed: a copy of the index proper on a GPU, which searches all rows by embeddings; None
+            where the CPU does everything.
+    """
+
+    source: Version
+    whitening: Whitening
+    index: Any
+    transforms: Transforms
+    documents: Documents
+    placed: Placed | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the version."""
+        return self.source.folder
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The version's manifest."""
+        return self.source.fields
+
+    @property
+    def version(self) -> str:
+        """Name of the version."""
+        return self.source.name
+
+    @property
+    def dim(self) -> int:
+        """Width d of the raw embeddings that go in."""
+        return self.whitening.dim
+
+    def __len__(self) -> int:
+        return int(self.index.ntotal)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether rows are passages, several to a document, and hits are grouped by document."""
+        return bool(self.manifest["corpus"]["source"].get("passages"))
+
+    def search(
+        self,
+        embeddings: NDArray[np.floating],
+        top_k: int,
+        *,
+        row_filter: RowFilter | None = None,
+        rescorer: Rescorer | None = None,
+    ) -> tuple[Scores, Rows]:
+        """Return scores and row numbers of the nearest rows, best first, −1 where none.
+
+        Both are (n, m); m is top_k, or less where fewer rows are there or pass the filter. Where
+        rows are passages, these are the best row of each of the nearest documents.
+
+        Args:
+            embeddings: (n, d) raw, not whitened.
+            top_k: neighbours a query.
+            row_filter: a condition on kept columns that hits must pass.
+            rescorer: scores the candidates that the index finds; without it, the scores are the
+                index's cosines.
+
+        Raises:
+            ConfigError: wrong width, NaN or infinity, top_k below 1, or a filter on a column that
+                is not kept.
+            CorpusError: the filter compares a column with a value of another type.
+        """
+        queries = self._checked(embeddings)
+        copy = None if self.placed is None or row_filter is not None else self.placed.index
+        search = self._by_embedding(row_filter, rescorer, copy=copy)
+        return self._search(search, queries, top_k, row_filter)
+
+    def search_like(
+        self,
+        row: int,
+        top_k: int,
+        *,
+        row_filter: RowFilter | None = None,
+        rescorer: Rescorer | None = None,
+    ) -> tuple[Scores, Rows]:
+        """Return scores and row numbers nearest to the document at ``row``, itself left out.
+
+        Both are (1, m), m <= top_k. Where rows are passages, ``row`` is the document's first, and
+        a document counts by the best score between a passage of its own and one of that document.
+
+        Raises:
+            ConfigError: this kind of index gives no vectors back and there is no rescorer to give
+                embeddings, top_k is below 1, or a filter on a column that is not kept.
+        """
+        own = self.documents.passages_from(row) if self.grouped else range(row, row + 1)
+        if rescorer is not None:
+            search = self._by_embedding(row_filter, rescorer)
+            queries = self._checked(rescorer.embeddings(np.arange(own.start, own.stop)))
+        else:
+            search, queries = self._by_vector(row_filter), vectors_of(self._inner, own)
+        # One more, since the document finds itself; then the best of any of its passages.
+        found = self._search(search, queries, top_k, row_filter, spare=1)
+        scores, rows = found[0].ravel(), found[1].ravel()
+        others = np.flatnonzero((rows >= 0) & ((rows < own.start) | (rows >= own.stop)))
+        order = others[np.argsort(-scores[others], kind="stable")]
+        first = order[first_of_each(rows[order], self._document_of)][:top_k]
+        return scores[None, first], rows[None, first]
+
+    def _search(
+        self,
+        search: Search,
+        queries: NDArray[np.float32],
+        top_k: int,
+        row_filter: RowFilter | None,
+        *,
+        spare: int = 0,
+    ) -> tuple[Scores, Rows]:
+        """Return the nearest rows, or the best row of each document, ``spare`` more than top_k."""
+        if top_k < 1:
+            raise ConfigError(f"--top-k takes a positive number; {top_k} was given")
+        selection = self._selection(row_filter)
+        rows = len(self) if selection is None else selection.count
+        wanted = min(top_k + spare, rows)
+        if not wanted or not self.grouped:
+            return search(queries, wanted)
+        return search_documents(search, self._document_of, queries, top_k=wanted, rows=rows)
+
+    def _by_vector(self, row_filter: RowFilter | None, *, copy: Any = None) -> Search:
+        """Return the search of the index proper, or of its copy on a GPU."""
+        inner, selection = self._inner, self._selection(row_filter)
+        if copy is not None:
+            return lambda vectors, most: nearest_on_gpu(copy, inner, vectors, most)
+        return lambda vectors, most: nearest(inner, vectors, most, selection)
+
+    def _by_embedding(
+        self, row_filter: RowFilter | None, rescorer: Rescorer | None, *, copy: Any = None
+    ) -> Search:
+        """Return the search by raw embeddings."""
+        by_vector = self._by_vector(row_filter, copy=copy)
+        if rescorer is None:
+            return lambda queries, most: by_vector(self.transforms(queries), most)
+
+        def search(queries: NDArray[np.float32], most: int) -> tuple[Scores, Rows]:
+            fetch = min(max(rescorer.candidates, most), len(self)) if most else 0
+            _, rows = by_vector(self.transforms(queries), fetch)
+            scores = rescorer(queries, rows)
+            best = np.lexsort((rows, -scores))[:, :most]
+            return np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)
+
+        return search
+
+    def _selection(self, row_filter: RowFilter | None) -> Selection | None:
+        return None if row_filter is None else self.documents.matching(row_filter)
+
+    @property
+    def _inner(self) -> Any:
+        return load_faiss().downcast_index(self.index.index)
+
+    def _document_of(self, rows: Rows) -> Rows:
+        return self.documents.first_rows(rows) if self.grouped else rows
+
+    def _checked(self, embeddings: NDArray[np.floating]) -> NDArray[np.float32]:
+        with np.errstate(over="ignore"):
+            queries = np.ascontiguousarray(embeddings, dtype=np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.dim:
+            raise ConfigError(
+                f"this index takes (n, {self.dim}) raw embeddings; these have shape {queries.shape}"
+            )
+        if not np.isfinite(queries).all():
+            broken = int(np.argmin(np.isfinite(queries).all(axis=1)))
+            raise ConfigError(f"query {broken} holds NaN or infinity (in float32); mend or drop it")
+        return queries
+
+
+def open_bundle(
+    root: Path | str,
+    *,
+    verify: str = FULL,
+    mapped: bool | None = None,
+    device: str = "cpu",
+) -> Bundle:
+    """Open the published version of an index.
+
+    Args:
+        root: the index folder.
+        verify: ``full`` compares the SHA-256 of every file, which reads all of it once;
+            ``manifest`` only its size. A flipped bit that nobody looks for may give other hits or
+            end the process, as FAISS and Arrow trust what they read.
+        mapped: read the index file as it is searched, not as a whole first; see
+            ``maps_by_default``. Lists in a file of their own are never read as a whole.
+        device: ``cpu``; ``gpu`` searches by a copy on a GPU, and so does ``auto`` where there is
+            one that takes this kind and the index is not mapped.
+
+    Raises:
+        ConfigError: ``gpu`` was asked for and cannot be had, or the index is mapped.
+        ArtifactError: nothing is published there, or it is damaged.
+    """
+
+    def opened(version: Version) -> Bundle:
+        return open_files(version, mapped=mapped, device=device)
+
+    return with_published(Path(root), opened, verify=verify)
+
+
+def open_version(
+    folder: Path, *, verify: str = FULL, mapped: bool | None = None, device: str = "cpu"
+) -> Bundle:
+    """Open one version of an index, or a candidate, by its folder; see ``open_bundle``."""
+    return open_files(read_version(folder, verify=verify), mapped=mapped, device=device)
+
+
+def open_files(version: Version, *, mapped: bool | None = None, device: str = "cpu") -> Bundle:
+    """Open a version for search, with all its files checked.
+
+    Raises:
+        ConfigError: ``gpu`` was asked for and cannot be had, or the index is mapped.
+        ArtifactError: a file is missing or damaged.
+    """
+    mapped = maps_by_default(version.fields) if mapped is None else mapped
+    bundle = _bundle(version.check(), mapped=mapped)
+    index = bundle.index
+    if index.ntotal != len(bundle.documents) or index.d != bundle.whitening.dim:
+        raise ArtifactError(
+            f"{version.folder} does not fit together: {index.ntotal} vectors, "
+            f"{len(bundle.documents)} documents; {mending(version.folder.parent.parent)}"
+        )
+    if not mapped and (vectors := flat_vectors(inner_of(index))) is not None:
+        gather_pages(vectors)
+    return replace(bundle, placed=_placed(bundle, device, mapped=mapped or IVF_DATA in version))
+
+
+def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
+    """Open a version that is still being made: its files are there, its manifest is not yet.
+
+    Nothing is checked, and the index file is mapped.
+
+    Args:
+        folder: where the files are.
+        fields: what the manifest will say.
+
+    Raises:
+        ArtifactError: a file cannot be read.
+    """
+    return _bundle(Version(folder, cast(VersionManifest, dict(fields)), verify=None), mapped=True)
+
+
+def _bundle(version: Version, *, mapped: bool) -> Bundle:
+    index = read_index(version, mapped=mapped)
+    whitening = Whitening.load(version.file(WHITENING))
+    documents = Documents(version.file(DOCUMENTS))
+    return Bundle(version, whitening, index, Transforms(index), documents)
+
+
+def _placed(bundle: Bundle, device: str, *, mapped: bool) -> Placed | None:
+    if mapped and device == "gpu":
+        raise ConfigError(
+            f"--index-device gpu holds all of {bundle.folder} in memory, and it is read from its "
+            "file as it is searched (--mapped, or too large for the memory budget of its build); "
+            "use cpu"
+        )
+    inner = load_faiss().downcast_index(bundle.index.index)
+    where = "cpu" if mapped and device == "auto" else device
+    placed = place(inner, where, note=quiet, to_search=True)
+    return None if placed.device == "cpu" else placed
+
+
+def maps_by_default(fields: Mapping[str, Any]) -> bool:
+    """Tell whether an index is mapped unless asked otherwise, by its manifest.
+
+    It is where its lists are in a file of their own, and where it was built within a memory budget
+    that its file is larger than.
+    """
+    budget = fields["factory"].get("memory_budget")
+    larger = budget is not None and fields["bytes"]["index_file"] > budget
+    return larger or IVF_DATA in fields["files"]
+
+
+def read_index(version: Version, *, mapped: bool) -> Any:
+    """Return the FAISS index of a version.
+
+    Raises:
+        ArtifactError: a file is missing or damaged.
+    """
+    faiss, path = load_faiss(), version.file(INDEX)
+    flags = faiss.IO_FLAG_MMAP_IFC if mapped else 0
+    on_disk = IVF_DATA in version
+    if on_disk:
+        version.file(IVF_DATA)
+        # FAISS's own flag for lists that were moved prints on standard output.
+        flags = faiss.IO_FLAG_SKIP_IVF_DATA | faiss.IO_FLAG_READ_ONLY
+    try:
+        with reading(path):
+            index = faiss.read_index(str(path), flags)
+            if on_disk:
+                lists = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)
+                lists.filename = str(version.file(IVF_DATA))
+                lists.do_mmap()
+    except RuntimeError as error:
+        raise ArtifactError(
+            f"FAISS cannot read {path}; {mending(version.folder.parent.parent)}"
+        ) from error
+    return index

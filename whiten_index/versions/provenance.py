@@ -1,0 +1,106 @@
+"""What a version of an index was built from: the store of raw embeddings, and its rows there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from whiten_index.artifacts.paths import cut, is_uri
+from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.objects import Place
+from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.versions.published import RECORD, Version
+
+
+def store_places(root: Place, fields: Mapping[str, Any]) -> Iterator[Place]:
+    """Yield where the store may be: beside or inside the index as it was built, or where it was.
+
+    Args:
+        root: the index folder, or its URI.
+        fields: the version's manifest.
+    """
+    told, out = (fields["config"].get(name) for name in ("store", "out"))
+    if told is None:
+        yield f"{root}/store" if isinstance(root, str) else root / "store"
+        return
+    if is_uri(told):
+        yield str(told)
+        return
+    beside = isinstance(root, Path) and out is not None and not is_uri(out)
+    if beside and Path(told).is_absolute() == Path(out).is_absolute():
+        yield Path(os.path.normpath(Path(root).absolute() / os.path.relpath(told, out)))
+    # What was told may be relative to wherever the build was started.
+    yield Path(fields.get("store", told))
+
+
+def open_store(
+    root: Place,
+    fields: Mapping[str, Any],
+    *,
+    given: Path | str | None,
+    reader: str,
+    remedy: str,
+    verify: bool = True,
+) -> EmbeddingStore:
+    """Open the store that a version was built from.
+
+    Args:
+        root: the index folder, or its URI.
+        fields: the version's manifest.
+        given: where it is, where that was said.
+        reader: what reads it, for the error.
+        remedy: what to do without it, for the error.
+        verify: see ``EmbeddingStore``.
+
+    Raises:
+        ArtifactError: none of the places has a store of the version's encoder.
+    """
+    encoder = fields["encoder_fingerprint"]
+    places = [given] if given is not None else list(dict.fromkeys(store_places(root, fields)))
+    for place in places:
+        try:
+            return EmbeddingStore.open(place, fingerprint=encoder, verify=verify)
+        except ArtifactError as error:
+            reason = error
+    raise ArtifactError(
+        f"{reader} reads the store of raw embeddings of encoder {encoder[:8]}, and there is none "
+        f"in {' or '.join(cut(str(place), most=200) for place in places)}; {remedy}"
+    ) from reason
+
+
+def corpus_record(version: Version) -> CorpusRecord:
+    """Return which shards have the rows of a version, in its order.
+
+    Raises:
+        ArtifactError: the record is missing or damaged.
+    """
+    return CorpusRecord.load(version.file(RECORD))
+
+
+def missing_shards(root: Place, version: Version) -> tuple[Place | None, list[str]]:
+    """Return the store of a version, None where it cannot be reached, and what it lacks of it.
+
+    Args:
+        root: the index folder, or its URI.
+        version: of the index.
+
+    Returns:
+        The store's root folder, and the shards of the version that are missing in it or, by their
+        sizes, damaged.
+
+    Raises:
+        ArtifactError: the version is damaged.
+        FormatError: a later release wrote the store.
+    """
+    for place in dict.fromkeys(store_places(root, version.fields)):
+        try:
+            store = EmbeddingStore.open(place, fingerprint=version.fields["encoder_fingerprint"])
+        except FormatError:
+            raise
+        except ArtifactError:
+            continue
+        shards = corpus_record(version).shards
+        return place, [name for name in shards if not store.seems_there(name)]
+    return None, []

@@ -1,0 +1,616 @@
+"""Versions of an index: each a folder, whole or absent, and ``CURRENT`` that names one.
+
+Layout::
+
+    index.json                    the id of the index, which stays when the folder is moved
+    CURRENT                       the version that readers open, the digest of its manifest, and
+                                  the versions withdrawn; sealed, replaced in one step
+    versions/<version>/           manifest.json, whitening.safetensors, moments.safetensors,
+                                  index.faiss (and index.ivfdata), documents.arrow, corpus.json
+                                  (the shards it was made of), changes.arrow (made by an update)
+    candidates/<version>/         the same, made and not yet passed by the gates, or not at all
+
+A version's folder never changes: what is in it when it appears stays until all of it is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.atomic import (
+    leftovers_in,
+    make_folder,
+    remove_folder,
+    remove_leftovers,
+)
+from whiten_index.artifacts.files import (
+    exists,
+    fsync_path,
+    list_folder,
+    mode_of,
+    require_target,
+    sha256_file,
+    writing,
+)
+from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.manifest import as_manifest
+from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
+from whiten_index.index.library import load_faiss
+from whiten_index.objects import HERE, ChangedError, Here, Mirror, Tag, naming
+from whiten_index.versions.version_manifest import (
+    CURRENT_SCHEMA,
+    INDEX_ID_SCHEMA,
+    VERSION_SCHEMA,
+    VersionManifest,
+    WithdrawnFacts,
+)
+
+T = TypeVar("T")
+# Writes a version's files into the folder given, and returns what its manifest is to say.
+Fill = Callable[[Path], Mapping[str, Any]]
+
+INDEX_ID = "index.json"
+CURRENT, VERSIONS, CANDIDATES = "CURRENT", "versions", "candidates"
+INDEX, WHITENING = "index.faiss", "whitening.safetensors"
+MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
+RECORD, CHANGES = "corpus.json", "changes.arrow"
+_VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
+FULL, MANIFEST_ONLY = VERIFY = ("full", "manifest")
+# Each try needs a version published and another removed since the one before.
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """What ``CURRENT`` says.
+
+    Attributes:
+        version: the published one.
+        manifest_sha256: of its manifest.json.
+        withdrawn: versions that were published and taken back, which are not published again
+            unless someone names them.
+        withdrawn_facts: of these name -> ``corpus``, the fingerprint of its rows, and ``identity``,
+            which outlive the version; empty where they were not known.
+    """
+
+    version: str
+    manifest_sha256: str
+    withdrawn: tuple[str, ...] = ()
+    withdrawn_facts: Mapping[str, WithdrawnFacts] = field(default_factory=dict)
+
+    def same_version(self, other: Current) -> bool:
+        """Tell whether both publish the same."""
+        mine = (self.version, self.manifest_sha256)
+        return mine == (other.version, other.manifest_sha256)
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """A version whose manifest is checked, and whose files are checked before their first use.
+
+    Readers get at a file of a version through ``file`` and nowhere else.
+
+    Attributes:
+        folder: of the version.
+        fields: its manifest.
+        verify: ``full`` compares the SHA-256 of a file, ``manifest`` only its size; None checks
+            nothing, for a version that is still being made.
+        sha256: of the manifest as ``CURRENT`` has it; None for a version opened by its folder.
+    """
+
+    folder: Path
+    fields: VersionManifest
+    verify: str | None = FULL
+    sha256: str | None = None
+    _checked: set[str] = field(default_factory=set, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the version."""
+        return self.folder.name
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether the version has a file of that name."""
+        return name in self.fields["files"] if self.verify else exists(self.folder / name)
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file, whose content is checked once.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
+        if self.verify and name not in self._checked:
+            remedy = mending(self.folder.parent.parent)
+            if name not in self.fields["files"]:
+                raise ArtifactError(f"{self.folder} is damaged: it has no {name}; {remedy}")
+            one = {"files": {name: self.fields["files"][name]}}
+            manifest.check_files(self.folder, one, content=self.verify == FULL, remedy=remedy)
+            self._checked.add(name)
+        return self.folder / name
+
+    def check(self) -> Version:
+        """Check every file.
+
+        Raises:
+            ArtifactError: one is missing or damaged.
+        """
+        for name in self.fields["files"]:
+            self.file(name)
+        return self
+
+
+def read_index_id(root: Path) -> str:
+    """Return the id of an index.
+
+    Raises:
+        ArtifactError: its file is missing or damaged.
+        StorageError: the disk does not let it be read.
+    """
+    remedy = "restore it from a copy, or build or update the index again, which gives it a new id"
+    return manifest.read_manifest(
+        root, INDEX_ID_SCHEMA, name=INDEX_ID, remedy=remedy, missing=remedy
+    )["id"]
+
+
+def ensure_index_id(root: Path) -> str:
+    """Return the id of an index, a new one if it has none yet or its file is damaged."""
+    try:
+        return read_index_id(root)
+    except FormatError:
+        raise
+    except ArtifactError:
+        index_id = uuid.uuid4().hex
+        fields = {"kind": INDEX_ID_SCHEMA.kind, "format_version": 1, "id": index_id}
+        with writing(root):
+            manifest.write_manifest(root / INDEX_ID, fields)
+        return index_id
+
+
+def read_current(root: Path, mirror: Here = HERE) -> Current:
+    """Return what is published.
+
+    Args:
+        root: the index folder; of an index in a bucket, that of the copies.
+        mirror: the bucket that counts, if there is one.
+
+    Raises:
+        ArtifactError: nothing is, or ``CURRENT`` is damaged.
+        StorageError: the disk does not let it be read.
+    """
+    with naming():
+        mirror.latest(root / CURRENT)
+        return _read_current(root)
+
+
+def _read_current(root: Path) -> Current:
+    if not exists(root):
+        raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
+    path = root / CURRENT
+    # To the byte, so that any damage to it shows.
+    remedy = mending(root)
+    value = manifest.read_json(path, what="a published index", exact=True, remedy=remedy)
+    found = manifest.checked(value, CURRENT_SCHEMA, path, remedy=remedy)
+    withdrawn, facts = found["withdrawn"], found["withdrawn_facts"]
+    if set(withdrawn) != set(facts):
+        raise ArtifactError(f"{path} is damaged: its withdrawn versions differ; {remedy}")
+    return Current(found["version"], found["manifest_sha256"], withdrawn, facts)
+
+
+def set_current(
+    root: Path,
+    version: str,
+    *,
+    withdrawn: Collection[str] | None = None,
+    mirror: Here = HERE,
+    tag: Tag | None = None,
+) -> None:
+    """Make ``version`` the one that readers open, in one step.
+
+    Args:
+        root: the index folder.
+        version: in ``versions/``, whole and on the disk.
+        withdrawn: versions not to be published again; by default those that were withdrawn so
+            far, none where ``CURRENT`` is damaged. ``version`` itself is never among them.
+        mirror: the bucket that counts, if there is one.
+        tag: of the ``CURRENT`` in it that this one follows, None where there was none.
+
+    Raises:
+        BusyError: another machine published meanwhile.
+    """
+    folder = root / VERSIONS / version
+    with writing(root / CURRENT):
+        digest = sha256_file(folder / manifest.MANIFEST)
+        known = withdrawn_facts(root)
+        taken_back = sorted({*(known if withdrawn is None else withdrawn)} - {version})
+        fields = {
+            "version": version,
+            "manifest_sha256": digest,
+            "withdrawn": taken_back,
+            "withdrawn_facts": {name: known.get(name) or _facts(root, name) for name in taken_back},
+        }
+        try:
+            mirror.replace(root / CURRENT, manifest.sealed_json(fields), tag)
+        except ChangedError as error:
+            raise BusyError(
+                f"{mirror.uri} was published by another build meanwhile, and what that published "
+                "stays; run the same command again, which is quick, as what was encoded is kept"
+            ) from error
+
+
+def withdrawn_versions(root: Path) -> tuple[str, ...]:
+    """Return the versions withdrawn, none where nothing is published or ``CURRENT`` is damaged."""
+    try:
+        return read_current(root).withdrawn
+    except ArtifactError:
+        return ()
+
+
+def withdrawn_facts(root: Path) -> Mapping[str, WithdrawnFacts]:
+    """Return what is known of the versions withdrawn; see ``Current``."""
+    try:
+        return read_current(root).withdrawn_facts
+    except ArtifactError:
+        return {}
+
+
+def _facts(root: Path, name: str) -> WithdrawnFacts:
+    try:
+        fields = read_version(root / VERSIONS / name).fields
+        return {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
+    except ArtifactError:
+        return {}
+
+
+def tidy(root: Path) -> None:
+    """Remove what a build that died left in the index folder."""
+    with writing(root):
+        for folder in (root, root / VERSIONS, root / CANDIDATES):
+            remove_leftovers(folder)
+        # A power cut in ``promote`` may have left both names on some file systems.
+        for name in version_names(root, inside=CANDIDATES):
+            if exists(root / VERSIONS / name):
+                remove_folder(root / CANDIDATES / name)
+
+
+def version_names(root: Path, *, inside: str = VERSIONS) -> list[str]:
+    """Return the names of the versions, or candidates, that are there, oldest first.
+
+    What has such a name and is no folder, or a link to one, is none of them.
+    """
+    return [path.name for path in _entries(root, inside) if not _is_strange(path)]
+
+
+def strange_entries(root: Path) -> list[Path]:
+    """Return what may be a version or candidate, and is not read as one.
+
+    That is what has such a name and is a link or no folder, and what holds the files of a version
+    and has another name.
+    """
+    found = []
+    for folder in (root / VERSIONS, root / CANDIDATES):
+        others = set(list_folder(folder)) - set(leftovers_in(folder))
+        for path in sorted(others):
+            holds = any(exists(path / name) for name in (manifest.MANIFEST, RECORD))
+            if _is_strange(path) if version_number(path.name) else holds:
+                found.append(path)
+    return found
+
+
+def _entries(root: Path, inside: str) -> list[Path]:
+    found = [path for path in list_folder(root / inside, "[0-9]*") if version_number(path.name)]
+    return sorted(found, key=lambda path: (version_number(path.name), path.name))
+
+
+def _is_strange(path: Path) -> bool:
+    """Tell whether a path is a link or no folder; what vanished is neither."""
+    mode = mode_of(path, follow=False)
+    return mode != 0 and not stat.S_ISDIR(mode)
+
+
+def version_number(name: str) -> int:
+    """Return the number that a version's name begins with; 0 where it is no such name."""
+    match = _VERSION.fullmatch(name)
+    return int(match[1]) if match else 0
+
+
+def find_version(root: Path, identity: str, mirror: Here = HERE) -> str | None:
+    """Return a whole version made of the same inputs and choices, if there is one.
+
+    One that was withdrawn does not count.
+
+    Args:
+        root: the index folder.
+        identity: of the version.
+        mirror: the bucket that counts, if there is one; what is found is in it too.
+    """
+    withdrawn = withdrawn_versions(root)
+    for name in mirror.names(root / VERSIONS):
+        if name.endswith(f"-{identity[:12]}"):
+            mirror.settle(root / VERSIONS / name)
+    for name in reversed(version_names(root)):
+        folder = root / VERSIONS / name
+        try:
+            version = read_version(folder)
+            if version.fields["identity"] == identity and name not in withdrawn:
+                version.check()
+                mirror.keep(folder)
+                return name
+        except ArtifactError:
+            continue
+    return None
+
+
+def next_version(root: Path, identity: str, mirror: Here = HERE) -> str:
+    """Return a name for a new version: one number up, then the identity's first digits.
+
+    No number that was published comes again, not even of a version removed since.
+    """
+    numbers = map(version_number, (*_known_names(root), *mirror.names(root / VERSIONS)))
+    return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"
+
+
+def _known_names(root: Path) -> Iterator[str]:
+    for inside in (VERSIONS, CANDIDATES):
+        yield from (path.name for path in _entries(root, inside))
+    try:
+        current = read_current(root)
+    except ArtifactError:
+        return
+    yield from (current.version, *current.withdrawn)
+
+
+def publish(root: Path, version: str, fill: Fill, mirror: Here = HERE) -> dict[str, Any]:
+    """Write a version's folder, whole or not at all; ``set_current`` makes it the one read."""
+    fields = manifest.publish_folder(root / VERSIONS / version, fill)
+    mirror.push(root / VERSIONS / version)
+    return fields
+
+
+def publish_candidate(root: Path, version: str, fill: Fill) -> dict[str, Any]:
+    """Write a version's folder among the candidates, whole or not at all.
+
+    Candidates that are there already are removed first: there is one at most.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    for name in version_names(root, inside=CANDIDATES):
+        remove_folder(root / CANDIDATES / name)
+    return manifest.publish_folder(root / CANDIDATES / version, fill)
+
+
+def promote(root: Path, version: str) -> None:
+    """Make a candidate the published version.
+
+    When this process dies on the way, the version before is published, and the new one is either
+    still a candidate or among the versions, where ``find_version`` finds it.
+
+    Raises:
+        StorageError: there is no such candidate, or the disk cannot be written.
+    """
+    candidate, final = root / CANDIDATES / version, root / VERSIONS / version
+    with writing(final):
+        make_folder(final.parent)
+        candidate.rename(final)
+        # The new name first: a power cut may leave both or the new one, never none.
+        fsync_path(final.parent)
+        fsync_path(candidate.parent)
+    set_current(root, version)
+
+
+def write_index(index: Any, path: Path) -> None:
+    """Write a FAISS index; unlike FAISS's own writer, notice a disk that fills up."""
+    faiss = load_faiss()
+    with path.open("wb") as file:
+
+        def write(data: bytes) -> int:
+            return file.write(data)
+
+        faiss.write_index(index, faiss.PyCallbackIOWriter(write))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def with_published(
+    root: Path, use: Callable[[Version], T], mirror: Here = HERE, *, verify: str = FULL
+) -> T:
+    """Return what ``use`` makes of the published version.
+
+    Where it fails on a version that was replaced meanwhile, and so may have been removed under its
+    hands, it is called again with the one published since.
+
+    Args:
+        root: the index folder.
+        use: takes the version.
+        mirror: the bucket that counts, if there is one.
+        verify: see ``Version``.
+
+    Raises:
+        ArtifactError: nothing is published there, or it is damaged.
+    """
+    with naming():
+        current = read_current(root, mirror)
+        for _ in range(_TRIES):
+            try:
+                return use(_fetched(root, current, mirror, verify))
+            except (ArtifactError, StorageError) as error:
+                latest = read_current(root, mirror)
+                damaged = isinstance(error, ArtifactError)
+                if not latest.same_version(current):
+                    current = latest
+                elif not (damaged and mirror.fetch_again(root / VERSIONS / current.version)):
+                    _require_there(root, current.version, mirror)
+                    raise
+        return use(_fetched(root, current, mirror, verify))
+
+
+def _fetched(root: Path, current: Current, mirror: Here, verify: str) -> Version:
+    """Return the published version, with what the bucket has of it."""
+    folder = root / VERSIONS / current.version
+    mirror.fetch(folder, compare=True)
+    if not mirror.holds(folder):
+        if mirror.look_again():
+            # It was published since the bucket was listed.
+            mirror.fetch(folder, compare=True)
+        _require_there(root, current.version, mirror)
+    return read_version(folder, verify=verify, sha256=current.manifest_sha256)
+
+
+def require_published(root: Path) -> Current | None:
+    """Check that the version that ``CURRENT`` names is there; for whoever deletes.
+
+    Where it is not, the disk of the versions may not be mounted, and what they need is not known.
+
+    Returns:
+        What ``CURRENT`` says, None where there is none.
+
+    Raises:
+        ArtifactError: that version is missing, or ``CURRENT`` is damaged.
+        StorageError: the system does not say.
+    """
+    require_target(root / CURRENT)
+    if not exists(root / CURRENT):
+        return None
+    current = read_current(root)
+    _require_there(root, current.version)
+    return current
+
+
+def _require_there(root: Path, version: str, mirror: Here = HERE) -> None:
+    """Raise ``ArtifactError`` for a published version that is missing."""
+    if not mirror.holds(root / VERSIONS / version):
+        raise ArtifactError(
+            f"version {version}, which {root} publishes, is missing; mount its disk or restore its "
+            f"folder in {root / VERSIONS}, or publish another one of whiten-index versions {root} "
+            f"with: whiten-index rollback {root} --to VERSION"
+        )
+
+
+def read_published(root: Path) -> Version:
+    """Return the published version of an index.
+
+    Raises:
+        ArtifactError: nothing is published there, or its manifest is damaged.
+    """
+    return with_published(root, lambda version: version)
+
+
+def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None) -> Version:
+    """Return a version, published or not, by its folder.
+
+    Its manifest is checked now, and each of its files when it is asked for.
+
+    Args:
+        folder: of the version.
+        verify: see ``Version``.
+        sha256: of the manifest as ``CURRENT`` has it.
+
+    Raises:
+        ArtifactError: the manifest is missing or damaged.
+        ConfigError: ``verify`` is unknown.
+    """
+    if verify not in VERIFY:
+        raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
+    remedy = mending(folder.parent.parent)
+    fields = manifest.read_manifest(folder, VERSION_SCHEMA, remedy=remedy, missing=remedy)
+    path = folder / manifest.MANIFEST
+    if sha256 not in (None, manifest_sha256(folder)):
+        raise ArtifactError(f"{path} is damaged: it does not match {CURRENT}; {remedy}")
+    if fields["version"] != folder.name:
+        raise ArtifactError(
+            f"{path} is damaged: it is the manifest of {fields['version']}; {remedy}"
+        )
+    return Version(folder, fields, verify, sha256)
+
+
+def manifest_sha256(folder: Path) -> str:
+    """Return the SHA-256 of a version's manifest, as ``CURRENT`` has it.
+
+    Raises:
+        ArtifactError: it cannot be read, as where the version was removed.
+    """
+    try:
+        return sha256_file(folder / manifest.MANIFEST)
+    except OSError as error:
+        raise ArtifactError(
+            f"{folder / manifest.MANIFEST} cannot be read ({error.strerror}); "
+            f"{mending(folder.parent.parent)}"
+        ) from error
+
+
+def mending(root: Path) -> str:
+    """Return what to do about damage in an index, which depends on what else in it is sound."""
+    if not exists(root / CURRENT):
+        return manifest.REMEDY
+    return f"whiten-index verify {root} says how to mend it; or restore it from a copy"
+
+
+def vector_bytes(index: Any, *, file_bytes: int) -> int:
+    """Return the bytes of the reduced vectors: rows times code size.
+
+    Where the kind of index has no fixed code size, it is ``file_bytes``, those of the whole file.
+    """
+    faiss = load_faiss()
+    inner = faiss.downcast_index(index.index)
+    holder = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
+    size = getattr(holder, "code_size", None)
+    return int(index.ntotal) * int(size) if size else file_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InBucket:
+    """A version that has a manifest in the bucket.
+
+    Attributes:
+        name: of the version.
+        fields: its manifest, empty where that is damaged.
+        bytes: of its files.
+        sound: empty, or what is damaged.
+    """
+
+    name: str
+    fields: Mapping[str, Any]
+    bytes: int
+    sound: str
+
+
+def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[InBucket]:
+    """Yield the versions; nothing but their manifests is read.
+
+    Args:
+        root: the folder of the copies.
+        mirror: the bucket.
+
+    Raises:
+        StorageError: the bucket does not tell.
+    """
+    for name in sorted(filter(version_number, mirror.names(root / VERSIONS))):
+        data = mirror.manifest(root / VERSIONS / name)
+        if data is None:
+            continue
+        sizes = mirror.sizes(root / VERSIONS / name, data)
+        whole = sum(sizes.values()) + len(data)
+        path = root / VERSIONS / name
+        place = f"{mirror.uri}/{VERSIONS}/{name}"
+        try:
+            fields = as_manifest(load_json(data), VERSION_SCHEMA, path)
+        except (ArtifactError, ValueError, AttributeError):
+            yield InBucket(name, {}, whole, f"{place} has a damaged manifest")
+            continue
+        wanted = {file: entry["bytes"] for file, entry in fields["files"].items()}
+        wrong = sorted(file for file, size in wanted.items() if sizes.get(file) != size)
+        sound = f"{', '.join(wrong)} of {place} is missing or of another size" if wrong else ""
+        if not wrong and mirror.differs(path):
+            sound = (
+                f"{place} changed since this machine uploaded or downloaded it; whiten-index "
+                f"verify {mirror.uri} tells whether it is damaged"
+            )
+        yield InBucket(name, fields, whole, sound)

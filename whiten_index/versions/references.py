@@ -1,0 +1,290 @@
+"""Who needs which shards of a store: the corpora it remembers, and the versions of its indexes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from whiten_index.artifacts.files import exists, is_file, is_folder, is_link, require_target
+from whiten_index.artifacts.manifest import MANIFEST, records_in
+from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.store import CorpusRecord, EmbeddingStore, RegisteredIndex
+from whiten_index.versions.provenance import corpus_record
+from whiten_index.versions.published import (
+    CANDIDATES,
+    CURRENT,
+    INDEX_ID,
+    RECORD,
+    VERSIONS,
+    Version,
+    read_index_id,
+    read_version,
+    require_published,
+    strange_entries,
+    version_names,
+)
+from whiten_index.versions.version_manifest import VersionManifest
+
+_PARTS = (CURRENT, VERSIONS, CANDIDATES)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A list of shards that something is made of.
+
+    Attributes:
+        by: what it is, in words.
+        encoder: fingerprint of the encoder, None where that is not known: of any.
+        record: the shards and rows.
+    """
+
+    by: str
+    encoder: str | None
+    record: CorpusRecord
+
+    def is_of(self, store: EmbeddingStore) -> bool:
+        """Tell whether these may be shards of a store."""
+        return self.encoder in (None, store.fingerprint)
+
+
+def is_index(folder: Path) -> bool:
+    """Tell whether a folder is that of an index, or was to be."""
+    return any(exists(folder / name) or is_link(folder / name) for name in _PARTS)
+
+
+def indexes_of(
+    root: Path, stores: Iterable[EmbeddingStore], *, but: Collection[Path] = ()
+) -> list[Path]:
+    """Return the indexes that are built from a store, and the one it lies in, each once.
+
+    Args:
+        root: of the store.
+        stores: of the encoders in it.
+        but: files that register indexes, to be left out.
+
+    Raises:
+        ArtifactError: a file that registers one is damaged, or an index is not at its place.
+    """
+    known = [each for store in stores for each in store.users.registered() if each.file not in but]
+    for each in known:
+        require_at_its_place(each, root)
+    # One that was moved and linked to its old place is registered by both.
+    found = {real_place(each.folder): None for each in known}
+    around = real_place(root).parent
+    if is_index(around):
+        found[around] = None
+    return list(found)
+
+
+def real_place(path: Path | str) -> Path:
+    """Return a path without links, as far as these lead anywhere."""
+    return Path(os.path.realpath(path))
+
+
+def require_at_its_place(index: RegisteredIndex, root: Path) -> None:
+    """Check that an index can be asked what it needs.
+
+    Raises:
+        ArtifactError: it is gone, the disk it is on is not there, or another index is at its place.
+        ConfigError: it is in a bucket.
+    """
+    if index.in_bucket:
+        raise ConfigError(
+            f"{index.place} was built from {root}, and gc and compact do not read what an index in "
+            "a bucket needs; keep the store as it is, or, if that index is gone for good, remove "
+            f"{index.file}"
+        )
+    if _is_at_its_place(index):
+        return
+    place = index.folder
+    # An empty folder may be where a disk is mounted at other times.
+    other = " (another index is, built later)" if exists(place / INDEX_ID) else ""
+    raise ArtifactError(
+        f"{place}, an index built from {root}, is not there{other}, and its versions may need "
+        "shards; mount its disk; or, if it was moved, register its new place: whiten-index gc "
+        f"{root} --index NEW_PLACE --forget {place}; or, if it is gone for good: whiten-index gc "
+        f"{root} --forget {place}"
+    )
+
+
+def _is_at_its_place(index: RegisteredIndex) -> bool:
+    if is_index(index.folder) or exists(index.folder / INDEX_ID):
+        return read_index_id(index.folder) == index.id
+    return False
+
+
+def files_naming(
+    root: Path,
+    stores: Collection[EmbeddingStore],
+    forget: Collection[Path | str],
+    named: Collection[Path] = (),
+) -> list[Path]:
+    """Return the files by which stores remember indexes that are to be forgotten.
+
+    Args:
+        root: of the stores.
+        stores: of the encoders.
+        forget: places of indexes as they are registered; links are not followed.
+        named: real places of indexes that will be registered.
+
+    Raises:
+        ConfigError: one is not among those they remember, or it is there.
+    """
+    known = [each for store in stores for each in store.users.registered()]
+    found = list[RegisteredIndex]()
+    for index in forget:
+        here = [each for each in known if each.folder in _spellings(index)]
+        if not here:
+            places = ", ".join(dict.fromkeys(each.place for each in known)) or "none"
+            raise ConfigError(f"{root} knows of no index {index} to forget; it knows {places}")
+        # Where another index is at its place now, that one stays registered.
+        found += [each for each in here if not _is_at_its_place(each)] or here
+    files = [each.file for each in found]
+    asked = {*indexes_of(root, stores, but=files), *named}
+    for each in found:
+        if _is_at_its_place(each) and real_place(each.folder) not in asked:
+            raise ConfigError(
+                f"index {each.place} is there, and its versions need what they are made of; "
+                "--forget is for those that are gone: remove its folder first, or leave it out"
+            )
+    return files
+
+
+def _spellings(index: Path | str) -> set[Path]:
+    """Return how the place of an index may be registered, its last part not followed."""
+    absolute = Path(index).absolute()
+    return {Path(index), absolute, real_place(absolute.parent) / absolute.name}
+
+
+def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> list[EmbeddingStore]:
+    """Return the stores that an index's versions need something of.
+
+    Raises:
+        ConfigError: it is no index, or none that was built from these.
+        ArtifactError: of a version it cannot be told.
+    """
+    if not is_index(index):
+        raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")
+    claims = list(index_claims(index, root, stores))
+    found = [store for store in stores if any(claim.is_of(store) for claim in claims)]
+    if not found:
+        raise ConfigError(
+            f"--index {index} was not built from {root}: no version of it has embeddings of an "
+            "encoder in that store; check both paths"
+        )
+    return found
+
+
+def corpora_claims(store: EmbeddingStore) -> Iterator[Claim]:
+    """Yield what the corpora need that a store remembers.
+
+    Raises:
+        ArtifactError: the record of one is damaged.
+    """
+    for path in record_paths(store):
+        record = store.record(path.name)
+        yield Claim(f"corpus {corpus_name(record)}", store.fingerprint, record)
+
+
+def record_paths(store: EmbeddingStore) -> list[Path]:
+    """Return the files of a store that remember corpora."""
+    return records_in(store.folder / "corpora")
+
+
+def corpus_name(record: CorpusRecord) -> str:
+    """Return what a person calls a corpus: the files, folders or globs that it is read from."""
+    sources = record.source.get("sources")
+    named = sources if isinstance(sources, list | tuple) else [dict(record.source)]
+    return ", ".join(map(str, named))
+
+
+def version_folders(index: Path) -> list[Path]:
+    """Return the folders of an index's versions and candidates."""
+    return [
+        index / inside / name
+        for inside in (VERSIONS, CANDIDATES)
+        for name in version_names(index, inside=inside)
+    ]
+
+
+def index_claims(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> Iterator[Claim]:
+    """Yield what the versions of an index need, and its candidates.
+
+    Raises:
+        ArtifactError: of one it cannot be told, or the published version is missing.
+        StorageError: the system does not let one be read.
+    """
+    require_published(index)
+    _require_no_strangers(index, root)
+    for folder in version_folders(index):
+        found = version_claim(folder, root, stores)
+        if found is not None:
+            yield found
+
+
+def _require_no_strangers(index: Path, root: Path) -> None:
+    """Refuse an index that has a version behind a link or under a strange name, which is not read.
+
+    A link to what is a version here itself does no harm.
+
+    Raises:
+        ArtifactError: such a version.
+        StorageError: a link to what is not there, which may be a version on another disk.
+    """
+    here = {real_place(folder) for folder in version_folders(index)}
+    for path in strange_entries(index):
+        require_target(path)
+        target = real_place(path)
+        if target not in here and any(is_file(target / name) for name in (MANIFEST, RECORD)):
+            raise ArtifactError(
+                f"{path} is a link to a version or has the name of none, and is not read, so that "
+                f"the shards of {root} that it needs are not known; put the folder {target} there "
+                f"under its own name, or move it out of {index}"
+            )
+
+
+def version_claim(folder: Path, root: Path, stores: Collection[EmbeddingStore]) -> Claim | None:
+    """Return what a version needs, None where that is nothing of these stores.
+
+    Raises:
+        ArtifactError: it cannot be told.
+    """
+    by = f"version {folder.name} of index {folder.parent.parent}"
+    version = _version(folder)
+    fields = None if version is None else version.fields
+    encoder = None if fields is None else fields["encoder_fingerprint"]
+    if not any(encoder in (None, store.fingerprint) for store in stores):
+        return None
+    try:
+        # Without its manifest, a record that its own digest proves sound says what is needed.
+        own = CorpusRecord.load(folder / RECORD) if version is None else corpus_record(version)
+        return Claim(by, encoder, own)
+    except FormatError:
+        raise
+    except ArtifactError:
+        if fields is not None and _is_elsewhere(fields, root):
+            return None
+    raise ArtifactError(
+        f"{by} is damaged and does not say which shards of {root} it needs; remove it with "
+        f"whiten-index prune {folder.parent.parent} --keep N, or restore it from a copy"
+        if folder.parent.name == VERSIONS
+        else f"candidate {folder} is damaged and does not say which shards of {root} it needs; "
+        "remove that folder: the next update makes another"
+    )
+
+
+def _version(folder: Path) -> Version | None:
+    try:
+        return read_version(folder)
+    except FormatError:
+        raise
+    except ArtifactError:
+        return None
+
+
+def _is_elsewhere(fields: VersionManifest, root: Path) -> bool:
+    """Tell whether a version was built from another store that is there."""
+    built_from = Path(fields["store"])
+    return is_folder(built_from) and real_place(built_from) != real_place(root)

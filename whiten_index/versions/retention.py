@@ -1,0 +1,441 @@
+"""The versions of an index: what is there, going back to one, and removing old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.artifacts.files import exists, require_path, size_of
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.manifest import read_manifest
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
+from whiten_index.objects import HERE, Here, Mirror, naming, place_of
+from whiten_index.versions.provenance import missing_shards
+from whiten_index.versions.published import (
+    CANDIDATES,
+    CURRENT,
+    VERSIONS,
+    Current,
+    InBucket,
+    read_current,
+    read_version,
+    require_published,
+    set_current,
+    strange_entries,
+    tidy,
+    version_names,
+    version_number,
+    versions_in_bucket,
+)
+from whiten_index.versions.version_manifest import VERSION_SCHEMA
+
+_WHAT = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFacts:
+    """A version that is there.
+
+    Attributes:
+        name: of the version.
+        created: when, as in its manifest; None where that cannot be read.
+        rows: vectors in it, None likewise.
+        bytes: of its files.
+        published: whether readers open this one.
+        withdrawn: whether it was published and taken back.
+        candidate: whether it was made and never published, as a gate kept it back.
+        sound: empty, or what is damaged.
+        unread: empty, or why the system does not let it be read; it may be sound.
+        decision: of the update that made it: keep or refit; None where a build did.
+        base: the version that update started from.
+    """
+
+    name: str
+    created: str | None
+    rows: int | None
+    bytes: int
+    published: bool
+    withdrawn: bool
+    candidate: bool
+    sound: str
+    unread: str
+    decision: str | None
+    base: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """What a rollback did.
+
+    Attributes:
+        left: the version left, None where it was not known which.
+        to: the one published.
+        note: what of the store it lacks, or what could not be checked; else empty.
+        skipped: newer version -> why it was not taken.
+    """
+
+    left: str | None
+    to: str
+    note: str = ""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What a prune did.
+
+    Attributes:
+        removed: versions, oldest first.
+        bytes: of these.
+        kept: versions.
+        strange: paths that may be versions and are links, no folders or named otherwise; left
+            alone.
+    """
+
+    removed: tuple[str, ...]
+    bytes: int
+    kept: tuple[str, ...]
+    strange: tuple[str, ...] = ()
+
+
+def list_versions(root: Path | str, *, verify: str = "manifest") -> list[VersionFacts]:
+    """Return the versions that are there, newest first, candidates among them.
+
+    Args:
+        root: the index folder, or its URI.
+        verify: ``manifest`` checks each version's sizes and manifest, ``full`` every checksum.
+
+    Raises:
+        ArtifactError: there is no index.
+        ConfigError: it is in a bucket and ``verify`` is full.
+    """
+    place, mirror = place_of(root)
+    if isinstance(mirror, Mirror):
+        return _in_bucket(place, mirror, verify=verify)
+    folder = require_path(place)
+    try:
+        current = read_current(folder)
+    except ArtifactError:
+        current = None
+        if not version_names(folder) and not version_names(folder, inside=CANDIDATES):
+            raise
+    found = [
+        _facts(folder / inside / name, current, verify=verify)
+        for inside in (CANDIDATES, VERSIONS)
+        for name in version_names(folder, inside=inside)
+    ]
+    # One that vanished meanwhile was pruned.
+    return sorted(
+        (facts for facts in found if facts is not None),
+        key=lambda facts: (version_number(facts.name), facts.candidate, facts.name),
+        reverse=True,
+    )
+
+
+def rollback(root: Path | str, *, to: str | None = None, without_store: bool = False) -> Rolled:
+    """Publish an earlier version again, checked in full before anyone reads it.
+
+    The version left is withdrawn, unless it is damaged or cannot be read: it stays, and no build or
+    update takes it for its own result.
+    Named with ``to`` it is published again. Of a newer one none is withdrawn.
+
+    Of an index in a bucket the version is downloaded, and of its store nothing.
+
+    A version whose embeddings are gone from its store can be searched, but neither ranked again
+    nor updated, so that it counts as damaged unless ``without_store`` is given. Where the store
+    cannot be reached at all, as where the index was copied without it, that is only noted.
+
+    Args:
+        root: the index folder, or its URI.
+        to: a version; by default the newest that is sound, not withdrawn, and older than the
+            published one.
+        without_store: publish a version though the store lacks some of its embeddings.
+
+    Raises:
+        ConfigError: there is no such version, or it is the published one.
+        ArtifactError: the version is damaged, the store lacks some of its embeddings, or none is
+            left to go back to.
+        BusyError: another process is writing the index.
+        StorageError: a version that may be sound cannot be read.
+    """
+    place, mirror = place_of(root)
+    with naming():
+        return _rolled(require_path(place), mirror, to=to, without_store=without_store)
+
+
+def _rolled(folder: Path, mirror: Here, *, to: str | None, without_store: bool) -> Rolled:
+    tag = mirror.latest(folder / CURRENT)
+    _require_index(folder, mirror)
+    with only_writer(folder, what=_WHAT):
+        left = _current_or_none(folder) if to is not None else read_current(folder)
+        if left is not None:
+            mirror.fetch(folder / VERSIONS / left.version)
+        skipped = dict[str, str]()
+        if to is None and left:
+            chosen, note = _older(folder, left, without_store, mirror, skipped)
+        else:
+            chosen, note = _named(folder, left, str(to), without_store, mirror)
+        withdrawn = set() if left is None else set(left.withdrawn)
+        if left is not None and version_number(chosen) < version_number(left.version):
+            try:
+                # A damaged version is left for its damage: the next build may make it again.
+                if _is_sound(folder / VERSIONS / left.version, "full"):
+                    withdrawn.add(left.version)
+            except StorageError as error:
+                # A disk that fails is a reason to go back.
+                unread = f"version {left.version} is not withdrawn, as it was not checked ({error})"
+                note = "; ".join(filter(None, (note, unread)))
+        set_current(folder, chosen, withdrawn=withdrawn, mirror=mirror, tag=tag)
+        return Rolled(None if left is None else left.version, chosen, note, skipped)
+
+
+def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
+    """Remove versions but the published one and the newest sound ones before it.
+
+    Those that are damaged or withdrawn are no use to go back to: they do not count, and go. What
+    readers hold open stays readable to them. Candidates are left alone, and so is what is
+    a link or no folder.
+
+    Args:
+        root: the index folder.
+        keep: versions to keep, the published one among them.
+        verify: how those kept are checked, so that not all of them are damaged: see
+            ``list_versions``.
+
+    Raises:
+        ConfigError: ``keep`` is no whole number, or below 1.
+        ArtifactError: the published version is missing, or it cannot be told which one it is.
+        BusyError: another process is writing the index.
+        StorageError: the disk cannot be read or written.
+    """
+    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+        raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep!r} was given")
+    folder = require_path(root)
+    _require_index(folder)
+    with only_writer(folder, what=_WHAT):
+        current = require_published(folder) or read_current(folder)
+        names = version_names(folder)
+        kept = _kept(folder, current, keep, verify)
+        others = [name for name in names if name not in kept]
+        removed = [name for name in others if not _is_of_later_release(folder, name)]
+        freed = sum(size_of(folder / VERSIONS / name) for name in removed)
+        tidy(folder)
+        for name in removed:
+            remove_folder(folder / VERSIONS / name)
+        left = tuple(name for name in names if name not in removed)
+        return Pruned(tuple(removed), freed, left, tuple(map(str, strange_entries(folder))))
+
+
+def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
+    """Return the versions to keep; those after the published one only where there is room."""
+    names = version_names(root)
+    published = version_number(current.version)
+    older = [name for name in reversed(names) if version_number(name) <= published]
+    newer = [name for name in names if version_number(name) > published]
+    kept = {current.version}
+    counted = int(_is_sound(root / VERSIONS / current.version, verify))
+    for name in (*older, *newer):
+        if counted >= keep:
+            break
+        if name == current.version or name in current.withdrawn:
+            continue
+        if _is_sound(root / VERSIONS / name, verify):
+            kept.add(name)
+            counted += 1
+    return kept
+
+
+def _is_sound(folder: Path, verify: str) -> bool:
+    """Tell whether a version is whole; a disk that cannot be read is no answer, and raises."""
+    try:
+        read_version(folder, verify=verify).check()
+    except ArtifactError:
+        return False
+    return True
+
+
+def _is_of_later_release(root: Path, name: str) -> bool:
+    try:
+        read_version(root / VERSIONS / name)
+    except FormatError:
+        return True
+    except ArtifactError:
+        return False
+    return False
+
+
+def _names(root: Path, mirror: Here) -> list[str]:
+    """Return the names of the versions, oldest first; in a bucket of those that have a manifest."""
+    if not mirror.uri:
+        return version_names(root)
+    found = filter(version_number, mirror.names(root / VERSIONS))
+    return sorted(found, key=lambda name: (version_number(name), name))
+
+
+def _older(
+    root: Path, current: Current, without_store: bool, mirror: Here, skipped: dict[str, str]
+) -> tuple[str, str]:
+    """Return the newest sound version older than the published one, and what to note of it.
+
+    Those that are damaged are added to ``skipped``. One that cannot be read may be sound: whether
+    to go back further is for the user to say.
+    """
+    for name in reversed(_names(root, mirror)):
+        older = version_number(name) < version_number(current.version)
+        if not older or name in current.withdrawn:
+            continue
+        try:
+            return name, _checked(root, name, without_store, mirror)
+        except ArtifactError as error:
+            skipped[name] = str(error)
+        except StorageError as error:
+            raise StorageError(
+                f"{error}; or name another version: whiten-index rollback {root} --to VERSION"
+            ) from error
+    raise ArtifactError(
+        f"{root} has no sound version older than {current.version} to go back to"
+        + "".join(f"; {reason}" for reason in skipped.values())
+        + f"; see them with whiten-index versions {root}, name one with --to, or build again"
+    )
+
+
+def _named(
+    root: Path, current: Current | None, name: str, without_store: bool, mirror: Here
+) -> tuple[str, str]:
+    """Return a version that the user named, checked, and what to note of it."""
+    names = _names(root, mirror)
+    if current is not None and name == current.version:
+        raise ConfigError(f"{name} is the published version already; name another with --to")
+    if name not in names:
+        kept_back = name in version_names(root, inside=CANDIDATES)
+        why = "is a candidate that a gate kept back" if kept_back else f"is no version of {root}"
+        raise ConfigError(f"{name} {why}; it has {', '.join(names) or 'none'}")
+    return name, _checked(root, name, without_store, mirror)
+
+
+def _checked(root: Path, name: str, without_store: bool, mirror: Here) -> str:
+    """Check a version in full, and that its store has what it is made of; return what to note.
+
+    Raises:
+        ArtifactError: it is damaged, or its store lacks some of it and is not to be done without.
+    """
+    folder = root / VERSIONS / name
+    mirror.settle(folder)
+    version = read_version(folder).check()
+    mirror.keep(folder)
+    try:
+        store, missing = missing_shards(mirror.uri or root, version)
+    except StorageError as error:
+        return f"the store that {name} was built from was not checked: {error}"
+    if store is None:
+        return (
+            f"the store that {name} was built from cannot be reached, so that it was not checked; "
+            "searching needs it only to rank candidates again"
+        )
+    if not missing:
+        return ""
+    lack = (
+        f"the store {store} lacks {len(missing):,} of the shards of {name} (first {missing[0]}), "
+        "which can be searched, but neither ranked again nor updated"
+    )
+    if without_store:
+        return lack
+    raise ArtifactError(
+        f"{lack}; restore them from a copy, name another version with --to, or take it as it is "
+        f"with whiten-index rollback {root} --to {name} --without-store"
+    )
+
+
+def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFacts | None:
+    name, candidate = folder.name, folder.parent.name == CANDIDATES
+    published = current is not None and current.version == name and not candidate
+    sha256 = current.manifest_sha256 if current is not None and published else None
+    fields: Mapping[str, Any] = {}
+    size, sound, unread = 0, "", ""
+    try:
+        size = size_of(folder)
+        fields = read_version(folder, verify=verify, sha256=sha256).check().fields
+    except ArtifactError as error:
+        if not exists(folder):
+            return None
+        sound, fields = str(error), _as_far_as_readable(folder)
+    except StorageError as error:
+        unread, fields = str(error), _as_far_as_readable(folder)
+    seen = InBucket(name, fields, size, sound)
+    return _told(seen, current, published=published, candidate=candidate, unread=unread)
+
+
+def _told(
+    seen: InBucket, current: Current | None, *, published: bool, candidate: bool, unread: str = ""
+) -> VersionFacts:
+    update = seen.fields.get("update")
+    return VersionFacts(
+        name=seen.name,
+        created=seen.fields.get("created"),
+        rows=seen.fields.get("rows"),
+        bytes=seen.bytes,
+        published=published,
+        withdrawn=current is not None and seen.name in current.withdrawn and not candidate,
+        candidate=candidate,
+        sound=seen.sound,
+        unread=unread,
+        decision=update and update["decision"]["whitening"],
+        base=update and update["base"],
+    )
+
+
+def _in_bucket(root: Path, mirror: Mirror, *, verify: str) -> list[VersionFacts]:
+    """Return the versions in a bucket, newest first, none of which is downloaded."""
+    if verify != "manifest":
+        raise ConfigError(
+            f"--verify {verify} reads every byte, and {mirror.uri} is not copied here for that; "
+            "use --verify manifest, or copy it to a folder"
+        )
+    found = list(versions_in_bucket(root, mirror))
+    try:
+        current = read_current(root, mirror)
+    except ArtifactError:
+        current = None
+        if not found:
+            raise
+    facts = [
+        _told(each, current, published=_is_current(each, current), candidate=False)
+        for each in found
+    ]
+    return sorted(facts, key=lambda each: (version_number(each.name), each.name), reverse=True)
+
+
+def _is_current(seen: InBucket, current: Current | None) -> bool:
+    return current is not None and current.version == seen.name
+
+
+def _as_far_as_readable(folder: Path) -> Mapping[str, Any]:
+    """Return a sound manifest, though some of its files are damaged; else nothing."""
+    try:
+        return read_manifest(folder, VERSION_SCHEMA)
+    except (ArtifactError, StorageError):
+        return {}
+
+
+def _current_or_none(root: Path) -> Current | None:
+    try:
+        return read_current(root)
+    except ArtifactError:
+        return None
+
+
+def _require_index(root: Path, mirror: Here = HERE) -> None:
+    """Refuse a folder that is no index, in which even a lock would be out of place."""
+    if not _names(root, mirror):
+        current = read_current(root)
+        raise ArtifactError(
+            f"{root} holds no versions, and {CURRENT} names {current.version}; mount the disk of "
+            f"{root / VERSIONS}, or build the index again"
+        )
