@@ -17,7 +17,7 @@ import click
 from whiten_index.log_lines import Ending, LogLines, run_job
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig, read_job
-from whiten_index.stopping import stop_on_signals
+from whiten_index.signals import stop_on_signals
 
 
 def run(job: Path) -> int:

@@ -59,7 +59,7 @@ from pipelines.nightly_push import FAILED, can_push, push, target
 from whiten_index.errors import BusyError, GateError, WhitenIndexError
 from whiten_index.log_lines import Ending, LogForm, LogLines, failure, run_job
 from whiten_index.monitoring import LastRun, Outcome, check_metrics, write_metrics
-from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
+from whiten_index.signals import INTERRUPTED, stop_on_signals
 
 # These have lines of their own before the last.
 _OWN_LINES = ("drift", "decision", "gates")
@@ -214,9 +214,6 @@ class _Night:
             self._failed(name, error)
 
     def _measure(self, outcome: Outcome, status: int) -> None:
-        # Stopped from here on, it would end otherwise than its metrics say. A failure stays one
-        # whatever comes; a success is none before its last line.
-        finish_undisturbed(status or None)
         if self.job.metrics is None:
             return
         last = LastRun(

@@ -53,7 +53,7 @@ from whiten_index.log_lines import Ending, LogLines, log, run_job
 from whiten_index.progress import Stages
 from whiten_index.report import check_report
 from whiten_index.report.papers import write_papers
-from whiten_index.stopping import stop_on_signals
+from whiten_index.signals import stop_on_signals
 
 RESULTS = "papers.json"
 _PACKAGES = ("whiten-index", "numpy", "torch", "transformers", "scikit-learn")

@@ -17,7 +17,7 @@ import yaml
 from pipelines.nightly_job import Job
 from pipelines.nightly_reindex import main
 from whiten_index.monitoring import Outcome
-from whiten_index.stopping import INTERRUPTED
+from whiten_index.signals import INTERRUPTED
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "pipelines" / "deploy"

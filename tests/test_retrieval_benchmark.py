@@ -20,7 +20,7 @@ from whiten_index.errors import (
     WhiteningError,
 )
 from whiten_index.labels.beir import set_files
-from whiten_index.stopping import INTERRUPTED
+from whiten_index.signals import INTERRUPTED
 
 ROWS = 120
 LONG_AGO = 10**18

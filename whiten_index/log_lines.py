@@ -14,13 +14,7 @@ from typing import Any
 
 from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError, GateError, WhitenIndexError
-from whiten_index.stopping import (
-    INTERRUPTED,
-    enter_stage,
-    finish_undisturbed,
-    heed_stop,
-    leave_stage,
-)
+from whiten_index.signals import INTERRUPTED, raise_if_interrupted
 from whiten_index.streams import guarded
 
 _EVERY_SECONDS = 10.0
@@ -71,12 +65,11 @@ class LogLines:
         """Log that a stage begins."""
         self._stage, self._total, self._rows = stage, total, 0
         self._started = self._last = time.monotonic()
-        enter_stage()
         self.log("stage_started", stage=stage, rows=total)
 
     def advance(self, rows: int) -> None:
         """Log rate and time left, now and then."""
-        heed_stop()
+        raise_if_interrupted()
         self._rows += rows
         now = time.monotonic()
         if now - self._last < _EVERY_SECONDS:
@@ -94,7 +87,6 @@ class LogLines:
 
     def finish(self, stage: str, seconds: float) -> None:
         """Log that a stage ended."""
-        leave_stage()
         self.log("stage_finished", stage=stage, seconds=round(seconds, 3))
 
     def note(self, message: str) -> None:
@@ -139,17 +131,12 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
         lines: where it is logged; JSON lines where it is left out.
     """
     with guarded() as streams:
-        status = streams.end(_ended(work, kept=kept, lines=lines or LogLines()))
-    finish_undisturbed(status)
-    return status
+        return streams.end(_ended(work, kept=kept, lines=lines or LogLines()))
 
 
 def _ended(work: Callable[[], Ending], *, kept: str, lines: LogLines) -> int:
     try:
-        try:
-            ending = work()
-        finally:
-            finish_undisturbed()
+        ending = work()
     except GateError as error:
         more = {"candidate": error.candidate, "gates": list(error.gates)}
         lines.log("gate_failed", **failure(error), **more, exit_code=error.exit_code)
@@ -158,7 +145,6 @@ def _ended(work: Callable[[], Ending], *, kept: str, lines: LogLines) -> int:
         lines.log("failed", **failure(error), exit_code=error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
-        finish_undisturbed()
         lines.log("interrupted", message=f"finished {kept} are kept; run the same job to go on")
         return INTERRUPTED
     except Exception as error:

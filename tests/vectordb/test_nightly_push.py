@@ -257,7 +257,7 @@ def test_a_push_that_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch, r
 
     monkeypatch.setattr(MemoryWriter, "append", stopped)
     # What a signal leaves behind is of this test alone.
-    monkeypatch.setattr("whiten_index.stopping._Stop.asked", None)
+    monkeypatch.setattr("whiten_index.signals._State.stopped", False)
     world.change()
     world.raw = world.raw[:rows]
     world.write()

@@ -41,7 +41,7 @@ from whiten_index.cli import (
 )
 from whiten_index.collector import spare_what_was_imported
 from whiten_index.errors import ConfigError, SetAsideError, WhitenIndexError
-from whiten_index.stopping import INTERRUPTED, finish_undisturbed, stop_on_signals
+from whiten_index.signals import INTERRUPTED, stop_on_signals
 from whiten_index.streams import cell, guarded, open_closed_descriptors
 
 
@@ -73,10 +73,7 @@ class _Commands(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         try:
-            try:
-                return super().invoke(context)
-            finally:
-                finish_undisturbed()
+            return super().invoke(context)
         except WhitenIndexError as error:
             click.echo(f"Error: {cell(error)}", err=True)
             if isinstance(error, SetAsideError) and "--json" in sys.argv:
@@ -90,7 +87,6 @@ class _Commands(click.Group):
             click.echo(f"Error: {failed}", err=True)
             context.exit(failed.exit_code)
         except KeyboardInterrupt:
-            finish_undisturbed()
             click.echo(
                 "Stopped. What was finished and is on disk is kept; the same command takes up "
                 "where this one stopped.",
@@ -159,12 +155,4 @@ def main() -> None:
     sys.excepthook = _print_exception
     spare_what_was_imported()
     stop_on_signals()
-    status: object = 1
-    try:
-        cli.main(args=sys.argv[1:])
-    except SystemExit as ended:
-        status = ended.code
-        raise
-    finally:
-        # What ends before any command is called, such as --help, is done too.
-        finish_undisturbed(status if isinstance(status, int) else None)
+    cli.main(args=sys.argv[1:])

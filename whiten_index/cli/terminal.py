@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from whiten_index.stopping import enter_stage, heed_stop, leave_stage
+from whiten_index.signals import raise_if_interrupted
 from whiten_index.streams import cell, plain_json
 
 _INDEX_PARTS = ("codes", "ids", "lists", "graph", "matrix", "codebooks", "centroids")
@@ -36,17 +36,15 @@ class Bars:
         """Open a bar."""
         from tqdm import tqdm
 
-        enter_stage()
         self._bar = tqdm(total=total, desc=stage, unit=" rows", unit_scale=True, disable=None)
 
     def advance(self, rows: int) -> None:
         """Move the bar."""
         self._bar.update(rows)
-        heed_stop()
+        raise_if_interrupted()
 
     def finish(self, stage: str, seconds: float) -> None:  # noqa: ARG002
         """Close the bar."""
-        leave_stage()
         self._bar.close()
 
     def note(self, message: str) -> None:

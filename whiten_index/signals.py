@@ -1,0 +1,45 @@
+"""SIGTERM and Ctrl-C: the first one stops a command or job as ``KeyboardInterrupt``."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+INTERRUPTED = 130
+
+
+class _State:
+    stopped = False
+
+
+def stop_on_signals() -> None:
+    """Treat a scheduler's SIGTERM like Ctrl-C, also where Ctrl-C is ignored (``nohup``).
+
+    A second Ctrl-C behaves as Python's own. A second SIGTERM is ignored, since ``timeout`` sends
+    two at once.
+    """
+    _State.stopped = False
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
+
+
+def raise_if_interrupted() -> None:
+    """Stop here if a signal came before.
+
+    Libraries print and drop an exception that is raised in one of their callbacks, so progress
+    reports ask again.
+
+    Raises:
+        KeyboardInterrupt: a signal came.
+    """
+    if _State.stopped:
+        raise KeyboardInterrupt
+
+
+def _stop(_: int, __: FrameType | None) -> None:
+    _State.stopped = True
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if signal.getsignal(signal.SIGINT) is _stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    raise KeyboardInterrupt
