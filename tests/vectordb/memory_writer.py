@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.database_writer import VECTOR, Found, Layout, PushedTable
+from whiten_index.vectordb.database_writer import (
+    VECTOR,
+    DatabaseWriter,
+    Layout,
+    Neighbours,
+    PushedTable,
+)
 from whiten_index.vectordb.row_checks import (
     new_lease,
     not_begun,
@@ -67,21 +73,18 @@ class Server:
             self.fails_after -= 1
 
 
-class MemoryWriter:
+class MemoryWriter(DatabaseWriter):
     """A connection to a server."""
 
     engine, target = "memory 1.0", "memory://here/docs"
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._writer = ""
+        self._lease = ""
         self._layout: Layout | None = None
         self._seen: PushedTable | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.server.calls.append("close")
 
     def published(self) -> PushedTable | None:
@@ -93,8 +96,8 @@ class MemoryWriter:
 
     def begin(self, pushed: PushedTable, layout: Layout) -> None:
         self.server.calls.append("begin")
-        self._writer = new_lease()
-        made = replace(pushed, done=0, lease=self._writer)
+        self._lease = new_lease()
+        made = replace(pushed, done=0, lease=self._lease)
         self.server.pending = Table(made, layout)
 
     def resume(self, layout: Layout) -> None:
@@ -102,8 +105,8 @@ class MemoryWriter:
         if table is None:
             raise not_begun(self.target)
         assert table.layout == layout
-        self._writer = new_lease()
-        table.pushed = replace(table.pushed, lease=self._writer)
+        self._lease = new_lease()
+        table.pushed = replace(table.pushed, lease=self._lease)
         self.server.calls.append("resume")
 
     def append(self, rows: pa.RecordBatch) -> None:
@@ -124,11 +127,11 @@ class MemoryWriter:
         table = self._mine()
         self.server.calls.append("swap")
         self.server.published, self.server.pending = table, None
-        self._writer = ""
+        self._lease = ""
 
     def discard(self) -> None:
         self.server.pending = None
-        self._writer = ""
+        self._lease = ""
 
     @contextmanager
     def changing(self, after: PushedTable, layout: Layout) -> Iterator[Changes]:
@@ -138,15 +141,15 @@ class MemoryWriter:
         if self._seen not in (None, table.pushed):
             raise taken_over(self.target)
         assert table.layout == layout
-        was, writer = table.pushed, new_lease()
+        was, lease = table.pushed, new_lease()
         before = dict(table.rows)
-        table.pushed = was.changing_to(after, lease=writer)
-        changes = Changes(self, table, writer)
+        table.pushed = was.changing_to(after, lease=lease)
+        changes = Changes(self, table, lease)
         try:
             yield changes
             changes.require_mine()
         except BaseException:
-            if self.server.transactions and table.pushed.lease == writer:
+            if self.server.transactions and table.pushed.lease == lease:
                 table.rows, table.pushed = before, was
             raise
         self.server.calls.append("changed")
@@ -166,7 +169,7 @@ class MemoryWriter:
 
     def search(
         self, vectors: np.ndarray, top_k: int, *, exact: bool = False, pending: bool = False
-    ) -> Found:
+    ) -> Neighbours:
         table = self._table(pending)
         assert table.indexed or exact
         rows = list(table.rows.values())
@@ -174,13 +177,15 @@ class MemoryWriter:
         scores = vectors @ matrix.reshape(len(rows), vectors.shape[1]).T
         best = np.argsort(-scores, axis=1)[:, :top_k]
         ids = [[rows[at][ID] for at in each] for each in best]
-        return Found(ids, padded_scores(np.take_along_axis(scores, best, axis=1).tolist(), top_k))
+        return Neighbours(
+            ids, padded_scores(np.take_along_axis(scores, best, axis=1).tolist(), top_k)
+        )
 
     def _mine(self) -> Table:
         table = self.server.pending
-        if not self._writer or table is None:
+        if not self._lease or table is None:
             raise not_begun(self.target)
-        if table.pushed.lease != self._writer:
+        if table.pushed.lease != self._lease:
             raise taken_over(self.target)
         return table
 
@@ -194,11 +199,11 @@ class Changes:
     """Changes of the published table, for as long as no other connection changes it."""
 
     def __init__(self, writer: MemoryWriter, table: Table, lease: str) -> None:
-        self._writer, self._table, self._writer = writer, table, writer
+        self._writer, self._table, self._lease = writer, table, lease
 
     def require_mine(self) -> None:
         server = self._writer.server
-        if server.published is not self._table or self._table.pushed.lease != self._writer:
+        if server.published is not self._table or self._table.pushed.lease != self._lease:
             raise taken_over(self._writer.target)
 
     def upsert(self, rows: pa.RecordBatch) -> None:

@@ -32,7 +32,7 @@ from tests.vectordb.writer_contract import (
 )
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import DatabaseWriter, Found, VectorDtype
+from whiten_index.vectordb.database_writer import DatabaseWriter, Neighbours, VectorDtype
 from whiten_index.vectordb.milvus import building, connection, searching
 from whiten_index.vectordb.milvus import rows as milvus_rows
 from whiten_index.vectordb.milvus.address import Place
@@ -711,7 +711,7 @@ def test_halves_on_a_server() -> None:
     assert (came == rows.vectors.astype(np.float16)).all()
     for given in (list(map(bytes, came)), [[bytes(each)] for each in came]):
         assert (milvus_rows.as_matrix(given, rows.layout.k) == came.astype(np.float32)).all()
-    found: Found = writer.search(rows.vectors[:2], 10)
+    found: Neighbours = writer.search(rows.vectors[:2], 10)
     assert found.ids == [[3], [3]]
     assert np.isnan(found.scores[:, 1:]).all()
     # Milvus refuses an ef below the rows asked for.

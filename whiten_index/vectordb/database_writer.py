@@ -1,10 +1,11 @@
-"""What a database of vectors must be able to do, to be filled with the rows of an index."""
+"""Interface of the vector databases that rows of an index can be pushed to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -19,14 +20,14 @@ VECTOR = "vector"
 
 
 class VectorDtype(Enum):
-    """How precisely a database keeps a number of a vector."""
+    """Precision of the vectors in a database."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
 
 
 class Metric(Enum):
-    """By what a database ranks vectors of unit length, which both rank the same."""
+    """Similarity by which a database ranks; both rank vectors of unit length alike."""
 
     COSINE = "cosine"
     INNER_PRODUCT = "ip"
@@ -34,13 +35,13 @@ class Metric(Enum):
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of the rows that a table, collection … takes.
+    """The columns of the rows of a table.
 
     Attributes:
         schema: ``id`` (int64 or large_string, never null), ``vector`` (fixed-size list of k
-            float32), then the kept columns, ``PASSAGE_COLUMNS`` last where rows are passages.
-        dtype: in which the database keeps the vectors.
-        metric: by which it ranks them.
+            float32), then the kept columns; ``PASSAGE_COLUMNS`` last if rows are passages.
+        dtype: precision of the vectors in the database.
+        metric: similarity by which it ranks them.
     """
 
     schema: pa.Schema
@@ -54,38 +55,38 @@ class Layout:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Names of the columns by which no two rows are the same."""
+        """Names of the columns that are unique together."""
         return (ID, PASSAGE) if PASSAGE in self.schema.names else (ID,)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of the columns beside id and vector."""
+        """Names of the columns other than id and vector."""
         return tuple(name for name in self.schema.names if name not in (ID, VECTOR))
 
 
 @dataclass(frozen=True)
 class PushedTable:
-    """What one physical table or collection holds: a version of an index, by one transform.
+    """Description of a table or collection that a push wrote: a version of an index.
 
-    It is kept in the database itself, beside the rows, as a flat object of JSON.
+    The database keeps it next to the rows, as a flat JSON object.
 
     Attributes:
-        version: of the index that the rows are of.
-        transform: fingerprint of the transform, k and dtype: where it is the same, a row that did
-            not change has the same vector.
+        version: of the index.
+        transform: fingerprint of encoder, transform and layout. Two versions with the same one
+            have the same vectors for the same texts.
         k: width of the vectors.
-        dtype: in which they are kept.
-        rows: it has when it is whole.
-        done: rows that are in it, the first ones in the order of the index.
-        name: of the physical table or collection; the writer gives it.
-        changing: versions that rows were being changed to when changes were cut off, blanks
-            between them, so that rows are of ``version`` or of any of these; empty where none was.
-        writer: of the push that writes it, a word of its own; the writer gives it where the engine
-            has no locks, so that a push that another took over is told.
-        options: those of the writer that shaped its table, such as ``index=hnsw m=16``.
-        query_digest: of encoder and transform, that of each ``QueryTransform`` whose vectors fit;
-            empty where an earlier release wrote it.
-        columns: of the rows, in order; empty where an earlier release wrote it.
+        dtype: precision of the vectors.
+        rows: number of rows of the whole table.
+        done: number of rows written so far, in the order of the index.
+        name: of the physical table or collection; the writer sets it.
+        changing: versions, separated by blanks, to which an interrupted push was changing rows.
+            Each row is of ``version`` or of one of these.
+        lease: token of the push that writes the table. The writer sets it if the engine has no
+            locks: a push that finds another token has been taken over.
+        options: those that shaped the table, such as ``index=hnsw m=16``.
+        query_digest: digest of encoder and transform; equals that of each ``QueryTransform``
+            whose vectors fit.
+        columns: of the rows, in order.
     """
 
     version: str
@@ -102,144 +103,171 @@ class PushedTable:
     columns: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as an object of JSON."""
+        """Return it as a JSON object."""
         return {**asdict(self), "columns": list(self.columns)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PushedTable:
-        """Return what ``to_json`` gave; fields of later releases are passed over.
+        """Return the table that ``to_json`` described; unknown fields are ignored.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none.
+            TypeError, ValueError: the object describes no table.
         """
-        version, transform, dtype, name = (
-            str(value[each]) for each in ("version", "transform", "dtype", "name")
-        )
-        k, rows, done = (int(value[each]) for each in ("k", "rows", "done"))
-        later = ("changing", "lease", "options", "query_digest")
-        changing, lease, options, query_digest = (str(value.get(each, "")) for each in later)
-        columns = tuple(str(each) for each in value.get("columns", ()))
-        return cls(
-            version, transform, k, dtype, rows, done, name,
-            changing, lease, options, query_digest, columns,
-        )  # fmt: skip
+        types: dict[str, Callable[[Any], Any]] = {
+            "k": int,
+            "rows": int,
+            "done": int,
+            "columns": lambda names: tuple(map(str, names)),
+        }
+        names = (field.name for field in fields(cls))
+        return cls(**{name: types.get(name, str)(value[name]) for name in names if name in value})
 
     def changing_to(self, after: PushedTable, *, lease: str = "") -> PushedTable:
-        """Return what is written of it before rows are changed: what was cut off before stays."""
+        """Return the description to write before rows are changed to those of ``after``."""
         versions = dict.fromkeys([*self.changing.split(), after.version])
         return replace(self, changing=" ".join(versions), lease=lease)
 
     def same_vectors(self, other: PushedTable) -> bool:
-        """Tell whether rows of both that are the same have the same vectors."""
+        """Tell whether equal rows of the two tables have equal vectors."""
         return (self.transform, self.k, self.dtype) == (other.transform, other.k, other.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Neighbours:
     """The nearest rows of q queries, best first.
 
     Attributes:
         ids: of the rows of each query.
-        scores: (q, top_k) cosines, NaN beyond the rows that there are.
+        scores: (q, top_k) cosines, NaN where fewer rows were found.
     """
 
     ids: list[list[str | int]]
     scores: NDArray[np.float32]
 
 
-class DatabaseWriter(Protocol):
-    """One table or collection, by the name that its users query; a context that closes.
+class RowChanges(Protocol):
+    """Changes of rows of a published table."""
 
-    Its life: ``begin`` makes a new pushed beside what the name stands for, ``append`` fills it
-    block by block, ``finish`` builds its index, ``swap`` lets the name stand for it in one step
-    and drops what it stood for before. ``changing`` changes rows of what the name stands for.
-    Every method raises ``DatabaseError`` where the database cannot be reached or refuses, with what to
-    do and never with a password.
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        """Insert rows of the layout, replacing those with the same keys."""
+
+    def delete(self, ids: Sequence[str | int]) -> None:
+        """Delete all rows with these ids; unknown ids are ignored."""
+
+
+class DatabaseWriter(ABC):
+    """Connection to one table or collection, by the name that users query.
+
+    A push calls ``begin`` to stage a new table, ``append`` to fill it block by block, ``finish`` to
+    build its index and ``swap`` to publish it under the name in one step, which drops the table
+    published before. ``changing`` changes rows of the published table in place. The staged table
+    is called pending until it is published.
+
+    Every method raises ``DatabaseError`` if the database cannot be reached or refuses. Its message
+    says what to do and never contains a password.
 
     Attributes:
-        engine: the database and its release, such as ``PostgreSQL 18.4, pgvector 0.8.5``.
-        target: where that is and the name, as may be shown: no password, no token.
+        engine: database and release, such as ``PostgreSQL 18.4, pgvector 0.8.5``.
+        target: address and name without credentials.
     """
 
     engine: str
     target: str
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+    @abstractmethod
     def published(self) -> PushedTable | None:
-        """Return what the name stands for, None where there is nothing of that name.
+        """Return the published table, None if nothing has the name.
 
         Raises:
-            DatabaseError: something that no push made has the name.
+            DatabaseError: the name belongs to something that no push made.
         """
 
+    @abstractmethod
     def pending(self) -> PushedTable | None:
-        """Return the table that a push began and did not swap in, None where there is none."""
+        """Return the table that a push began and did not publish, None if there is none."""
 
+    @abstractmethod
     def begin(self, pushed: PushedTable, layout: Layout) -> None:
-        """Make an empty pending table, in place of any that was pending."""
+        """Create an empty pending table, replacing any other."""
 
+    @abstractmethod
     def resume(self, layout: Layout) -> None:
-        """Take up the pending table, whose rows have this layout.
+        """Continue the pending table, whose rows have this layout.
 
-        Whoever began it, or took it up before, is refused from now on: ``append``, ``finish`` and
-        ``swap`` of that connection raise DatabaseError and change nothing. So it is after ``begin``,
-        and after another one's ``discard`` or ``swap``. Where the engine has locks, ``resume`` and
-        ``begin`` may raise DatabaseError instead while another push is at it.
+        The connection that filled it before is refused from now on: its ``append``, ``finish`` and
+        ``swap`` raise DatabaseError and change nothing. The same holds after another connection's
+        ``begin``, ``discard`` or ``swap``. If the engine has locks, ``begin`` and ``resume`` may
+        raise DatabaseError while another push runs.
         """
 
+    @abstractmethod
     def append(self, rows: pa.RecordBatch) -> None:
-        """Add rows of the layout to the pending table, and count them as done.
+        """Add rows of the layout to the pending table and count them as done.
 
-        Cut off at any moment, it has added all or nothing, or the next ``append`` of the same rows
-        replaces what was added.
+        If it is interrupted, either all rows were added or none, or the next ``append`` of the same
+        rows replaces them.
         """
 
+    @abstractmethod
     def finish(self, layout: Layout) -> None:
         """Build the index of the pending table, and wait until it answers.
 
         Raises:
-            RowsError: two rows have one key; sent again they are refused again.
+            RowsError: two rows have the same key.
         """
 
+    @abstractmethod
     def swap(self) -> None:
-        """Let the name stand for the pending table in one step; drop the one before."""
+        """Publish the pending table under the name in one step; drop the one before."""
 
+    @abstractmethod
     def discard(self) -> None:
         """Drop the pending table, if there is one.
 
-        Where the engine has locks, one that another push is filling is left to it.
+        If the engine has locks, a table that another push is filling stays.
         """
 
-    def changing(self, after: PushedTable, layout: Layout) -> AbstractContextManager[Changing]:
-        """Open the published table for changes; ``after`` is what it holds at the end.
+    @abstractmethod
+    def changing(self, after: PushedTable, layout: Layout) -> AbstractContextManager[RowChanges]:
+        """Open the published table for changes, after which it is ``after``.
 
-        Where the database has transactions, an error within changes nothing. Elsewhere what was
-        changed stays, and from before the first change until after the last ``published`` tells
-        by ``PushedTable.changing`` that rows are of either version (see ``changing_to``); doing all
-        of it again ends with the same rows.
+        If the database has transactions, an error within changes nothing. Otherwise the changes
+        made so far stay, and ``published`` reports them in ``PushedTable.changing`` until all of
+        them are made again (see ``changing_to``).
 
         Raises:
             DatabaseError: nothing is published, or another push changed or replaced it since
-                ``published`` was asked here, or does so before the end.
+                ``published`` was called, or does so before the end.
         """
 
     def notes(self) -> Sequence[str]:
-        """Return what who pushed should know of what the name stands for, such as a lost index."""
+        """Return remarks on the published table for the user, such as a lost index."""
+        return ()
 
+    @abstractmethod
     def count(self, *, pending: bool = False) -> int:
-        """Return how many rows the published or the pending pushed has."""
+        """Return the number of rows of the published or the pending table."""
 
+    @abstractmethod
     def fetch(self, ids: Sequence[str | int], layout: Layout, *, pending: bool = False) -> pa.Table:
         """Return the rows with these ids, in any order, with the schema of the layout."""
 
+    @abstractmethod
     def search(
         self,
         vectors: NDArray[np.float32],
@@ -247,15 +275,5 @@ class DatabaseWriter(Protocol):
         *,
         exact: bool = False,
         pending: bool = False,
-    ) -> Found:
-        """Return the nearest rows of queries (q, k): exactly, or by the index."""
-
-
-class Changing(Protocol):
-    """Changes of rows of a published table."""
-
-    def upsert(self, rows: pa.RecordBatch) -> None:
-        """Put rows of the layout in place of those with their keys, or add them."""
-
-    def delete(self, ids: Sequence[str | int]) -> None:
-        """Take all rows with these ids away; those that are not there are passed over."""
+    ) -> Neighbours:
+        """Return the nearest rows of queries (q, k), exactly or by the index."""

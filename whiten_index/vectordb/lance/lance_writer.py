@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from whiten_index.corpus.batches import ID
 from whiten_index.vectordb.database_writer import (
     VECTOR,
-    Changing,
-    Found,
     Layout,
     Metric,
+    Neighbours,
     PushedTable,
+    RowChanges,
 )
 from whiten_index.vectordb.lance.changes import LanceChanges, with_ids
 from whiten_index.vectordb.lance.filling import Filling
@@ -112,7 +112,7 @@ class LanceWriter:
         place.drop_pending(None if filling is None else filling.lease)
 
     @contextmanager
-    def changing(self, after: PushedTable, layout: Layout) -> Iterator[Changing]:
+    def changing(self, after: PushedTable, layout: Layout) -> Iterator[RowChanges]:
         """Open the published table for changes, which are made when all of them are known."""
         trial = Trial(self._place, layout, self._seen)
         with LanceChanges(layout) as changes:
@@ -151,7 +151,7 @@ class LanceWriter:
         *,
         exact: bool = False,
         pending: bool = False,
-    ) -> Found:
+    ) -> Neighbours:
         """Return the nearest rows of queries (q, k): exactly, or by the index.
 
         Nothing is found by cosines for a query of zeros, nor a row of zeros for any query.
@@ -171,7 +171,7 @@ class LanceWriter:
                 found = query.limit(top_k).to_arrow()
                 ids.append(found[ID].to_pylist())
                 scores.append((1 - found["_distance"].to_numpy()).tolist())
-        return Found(ids, padded_scores(scores, top_k))
+        return Neighbours(ids, padded_scores(scores, top_k))
 
     def _begun(self) -> Filling:
         if self._filling is None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.vectordb.database_writer import Found, Layout, Metric, PushedTable
+from whiten_index.vectordb.database_writer import Layout, Metric, Neighbours, PushedTable
 from whiten_index.vectordb.milvus.building import Building
 from whiten_index.vectordb.milvus.collections import Collections, properties_of
 from whiten_index.vectordb.milvus.connection import Connection
@@ -154,7 +154,7 @@ class MilvusWriter:
         *,
         exact: bool = False,
         pending: bool = False,
-    ) -> Found:
+    ) -> Neighbours:
         """Return the nearest rows: by the index, or by all vectors, a page at a time."""
         name = self._reading(pending)
         kind, searching = self._building.kind(name), Searching(self._milvus, name)

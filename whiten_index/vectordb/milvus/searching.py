@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pymilvus import DataType
 
 from whiten_index.corpus.batches import ID
-from whiten_index.vectordb.database_writer import VECTOR, Found
+from whiten_index.vectordb.database_writer import VECTOR, Neighbours
 from whiten_index.vectordb.milvus.rows import STRONG, as_matrix, quoted, with_keys
 from whiten_index.vectordb.row_checks import blocks, padded_scores
 
@@ -32,7 +32,9 @@ class Searching:
     milvus: Any
     collection: str
 
-    def by_index(self, vectors: NDArray[np.float32], top_k: int, params: dict[str, int]) -> Found:
+    def by_index(
+        self, vectors: NDArray[np.float32], top_k: int, params: dict[str, int]
+    ) -> Neighbours:
         """Return the nearest rows of queries (q, k) that the index finds."""
         queries = list(vectors.astype(self._dtype()))
         ids, scores = list[list[str | int]](), list[list[float]]()
@@ -43,9 +45,9 @@ class Searching:
             ):  # fmt: skip
                 scores.append([hit["distance"] for hit in hits])
                 ids.append([_id_of(hit) for hit in hits])
-        return Found(ids, padded_scores(scores, top_k))
+        return Neighbours(ids, padded_scores(scores, top_k))
 
-    def by_all(self, vectors: NDArray[np.float32], top_k: int) -> Found:
+    def by_all(self, vectors: NDArray[np.float32], top_k: int) -> Neighbours:
         """Compare queries (q, k) with all vectors; Milvus itself has no way around an index."""
         ids = np.empty((len(vectors), 0), dtype=object)
         scores = np.empty((len(vectors), 0), dtype=np.float32)
@@ -55,7 +57,7 @@ class Searching:
             best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
             scores = np.take_along_axis(scores, best, axis=1)
             ids = np.take_along_axis(ids, best, axis=1)
-        return Found(ids.tolist(), padded_scores(scores.tolist(), top_k))
+        return Neighbours(ids.tolist(), padded_scores(scores.tolist(), top_k))
 
     def _pages(self, k: int) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
         """Yield ids and vectors (n, k) of all rows, so many at a time."""

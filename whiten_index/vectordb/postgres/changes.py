@@ -18,7 +18,7 @@ from whiten_index.vectordb.row_checks import blocks, require_rows
 
 
 class Changes:
-    """Changes of rows (``whiten_index.vectordb.database_writer.Changing``).
+    """Changes of rows (``whiten_index.vectordb.database_writer.RowChanges``).
 
     Args:
         connection: in a transaction.

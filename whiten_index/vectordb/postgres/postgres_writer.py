@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from psycopg import sql
 
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import Found, Layout, PushedTable, VectorDtype
+from whiten_index.vectordb.database_writer import Layout, Neighbours, PushedTable, VectorDtype
 from whiten_index.vectordb.postgres import catalog
 from whiten_index.vectordb.postgres.changes import Changes
 from whiten_index.vectordb.postgres.connecting import shown
@@ -330,7 +330,7 @@ class PostgresWriter:
         *,
         exact: bool = False,
         pending: bool = False,
-    ) -> Found:
+    ) -> Neighbours:
         """Return the nearest rows of queries (q, k): by looking at all, or by the index."""
         entry = self._entry(pending=pending)
         settings = {"enable_indexscan": "off"}

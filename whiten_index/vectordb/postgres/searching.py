@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from psycopg import sql
 
 from whiten_index.corpus.batches import ID
-from whiten_index.vectordb.database_writer import VECTOR, Found, Metric, VectorDtype
+from whiten_index.vectordb.database_writer import VECTOR, Metric, Neighbours, VectorDtype
 from whiten_index.vectordb.postgres.naming import beside_values
 from whiten_index.vectordb.postgres.register import Entry
 from whiten_index.vectordb.postgres.rows import TYPES
@@ -29,7 +29,7 @@ def search(
     *,
     settings: Mapping[str, str],
     extension: str,
-) -> Found:
+) -> Neighbours:
     """Return the nearest rows of queries (q, k).
 
     Args:
@@ -63,4 +63,4 @@ def search(
             near = [(name, far) for name, far in found if far == far]
             ids.append([name for name, _ in near])
             scores.append([most - far for _, far in near])
-    return Found(ids, padded_scores(scores, top_k))
+    return Neighbours(ids, padded_scores(scores, top_k))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qdrant_client import models
 
 from whiten_index.corpus.batches import ID, PASSAGE
-from whiten_index.vectordb.database_writer import VECTOR, Found, Layout
+from whiten_index.vectordb.database_writer import VECTOR, Layout, Neighbours
 from whiten_index.vectordb.ids import row_uuid, row_uuids
 from whiten_index.vectordb.json_rows import from_objects, to_objects
 from whiten_index.vectordb.qdrant.connection import Place, Told
@@ -97,7 +97,7 @@ class Points:
                     )
         return _table(records, layout)
 
-    def search(self, vectors: NDArray[np.float32], top_k: int, *, exact: bool) -> Found:
+    def search(self, vectors: NDArray[np.float32], top_k: int, *, exact: bool) -> Neighbours:
         """Return the nearest rows of queries (q, k): exactly, or by the graph."""
         # Local mode is always exact, and warns of what it passes over.
         params = None if self.place.local else self._search_params(exact=exact)
@@ -110,7 +110,9 @@ class Points:
             with Told(self.place)("it could not be searched"):
                 answers += self.client.query_batch_points(self.collection, some)
         scores = padded_scores([[each.score for each in one.points] for one in answers], top_k)
-        return Found([[point.payload[ID] for point in each.points] for each in answers], scores)
+        return Neighbours(
+            [[point.payload[ID] for point in each.points] for each in answers], scores
+        )
 
     def _search_params(self, *, exact: bool) -> Any:
         chosen = self.options

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.vectordb.database_writer import Found, Layout, PushedTable
+from whiten_index.vectordb.database_writer import Layout, Neighbours, PushedTable
 from whiten_index.vectordb.qdrant.building import Building
 from whiten_index.vectordb.qdrant.collections import Collections
 from whiten_index.vectordb.qdrant.connection import Place, Told, close_client, engine_of
@@ -148,7 +148,7 @@ class QdrantWriter:
         *,
         exact: bool = False,
         pending: bool = False,
-    ) -> Found:
+    ) -> Neighbours:
         """Return the nearest rows of queries (q, k): exactly, or by the graph."""
         return self._reading(pending=pending).search(vectors, top_k, exact=exact)
 
@@ -166,7 +166,7 @@ class QdrantWriter:
 
 
 class _Changing:
-    """Changes of the published collection; see ``Changing``."""
+    """Changes of the published collection; see ``RowChanges``."""
 
     def __init__(self, changed: Changed, points: Any, layout: Layout) -> None:
         self._changed, self._points, self._layout = changed, points, layout
