@@ -31,14 +31,14 @@ from whiten_index.progress import Silent, Stages
 from whiten_index.store import total_moments
 from whiten_index.store.sampling import embeddings_of
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig
-from whiten_index.whitening.choice import (
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.selection import (
     Setting,
     choose_by_scores,
     choose_by_spectrum,
     score_settings,
     settings,
 )
-from whiten_index.whitening.moments import Moments
 
 SETS = ("scifact", "cranfield", "cacm")
 LAYERS, WIDTHS = (None, 1), (32, 64, 128, 256)

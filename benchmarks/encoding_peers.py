@@ -24,8 +24,8 @@ from torch import Tensor
 from benchmarks.encoding_inputs import MAX_LENGTH
 from whiten_index.encoding import Encoder, find_model
 from whiten_index.encoding.batching import TokenWindow, tokenize
-from whiten_index.encoding.budget import LADDERS
 from whiten_index.encoding.packing import PackedForward, can_pack
+from whiten_index.encoding.windows import LADDERS
 
 CHUNK_ROWS = 1024
 OURS, OURS_STREAM = "ours, one list", "ours, stream"

@@ -23,10 +23,10 @@ from benchmarks.results_file import data_folder, write
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.errors import WhiteningError
 from whiten_index.training.build import contrastive_model
-from whiten_index.training.config import GroupMap, TrainingConfig
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
 from whiten_index.training.sentences import Sentences
 from whiten_index.training.train import model_of
+from whiten_index.training.training_config import GroupMap, TrainingConfig
 
 SENTENCES, BATCH, POSITIVES = 100_000, 64, 3
 _WARM, _STEPS = {"cpu": 1, "cuda": 5}, {"cpu": 10, "cuda": 100}

@@ -45,8 +45,8 @@ from whiten_index.labels import read_sts
 from whiten_index.log_lines import Ending, LogLines, failure, log, run_job
 from whiten_index.report import check_report
 from whiten_index.signals import stop_on_signals
-from whiten_index.training.config import TrainingConfig
 from whiten_index.training.train import CURVES, model_of, read_dev, require_trainable, train_encoder
+from whiten_index.training.training_config import TrainingConfig
 
 RESULTS, TABLES, FIGURES = "results.jsonl", "results.md", "figures"
 _OWN, _GROUPS = ("table", "name", "grid"), ("groups", "group_size")

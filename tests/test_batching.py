@@ -18,8 +18,8 @@ from whiten_index.encoding import (
     transformer,
 )
 from whiten_index.encoding.batching import tokenize
-from whiten_index.encoding.budget import LADDERS, TokenBudget
-from whiten_index.encoding.lanes import Lanes
+from whiten_index.encoding.inference_threads import Lanes
+from whiten_index.encoding.windows import LADDERS, TokenBudget
 from whiten_index.errors import EncoderError
 
 CPU = torch.device("cpu")

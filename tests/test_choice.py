@@ -18,7 +18,8 @@ from scipy.stats import rankdata, sem
 from tests.whitening_helpers import few, make_rows, quick, seeds
 from tests.whitening_helpers import fit as fit_rows
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig, default_width
-from whiten_index.whitening.choice import (
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.selection import (
     Candidate,
     Choice,
     Rule,
@@ -29,8 +30,7 @@ from whiten_index.whitening.choice import (
     reciprocal_ranks,
     score_settings,
 )
-from whiten_index.whitening.choice import settings as grid_of
-from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.selection import settings as grid_of
 
 DIM = 24
 

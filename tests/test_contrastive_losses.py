@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whiten_index.training.config import PositiveSum
-from whiten_index.training.losses import info_nce
+from whiten_index.training.model import info_nce
+from whiten_index.training.training_config import PositiveSum
 
 
 def similarity(a: Tensor, b: Tensor, temperature: float) -> float:

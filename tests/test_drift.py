@@ -22,7 +22,7 @@ from whiten_index.whitening import (
     decide,
     unit_rows,
 )
-from whiten_index.whitening.chance import Chance
+from whiten_index.whitening.drift import Chance
 from whiten_index.whitening.moments import Moments
 
 D, K = 12, 5

@@ -35,7 +35,7 @@ from whiten_index.encoding import (
     find_model,
     resolve_encoder,
 )
-from whiten_index.encoding.head import load_head
+from whiten_index.encoding.transformer import load_head
 from whiten_index.errors import ConfigError, EncoderError
 
 

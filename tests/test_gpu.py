@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from whiten_index import BuildConfig, Encoder, Moments, build_index, open_index
-from whiten_index.encoding.budget import LADDERS, TokenBudget
+from whiten_index.encoding.windows import LADDERS, TokenBudget
 from whiten_index.sweep import run_sweep, sweep_config
 
 pytestmark = pytest.mark.gpu

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from whiten_index import Encoder
-from whiten_index.training.config import GroupMap, Precision, TrainingConfig
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
 from whiten_index.training.train import train_encoder
+from whiten_index.training.training_config import GroupMap, Precision, TrainingConfig
 
 pytestmark = pytest.mark.gpu
 

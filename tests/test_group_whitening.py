@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.training.config import GroupMap
-from whiten_index.training.group_whitening import ShuffledGroupWhitening, group_map
-from whiten_index.training.inverse_root import inverse_root, inverse_root_iterated
+from whiten_index.training.group_whitening import (
+    ShuffledGroupWhitening,
+    group_map,
+    inverse_root,
+    inverse_root_iterated,
+)
+from whiten_index.training.training_config import GroupMap
 
 DIM = 24
 

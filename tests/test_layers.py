@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from whiten_index.encoding.layers import ChosenLayers
+from whiten_index.encoding.transformer import ChosenLayers
 
 COMMON = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 CONFIGS = {

@@ -23,7 +23,7 @@ from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import remove_leftovers, replace_file, replacing
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.schema import Files, Schema, Sealed
+from whiten_index.artifacts.manifest import Files, Schema, Sealed
 from whiten_index.errors import ArtifactError, StorageError
 
 quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)

@@ -140,7 +140,7 @@ def test_rows_that_float32_does_not_hold_are_multiplied_in_float64(scale):
 def test_moments_on_a_device_are_the_same(n):
     import torch
 
-    from whiten_index.encoding.device_moments import moments_on_device
+    from whiten_index.encoding.devices import moments_on_device
 
     rows = np.random.default_rng(0).normal(100, 1, size=(n, 24)).astype(np.float16)
     found, expected = moments_on_device(torch.from_numpy(rows)), Moments.of(rows)

@@ -21,7 +21,7 @@ from whiten_index.encoding import (
     PassageSplitter,
     resolve_encoder,
 )
-from whiten_index.encoding.spans import passage_spans
+from whiten_index.encoding.passages import passage_spans
 from whiten_index.errors import ConfigError
 
 Offsets = list[tuple[int, int]]

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.whitening_helpers import quick, seeds
-from whiten_index.encoding.spans import sentence_spans
+from whiten_index.encoding.passages import sentence_spans
 from whiten_index.pipeline.pseudo_queries import Pieces, cut_pieces
 
 WORDS = ("river", "the", "König", "of", "东", "x", "3.14", "co-operate", "42", "🙂", "don't")

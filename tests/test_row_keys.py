@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index.store.hash_table import KeyTable, string_keys
+from whiten_index.store.digest_index import KeyTable, string_keys
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 # Many that begin or end alike, with and without zeros at the end, of all lengths about a word's.

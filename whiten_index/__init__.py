@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from whiten_index.search.query_transform import QueryTransform
     from whiten_index.search.search_index import open_index
     from whiten_index.store import EmbeddingStore
-    from whiten_index.training.config import TrainingConfig
     from whiten_index.training.train import train_encoder
+    from whiten_index.training.training_config import TrainingConfig
     from whiten_index.vectordb.push import push_index, pushed_version
     from whiten_index.vectordb.push_config import PushConfig
     from whiten_index.whitening import Whitening
@@ -38,7 +38,7 @@ _HOME = {
     "ParquetCorpus": "corpus",
     "PushConfig": "push",
     "QueryTransform": "search.query_transform",
-    "TrainingConfig": "training.config",
+    "TrainingConfig": "training.training_config",
     "WhitenIndexError": "errors",
     "Whitening": "whitening",
     "build_index": "pipeline.build",

@@ -14,7 +14,7 @@ from pipelines.papers.published import Row
 from pipelines.papers.recipes import WHITENED_CSE, Kind, Measure, Recipe, Refusal, Setting
 from pipelines.train_whitenedcse import read_results
 from whiten_index.errors import ConfigError
-from whiten_index.training.config import BEST, TrainingConfig
+from whiten_index.training.training_config import BEST, TrainingConfig
 
 # Of the paper's training, but for a last batch that is not full.
 SENTENCES = 999_936

@@ -172,7 +172,7 @@ def exported(root: Path, form: str, name: str) -> list[list[float]]:
 def loaded(root: Path, name: str) -> list[list[float]]:
     """Return what an exported transform gives."""
     from whiten_index import QueryTransform
-    from whiten_index.whitening.export import Affine
+    from whiten_index.whitening.affine import Affine
 
     if name.endswith(".safetensors"):
         affine = Affine.load(root / name)

@@ -38,7 +38,7 @@ from tests.faults.place import (
     vectors_of,
     versions_of,
 )
-from whiten_index.artifacts.schema import Schema
+from whiten_index.artifacts.manifest import Schema
 
 KINDS = ("open", "create", "list", "look", "read", "write", "fsync", "rename", "unlink", "mkdir",
          "link", "lock", "map")  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.objects.helpers import build
-from whiten_index.objects.mirror import Mirror
+from whiten_index.artifacts.cached_storage import Mirror
 
 if __name__ == "__main__":
     corpus, out, shards, signal = sys.argv[1:]

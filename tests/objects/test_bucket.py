@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
+from whiten_index.artifacts.object_store import Bucket, ChangedError
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.objects import ChangedError
-from whiten_index.objects.bucket import Bucket
 
 pytestmark = pytest.mark.service
 

@@ -142,7 +142,7 @@ def test_the_same_build_on_two_machines_at_once(
 def test_an_upload_that_was_cut_off_shows_nothing(
     s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whiten_index.objects.bucket import Bucket
+    from whiten_index.artifacts.object_store import Bucket
 
     out = f"s3://{bucket}/index"
     first = build(corpus_file(tmp_path / "c.parquet"), out=out)

@@ -16,8 +16,8 @@ import pytest
 from tests.build_helpers import column_facts, random_rows
 from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index import BuildConfig
+from whiten_index.artifacts.cached_storage import Mirror
 from whiten_index.errors import ArtifactError, StorageError
-from whiten_index.objects import Mirror
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
 from whiten_index.store import EmbeddingStore, StoreDtype
 

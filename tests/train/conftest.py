@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.train.helpers import sentences
-from whiten_index.training.config import TrainingConfig
+from whiten_index.training.training_config import TrainingConfig
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from whiten_index.errors import (
     EncoderError,
     WhiteningError,
 )
-from whiten_index.training.config import Precision
 from whiten_index.training.train import train_encoder
+from whiten_index.training.training_config import Precision
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_disk_that_is_full_at_the_very_end_is_told(
 ) -> None:
     from safetensors import SafetensorError
 
-    import whiten_index.training.folder as module
+    import whiten_index.training.model_folder as module
 
     def full(*_: Any, **__: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.train.helpers import sentences, weights
-from whiten_index.training.config import PositiveSum, Precision
 from whiten_index.training.train import train_encoder
+from whiten_index.training.training_config import PositiveSum, Precision
 
 
 def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_head_that_is_kept_is_what_was_scored(
 ) -> None:
     import whiten_index.training.train as module
     from whiten_index.encoding import Encoder
-    from whiten_index.training import embed as embedding
+    from whiten_index.training import sentences as embedding
 
     texts, seen = sentences(20, seed=7), list[Any]()
     real = module._scorer

@@ -17,7 +17,7 @@ from whiten_index.cli.options import (
     trust_option,
     with_options,
 )
-from whiten_index.training.config import GROUPS, POOLINGS, TrainingConfig
+from whiten_index.training.training_config import GROUPS, POOLINGS, TrainingConfig
 
 
 def _option(name: str, text: str | None = None, *, default: str | None = None) -> Any:

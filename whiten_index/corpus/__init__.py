@@ -1,10 +1,11 @@
 """``ParquetCorpus``: plans shards from the footers, streams their rows as batches."""
 
 from whiten_index.corpus.batches import ID
-from whiten_index.corpus.config import CorpusConfig
-from whiten_index.corpus.expression import RowFilter
-from whiten_index.corpus.parquet import ParquetCorpus, RepeatedIdsError
-from whiten_index.corpus.plan import (
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.corpus.parquet_corpus import ParquetCorpus, RepeatedIdsError
+from whiten_index.corpus.row_checks import OnBadRow
+from whiten_index.corpus.row_filter import RowFilter
+from whiten_index.corpus.sharding import (
     SHARD_BYTES,
     SHARD_ROWS,
     RowGroup,
@@ -13,7 +14,6 @@ from whiten_index.corpus.plan import (
     plan_shards,
     plan_windows,
 )
-from whiten_index.corpus.rows import OnBadRow
 from whiten_index.corpus.sources import find_files, require_reachable
 
 __all__ = [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -15,10 +17,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from whiten_index.address import hide_secrets
-from whiten_index.artifacts.files import exists, reading
+from whiten_index.artifacts.files import exists, is_link, list_folder, reading, system_error
 from whiten_index.artifacts.paths import cut, require_no_secret, require_plain_environment
-from whiten_index.corpus.identity import SourceFile
-from whiten_index.corpus.listing import walk
 from whiten_index.errors import ConfigError, CorpusError
 
 SUFFIXES = (".parquet", ".pq", ".parq")
@@ -252,3 +252,192 @@ def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:
 def _line(error: Exception) -> str:
     lines = hide_secrets(str(error)).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
+
+
+# Names under which object stores and fsspec give the version of an object.
+_TAGS = ("etag", "generation", "versionid", "version_id", "md5hash", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What differs once the content of a file does.
+
+    Attributes:
+        size: bytes.
+        modified: nanoseconds since 1970 at which the file was last written, None with a tag or
+            where the file system does not say. Programs that copy files set it.
+        tag: ETag, generation or version that an object store gives, else empty.
+        local: inode and ctime of a local file. No program can set the ctime. Another host may see
+            another inode, so that another process does without.
+    """
+
+    size: int
+    modified: int | None
+    tag: str = ""
+    local: tuple[int, int] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Identity, (self.size, self.modified, self.tag)
+
+    def matches(self, other: Identity) -> bool:
+        """Return whether both may be of the same content."""
+        both = self.local is not None and other.local is not None
+        return self == other if both else replace(self, local=None) == replace(other, local=None)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One Parquet file.
+
+    Attributes:
+        name: its path below the source that the user named; part of a row's identity.
+        path: its path on ``filesystem``.
+        filesystem: the pyarrow file system that opens it.
+        identity: taken before anything is read of it; None until then.
+        footer: digest of its footer; empty until that is read.
+    """
+
+    name: str
+    path: str
+    filesystem: Any
+    identity: Identity | None = None
+    footer: str = ""
+
+    @property
+    def place(self) -> str:
+        """Path and kind of file system, which tell files apart."""
+        return f"{self.filesystem.type_name}:{self.path}"
+
+    def identified(self) -> SourceFile:
+        """Return the file with its present identity.
+
+        Raises:
+            CorpusError: the file is gone.
+            StorageError: the system does not let it be looked at.
+        """
+        try:
+            with reading(self.path):
+                return replace(self, identity=_identify(self.filesystem, self.path))
+        except FileNotFoundError as error:
+            raise CorpusError(
+                f"{self.path} vanished while the corpus was read; restore it or take it out of "
+                "the corpus, then run the same command again"
+            ) from error
+        except (OSError, pa.ArrowException) as error:
+            raise CorpusError(
+                f"{self.path} cannot be looked at ({str(error).splitlines()[0][:200]}); "
+                "run the same command again"
+            ) from error
+
+    def require_unchanged(self) -> None:
+        """Make sure that the file is still the one whose identity was taken.
+
+        Raises:
+            CorpusError: it changed, or is gone.
+        """
+        now = self.identified().identity
+        if self.identity is None or now is None or not self.identity.matches(now):
+            raise self.changed()
+
+    def changed(self) -> CorpusError:
+        """Return the error to raise for a file that changed."""
+        return CorpusError(
+            f"{self.path} changed while it was read; run the same command again when nothing "
+            "writes to it"
+        )
+
+
+def _identify(filesystem: Any, path: str) -> Identity:
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        # A network file system asks its server when a file is opened, and else may remember.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            found = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        local = (found.st_ino, found.st_ctime_ns)
+        return Identity(found.st_size, found.st_mtime_ns, local=local)
+    if isinstance(handler := getattr(filesystem, "handler", None), pafs.FSSpecHandler):
+        # Some of fsspec's file systems remember listings.
+        handler.fs.invalidate_cache()
+        given = handler.fs.info(path)
+        size = given["size"]
+    else:
+        with filesystem.open_input_file(path) as file:
+            given, size = file.metadata() or {}, file.size()
+    if tags := [str(given[key]) for key in sorted(given) if str(key).lower() in _TAGS]:
+        return Identity(size, None, " ".join(tags))
+    info = filesystem.get_file_info(path)
+    if info.type != pafs.FileType.File:
+        raise FileNotFoundError(path)
+    return Identity(info.size, info.mtime_ns)
+
+
+Test = Callable[[Sequence[str]], bool]
+_Place = tuple[int, int]
+
+
+def walk(root: str, *, may_hold: Test, wanted: Test) -> Iterator[str]:
+    """Yield the paths of the files below ``root``; links are followed.
+
+    A listing that leaves out what cannot be looked at would make its rows look deleted.
+
+    Args:
+        root: a folder.
+        may_hold: tells by the names from ``root`` on whether something may be, or hold, a file of
+            the corpus; folders of which it says no are not looked into.
+        wanted: likewise whether it is such a file.
+
+    Raises:
+        CorpusError: a link leads nowhere or to a folder above itself, or what has a file's name is
+            none.
+        StorageError: the system does not list a folder, or does not let a file be looked at.
+    """
+    top = Path(root)
+    found = top.stat()
+    yield from _below_listing(top, (), {(found.st_dev, found.st_ino)}, may_hold, wanted)
+
+
+def _below_listing(
+    folder: Path, names: tuple[str, ...], above: set[_Place], may_hold: Test, wanted: Test
+) -> Iterator[str]:
+    for path in _entries(folder):
+        inside = (*names, path.name)
+        if not may_hold(inside):
+            continue
+        found = _look(path)
+        if stat.S_ISREG(found.st_mode):
+            yield str(path)
+        elif stat.S_ISDIR(found.st_mode):
+            place = (found.st_dev, found.st_ino)
+            if place in above:
+                raise CorpusError(
+                    f"the link {path} leads to a folder above it, so that the corpus has no end; "
+                    "remove the link"
+                )
+            yield from _below_listing(path, inside, above | {place}, may_hold, wanted)
+        elif wanted(inside):
+            raise CorpusError(
+                f"{path} is neither a file nor a folder; remove it, or name the corpus's files"
+            )
+
+
+def _entries(folder: Path) -> list[Path]:
+    entries = list_folder(folder)
+    if not entries and not exists(folder):
+        raise CorpusError(
+            f"{folder} was removed while the corpus was listed; run the same command again"
+        )
+    return entries
+
+
+def _look(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and is_link(path):
+            raise CorpusError(
+                f"the link {path} leads nowhere ({error.strerror}), and what it named would be "
+                "missing from the corpus; restore that, or remove the link"
+            ) from error
+        raise system_error(path, error) from error

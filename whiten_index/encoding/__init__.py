@@ -9,21 +9,22 @@ from whiten_index.collector import collector_held_back
 from whiten_index.encoding.devices import chosen_devices, window_factor
 from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
 from whiten_index.encoding.passages import PassageConfig, PassageSplitter
-from whiten_index.encoding.recorded import recorded_config, recorded_spec
 from whiten_index.encoding.spec import (
     DEFAULT_MODEL,
     DTYPES,
     POOLINGS,
     EncoderConfig,
     EncoderSpec,
+    recorded_config,
+    recorded_spec,
     resolve_encoder,
     states_spec,
 )
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow
-    from whiten_index.encoding.states import StateEncoder
-    from whiten_index.encoding.window import PreparedWindow
+    from whiten_index.encoding.layer_encoder import StateEncoder
+    from whiten_index.encoding.windows import PreparedWindow
 
 __all__ = [
     "DEFAULT_MODEL",

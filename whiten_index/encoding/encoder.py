@@ -15,15 +15,19 @@ from torch import Tensor
 
 from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.encoding.batching import TokenWindow, tokenize
-from whiten_index.encoding.budget import LADDERS, TokenBudget, remember, remembered
-from whiten_index.encoding.device_moments import moments_on_device
-from whiten_index.encoding.devices import chosen_devices
-from whiten_index.encoding.lanes import Lanes
+from whiten_index.encoding.devices import chosen_devices, moments_on_device
+from whiten_index.encoding.inference_threads import Lanes
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.prompts import prompt_tokens
-from whiten_index.encoding.spec import EncoderConfig, EncoderSpec, resolve_encoder
+from whiten_index.encoding.spec import EncoderConfig, EncoderSpec, prompt_tokens, resolve_encoder
 from whiten_index.encoding.transformer import Transformer
-from whiten_index.encoding.window import Batches, PreparedWindow
+from whiten_index.encoding.windows import (
+    LADDERS,
+    Batches,
+    PreparedWindow,
+    TokenBudget,
+    remember,
+    remembered,
+)
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.whitening.moments import Moments
 

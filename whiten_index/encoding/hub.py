@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import list_folder
-from whiten_index.encoding.modules import module_folder, read_modules, weighty
+from whiten_index.encoding.st_modules import module_folder, read_modules, weighty
 from whiten_index.errors import EncoderError, StorageError, WhitenIndexError
 
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]

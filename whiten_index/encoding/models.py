@@ -19,7 +19,7 @@ from whiten_index.artifacts.files import exists, is_file, is_folder, list_folder
 from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.encoding.hub import fetch_code, fetch_model, not_here
 from whiten_index.encoding.model_files import files_sha256, read_object, weight_files
-from whiten_index.encoding.modules import (
+from whiten_index.encoding.st_modules import (
     HeadStep,
     module_folder,
     normalizes,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whiten_index.encoding.batching import chunks
 from whiten_index.encoding.loading import load_tokenizer
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spans import Span, passage_spans
 from whiten_index.errors import ConfigError, EncoderError
 
 if TYPE_CHECKING:
@@ -189,3 +190,216 @@ def _before_lowering(offsets: Sequence[Span], text: str) -> list[Span]:
         (origin[start], origin[end - 1] + 1 if end > start else origin[end])
         for start, end in offsets
     ]
+
+
+Span = tuple[int, int]
+
+_CLOSING = "\"'”’»›)]}」』）】》〉"
+_ENDING = ".!?…؟۔।॥"
+# These end a sentence, and so a word, where no blank follows.
+_CJK_ENDING = "。！？｡"
+_BREAK = re.compile(rf"([{_CJK_ENDING}][{_CJK_ENDING}{re.escape(_CLOSING)}]*)\s*|\s+")
+_MOST_CLOSING = 8
+_BLANKS = re.compile(r"\s*")
+_WORD, _LINE, _SENTENCE = 1, 2, 3
+
+
+class _Break(NamedTuple):
+    """A place between two words.
+
+    Attributes:
+        end: where the word before it ends.
+        start: where the word after it starts.
+        rank: how good a place to cut it is.
+    """
+
+    end: int
+    start: int
+    rank: int
+
+
+def passage_spans(text: str, offsets: Sequence[Span], *, room: int, overlap: int = 0) -> list[Span]:
+    """Return the character spans of a text's passages, in order.
+
+    A text of at most ``room`` tokens is one passage, the whole of it. Of a longer one, each
+    passage ends at the last sentence end in its second half (failing that a line's end), else
+    between two words; inside a word only where that word alone is longer than ``room``. The next
+    one starts so that it shares at most ``overlap`` tokens, at the start of a sentence where that
+    shares at least half as many, else of a word. Every character that is not blank is inside a
+    passage, no passage lies inside another, and none starts or ends with a blank.
+
+    Args:
+        text: the text.
+        offsets: (start, end) in characters of each of its tokens, in order.
+        room: tokens a passage at most; a single character of more tokens stays whole.
+        overlap: tokens that neighbours share at most, below ``room``.
+    """
+    if not 0 <= overlap < room:
+        raise ValueError(f"overlap {overlap} is not between 0 and room {room}")
+    if len(offsets) <= room or not text.strip():
+        return [(0, len(text))]
+    return list(_Cutter(text, _Tokens.of(offsets), room, overlap).spans())
+
+
+def sentence_spans(text: str) -> list[Span]:
+    """Return the character spans of a text's sentences, in order; none starts or ends blank.
+
+    A sentence ends where ``passage_spans`` sees one end: behind its full stop, at an empty line,
+    or with the text.
+    """
+    spans, start = [], _blanks_end(text, 0)
+    for match in _BREAK.finditer(text, start):
+        end = match.start() if match[1] is None else match.end(1)
+        if end > start and (match[1] is not None or _rank(text, match) == _SENTENCE):
+            spans.append((start, end))
+            start = match.end()
+    end = len(text.rstrip())
+    return [*spans, (start, end)] if end > start else spans
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The tokens of a text, to be asked by character.
+
+    Attributes:
+        starts: where each begins, not falling.
+        ends: where each ends, not falling.
+    """
+
+    starts: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, offsets: Sequence[Span]) -> _Tokens:
+        starts, ends, start, end = [], [], 0, 0
+        for token_start, token_end in offsets:
+            start, end = max(start, token_start), max(end, token_end)
+            starts.append(start)
+            ends.append(end)
+        return cls(starts, ends)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def first(self, start: int) -> int:
+        """Return the first token of a passage that starts at character ``start``."""
+        return bisect_right(self.ends, start)
+
+    def stop(self, end: int) -> int:
+        """Return the token after the last one of a passage that ends at character ``end``."""
+        return bisect_left(self.starts, end)
+
+
+@dataclass(frozen=True)
+class _Cutter:
+    text: str
+    tokens: _Tokens
+    room: int
+    overlap: int
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the passages; each ends behind the one before it, so there is an end to them."""
+        length = len(self.text.rstrip())
+        start = _blanks_end(self.text, 0)
+        end = start
+        while True:
+            end = self._end(start, end, length)
+            yield start, end
+            if end >= length:
+                return
+            start = self._next_start(start, end)
+
+    def _end(self, start: int, beyond: int, length: int) -> int:
+        """Return where the passage from ``start`` ends, behind ``beyond``."""
+        first, beyond = self.tokens.first(start), max(start, beyond)
+        if first + self.room >= self.tokens.stop(length):
+            return length
+        limit = self.tokens.starts[first + self.room]
+        if limit <= beyond:
+            return self._character_after(_blanks_end(self.text, beyond))
+        half = max(self.tokens.starts[first + self.room // 2], beyond)
+        # All of the blanks at the limit, since a paragraph ends with two line ends.
+        stop = _blanks_end(self.text, limit)
+        found = [place for place in self._breaks(half, stop) if half < place.end <= limit]
+        if not found:
+            places = self._breaks(beyond, _blanks_end(self.text, half))
+            found = [place._replace(rank=_WORD) for place in places if beyond < place.end <= half]
+        if not found:
+            return limit
+        return max(found, key=lambda place: (place.rank, place.end)).end
+
+    def _next_start(self, start: int, end: int) -> int:
+        """Return where the passage after the one from ``start`` to ``end`` starts."""
+        tokens, following = self.tokens, _blanks_end(self.text, end)
+        last = tokens.stop(end)
+        inside_a_word = following == end and not self._is_break(end)
+        # What is shared must leave room for the word that follows, or for more of a long one.
+        held = self._character_after(end) if inside_a_word else self._word_after(following)
+        least = max(last - self.overlap, tokens.stop(held) - self.room)
+        if least >= last:
+            return following
+        earliest = max(tokens.ends[least - 1] if least > 0 else 0, start + 1)
+        found = [p for p in self._breaks(earliest, end) if earliest <= p.start < end]
+        half = last - self.overlap / 2
+        ranked = [p if tokens.first(p.start) <= half else p._replace(rank=_WORD) for p in found]
+        if ranked:
+            return max(ranked, key=lambda place: (place.rank, -place.start)).start
+        return earliest if inside_a_word and earliest < end else following
+
+    def _word_after(self, start: int) -> int:
+        """Return the end of the word at ``start``, or of its first character if it is too long."""
+        first = self.tokens.first(start)
+        reach = first + self.room
+        limit = self.tokens.starts[reach] if reach < len(self.tokens) else len(self.text)
+        ends = (place.end for place in self._breaks(start, _blanks_end(self.text, limit)))
+        end = next((end for end in ends if start < end <= limit), None)
+        if end is None and limit == len(self.text):
+            end = limit
+        return self._character_after(start) if end is None else end
+
+    def _character_after(self, start: int) -> int:
+        """Return the end of the character at ``start``, with all of its tokens."""
+        stop = bisect_right(self.tokens.starts, start)
+        end = self.tokens.starts[stop] if stop < len(self.tokens) else len(self.text)
+        while self.text[end - 1].isspace():
+            end -= 1
+        return end
+
+    def _is_break(self, position: int) -> bool:
+        return any(place.start == position for place in self._breaks(position, position))
+
+    def _breaks(self, start: int, stop: int) -> Iterator[_Break]:
+        """Yield the places between words, from the one that ``start`` is in or behind."""
+        while start > 0 and self.text[start - 1].isspace():
+            start -= 1
+        # A full stop and the quotes that close behind it are seen as a whole.
+        least, most = max(start - _MOST_CLOSING, 0), min(stop + _MOST_CLOSING, len(self.text))
+        while start > least and self.text[start - 1] in _CJK_ENDING + _CLOSING:
+            start -= 1
+        while stop < most and self.text[stop] in _CJK_ENDING + _CLOSING:
+            stop += 1
+        for match in _BREAK.finditer(self.text, start, stop):
+            end = match.start() if match[1] is None else match.end(1)
+            yield _Break(end, match.end(), _SENTENCE if match[1] else _rank(self.text, match))
+
+
+def _rank(text: str, match: re.Match[str]) -> int:
+    """Tell what blanks between two words part: sentences, lines or words."""
+    lines = match[0].count("\n")
+    if lines > 1 or _ends_sentence(text, match.start()):
+        return _SENTENCE
+    return _LINE if lines else _WORD
+
+
+def _ends_sentence(text: str, end: int) -> bool:
+    """Tell whether the word that ends at ``end`` ends a sentence, closing quotes passed over."""
+    while end > 0 and text[end - 1] in _CLOSING:
+        end -= 1
+    return end > 0 and text[end - 1] in _ENDING
+
+
+def _blanks_end(text: str, position: int) -> int:
+    """Return the first place from ``position`` on that is not blank."""
+    match = _BLANKS.match(text, position)
+    assert match is not None
+    return match.end()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.paths import require_no_secret
-from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
-from whiten_index.encoding.modules import head_sha256
-from whiten_index.encoding.prompts import choose_prompt, require_one
+from whiten_index.encoding.models import EMBEDDED, ModelFolder, embedded_available, find_model
+from whiten_index.encoding.st_modules import head_sha256
 from whiten_index.errors import ConfigError, EncoderError
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
@@ -283,3 +284,132 @@ def _prompts(config: EncoderConfig, folder: ModelFolder) -> tuple[str, str]:
         model=folder.name,
     )
     return document, query
+
+
+def require_one(text: str | None, name: str | None, option: str) -> None:
+    """Refuse a prompt given both as text and by name.
+
+    Raises:
+        ConfigError: both were given.
+    """
+    if text is not None and name is not None:
+        raise ConfigError(f"{option} and {option}-name were both given; leave one of them out")
+
+
+def choose_prompt(
+    prompts: Mapping[str, str],
+    *,
+    text: str | None,
+    name: str | None,
+    defaults: Sequence[str],
+    option: str,
+    model: str,
+) -> str:
+    """Return the prompt asked for, else the first of ``defaults`` that the model has, else none.
+
+    Args:
+        prompts: name -> prompt, the model's own.
+        text: the prompt itself, as asked for.
+        name: of one of ``prompts``, as asked for.
+        defaults: names to look for where neither was given.
+        option: of the command line, for messages: ``--document-prompt``.
+        model: its name, for messages.
+
+    Raises:
+        ConfigError: the model has no prompt of that name.
+    """
+    if text is not None:
+        return text
+    if name is None:
+        return next((prompts[each] for each in defaults if prompts.get(each)), "")
+    if name in prompts:
+        return prompts[name]
+    names = ", ".join(sorted(prompts))
+    known = f"it has {names}; name one of these, or" if prompts else "it has none;"
+    raise ConfigError(
+        f"{option}-name {name!r} is no prompt of {model}: {known} give the text with {option}"
+    )
+
+
+def prompt_tokens(tokenizer: Any, prompt: str) -> int:
+    """Return how many tokens a prompt puts before a text, the special ones in front included.
+
+    As in sentence-transformers: the prompt is tokenised alone, and a special token at its end,
+    which in the whole text stands behind the text, is not counted.
+
+    Args:
+        tokenizer: a transformers tokenizer, fast or slow.
+        prompt: as it is put before texts, lowered where they are.
+    """
+    if not prompt:
+        return 0
+    ids = tokenizer(prompt, truncation=False, verbose=False)["input_ids"]
+    return len(ids) - int(bool(ids) and ids[-1] in tokenizer.all_special_ids)
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:
+    """Return the encoder of queries that a manifest names, None where it names none."""
+    if encoder["kind"] == "transformer":
+        return EncoderSpec.from_json(dict(encoder))
+    query = encoder.get("query_encoder")
+    return None if query is None else EncoderSpec.from_json(query)
+
+
+def recorded_config(
+    spec: EncoderSpec,
+    *,
+    model: str | None = None,
+    trust_remote_code: bool = False,
+    device: str = "auto",
+    threads: int | None = None,
+) -> EncoderConfig:
+    """Return the configuration that loads a recorded encoder.
+
+    Args:
+        spec: the encoder as a manifest names it.
+        model: the opener's own name for the model, which may be fetched; None takes the recorded
+            one, from this machine only.
+        trust_remote_code: the opener's permission to run the model's own code.
+        device: see ``EncoderConfig``.
+        threads: see ``EncoderConfig``.
+
+    Raises:
+        EncoderError: the model needs code that the opener does not allow, or the manifest names it
+            by something other than an absolute folder or a commit on the hub.
+    """
+    called = f"{spec.model!r}" + (f" at revision {spec.revision!r}" if spec.revision else "")
+    if spec.needs_code and not trust_remote_code:
+        raise EncoderError(
+            f"the encoder {called} runs Python code that comes with the model; if you trust that "
+            "code, allow it with --trust-remote-code (in Python trust_remote_code=True, in a job "
+            "file trust-remote-code = true)"
+        )
+    fixed = _COMMIT.fullmatch(spec.revision or "") is not None
+    # Any other name means what happens to lie in the current folder or the hub's cache.
+    if model is None and not (
+        fixed or spec.revision == EMBEDDED or (not spec.revision and Path(spec.model).is_absolute())
+    ):
+        raise EncoderError(
+            f"the manifest names the encoder {called}, which is neither an absolute folder nor a "
+            "commit on the hub; name the model yourself with --model (in Python model=)"
+        )
+    # What was built with one commit of a model is searched with that one, whoever fetches it.
+    keeps = model is None or (model == spec.model and fixed)
+    return EncoderConfig(
+        model=spec.model if model is None else model,
+        revision=spec.revision if keeps else None,
+        pooling=spec.pooling,
+        layers=spec.layers,
+        max_length=spec.max_length,
+        dtype=spec.dtype,
+        device=device,
+        threads=threads,
+        document_prompt=spec.document_prompt,
+        query_prompt=spec.query_prompt,
+        trust_remote_code=spec.needs_code,
+        local_files_only=model is None,
+        code_revision=spec.code_revision,
+    )

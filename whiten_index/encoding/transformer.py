@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from safetensors.torch import load_file
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from whiten_index.collector import collector_held_back
-from whiten_index.encoding.head import load_head
-from whiten_index.encoding.layers import ChosenLayers
 from whiten_index.encoding.loading import cannot_load, code_pin, load_tokenizer
+from whiten_index.encoding.model_files import weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.packing import PackedForward, can_pack, pool_packed
-from whiten_index.encoding.pooling import Pooling, pool
+from whiten_index.encoding.pooling import Pooling, mean_layers, pool
 from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.encoding.st_modules import HeadStep
 from whiten_index.errors import EncoderError
 
 Pool = Callable[[Tensor, Pooling], Tensor]
@@ -170,3 +173,190 @@ def load_transformer(
         )
     encoder = (model.get_encoder() if model.config.is_encoder_decoder else model).to(device).eval()
     return tokenizer, encoder
+
+
+class _Dense(nn.Module):
+    """A linear map, an activation and, where asked for, the input added to what they give."""
+
+    def __init__(self, step: HeadStep) -> None:
+        super().__init__()
+        self.linear = nn.Linear(step.in_features, step.out_features, bias=step.bias)
+        self.activation: nn.Module = getattr(nn, step.activation)()
+        self.residual: nn.Module | None = None
+        if step.residual:
+            square = step.in_features == step.out_features
+            self.residual = (
+                nn.Identity()
+                if square
+                else nn.Linear(step.in_features, step.out_features, bias=False)
+            )
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        out: Tensor = self.activation(self.linear(pooled))
+        return out if self.residual is None else out + self.residual(pooled)
+
+
+class _LayerNorm(nn.Module):
+    """Layer normalisation under the name that its weights are saved by."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        out: Tensor = self.norm(pooled)
+        return out
+
+
+class _Normalize(nn.Module):
+    """Division by the L2 norm."""
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return nn.functional.normalize(pooled, dim=-1)
+
+
+def load_head(folder: ModelFolder) -> nn.Module | None:
+    """Load the steps of ``folder.head``, in float32, on the CPU, ready to be called.
+
+    Returns:
+        A module from pooled hidden states (n, hidden_size) float32 to embeddings (n, dim) float32,
+        unnormalised; None where the model has no head.
+
+    Raises:
+        EncoderError: weights are damaged, incomplete or of other shapes than configured.
+    """
+    if not folder.head:
+        return None
+    steps = [_build(step, folder.name) for step in folder.head]
+    return nn.Sequential(*steps).eval().requires_grad_(False)
+
+
+def _build(step: HeadStep, name: str) -> nn.Module:
+    if step.kind == "Normalize":
+        return _Normalize()
+    module = _Dense(step) if step.kind == "Dense" else _LayerNorm(step.in_features)
+    try:
+        module.load_state_dict(_tensors(weight_files(step.path)))
+    except Exception as error:
+        # Readers of weights raise what they like; for a user all mean the same.
+        reason = " ".join(str(error).split())[:200]
+        raise EncoderError(
+            f"the weights of {step.kind} in {step.path} cannot be used ({reason}); restore the "
+            f"folder of model {name}"
+        ) from error
+    return module
+
+
+def _tensors(files: list[Path]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        # weights_only: a pickle may hold code, which is never run.
+        tensors |= (
+            load_file(file)
+            if file.suffix == ".safetensors"
+            else torch.load(file, map_location="cpu", weights_only=True)
+        )
+    return tensors
+
+
+class _Enough(Exception):  # noqa: N818 (not an error: it leaves a forward pass early)
+    """Raised by a hook when the highest layer asked for is there."""
+
+
+class ChosenLayers:
+    """Runs a model and returns the mean of chosen hidden states.
+
+    Hidden states are read by hooks. A model whose layers cannot be found, or whose hooks give other
+    numbers than its own ``output_hidden_states``, is run whole. Several threads may call at once.
+
+    Attributes:
+        by_hooks: whether hooks are used.
+    """
+
+    def __init__(self, model: Any, layers: Sequence[int], last: int) -> None:
+        """Choose ``layers`` of a model whose last one is ``last``, 0 being the embeddings."""
+        self._model = model
+        self._layers = tuple(layers)
+        self._last = last
+        self._seen = threading.local()
+        self.by_hooks = True
+        if self._layers != (last,):
+            self._hook(_stack_of(model, last))
+
+    @property
+    def only_last(self) -> bool:
+        """Whether the last layer alone is asked for."""
+        return self._layers == (self._last,)
+
+    def __call__(self, **inputs: Any) -> Tensor:
+        """Return (n, t, d) for a model's inputs."""
+        states = self.each(**inputs)
+        return states[0] if self.only_last else mean_layers(states, range(len(states)))
+
+    def each(self, **inputs: Any) -> list[Tensor]:
+        """Return the chosen hidden states for a model's inputs, (n, t, d) each, in their order."""
+        if self.only_last:
+            return [self._model(**inputs).last_hidden_state]
+        return self._run(inputs) if self.by_hooks else self._run_whole(inputs)
+
+    def _hook(self, stack: nn.ModuleList | None) -> None:
+        if stack is None:
+            self.by_hooks = False
+            return
+        for layer in self._layers:
+            if layer == 0:
+                stack[0].register_forward_pre_hook(self._before_first, with_kwargs=True)
+            elif layer < self._last:
+                stack[layer - 1].register_forward_hook(self._after(layer))
+        self.by_hooks = self._agrees()
+
+    def _agrees(self) -> bool:
+        """Compare both ways once: a model's own code may do anything between its layers."""
+        try:
+            device = next(self._model.parameters()).device
+            ids = torch.arange(4, device=device).reshape(1, 4) % self._model.config.vocab_size
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            with torch.inference_mode():
+                pairs = zip(self._run(inputs), self._run_whole(inputs), strict=True)
+                return all(torch.allclose(a, b, atol=1e-3) for a, b in pairs)
+        except Exception:
+            # Whatever a model's own code raises where hooks look at it, it is then run whole.
+            return False
+
+    def _run(self, inputs: dict[str, Any]) -> list[Tensor]:
+        states: dict[int, Tensor] = {}
+        self._seen.states = states
+        try:
+            states[self._last] = self._model(**inputs).last_hidden_state
+        except _Enough:
+            pass
+        finally:
+            self._seen.states = None
+        return [states[layer] for layer in self._layers]
+
+    def _run_whole(self, inputs: dict[str, Any]) -> list[Tensor]:
+        output = self._model(**inputs, output_hidden_states=True)
+        return [output.hidden_states[layer] for layer in self._layers]
+
+    def _keep(self, layer: int, state: Tensor) -> None:
+        states: dict[int, Tensor] | None = getattr(self._seen, "states", None)
+        if states is None:
+            return
+        states[layer] = state
+        if layer == max(self._layers):
+            raise _Enough
+
+    def _before_first(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._keep(0, args[0] if args else kwargs["hidden_states"])
+
+    def _after(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            self._keep(layer, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+
+def _stack_of(model: nn.Module, count: int) -> nn.ModuleList | None:
+    """Return the model's list of layers, None where there is not exactly one candidate."""
+    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    return found[0] if len(found) == 1 else None

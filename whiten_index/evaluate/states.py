@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import list_folder, writing
-from whiten_index.artifacts.manifest import check_files, fingerprint, publish_folder, read_manifest
-from whiten_index.artifacts.schema import Described, Schema
+from whiten_index.artifacts.manifest import (
+    Described,
+    Schema,
+    check_files,
+    fingerprint,
+    publish_folder,
+    read_manifest,
+)
 from whiten_index.artifacts.tensors import create_tensor, map_tensor, read_tensors, write_tensors
 from whiten_index.encoding import (
     EncoderConfig,

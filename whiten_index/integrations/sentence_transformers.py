@@ -19,10 +19,18 @@ import numpy as np
 
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.artifacts.files import is_folder, list_folder
-from whiten_index.artifacts.manifest import read_manifest, write_manifest
-from whiten_index.artifacts.schema import Digest, FileName, Number, Positive, Schema, Sealed
+from whiten_index.artifacts.manifest import (
+    Digest,
+    FileName,
+    Number,
+    Positive,
+    Schema,
+    Sealed,
+    read_manifest,
+    write_manifest,
+)
 from whiten_index.encoding import EncoderSpec, ModelFolder
-from whiten_index.encoding.written import (
+from whiten_index.encoding.export_st import (
     MARK,
     POOLING_FLAGS,
     Module,
@@ -34,7 +42,7 @@ from whiten_index.encoding.written import (
 )
 from whiten_index.errors import ArtifactError, ConfigError, FormatError
 from whiten_index.search.query_transform import QueryTransform
-from whiten_index.whitening.export import Affine
+from whiten_index.whitening.affine import Affine
 
 KIND, FORMAT_VERSION = "sentence-transformers model", 1
 _WHAT = "an exported sentence-transformers model"

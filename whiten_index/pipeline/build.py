@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.paths import is_uri
+from whiten_index.artifacts.storage import Here, Place
 from whiten_index.assemble import IndexPlan
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.objects import Here, Place, Tag, naming, place_of
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import (
     Counts,

@@ -20,7 +20,7 @@ from whiten_index.errors import ConfigError
 from whiten_index.index import DEVICES, TARGET_RECALL, parse_bytes
 from whiten_index.store import StoreDtype, require_dtype
 from whiten_index.whitening import Estimator, Kind, Weighting, WhiteningConfig, parse_shrinkage
-from whiten_index.whitening.choice import require_sample
+from whiten_index.whitening.selection import require_sample
 
 Choice = TypeVar("Choice", bound=Enum)
 AUTO = "auto"

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard, plan_windows
 from whiten_index.encoding import (
     window_factor,
 )
 from whiten_index.errors import CorpusError
-from whiten_index.objects import naming
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.shard_encoding import EncodedFacts, ShardResult, ShardWork, WindowResult
 from whiten_index.pipeline.shard_workers import devices_of, runner_of, shard_work, window_results

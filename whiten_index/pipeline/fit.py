@@ -25,8 +25,8 @@ from whiten_index.runners import Calls
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, total_moments
 from whiten_index.store.sampling import mapped_part
 from whiten_index.whitening import Estimator, Whitening, WhiteningConfig, parse_shrinkage, unit_rows
-from whiten_index.whitening.choice import Choice, widths
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.selection import Choice, widths
 
 # Rounding to 11 significant bits, averaged over the mantissa.
 _FLOAT16_RMS_ERROR = 2.0e-4

@@ -23,7 +23,7 @@ from whiten_index.pipeline.shard_workers import shard_work
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.store import StoreDtype
 from whiten_index.store.dedup import RowFinder
-from whiten_index.whitening.choice import widths
+from whiten_index.whitening.selection import widths
 
 _CALIBRATION_ROWS = 256
 _FLOAT32_BYTES = 4

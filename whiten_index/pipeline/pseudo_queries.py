@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID, TextBatch
-from whiten_index.encoding.spans import Span, sentence_spans
+from whiten_index.encoding.passages import Span, sentence_spans
 from whiten_index.errors import CorpusError, StorageError
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.shard_encoding import ShardWork
@@ -23,7 +23,7 @@ from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import asked_by
 from whiten_index.store import CorpusRecord, EmbeddingStore, StoreDtype, as_kept
 from whiten_index.store.sampling import drawn_parts, drawn_rows, ids_of, row_starts
-from whiten_index.whitening.choice import LEAST_SAMPLE
+from whiten_index.whitening.selection import LEAST_SAMPLE
 
 _MOST_CANDIDATES = 5_000
 # Texts looked at for one that is long enough.

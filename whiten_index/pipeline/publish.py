@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from whiten_index import index as faiss_index
+from whiten_index.artifacts.cached_storage import settled as settled_place
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.assemble import Assembled, Carry, IndexPlan, assemble_index
 from whiten_index.at_work import at_work
 from whiten_index.evaluation import Geometry
-from whiten_index.objects import settled as settled_place
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, raw_bytes
 from whiten_index.pipeline.fit import Fitted

@@ -25,7 +25,8 @@ from whiten_index.whitening import (
     default_width,
     unit_rows,
 )
-from whiten_index.whitening.choice import (
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.selection import (
     Choice,
     Rule,
     Setting,
@@ -39,7 +40,6 @@ from whiten_index.whitening.choice import (
     settings,
     widths,
 )
-from whiten_index.whitening.moments import Moments
 
 # Whole documents hold the words looked for, and so overrate strong whitening.
 _SENTENCE_WEIGHT = 2.0

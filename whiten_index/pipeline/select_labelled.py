@@ -18,7 +18,7 @@ from whiten_index.labels import Pairs, read_pairs, read_qrels, read_queries
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.progress import Stages
 from whiten_index.store.sampling import drawn_rows, embeddings_of, ids_of
-from whiten_index.whitening.choice import Scores, Trial, Vectors, reciprocal_ranks
+from whiten_index.whitening.selection import Scores, Trial, Vectors, reciprocal_ranks
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder

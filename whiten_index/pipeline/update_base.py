@@ -21,12 +21,12 @@ from whiten_index.pipeline.fit import Fitted
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, KnownRows
-from whiten_index.store.hash_table import KeyTable, digest_keys
+from whiten_index.store.digest_index import KeyTable, digest_keys
 from whiten_index.versions import published
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.whitening import Whitening, WidthWish
-from whiten_index.whitening.choice import Choice
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.selection import Choice
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.artifacts.atomic import replace_folder
-from whiten_index.artifacts.manifest import MANIFEST, check_files, publish_folder, read_manifest
+from whiten_index.artifacts.manifest import (
+    MANIFEST,
+    Described,
+    Digest,
+    Schema,
+    check_files,
+    publish_folder,
+    read_manifest,
+)
 from whiten_index.artifacts.paths import require_folder
-from whiten_index.artifacts.schema import Described, Digest, Schema
 from whiten_index.encoding import EncoderSpec, ModelFolder, recorded_spec
 from whiten_index.errors import ConfigError, FormatError, WhitenIndexError
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_same, require_texts
@@ -30,7 +37,7 @@ from whiten_index.store import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
 from whiten_index.versions.version_manifest import VersionManifest
 from whiten_index.whitening import Whitening, unit_rows
-from whiten_index.whitening.export import write_matrix
+from whiten_index.whitening.affine import write_matrix
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import exists
+from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.objects import Place
 from whiten_index.store import CorpusRecord, EmbeddingRows, EmbeddingStore
 from whiten_index.store.sampling import mapped_part, row_starts
 from whiten_index.versions.bundle import Bundle

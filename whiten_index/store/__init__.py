@@ -1,17 +1,31 @@
 """Raw embeddings on disk: what is encoded is kept, and found again by its texts."""
 
-from whiten_index.store.dtypes import StoreDtype, as_kept, fits_float16, require_dtype, type_of
-from whiten_index.store.encoder import EncoderFacts, TransformerFacts
-from whiten_index.store.gathered import EmbeddingRows
-from whiten_index.store.known import Found, KnownRows
+from whiten_index.store.digest_index import Found, KnownRows
+from whiten_index.store.dtypes import (
+    StoreDtype,
+    as_kept,
+    fits_float16,
+    folder_bytes,
+    keeps_moments,
+    moments_bytes,
+    require_dtype,
+    rows_bytes,
+    type_of,
+)
+from whiten_index.store.embedding_store import EmbeddingStore, total_moments
+from whiten_index.store.index_registry import RegisteredIndex
 from whiten_index.store.packs import Member, Packs, ToPack
-from whiten_index.store.picks import OWN, Picks, Source, other_sources
-from whiten_index.store.places import MOMENTS, InFolder, StoredShard, held_by_folder
-from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord, CorpusSource
+from whiten_index.store.records import (
+    CorpusFile,
+    CorpusPart,
+    CorpusRecord,
+    CorpusSource,
+    EncoderFacts,
+    TransformerFacts,
+)
+from whiten_index.store.row_refs import OWN, EmbeddingRows, Picks, Source, other_sources
+from whiten_index.store.shard_resolver import MOMENTS, InFolder, StoredShard, held_by_folder
 from whiten_index.store.shards import Shards
-from whiten_index.store.sizes import folder_bytes, keeps_moments, moments_bytes, rows_bytes
-from whiten_index.store.store import EmbeddingStore, total_moments
-from whiten_index.store.users import RegisteredIndex
 
 __all__ = [
     "MOMENTS",

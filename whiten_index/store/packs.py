@@ -15,10 +15,10 @@ from pydantic import StringConstraints
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists, is_folder, list_folder
-from whiten_index.artifacts.schema import Count, Described, Digest, Positive, Schema
+from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
+from whiten_index.artifacts.storage import HERE, Here
 from whiten_index.artifacts.tensors import map_tensor, write_tensors
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.objects import HERE, Here
 from whiten_index.store.dtypes import EmbeddingsType, type_of
 from whiten_index.whitening.moments import Moments
 

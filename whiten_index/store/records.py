@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.schema import Count, Schema, Sealed
+from whiten_index.artifacts.manifest import Count, Flag, Positive, Schema, Sealed, Sha256
 from whiten_index.errors import ArtifactError
 
 KIND, FORMAT_VERSION = "corpus", 1
@@ -153,3 +153,40 @@ class CorpusRecord:
                 "corpus again"
             )
         return cls(fields["source"], parts, fields["skipped"], files, fields["index"])
+
+
+class TransformerFacts(TypedDict):
+    """A model that encodes texts; see ``EncoderSpec``."""
+
+    kind: Literal["transformer"]
+    model: str
+    revision: str | None
+    weights_sha256: Sha256
+    files_sha256: Sha256
+    dim: Positive
+    pooling: str
+    layers: list[Count]
+    max_length: Positive
+    dtype: Literal["float32", "bfloat16", "float16"]
+    lower_case: Flag
+    document_prompt: str
+    query_prompt: str
+    normalizes: Flag
+    needs_code: Flag
+    pools_prompt: Flag
+    head_sha256: Sha256 | None
+    code_revision: str | None
+    fingerprint: NotRequired[str]
+
+
+class ColumnFacts(TypedDict):
+    """A column of embeddings, and the model of the queries if it is known."""
+
+    kind: Literal["column"]
+    column: str
+    dim: Positive
+    query_encoder: TransformerFacts | None
+    fingerprint: NotRequired[str]
+
+
+EncoderFacts = Annotated[TransformerFacts | ColumnFacts, Field(discriminator="kind")]

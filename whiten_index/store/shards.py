@@ -25,15 +25,14 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file, writing
+from whiten_index.artifacts.storage import HERE, Here
 from whiten_index.artifacts.tensors import write_tensors
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.objects import HERE, Here
-from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, type_of
-from whiten_index.store.gathered import EmbeddingRows, GatheredRows
-from whiten_index.store.known import Found, KnownRows
+from whiten_index.store.digest_index import Found, KnownRows
+from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, keeps_moments, type_of
 from whiten_index.store.packs import Packs, ToPack
-from whiten_index.store.picks import OWN, Change, Picks, Source
-from whiten_index.store.places import (
+from whiten_index.store.row_refs import OWN, Change, EmbeddingRows, GatheredRows, Picks, Source
+from whiten_index.store.shard_resolver import (
     EMBEDDINGS,
     FORMAT_VERSION,
     KIND,
@@ -45,7 +44,6 @@ from whiten_index.store.places import (
     StoredShard,
     shard_at,
 )
-from whiten_index.store.sizes import keeps_moments
 from whiten_index.whitening.moments import Moments
 
 # Formats that earlier releases read too. What is in the file of embeddings is still of these where

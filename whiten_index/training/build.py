@@ -12,11 +12,10 @@ from whiten_index.encoding import EncoderSpec, ModelFolder
 from whiten_index.encoding.pooling import Pooling
 from whiten_index.encoding.transformer import load_transformer
 from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.training.config import Precision, TrainingConfig
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
-from whiten_index.training.losses import info_nce
-from whiten_index.training.model import ContrastiveModel, Head
+from whiten_index.training.model import ContrastiveModel, Head, info_nce
 from whiten_index.training.sentences import Collator
+from whiten_index.training.training_config import Precision, TrainingConfig
 
 
 def contrastive_model(

@@ -16,6 +16,8 @@ from typing_extensions import TypedDict
 from whiten_index.artifacts.atomic import make_folder, replacing
 from whiten_index.artifacts.files import exists, fsync_path, list_folder, reading
 from whiten_index.artifacts.manifest import (
+    Files,
+    Schema,
     check_files,
     checked,
     describe_file,
@@ -23,7 +25,6 @@ from whiten_index.artifacts.manifest import (
     read_json,
     write_json,
 )
-from whiten_index.artifacts.schema import Files, Schema
 from whiten_index.errors import StorageError
 from whiten_index.training.model import ContrastiveModel
 

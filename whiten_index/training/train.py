@@ -16,13 +16,13 @@ from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import discard, replace_folder, require_free
 from whiten_index.artifacts.files import is_file, list_folder, require_path, resolved, writing
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.schema import Described, Schema
+from whiten_index.artifacts.manifest import Described, Schema
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError
 from whiten_index.labels import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.training.config import BEST, POOLINGS, TrainingConfig
+from whiten_index.training.training_config import BEST, POOLINGS, TrainingConfig
 
 if TYPE_CHECKING:
     from whiten_index.training.model import ContrastiveModel
@@ -333,7 +333,7 @@ class _Training:
     ) -> None:
         def make(path: Path) -> None:
             from whiten_index.training.checkpoints import written
-            from whiten_index.training.folder import write_model
+            from whiten_index.training.model_folder import write_model
             from whiten_index.training.trainer import write_curves
 
             with written(path):
@@ -374,7 +374,7 @@ def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
         pair_cosines,
         uniformity,
     )
-    from whiten_index.training.embed import embed
+    from whiten_index.training.sentences import embed
 
     chosen = [row for row, scored in enumerate(dev.scored) if scored]
     first, second = ([texts[row] for row in chosen] for texts in (dev.first, dev.second))

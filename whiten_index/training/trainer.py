@@ -19,9 +19,9 @@ from whiten_index.collector import collector_held_back
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.progress import Stages
 from whiten_index.training import checkpoints
-from whiten_index.training.config import BEST, Precision, TrainingConfig
 from whiten_index.training.model import ContrastiveModel
 from whiten_index.training.sentences import Collator, Sentences
+from whiten_index.training.training_config import BEST, Precision, TrainingConfig
 
 with collector_held_back():
     import transformers

@@ -22,7 +22,7 @@ from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index import Documents
 from whiten_index.search.query_encoder import digest_of
 from whiten_index.store import CorpusRecord, EmbeddingStore
-from whiten_index.store.hash_table import KeyTable, string_keys
+from whiten_index.store.digest_index import KeyTable, string_keys
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.database_writer import VECTOR, Layout, Metric, PushedTable, VectorDtype
 from whiten_index.vectordb.push_config import PushConfig

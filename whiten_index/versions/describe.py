@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.objects import Place, place_of
+from whiten_index.artifacts.cached_storage import place_of
+from whiten_index.artifacts.storage import Place
 from whiten_index.versions.published import WHITENING, Version, read_version, with_published
 from whiten_index.whitening import Whitening, variance_kept
 

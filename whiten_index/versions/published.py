@@ -31,6 +31,7 @@ from whiten_index.artifacts.atomic import (
     remove_folder,
     remove_leftovers,
 )
+from whiten_index.artifacts.cached_storage import Mirror, naming
 from whiten_index.artifacts.files import (
     exists,
     fsync_path,
@@ -42,9 +43,10 @@ from whiten_index.artifacts.files import (
 )
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import as_manifest
+from whiten_index.artifacts.object_store import ChangedError, Tag
+from whiten_index.artifacts.storage import HERE, Here
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.index.library import load_faiss
-from whiten_index.objects import HERE, ChangedError, Here, Mirror, Tag, naming
 from whiten_index.versions.version_manifest import (
     CURRENT_SCHEMA,
     INDEX_ID_SCHEMA,

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.artifacts.cached_storage import Mirror, naming, place_of
 from whiten_index.artifacts.files import exists, require_path, size_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import read_manifest
+from whiten_index.artifacts.storage import HERE, Here
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
-from whiten_index.objects import HERE, Here, Mirror, naming, place_of
 from whiten_index.versions.provenance import missing_shards
 from whiten_index.versions.published import (
     CANDIDATES,

@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from whiten_index.artifacts.cached_storage import Mirror, naming, place_of
 from whiten_index.artifacts.manifest import MANIFEST, sealed_json
+from whiten_index.artifacts.storage import stamp
 from whiten_index.errors import ArtifactError
-from whiten_index.objects import Mirror, naming, place_of, stamp
 from whiten_index.versions.published import CURRENT, VERSIONS, Current, read_current, version_number
 from whiten_index.versions.verify_report import Damage, VerifyReport, reason
 

@@ -23,10 +23,10 @@ from whiten_index.store import (
     CorpusPart,
     EmbeddingStore,
     InFolder,
+    embedding_store,
     other_sources,
     packs,
-    places,
-    store,
+    shard_resolver,
 )
 from whiten_index.versions.published import CURRENT, require_published
 from whiten_index.versions.references import (
@@ -160,7 +160,7 @@ class _Check:
         if not self._looks_at("manifests", path):
             return
         try:
-            store.read_encoder(self.folder)
+            embedding_store.read_encoder(self.folder)
         except (ArtifactError, StorageError) as error:
             remedy = (
                 "run whiten-index encode with one of its corpora and the same model again: it "
@@ -245,7 +245,7 @@ class _Check:
             self._members[name] = tuple(member.fingerprint for member in members)
 
     def _check_shard(self, folder: Path) -> None:
-        fields = places.read_shard(folder)
+        fields = shard_resolver.read_shard(folder)
         manifest.check_files(folder, fields, content=True)
         place = InFolder(folder, fields)
         rows, picks = place.shard.rows, place.picks()
@@ -256,7 +256,7 @@ class _Check:
         else:
             lengths |= {"source": len(picks.source), "row": len(picks.row)}
         _require_lengths(folder, lengths, rows)
-        if place.keeps_moments and Moments.load(folder / places.MOMENTS).count != rows:
+        if place.keeps_moments and Moments.load(folder / shard_resolver.MOMENTS).count != rows:
             raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
         if self._packs.find(folder.name, verify=True):
             # It is read from there; the folder stays for the rows that it holds itself.

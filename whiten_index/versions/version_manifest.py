@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, StringConstraints, with_config
 from typing_extensions import TypedDict
 
-from whiten_index.artifacts.schema import (
+from whiten_index.artifacts.manifest import (
     Count,
     Described,
     Digest,

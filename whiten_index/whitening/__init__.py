@@ -1,21 +1,25 @@
 """Transforms of embeddings and what they are chosen by: arrays in, arrays out. numpy only."""
 
-from whiten_index.whitening.arrays import unit_rows
-from whiten_index.whitening.config import Kind, WhiteningConfig
+from whiten_index.whitening.affine import Affine
 from whiten_index.whitening.covariance import Estimator, parse_shrinkage, shrunk_covariance
-from whiten_index.whitening.drift import Drift
-from whiten_index.whitening.export import Affine
-from whiten_index.whitening.refit import DRIFT_THRESHOLD, Decision, Refit, decide
+from whiten_index.whitening.drift import DRIFT_THRESHOLD, Decision, Drift, Refit, decide
 from whiten_index.whitening.spectrum import (
     Spectrum,
     WidthWish,
     condition_number,
     default_width,
     numerical_rank,
+    unit_rows,
     variance_kept,
 )
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.weights import Weighting, inverse_frequency, zipfian
+from whiten_index.whitening.whitening_config import (
+    Kind,
+    Weighting,
+    WhiteningConfig,
+    inverse_frequency,
+    zipfian,
+)
 
 __all__ = [
     "DRIFT_THRESHOLD",

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.whitening.chance import Chance
 from whiten_index.whitening.covariance import empirical_covariance, shrink
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import Spectrum, least_share, numerical_rank
@@ -262,3 +262,243 @@ def _falling(covariance: _Array) -> _Array:
 
 def _short(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+# Chance is given this many of its standard deviations before it is called drift.
+_DEVIATIONS = 3.0
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What chance shows between the samples of a fit and of today, were both of one population.
+
+    n_f and n_t rows, n_s of them the same, are compared along r whitened dimensions. A difference
+    of their means has variance v = 1/n_f + 1/n_t − 2n_s/(n_f n_t) in each, one of their covariances
+    (1 + κ)v off the diagonal and (2 + 3κ)v on it: Muirhead 1982, "Aspects of multivariate
+    statistical theory", ch. 1, for elliptical rows of kurtosis κ, which is 0 for Gaussian ones. κ
+    comes from the fit's fourth moment, and is 0 where that is not held.
+
+    Attributes:
+        before: n_f.
+        after: n_t.
+        shared: n_s.
+        width: r.
+        kurtosis: κ.
+    """
+
+    before: float
+    after: float
+    shared: float
+    width: int
+    kurtosis: float
+
+    @classmethod
+    def of(cls, fitted: Moments, today: Moments, shared: float, *, width: int) -> Chance:
+        """Take the numbers of rows and the kurtosis from moments."""
+        return cls(fitted.count, today.count, shared, width, _kurtosis(fitted))
+
+    def sampling(self) -> float:
+        """Return the KL a dimension to expect: v/2 + v[(1 + κ)(r + 1) + κ]/4.
+
+        To second order the KL is half the square of the difference of the means and a quarter of
+        that of the covariances. For Gaussian rows it is v(r + 3)/4, as of Wilks' χ² (1938).
+        """
+        if not self.width:
+            return 0.0
+        heavy = 1 + self.kurtosis
+        return self._spread * (0.5 + (heavy * (self.width + 1) + self.kurtosis) / 4)
+
+    def noise(self, *, mean: bool, covariance: bool) -> float:
+        """Return what of the KL a dimension a refit would only take over, not mend.
+
+        A fit on few rows is far off by chance, and a refit on many mends that: such drift is not
+        noise. In expectation a refit comes nearer to the population than the fit is by the
+        measured KL less (1/n_t)(1 − n_s/n_f) of the means and
+
+            ½[(g_t − 1) − (n_s/n_t)(g_f − 1)],   g = (n − 1)/(n − r − 2),
+
+        of the covariances, (1 + κ)-fold; r g is E tr S⁻¹ of the covariance S of Gaussian rows
+        (Muirhead 1982, ch. 3). For samples without a common row that is about (r + 3)/(2n_t), and
+        0 where rows were only added. Three standard deviations are added: of the χ², and, since
+        the covariances differ by the sum of ‖x‖⁴ over the c rows that came or went, whose relative
+        variance is 8/r for Gaussian rows, of that sum.
+
+        Args:
+            mean: whether the means' part counts.
+            covariance: whether the covariances' does; without enough rows today to have an
+                inverse, its noise is infinite.
+        """
+        if not self.width or not (mean or covariance):
+            return 0.0
+        expected, freedom, heavy = 0.0, 0.0, 1 + self.kurtosis
+        if mean:
+            expected += (1 - self.shared / self.before) / self.after
+            freedom += self.width
+        if covariance:
+            now, old = self._inflation(self.after), 0.0
+            if math.isinf(now):
+                return math.inf
+            if self.shared:
+                old = self.shared / self.after * self._inflation(self.before)
+            expected += heavy * (now - old) / 2
+            freedom += heavy**2 * self.width * (self.width + 1) / 2
+        variance = 2 * freedom * (self._spread / (2 * self.width)) ** 2
+        changed = self.before + self.after - 2 * self.shared
+        if covariance and changed:
+            variance += self.sampling() ** 2 * 8 / (self.width * changed)
+        return max(expected, 0.0) + _DEVIATIONS * math.sqrt(variance)
+
+    def gained(self, variances: NDArray[np.float64], kept: slice) -> float:
+        """Return what share of variance new directions may hold more than old ones by chance.
+
+        To first order directions i kept and j not, of variances λ, turn by angles θ that gain
+        Σ 2θe − θ²|λᵢ − λⱼ|, where e, of variance (1 + κ)v λᵢλⱼ, is what chance adds between them.
+        Σθ² is at most m, the lesser number of directions kept and not kept, so that for every μ
+        no more can be gained than Σ e²/(|λᵢ − λⱼ| + μ) + μm; the least of these is returned. It
+        is too little where few rows make equal variances look apart.
+
+        Args:
+            variances: (d,) of all directions, falling.
+            kept: which of them the transform keeps.
+        """
+        inside = variances[kept]
+        outside = np.delete(variances, kept)
+        total, most = float(variances.sum()), min(len(inside), len(outside))
+        if not most or not total > 0:
+            return 0.0
+        gaps = np.abs(np.subtract.outer(inside, outside))
+        squares = (1 + self.kurtosis) * self._spread * np.multiply.outer(inside, outside)
+        bounds = [
+            float((squares / (gaps + mu)).sum() + mu * most)
+            for mu in variances[0] * np.geomspace(1e-8, 1e2, 41)
+        ]
+        return min(min(bounds) / total, 1.0)
+
+    @property
+    def _spread(self) -> float:
+        """v, the variance of a difference of means in whitened units."""
+        both = 2 * self.shared / (self.before * self.after)
+        # Rounding may leave less than nothing.
+        return max(1 / self.before + 1 / self.after - both, 0.0)
+
+    def _inflation(self, rows: float) -> float:
+        """Return g − 1, by how much too long the inverse of a sample's covariance is."""
+        left = rows - self.width - 2
+        return (self.width + 1) / left if left > 0 else math.inf
+
+
+def _kurtosis(moments: Moments) -> float:
+    """Return κ ≥ 0 of elliptical rows: E‖c‖⁴ = (1 + κ)(2 tr Σ² + (tr Σ)²); 0 where not known."""
+    if moments.quartic is None:
+        return 0.0
+    covariance = moments.covariance(ddof=0)
+    trace = float(np.trace(covariance))
+    if not trace > 0:
+        return 0.0
+    scaled = covariance / trace
+    fourth = moments.quartic / moments.count / trace / trace
+    found = fourth / (2 * float(np.square(scaled).sum()) + 1) - 1
+    return max(found, 0.0) if math.isfinite(found) else 0.0
+
+
+# Nats a kept dimension beyond chance above which a transform is fitted again: of Wikinews with
+# Wikipedia added, a tenth of the nearest neighbours by full whitening, k = 128, are then others.
+DRIFT_THRESHOLD = 0.002
+# Share of the variance that the kept directions may miss more of than they did at the fit.
+VARIANCE_THRESHOLD = 0.05
+
+
+class Refit(Enum):
+    """Whether a transform is fitted again: as the drift says, or by order."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+    @classmethod
+    def parse(cls, name: str) -> Refit:
+        """Read ``auto``, ``always`` or ``never``.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        try:
+            return cls(name)
+        except ValueError as error:
+            known = ", ".join(each.value for each in cls)
+            raise ConfigError(f"--refit {name!r} is unknown; use {known}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether the transform stays.
+
+    Attributes:
+        whitening: ``keep`` or ``refit``.
+        why: one sentence with the figure and the threshold.
+        threshold: nats a dimension it was decided by.
+    """
+
+    whitening: str
+    why: str
+    threshold: float
+
+    @property
+    def refits(self) -> bool:
+        """Whether the transform is fitted again."""
+        return self.whitening == "refit"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the decision as JSON values."""
+        return {"whitening": self.whitening, "why": self.why, "threshold": self.threshold}
+
+
+def decide(
+    drift: Drift,
+    *,
+    threshold: float = DRIFT_THRESHOLD,
+    order: Refit = Refit.AUTO,
+    variance_threshold: float = VARIANCE_THRESHOLD,
+) -> Decision:
+    """Decide whether a transform is kept or fitted again.
+
+    It is fitted again where ``kl_of_refit`` is above ``threshold`` and ``noise_kl`` together, or
+    where the kept directions miss more of the variance than at the fit, by above
+    ``variance_threshold`` and ``noise_variance``: what is new may lie where the transform does not
+    look.
+
+    Raises:
+        ConfigError: a threshold is negative or no number.
+    """
+    for name, value in (("--drift-threshold", threshold), ("variance", variance_threshold)):
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{name} {value:g} is no threshold; give a number from 0")
+    return Decision(*_decided(drift, threshold, order, variance_threshold), threshold)
+
+
+def _decided(
+    drift: Drift, threshold: float, order: Refit, variance_threshold: float
+) -> tuple[str, str]:
+    figure = f"the drift is {drift.kl_of_refit:.4g} nats a dimension"
+    if order is not Refit.AUTO:
+        verb = "refit" if order is Refit.ALWAYS else "keep"
+        return verb, f"--refit {order.value} was given ({figure}, the threshold {threshold:g})"
+    if not (drift.reads_covariance or drift.reads_mean):
+        return "keep", "this kind of transform reads no data, so a refit would give the same one"
+    if math.isinf(drift.noise_kl):
+        return (
+            "keep",
+            f"{drift.rows_today:g} rows are too few to tell {drift.k} dimensions by, so a refit "
+            f"would fit chance ({figure}, the threshold {threshold:g})",
+        )
+    beside = f"{threshold:g} and {drift.noise_kl:.2g} of sampling noise"
+    if drift.kl_of_refit > threshold + drift.noise_kl:
+        return "refit", f"{figure}, above the threshold of {beside}"
+    if drift.reads_covariance and (drift.variance_lost > variance_threshold + drift.noise_variance):
+        return (
+            "refit",
+            f"the directions kept miss {drift.variance_lost:.1%} more of the variance than at the "
+            f"fit, above {variance_threshold:.0%} (they hold {drift.variance_kept:.1%} of today's, "
+            f"and as many new ones would hold {drift.variance_possible:.1%})",
+        )
+    return "keep", f"{figure}, not above the threshold of {beside}"

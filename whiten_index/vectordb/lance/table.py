@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import DatabaseError
-from whiten_index.store.hash_table import Keys, KeyTable, string_keys
+from whiten_index.store.digest_index import Keys, KeyTable, string_keys
 from whiten_index.vectordb.database_writer import Layout, Metric, PushedTable
 from whiten_index.vectordb.local_folders import remedy_of
 from whiten_index.vectordb.option_values import first_line

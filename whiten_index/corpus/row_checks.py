@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.corpus.expression import RowFilter
+from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import CorpusError
 
 _BLOCK_ROWS = 4096

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import WhiteningError
-from whiten_index.whitening.config import Kind, WhiteningConfig
 from whiten_index.whitening.covariance import (
     empirical_covariance,
     shrink,
@@ -23,6 +22,7 @@ from whiten_index.whitening.spectrum import (
     numerical_rank,
     require_directions,
 )
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.whitening.arrays import unit_rows
+from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
 EXPONENTS = tuple(step / 8 for step in range(9))

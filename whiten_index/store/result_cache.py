@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, replacing
 from whiten_index.artifacts.files import exists, list_folder, writing
+from whiten_index.artifacts.storage import Here
 from whiten_index.artifacts.tensors import read_sealed, write_sealed
 from whiten_index.errors import ArtifactError
-from whiten_index.objects import Here
 
 _SAMPLE, _VERSION, _RUNTIMES = "sample", 1, "runtimes"
 

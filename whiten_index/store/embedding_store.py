@@ -34,20 +34,20 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, remove_leftovers
+from whiten_index.artifacts.cached_storage import Mirror, place_of
 from whiten_index.artifacts.files import exists, is_folder, list_folder, writing
-from whiten_index.artifacts.schema import Digest, Schema, Sealed
+from whiten_index.artifacts.manifest import Digest, Schema, Sealed
+from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.objects import Mirror, Place, place_of
 from whiten_index.store.documents import DocumentFiles
 from whiten_index.store.dtypes import StoreDtype
-from whiten_index.store.encoder import EncoderFacts
-from whiten_index.store.gathered import EmbeddingRows
-from whiten_index.store.notes import Notes
+from whiten_index.store.index_registry import Users, owner_of
 from whiten_index.store.packs import Packs
-from whiten_index.store.places import REMEDY, StoredShard
-from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
+from whiten_index.store.result_cache import Notes
+from whiten_index.store.row_refs import EmbeddingRows
+from whiten_index.store.shard_resolver import REMEDY, StoredShard
 from whiten_index.store.shards import Shards
-from whiten_index.store.users import Users, owner_of
 from whiten_index.whitening.moments import Moments
 
 FORMAT_VERSION = 1

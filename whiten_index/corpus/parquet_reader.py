@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.files import reading
-from whiten_index.corpus.identity import SourceFile
-from whiten_index.corpus.plan import Span
+from whiten_index.corpus.sharding import Span
+from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import CorpusError
 
 _BATCH_ROWS = 4096

@@ -9,11 +9,12 @@ from typing import Any
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder
+from whiten_index.artifacts.cached_storage import settled
 from whiten_index.artifacts.files import exists, writing
+from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.paths import is_uri
-from whiten_index.artifacts.schema import Digest, Schema, Sealed
+from whiten_index.artifacts.storage import Here, Place
 from whiten_index.errors import ArtifactError
-from whiten_index.objects import Here, Place, settled
 
 _KIND, _VERSION = "registered_index", 1
 

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists
-from whiten_index.artifacts.schema import Count, Described, Digest, Positive, Schema
+from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
+from whiten_index.artifacts.storage import HERE, Here
 from whiten_index.artifacts.tensors import map_tensor
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.objects import HERE, Here
 from whiten_index.store.dtypes import EmbeddingsType
 from whiten_index.store.packs import Member, Packs
-from whiten_index.store.picks import OWN, Picks, Source, other_sources
+from whiten_index.store.row_refs import OWN, Picks, Source, other_sources
 
 # 1 is of whole shards, 2 of derived ones; 3 is of either, without a file of moments.
 KIND, FORMAT_VERSION = "shard", 3

@@ -15,7 +15,7 @@ from whiten_index.artifacts.atomic import replacing, require_replaceable
 from whiten_index.artifacts.files import require_path, writing
 from whiten_index.artifacts.tensors import read_sealed, write_sealed
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
-from whiten_index.whitening.arrays import unit_rows
+from whiten_index.whitening.spectrum import unit_rows
 
 FILE_KIND, FORMAT_VERSION = "affine", 1
 _HALF_ULP = float(np.finfo(np.float32).eps) / 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whiten_index.artifacts.files import walk_files
 from whiten_index.encoding import EncoderSpec, ModelFolder
-from whiten_index.encoding.written import (
+from whiten_index.encoding.export_st import (
     Module,
     flush,
     pooling_module,

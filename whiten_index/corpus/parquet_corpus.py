@@ -16,25 +16,24 @@ import pyarrow.compute as pc
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.arrow_types import without_views
 from whiten_index.corpus.batches import ID, EmbeddingBatch, TextBatch, row_digests
-from whiten_index.corpus.config import (
+from whiten_index.corpus.corpus_config import (
     CorpusConfig,
     check_columns,
     check_same_types,
     columns_to_read,
     filter_columns,
 )
-from whiten_index.corpus.expression import RowFilter
-from whiten_index.corpus.identity import SourceFile
-from whiten_index.corpus.plan import RowGroup, Shard, plan_shards
-from whiten_index.corpus.reader import SpanReader, footer_digest, open_parquet, unchanged
-from whiten_index.corpus.rows import (
+from whiten_index.corpus.parquet_reader import SpanReader, footer_digest, open_parquet, unchanged
+from whiten_index.corpus.row_checks import (
     Sieve,
     embedding_matrix,
     embedding_rows,
     join_texts,
     rows_not_finite,
 )
-from whiten_index.corpus.sources import find_files
+from whiten_index.corpus.row_filter import RowFilter
+from whiten_index.corpus.sharding import RowGroup, Shard, plan_shards
+from whiten_index.corpus.sources import SourceFile, find_files
 from whiten_index.errors import CorpusError, StorageError
 
 _SUSPECTS, _EXAMPLES = 1000, 3

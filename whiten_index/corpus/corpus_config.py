@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from whiten_index.corpus.arrow_types import repeated_field
 from whiten_index.corpus.batches import ID, PASSAGE_COLUMNS, PASSAGE_TEXT
-from whiten_index.corpus.expression import RowFilter
-from whiten_index.corpus.identity import SourceFile
-from whiten_index.corpus.plan import SHARD_ROWS
-from whiten_index.corpus.rows import OnBadRow
-from whiten_index.corpus.sources import canonical
+from whiten_index.corpus.row_checks import OnBadRow
+from whiten_index.corpus.row_filter import RowFilter
+from whiten_index.corpus.sharding import SHARD_ROWS
+from whiten_index.corpus.sources import SourceFile, canonical
 from whiten_index.errors import ConfigError, CorpusError
 
 
