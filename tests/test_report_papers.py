@@ -136,23 +136,6 @@ def test_ours_the_published_and_the_difference_stand_in_the_row_of_their_model(r
     assert found["unpublished"] == {"ours": [shown(cell["mean"]) for cell in unpublished]}
 
 
-def test_a_stand_in_never_has_a_difference_that_counts(rows, results, parsed, text):
-    (row,) = (r for r in results["tables"][0]["rows"] if r["status"] == "stand-in")
-    cells = list(row["figures"].values())
-    found = lines_of(rows, results)["BERT-base"]
-    assert set(found) == {"ours", "published", "not comparable"}
-    assert found["not comparable"] == [f"({apart(cell)})" for cell in cells]
-    largest = max(abs(c["ours"] - c["published"]) for c in cells)
-    said = "".join(parsed.text)
-    assert f"{largest:.2f} at most" not in said
-    assert "1 row ran with a stand-in, another model: figures that do not compare" in said
-    assert "reproduce nothing" in text
-    style = re.search(r"tr\.stood td\.figure[^}]*color: var\(--grey\)", "".join(
-        re.findall(r"<style>.*?</style>", parsed.source, re.S)))  # fmt: skip
-    assert style
-    assert parsed.classes.count("stood") == 3
-
-
 # What is written by others stays text
 
 
