@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test slow browser units services faults soak lowest newest lint types imports tables \
+.PHONY: demo test slow units services faults soak lowest newest lint types imports tables \
     clean
 
 .venv/runtime: $(SETTINGS)
@@ -33,19 +33,6 @@ test: .venv/tools
 
 slow: .venv/tools
 	$(BIN)/python -m pytest -m "slow and not service and not faults"
-
-# Debian's package; elsewhere name a browser in WHITEN_INDEX_CHROMIUM.
-CHROMIUM := $(or $(WHITEN_INDEX_CHROMIUM),/usr/bin/chromium)
-$(CHROMIUM):
-	apt-get update -q
-	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium
-
-.venv/browser: .venv/tools
-	$(PIP) --group browser
-	touch $@
-
-browser: .venv/browser $(CHROMIUM)
-	WHITEN_INDEX_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser
 
 # Debian's packages, for systemd-analyze and promtool alone.
 SYSTEMD := /usr/bin/systemd-analyze

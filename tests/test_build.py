@@ -32,30 +32,6 @@ def _one_thread() -> None:
     faiss.omp_set_num_threads(1)
 
 
-TRANSFORMS = [
-    pytest.param({"whiten": "whitening"}, {"exponent": 1.0}, id="whitening"),
-    pytest.param({"whiten": "pca"}, {"exponent": 0.0}, id="pca"),
-    pytest.param({"exponent": 0.5}, {"exponent": 0.5}, id="soft"),
-    pytest.param({"center": False}, {"center": False}, id="no-center"),
-    pytest.param({"normalize_input": True}, {"normalize_input": True}, id="normalize-input"),
-]
-
-
-@pytest.mark.parametrize(("options", "formula"), TRANSFORMS)
-def test_the_index_is_the_closed_form_and_brute_force(
-    tmp_path: Path, options: dict[str, Any], formula: dict[str, Any]
-) -> None:
-    rows, queries = random_rows(1, mean=1.0), random_rows(2, rows=20, mean=1.0)
-    build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows), **options)
-    expected = cosines(
-        closed_form(queries, k=6, fitted_on=rows, **formula), closed_form(rows, k=6, **formula)
-    )
-    found = open_index(tmp_path / "out").search_embeddings(queries, top_k=TOP)
-    for hits, row in zip(found, expected, strict=True):
-        assert len(hits) == TOP
-        assert_ranked_by(hits, row)
-
-
 @pytest.mark.parametrize("whiten", ["whitening", "pca"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_mean_100_times_the_spread_costs_nothing(
@@ -115,15 +91,6 @@ def test_every_kind_of_embedding_column_gives_the_same_index(
     expected = closed_form(rows, k=3)
     for hits, row in zip(found, cosines(expected[:5], expected), strict=True):
         assert_ranked_by(hits, row)
-
-
-def test_ids_and_kept_columns_come_back_with_their_types(tmp_path: Path) -> None:
-    rows = random_rows(14, rows=30)
-    names = [f"ä{i}" for i in range(30)]
-    corpus = write_rows(tmp_path / "c.parquet", rows, id=names, year=range(30), tags=[["x"]] * 30)
-    build(tmp_path / "out", corpus, keep=("year", "tags"), shard_rows=7)
-    for row, hits in enumerate(open_index(tmp_path / "out").search_embeddings(rows, top_k=1)):
-        assert (hits[0].id, dict(hits[0].columns)) == (f"ä{row}", {"year": row, "tags": ["x"]})
 
 
 def test_counts_add_up(tmp_path: Path) -> None:

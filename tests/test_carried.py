@@ -45,7 +45,6 @@ REFINED = [
     "SQ8,RFlat", "PQ8x4fs,RFlat", "IVF8,PQ8x4fs,RFlat", "IVF8,PQ8,Refine(SQfp16)", "RaBitQfs,RFlat",
 ]  # fmt: skip
 SAME_AS_MADE_NEW = [*CODES, *BLOCKS, *LISTS, *LISTS_OF_BLOCKS, "HNSW16", *REFINED]
-ON_DISK = [*CODES[:-1], *LISTS]
 
 
 @pytest.fixture(autouse=True)
@@ -197,26 +196,6 @@ def set_to_look_everywhere(inner: Any) -> None:
 
 
 # --------------------------------------------------------------------------------- carried on disk
-
-
-@pytest.mark.parametrize("factory", [name for name in ON_DISK if not name.startswith("IVF")])
-def test_codes_streamed_to_disk_are_the_file_of_one_made_new(
-    tmp_path: Path, pool: Any, factory: str
-) -> None:
-    trained, rng = Trained(factory, pool, tmp_path), np.random.default_rng(6)
-    old = trained.holding(pool[:500], "old.faiss")
-    for name in ("changed", "none new", "all new", "one"):
-        old_rows = CHANGES[name](rng)
-        rows, fresh = as_made_new(pool, old_rows)
-        carried = carried_from(old, old_rows)
-        if isinstance(inner_of(carried.index), faiss.IndexAdditiveQuantizer):
-            assert kind_on_disk(inner_of(carried.index)) is None
-            return
-        assert kind_on_disk(inner_of(carried.index)) == "codes"
-        opened = carried.stream(in_blocks(fresh), tmp_path / INDEX)
-        assert opened.ntotal == len(old_rows)
-        expected = trained.holding(rows, "expected.faiss").read_bytes()
-        assert (tmp_path / INDEX).read_bytes() == expected, name
 
 
 # --------------------------------------------------------------------------------- published files

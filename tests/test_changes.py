@@ -118,30 +118,6 @@ files = st.dictionaries(
 )
 
 
-def by_place(files: dict[str, list[Document]]) -> dict[str, Document]:
-    return {f"{n}#0:{i}": each for n, rows in files.items() for i, each in enumerate(rows)}
-
-
-@quick
-@given(before=files, now=files)
-def test_without_ids_contents_are_counted_by_file(
-    before: dict[str, list[Document]], now: dict[str, list[Document]]
-) -> None:
-    changes = compare(
-        pieces(by_place(before), 4), pieces(by_place(now), 1), same=0, by_content=True
-    )
-    then, today = (
-        Counter((n, row) for n, rows in f.items() for row in rows) for f in (before, now)
-    )
-    total, new = today.total(), (today - then).total()
-    assert changes.to_json() == {
-        "total": total, "new": new, "changed": 0, "document": 0,
-        "deleted": (then - today).total(), "unchanged": total - new,
-    }  # fmt: skip
-    # A database knows documents by their place alone.
-    assert found_kinds(changes) == truth(by_place(before), by_place(now))
-
-
 @quick
 @given(
     before=st.lists(files, max_size=3), now=st.lists(files, max_size=3), by_content=st.booleans()

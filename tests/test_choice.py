@@ -6,7 +6,6 @@ noise alike in all directions for PCA.
 
 from __future__ import annotations
 
-import json
 from itertools import product
 
 import numpy as np
@@ -20,9 +19,6 @@ from tests.whitening_helpers import fit as fit_rows
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig, default_width
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
-    Candidate,
-    Choice,
-    Rule,
     Setting,
     Trial,
     choose_by_scores,
@@ -190,12 +186,6 @@ def test_noise_as_wide_as_the_data_asks_for_whitening(seed):
     assert chosen.exponent >= 0.75
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_alike_in_all_directions_asks_for_none(seed):
-    chosen = chosen_for(*problem(lambda spread: 0.3, seed=seed), center=True)
-    assert chosen.exponent <= 0.25
-
-
 # --------------------------------------------------------------------------- the spectrum alone
 
 
@@ -217,16 +207,3 @@ def test_the_spectrum_gives_a_setting_that_can_be_fitted(seed, n, d, ratio):
 
 
 # --------------------------------------------------------------------------- as JSON
-
-
-@pytest.mark.parametrize("rule", Rule)
-def test_a_choice_written_as_json_is_read_as_it_was(rule):
-    grid = [Setting(16, 0.125, True), Setting(32, 1.0, False)]
-    candidates = tuple(
-        Candidate(setting, 1 / 3, 1e-17, leads)
-        for setting, leads in zip(grid, (True, False), strict=True)
-    )
-    choice = Choice(rule, grid[0], "MRR", 77, candidates, "because “ä”")
-    assert Choice.from_json(json.loads(json.dumps(choice.to_json()))) == choice
-    empty = Choice(rule, grid[1], "", 0, (), "no texts")
-    assert Choice.from_json(json.loads(json.dumps(empty.to_json()))) == empty

@@ -17,7 +17,6 @@ from tests.choosing_helpers import (
     Judged,
     Place,
     assert_applied,
-    assert_same_choice,
     choice,
     documents,
     judged,
@@ -30,7 +29,6 @@ from tests.choosing_helpers import (
     vectors_of,
 )
 from whiten_index.encoding import Encoder
-from whiten_index.pipeline import select_labelled
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening.moments import Moments
 
@@ -143,48 +141,4 @@ def test_scored_pairs_choose_the_transform_that_ranks_them_so(
     for row in choice(report)["candidates"]:
         found = cosines_under(raw, embedded, row)
         each = [spearmanr(scores[fold == i], found[fold == i]).statistic for i in set(fold)]
-        assert row["score"] == pytest.approx(np.mean(each), abs=2e-3), row
-
-
-def test_pairs_that_are_too_many_are_drawn_by_the_seed(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert select_labelled._MOST_PAIRS == 2_000
-    monkeypatch.setattr(select_labelled, "_MOST_PAIRS", 40)
-    embed, encoded = select_labelled._pairs, list[Any]()
-
-    def spy(encoder: Encoder, drawn: Any, *arguments: Any) -> Any:
-        encoded.append(drawn)
-        return embed(encoder, drawn, *arguments)
-
-    monkeypatch.setattr(select_labelled, "_pairs", spy)
-    scores = np.random.default_rng(0).random(60)
-    path = pairs(place.root / "pairs.parquet", scores=scores)
-    table = pq.read_table(path)
-    all_first, all_second = (table[f"sentence{i}"].to_pylist() for i in (1, 2))
-
-    def drawn(seed: int) -> tuple[list[int], dict[str, Any]]:
-        place.forget()
-        report = place.build("drawn", pairs=path, seed=seed)
-        kept = encoded.pop()
-        rows = [all_first.index(text) for text in kept.first]
-        assert [all_second[row] for row in rows] == kept.second
-        return rows, choice(report)
-
-    rows, found = drawn(1)
-    assert found["sample"] == 40
-    assert "on 40 pairs" in found["why"]
-    assert sorted(set(rows)) == rows
-    again = drawn(1)
-    assert again[0] == rows
-    assert_same_choice(again[1], found)
-    assert drawn(2)[0] != rows
-    # Each pair's score stays beside it.
-    raw = Moments.of(raw_embeddings(place.build("raw", whiten="none")))
-    first, second = (side[rows] for side in embedded_pairs(path, place.model))
-    for row in found["candidates"]:
-        cosines = cosines_under(raw, (first, second), row)
-        order = np.argsort(scores[rows], kind="stable")
-        folds = [order[i::4] for i in range(4)]
-        each = [spearmanr(scores[rows][part], cosines[part]).statistic for part in folds]
         assert row["score"] == pytest.approx(np.mean(each), abs=2e-3), row

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,13 +43,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "c.parquet"
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
-    out = tmp_path_factory.mktemp("index") / "out"
-    succeed("build", corpus, *EMBEDDED, "--k", 4, "--out", out, "--shard-rows", 50)
-    return out
-
-
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["build", "--help"], ["search", "-h"], ["update", "--help"], ["--version"]],
@@ -74,26 +66,6 @@ def test_help_takes_less_than_half_a_second_of_cpu_and_loads_nothing(arguments: 
         assert whiten_index.__version__ in done.stdout
     else:
         assert done.stdout.startswith("Usage: ")
-
-
-def test_build_prints_one_object_with_what_is_documented(tmp_path: Path, corpus: Path) -> None:
-    out = tmp_path / "out"
-    report = one_object(succeed("build", corpus, *EMBEDDED, "--k", 4, "--out", out, "--json"))
-    counts = report["counts"]
-    assert {"read", "encoded", "reused", "truncated", "skipped"} <= set(counts)
-    assert counts["read"] == ROWS == counts["encoded"] + sum(counts["skipped"].values())
-    whitening = {"kind", "k", "exponent", "center", "rank", "condition_number"}
-    assert whitening <= set(report["whitening"])
-    assert report["whitening"]["k"] == 4
-    assert report["bytes"]["raw"] == ROWS * DIM * 4
-    assert report["bytes"]["vectors"] == ROWS * 4 * 4
-    version = out / "versions" / report["version"]
-    assert report["bytes"]["index_file"] == (version / "index.faiss").stat().st_size
-    assert all(seconds >= 0 for seconds in report["seconds"].values())
-    assert report["store"] == str(out / "store")
-    again = one_object(succeed("build", corpus, *EMBEDDED, "--k", 4, "--out", out, "--json"))
-    assert (again["version"], again["up_to_date"]) == (report["version"], True)
-    assert again["counts"]["reused"] == ROWS
 
 
 @pytest.mark.parametrize(
@@ -160,25 +132,3 @@ def test_a_job_file_that_cannot_be_used(
     assert status == 2
     assert re.search(match, last)
     assert not (tmp_path / "out" / "CURRENT").exists()
-
-
-def test_the_closing_table_shows_every_count(tmp_path: Path) -> None:
-    rows: list[Any] = list(np.random.default_rng(2).standard_normal((1500, 3)))
-    rows[4] = None
-    pq.write_table(pa.table({"e": rows}), tmp_path / "c.parquet")
-    out = tmp_path / "out"
-    text = succeed(
-        "build", tmp_path / "c.parquet", "--embedding-column", "e", "--out", out, "--k", 2
-    )
-    shown = {tuple(line.rsplit(maxsplit=1)) for line in text.splitlines() if len(line.split()) > 1}
-    for line in (
-        ("  read", "1,500"),
-        ("  encoded", "1,499"),
-        ("  reused", "0"),
-        ("  skipped", "1"),
-        ("    null_embedding", "1"),
-    ):
-        assert (line[0], line[1]) in {(name.rstrip(), value) for name, value in shown}
-    assert f"raw embeddings: {out / 'store'}" in text
-    assert "rows/s" in text
-    assert "\r" not in text

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import struct
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from whiten_index.cli import cli
-from whiten_index.report.layers import maps_of
-from whiten_index.report.style import DOTS_PER_INCH
 
 pytest.importorskip("matplotlib")
-STATES = 3
 
 
 def run(*arguments, command="layers"):
@@ -53,10 +49,6 @@ def report(written):
     return json.loads((written[1] / "layers.json").read_text())
 
 
-def png_size(path):
-    return struct.unpack(">II", path.read_bytes()[16:24])
-
-
 # Figures
 
 
@@ -75,40 +67,7 @@ def test_each_cell_is_what_eval_sts_says_of_those_layers(report, tiny_model, pai
 # The terminal
 
 
-def test_the_terminal_shows_a_matrix_a_run_and_the_best_of_each_number(written, report):
-    said, out = written
-    lines = said.splitlines()
-    assert f"page: {out / 'layers.html'}" in lines
-    heads = [n for n, line in enumerate(lines) if line.split() == ["layer", "0", "1", "2"]]
-    assert len(heads) == 2
-    for head, each in zip(heads, report["runs"], strict=True):
-        assert each["name"] in lines[head - 1]
-        assert ("fitted on target" in lines[head - 1]) == (each["name"] != "raw")
-        assert "wmean" in lines[head - 1]
-        shown = maps_of(each, STATES, "wmean")["average"].matrix
-        for row in range(STATES):
-            cells = lines[head + 1 + row].split()
-            assert cells == [str(row), *(f"{value:.2f}" for value in shown[row])]
-        for size in (1, 2):
-            best = max((c for c in each["combinations"] if len(c["layers"]) == size),
-                       key=lambda c: c["average"]["spearman"]["wmean"])  # fmt: skip
-            joined = "+".join(map(str, best["layers"]))
-            figure = best["average"]["spearman"]["wmean"]
-            layers = "layer" if size == 1 else f"{size} layers"
-            assert f"  best {layers}: {joined}, {figure:.2f}" in lines[head:]
-
-
 # The page
-
-
-def test_pictures_are_files_of_the_right_size(written):
-    figures = written[1] / "figures"
-    names = sorted(path.name for path in figures.iterdir())
-    assert names == ["layers-1-sets.png", "layers-1.png", "layers-2-sets.png", "layers-2.png"]
-    wide = round(9.4 * DOTS_PER_INCH)
-    assert png_size(figures / "layers-1.png") == (wide, round((3 * 0.8 + 0.95) * DOTS_PER_INCH))
-    # Two sets stand in one row of panels.
-    assert png_size(figures / "layers-1-sets.png")[0] == wide
 
 
 # What cannot be

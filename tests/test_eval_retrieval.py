@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from whiten_index.encoding import Encoder
@@ -213,19 +211,6 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
 
 
 # --------------------------------------------------------------------------- what does not meet
-
-
-@pytest.mark.parametrize("name", ["c.parquet", "*.parquet"])
-def test_a_corpus_whose_ids_match_nothing_is_refused_before_any_work(
-    tiny_model, tmp_path, documents, beir, monkeypatch, name
-):
-    monkeypatch.setattr(retrieval, "build_index", None)
-    columns = {"no": [f"x{name}" for name in documents], "text": list(documents.values())}
-    pq.write_table(pa.table(columns), tmp_path / "c.parquet")
-    files = {"queries": str(beir / "queries.jsonl"), "qrels": str(beir / "qrels/test.tsv")}
-    corpus = {"corpus": [str(tmp_path / name)], "text_columns": ["text"], "id_column": "no"}
-    with pytest.raises(CorpusError, match=r"names no document of the corpus: .*'xd0'.*--id-column"):
-        judged(tiny_model, **corpus, **files)
 
 
 @pytest.mark.parametrize(

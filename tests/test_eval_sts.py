@@ -201,24 +201,6 @@ def test_fits_by_numpy(repeated, tiny_model, fit, unit, common):
     assert found["datasets"]["mine"]["pearson"]["all"] == pytest.approx(pearson, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("options", "split"),
-    [((), "test"), (("--k", 8, "--fit", "target-scored"), "test"), (("--k", 8), "all")],
-)
-def test_pairs_of_other_splits_are_encoded_only_to_fit_on(
-    pairs, tiny_model, tmp_path, write_parquet, options, split
-):
-    table = pq.read_table(pairs).to_pydict()
-    table["split"] = ["train"] * 20 + ["test"] * 40
-    both = write_parquet(tmp_path / "mine.parquet", table)
-    common = ("--model", tiny_model, "--store", tmp_path / "s")
-    run(both, "--split", "mine=test", *options, *common)
-    used = slice(20, None) if split == "test" else slice(None)
-    texts = {*table["sentence1"][used], *table["sentence2"][used]}
-    _, out, err = run(both, "--split", "mine=all", *common)
-    assert f"{len(texts)} of 120 texts: embeddings found" in out + err
-
-
 # ------------------------------------------------------------------ the command line
 
 

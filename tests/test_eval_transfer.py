@@ -100,19 +100,6 @@ def test_the_figures_are_those_of_a_search_on_the_same_embeddings(report, folder
     assert found["dropped"] == {"text": 0, "label": 0}
 
 
-def test_rte_is_scored_by_the_cosine_on_dev(report, folder, tiny_model):
-    task = read_task(folder / "rte.parquet")
-    u, v = (embeddings_of(side, tiny_model).astype(float) for side in (task.first, task.second))
-    cosines = (u * v).sum(1) / np.linalg.norm(u, axis=1) / np.linalg.norm(v, axis=1)
-    dev, entailed = task.splits == "dev", task.labels == 0
-    found = report["datasets"]["rte"]
-    assert found["accuracy"] == pytest.approx(100 * ((cosines >= 0.5) == entailed)[dev].mean())
-    tried = [((cosines >= t) == entailed)[~dev].mean() for t in cosines]
-    at_tuned = ((cosines >= found["tuned_threshold"]) == entailed)[~dev].mean()
-    assert at_tuned >= max(tried)
-    assert found["rows"] == {"train": 60, "dev": 30}
-
-
 def named_alike(folder, place, names):
     """Return mrpc with names for its classes 0 and 1."""
     table = pq.read_table(folder / "mrpc.parquet")

@@ -102,21 +102,6 @@ def test_flat_equals_brute_force(top_k: int, seed: int, share: float, few: int) 
     np.testing.assert_allclose(scores, np.take_along_axis(truth, best, axis=1), atol=1e-6)
 
 
-def test_rows_all_in_one_corner_are_found(
-    index_of: Callable[[str], Any], rows: np.ndarray, queries: np.ndarray
-) -> None:
-    """The lists nearest to the query and the links around it hold none that pass."""
-    for factory in (f"IVF{LISTS},Flat", "HNSW16"):
-        inner = index_of(factory)
-        for query in queries:
-            farthest = np.argsort(rows @ query)[:300]
-            mask = np.zeros(ROWS, bool)
-            mask[farthest] = True
-            _, found = nearest(inner, query[None], 20, Selection.of(mask))
-            assert mask[found].all()
-            assert found.shape == (1, 20)
-
-
 # An index with kept columns.
 
 LANGUAGES = ["en", "de", None, "zürich 日本", 'it\'s "quoted"']
@@ -227,13 +212,3 @@ def test_a_filter_that_cannot_be_used_is_refused_before_anything_is_searched(
     ):
         with pytest.raises(error, match=message):
             use()
-
-
-@pytest.mark.parametrize("factory", ["IVF8,SQ8", "HNSW16", "PQ8x4fs", "IVF8,PQ8x4fs,RFlat"])
-def test_a_published_index_of_every_family_is_filtered(
-    tmp_path: Path, rows: np.ndarray, queries: np.ndarray, factory: str
-) -> None:
-    opened = open_index(build(tmp_path, rows[:700], factory=factory))
-    for text, count in (("id == 'doc-3'", 1), ("lang == 'de'", 140), ("1 == 2", 0)):
-        for hits in opened.search_embeddings(queries, top_k=10_000, row_filter=text):
-            assert len({hit.row for hit in hits}) == len(hits) == count

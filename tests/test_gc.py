@@ -30,7 +30,6 @@ from whiten_index.errors import (
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.published import read_index_id
 from whiten_index.versions.retention import prune
 from whiten_index.versions.verify_store import verify_store
 
@@ -237,26 +236,6 @@ def two_states(tmp_path):
     world.encode()
     add_version(world, index, world.records[-1][0], 2)
     return world, index
-
-
-def test_an_index_linked_to_where_it_is_now_is_asked_once_and_not_forgotten(tmp_path):
-    world, index = two_states(tmp_path)
-    index.rename(tmp_path / "real")
-    index.symlink_to(tmp_path / "real")
-    with pytest.raises(ConfigError, match=f"index {index} is there"):
-        gc_store(world.place, keep_days=0, forget=[index])
-    world.store.users.register(index, read_index_id(index))
-    assert len(world.store.users.registered()) == 2
-    for dry_run in (True, False):
-        report = gc_store(world.place, keep_days=0, dry_run=dry_run)
-        assert (report.indexes, report.shards) == ((str(tmp_path / "real"),), 0)
-    report = gc_store(world.place, keep_days=0, forget=[index])
-    assert (report.indexes, report.shards) == ((str(tmp_path / "real"),), 0)
-    assert registered(world) == [tmp_path / "real"]
-    with pytest.raises(ConfigError, match=f"knows of no index {index} to forget"):
-        gc_store(world.place, forget=[index])
-    with pytest.raises(ConfigError, match="real is there"):
-        gc_store(world.place, forget=[tmp_path / "real"])
 
 
 @pytest.mark.parametrize("copied_id", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tests.build_helpers import closed_form
 from whiten_index import build_index
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate, spearman
-from whiten_index.pipeline.build import BuildConfig, BuildReport
+from whiten_index.pipeline.build import BuildConfig
 from whiten_index.whitening import Kind, WhiteningConfig, unit_rows
 
 PROMPTS = {"query": "query: ", "document": "passage: "}
@@ -228,19 +228,6 @@ def test_results_of_another_fit_are_never_taken_from_the_cache(
     assert kept[0] != kept[1]
 
 
-def test_what_changes_vectors_changes_the_revision(ours: Any, folder: Path) -> None:
-    def revision(**options: Any) -> str:
-        return ours.WhitenedEncoder.load(str(folder), **options).mteb_model_meta.revision
-
-    plain = revision()
-    assert plain == revision(threads=1)
-    changed = (
-        revision(query_prompt="other: "), revision(document_prompt="other: "),
-        revision(normalize=False), revision(symmetric="query"), revision(pooling="cls"),
-    )  # fmt: skip
-    assert len({plain, *changed}) == 6
-
-
 # --------------------------------------------------------------------------- the index
 
 
@@ -267,37 +254,6 @@ def test_an_index_scores_as_its_transform_fitted_on_the_corpus(
     expect(run(model, task), retrieval, by_hand)
     meta = model.mteb_model_meta
     assert (meta.name, meta.embed_dim) == ("whiten-index/tiny-bert-whitening-k8-Flat-index", K)
-
-
-def searched(model: Any, tasks: Any, retrieval: Retrieval, **more: Any) -> Any:
-    """Index and search as mteb does, without its scoring."""
-    task = tasks.retrieval(retrieval.documents, retrieval.queries, retrieval.qrels)
-    split = task.data["default"]["test"]
-    told = {"task_metadata": task.metadata, "hf_split": "test", "hf_subset": "default"}
-    told |= {"encode_kwargs": {"batch_size": 3}, "num_proc": None}
-    model.index(split["corpus"], **told)
-    return model.search(split["queries"], top_k=5, **told, **more)
-
-
-@pytest.fixture
-def reports(monkeypatch: pytest.MonkeyPatch, ours: Any) -> Iterator[list[BuildReport]]:
-    """The reports of the builds that a test makes."""
-    search = importlib.import_module("whiten_index.integrations.mteb.search")
-    made: list[BuildReport] = []
-    build = search.build_index
-    monkeypatch.setattr(search, "build_index", lambda config: made.append(build(config)))
-    return made
-
-
-def test_a_kept_folder_is_not_encoded_again(
-    tasks: Any, ours: Any, folder: Path, retrieval: Retrieval, tmp_path: Path, reports: Any
-) -> None:
-    first = searched(ours.IndexedSearch(tmp_path, **options(folder)), tasks, retrieval)
-    again = searched(ours.IndexedSearch(tmp_path, **options(folder)), tasks, retrieval)
-    narrow = searched(ours.IndexedSearch(tmp_path, **options(folder, k=3)), tasks, retrieval)
-    assert again == first != narrow
-    assert [each.up_to_date for each in reports] == [False, True, False]
-    assert [each.encoded.counts.reused for each in reports] == [0, DOCUMENTS, DOCUMENTS]
 
 
 # --------------------------------------------------------------------------- refusals

@@ -150,7 +150,7 @@ def raising(error: BaseException) -> Any:
 def test_whatever_fails_the_last_line_and_the_metrics_say_so(
     news: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, expected: int
 ) -> None:
-    monkeypatch.setattr("whiten_index.update.update_index", raising(error))
+    monkeypatch.setattr("whiten_index.pipeline.update.update_index", raising(error))
     prom = news.parent / "night.prom"
     status, events = run(job_file(news, keep_versions=2, compact=True, metrics=str(prom)))
     event = "interrupted" if expected == 130 else "failed"
@@ -165,7 +165,7 @@ def test_a_job_that_finds_another_one_leaves_the_metrics_to_that(
     news: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prom = news.parent / "night.prom"
-    monkeypatch.setattr("whiten_index.update.update_index", raising(BusyError("held")))
+    monkeypatch.setattr("whiten_index.pipeline.update.update_index", raising(BusyError("held")))
     status, events = run(job_file(news, metrics=str(prom)))
     assert (status, events[-1]["event"], events[-1]["message"]) == (6, "failed", "held")
     assert not prom.exists()
@@ -173,12 +173,16 @@ def test_a_job_that_finds_another_one_leaves_the_metrics_to_that(
 
 @pytest.mark.parametrize(
     ("name", "function"),
-    [("prune", "versions.prune"), ("gc", "upkeep.gc_store"), ("compact", "upkeep.compact_store")],
+    [
+        ("prune", "versions.retention.prune"),
+        ("gc", "versions.gc.gc_store"),
+        ("compact", "versions.compaction.compact_store"),
+    ],
 )
 def test_what_follows_an_update_cannot_undo_it(
     news: Path, monkeypatch: pytest.MonkeyPatch, name: str, function: str
 ) -> None:
-    monkeypatch.setattr(f"whiten_index.{function}", raising(BusyError("held")))
+    monkeypatch.setattr(f"whiten_index.versions.{function}", raising(BusyError("held")))
     prom = news.parent / "night.prom"
     write_parquet(news.parent / "news" / "b.parquet", table().slice(42))
     status, events = run(job_file(news, keep_versions=2, compact=True, metrics=str(prom)))

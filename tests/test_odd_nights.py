@@ -171,21 +171,6 @@ def test_a_file_that_is_written_while_it_is_read(
     night.assert_done(night.update())
 
 
-# How far the writer upstream had come: nothing, some of the first column, some of the last, all
-# but the footer, half of it, all but the last byte.
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.6, 0.9, 0.98, 1.0])
-@pytest.mark.parametrize("allocated", [False, True])
-def test_a_file_that_is_half_written(night: Night, share: float, allocated: bool) -> None:
-    path = night.corpus / "b.parquet"
-    whole = path.read_bytes()
-    length = min(int(len(whole) * share), len(whole) - 1)
-    rest = bytes(len(whole) - length) if allocated else b""
-    path.write_bytes(whole[:length] + rest)
-    night.assert_refused(r"b\.parquet is not a readable Parquet file")
-    path.write_bytes(whole)
-    night.assert_done(night.update())
-
-
 def test_a_file_without_its_footer_and_one_of_noughts_in_the_middle(night: Night) -> None:
     path = night.corpus / "b.parquet"
     whole = path.read_bytes()

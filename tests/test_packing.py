@@ -8,7 +8,6 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 import transformers
-from torch.nn.attention import varlen
 
 from whiten_index.encoding import packing
 from whiten_index.encoding.packing import (
@@ -19,7 +18,6 @@ from whiten_index.encoding.packing import (
     packing_obstacle,
     pool_packed,
     sdpa_varlen,
-    torch_varlen,
 )
 from whiten_index.encoding.pooling import Pooling, pool
 from whiten_index.errors import EncoderError
@@ -167,36 +165,6 @@ def test_the_reference_is_softmax_over_what_a_token_sees(causal, window, scale):
             torch.testing.assert_close(found[i, head], expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("causal", "window", "expected"),
-    [
-        (False, None, (-1, -1)),
-        (True, None, (-1, 0)),
-        (False, 4, (4, 4)),
-        (True, 4, (4, 0)),
-        (False, 0, (0, 0)),
-    ],
-)
-def test_torch_takes_the_call(causal, window, expected, monkeypatch):
-    """Tensors without memory: torch checks the arguments, and nothing is computed."""
-    windows = []
-    kept = varlen.varlen_attn
-
-    def spy(*args, **options):
-        windows.append(options["window_size"])
-        return kept(*args, **options)
-
-    monkeypatch.setattr(varlen, "varlen_attn", spy)
-    query = torch.empty(9, 4, 16, dtype=torch.float16, device="meta")
-    key = torch.empty(9, 2, 16, dtype=torch.float16, device="meta")
-    bounds = torch.empty(3, dtype=torch.int32, device="meta")
-    with torch.inference_mode():
-        out = torch_varlen(query, key, key, Attention(bounds, 5, 0.25, causal, window))
-    assert out.shape == query.shape
-    assert out.dtype == torch.float16
-    assert windows == [expected]
-
-
 # --------------------------------------------------------------------------- pooling
 
 
@@ -226,16 +194,6 @@ def pretended_gpu(monkeypatch):
     monkeypatch.setattr(packing, "_trial_obstacle", lambda model, device: None)
 
 
-def test_states_that_are_others_on_a_cpu_pad(model, monkeypatch):
-    def wrong(query, key, value, attention):
-        bounds = attention.cu_seqlens[[0, -1]]
-        return sdpa_varlen(query, key, value, replace(attention, cu_seqlens=bounds))
-
-    monkeypatch.setattr(packing, "sdpa_varlen", wrong)
-    assert "than each alone" in packing_obstacle(model, CPU, torch.float32)
-    assert model.config._attn_implementation == "sdpa"
-
-
 def test_a_text_gives_the_same_in_any_company(model):
     forward, (ids, _, bounds, _) = PackedForward(model), batch([7, 7, 20, 1, 13, 2, 7])
     texts = [ids[a:b] for a, b in pairwise(bounds.tolist())]
@@ -253,20 +211,6 @@ def _states_of(forward, texts):
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     states = forward(torch.cat(texts), torch.tensor(lengths), bounds, max(lengths))
     return states.split(lengths)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "reason"),
-    [
-        ("bert", {"hidden_size": 48}, "12 dimensions"),
-        ("qwen3", {"head_dim": 264}, "264 dimensions"),
-        ("bert", {"attn_implementation": "eager"}, "eager"),
-        ("mistral", {"is_causal": False}, "bidirectional"),
-    ],
-)
-def test_models_that_pad(name, changes, reason, pretended_gpu):
-    model = make(name, **changes)
-    assert reason in packing_obstacle(model, CUDA, torch.float16)
 
 
 @pytest.mark.parametrize(

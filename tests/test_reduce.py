@@ -401,20 +401,6 @@ def test_what_is_no_embedding_is_refused(columns: Path, rows: Any, message: str)
         QueryTransform.of(columns).reduce(rows)
 
 
-def test_texts_that_say_nothing_are_refused(index: Path) -> None:
-    transform = QueryTransform.of(index)
-    for encode, what in (
-        (transform.encode_queries, "query"),
-        (transform.encode_documents, "text"),
-    ):
-        with pytest.raises(ConfigError, match="takes a list of texts"):
-            encode("the cat")
-        with pytest.raises(ConfigError, match=rf"a {what} is blank \(number 1, from 0\)"):
-            encode(["the cat", " "])
-        with pytest.raises(ConfigError, match=f"{what} 1 is 7, no text; give a string"):
-            encode(["the cat", 7])  # type: ignore[list-item]
-
-
 def test_another_encoder_is_refused(index: Path, tmp_path: Path, queries: list[str]) -> None:
     other = tiny_models.add_modules(tiny_models.bert(tmp_path / "other"), "cls", prompts=PROMPTS)
     config = (other / "config.json").read_text()

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from scipy.stats import spearmanr
 
 from pipelines import reproduce_papers, train_whitenedcse
 from pipelines.papers import models
@@ -24,7 +23,6 @@ from pipelines.papers.recipes import Kind, Measure, Recipe, Refusal
 from pipelines.papers.settings import recipe_of
 from tests.bad_input_helpers import CORPUS, OPTIONS
 from tests.bad_input_helpers import run as cli
-from whiten_index import Encoder
 from whiten_index.errors import CorpusError
 
 YEAR = {"STS12": ("MSRpar", "MSRvid"), "STS13": ("FNWN", "OnWN")}
@@ -158,40 +156,6 @@ def rows_of(results: dict[str, Any], source: str, table: str) -> dict[tuple[str,
 # --------------------------------------------------------------------------- figures are true
 
 
-def similar(place, pairs, pooling, layers, dataset, fit=None, k=None):
-    """Return cosines and scores of each subset of a set, by numpy alone."""
-    encoder = Encoder.load(str(place.stand_in), pooling=pooling, layers=layers)
-    inside = [i for i, name in enumerate(pairs["dataset"]) if name == dataset]
-    sides = [
-        encoder.encode([pairs[side][i] for i in inside]).astype(float)
-        for side in ("sentence1", "sentence2")
-    ]
-    if k is not None:
-        kept = [i for i, row in enumerate(inside) if fit is None or pairs["split"][row] == fit]
-        rows = np.concatenate([side[kept] for side in sides])
-        values, vectors = np.linalg.eigh(np.cov(rows.T))
-        best = np.argsort(values)[::-1][:k]
-        projection = vectors[:, best] / np.sqrt(values[best])
-        sides = [(side - rows.mean(axis=0)) @ projection for side in sides]
-    a, b = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
-    groups: dict[str, list[int]] = {}
-    for place_, row in enumerate(inside):
-        groups.setdefault(f"{pairs['subset'][row]}{pairs['split'][row]}", []).append(place_)
-    cosines, scores = (a * b).sum(axis=1), np.array([pairs["score"][i] for i in inside])
-    return {name: (cosines[rows], scores[rows]) for name, rows in groups.items()}
-
-
-def test_bert_whitening_weighs_subsets_by_their_pairs_and_keeps_k(place, pairs, whole):
-    row = rows_of(whole[0], BW, "Table 1")[("BERTbase-whitening-8 (target)", OURS)]
-    found = similar(place, pairs, "mean", (1, 2), "STS12", k=8)
-    each = {name: 100 * spearmanr(*both).statistic for name, both in found.items()}
-    sizes = [len(scores) for _, scores in found.values()]
-    assert row["figures"]["STS12"]["ours"] == pytest.approx(
-        np.average(list(each.values()), weights=sizes), abs=1e-3
-    )
-    assert row["aggregation"] == "wmean"
-
-
 @pytest.mark.parametrize(
     ("source", "table", "model", "dataset"),
     [
@@ -274,23 +238,6 @@ def test_rows_of_whitened_cse_run_with_what_was_trained_for_them(
     assert other["figures"]["STS12"]["ours"] == row["figures"]["STS12"]["ours"]
     task = rows_of(results, CSE, "Table 2")[("WhitenedCSE-BERT _{base}", "")]
     assert 0 <= task["figures"]["MR"]["ours"] <= 100
-
-
-def test_word_vectors_run_the_rows_of_words(place, unreported, tiny_words, tmp_path):
-    rng = np.random.default_rng(2)
-    vectors, counts = tmp_path / "glove.txt", tmp_path / "counts.txt"
-    lines = (" ".join([word, *map(str, rng.standard_normal(6))]) for word in tiny_words)
-    vectors.write_text("\n".join(lines) + "\n")
-    counts.write_text("".join(f"{word} {10 + i}\n" for i, word in enumerate(tiny_words)))
-    options = ("--word-vectors", vectors, "--word-counts", counts, "--only", f"{WB}:Table 1")
-    assert place.run(*options)[0] == 0
-    row = next(iter(rows_of(place.results(), WB, "Table 1").values()))
-    assert (row["status"], row["ran_with"]) == ("ran", str(vectors))
-    assert "Pearson" in row["notes"][0]
-    status, out, error = cli(*shlex.split(row["command"])[1:])
-    assert status == 0, error
-    found = json.loads(out)["datasets"]["STS12"]["spearman"]
-    assert found["mean"] == pytest.approx(row["figures"]["STS12"]["ours"], abs=1e-6)
 
 
 # --------------------------------------------------------------------------- drawings

@@ -114,20 +114,6 @@ def test_a_filter_and_a_document_go_with_it(index: Path, rows: np.ndarray, by: s
     assert opened.search_embeddings(rows[:0]) == []
 
 
-@pytest.mark.parametrize("factory", ["IVF8,SQ4", "HNSW8", "PQ6x4fs", "RaBitQ"])
-def test_every_family_is_ranked_again(
-    tmp_path: Path, rows: np.ndarray, queries: np.ndarray, factory: str
-) -> None:
-    opened = open_index(build(tmp_path, rows, factory=factory), rerank=50)
-    cosines = truth(rows, queries, "vectors")
-    for hits, row in zip(opened.search_embeddings(queries, top_k=50), cosines, strict=True):
-        np.testing.assert_allclose([h.score for h in hits], [row[h.row] for h in hits], atol=1e-6)
-        assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
-    # Kinds that give no vector back have neighbours of a document too.
-    (first, *_) = opened.search_like(7, top_k=3)
-    assert first.row != 7
-
-
 @pytest.mark.parametrize("where", ["inside", "beside", "elsewhere", "relative"])
 def test_a_store_is_found_where_the_build_had_it(
     tmp_path: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch, where: str

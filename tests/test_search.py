@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,39 +63,6 @@ def index(tmp_path_factory: pytest.TempPathFactory, rows: NDArray[np.float32]) -
     return build(tmp_path_factory.mktemp("index"), rows)
 
 
-def whitened(rows: NDArray[Any], fitted_on: NDArray[Any]) -> NDArray[np.float64]:
-    """Return unit vectors of the closed form."""
-    sample = fitted_on.astype(np.float64)
-    values, vectors = np.linalg.eigh(np.cov(sample.T))
-    matrix = vectors[:, ::-1][:, :K] / np.sqrt(values[::-1][:K])
-    z = (rows.astype(np.float64) - sample.mean(axis=0)) @ matrix
-    return np.asarray(z / np.linalg.norm(z, axis=1, keepdims=True))
-
-
-@pytest.mark.parametrize("factory", ["HNSW16", "IVF2,Flat", "SQ8", "SQfp16", "Flat,RFlat"])
-def test_every_factory_finds_neighbours_of_a_document(
-    tmp_path: Path, rows: NDArray[np.float32], factory: str
-) -> None:
-    unit = whitened(rows, rows)
-    opened = open_index(build(tmp_path, rows, factory=factory))
-    overlap = []
-    for row in range(0, ROWS, 10):
-        expected = unit @ unit[row]
-        expected[row] = -2
-        hits = opened.search_like(row * 10, top_k=10)
-        assert row not in [hit.row for hit in hits]
-        overlap.append(np.isin([h.row for h in hits], np.argsort(-expected)[:10]).sum() / 10)
-    assert np.mean(overlap) > 0.3
-
-
-def test_ids_may_be_given_as_text_and_an_unknown_one_is_named(index: Path) -> None:
-    opened = open_index(index)
-    assert opened.search_like("70") == opened.search_like(70)
-    for unknown in (7, "seven", "", -1, 10**30):
-        with pytest.raises(CorpusError, match=r"no document has the id .*; ids here are int64"):
-            opened.search_like(unknown)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
 def test_a_query_that_is_not_finite_is_refused(index: Path, value: float) -> None:
     query = np.ones((3, DIM))
@@ -124,61 +90,6 @@ def queries_file(folder: Path, queries: NDArray[Any], **columns: Any) -> str:
     columns.setdefault("qid", [f"q{i}" for i in range(len(queries))])
     pq.write_table(pa.table({**columns, "e": list(queries)}), folder / "queries.parquet")
     return str(folder / "queries.parquet")
-
-
-Read = Callable[[Path], list[tuple[str, str, int, float]]]
-
-
-def read_trec(path: Path) -> list[tuple[str, str, int, float]]:
-    lines = [line.split() for line in path.read_text().splitlines()]
-    assert all(len(line) == 6 and line[1] == "Q0" for line in lines)
-    return [(query, doc, int(rank), float(score)) for query, _, doc, rank, score, _ in lines]
-
-
-def read_jsonl(path: Path) -> list[tuple[str, str, int, float]]:
-    return [
-        (line["query_id"], str(hit["id"]), rank, hit["score"])
-        for line in map(json.loads, path.read_text().splitlines())
-        for rank, hit in enumerate(line["hits"], start=1)
-    ]
-
-
-def read_parquet(path: Path) -> list[tuple[str, str, int, float]]:
-    table = pq.read_table(path)
-    assert table.column_names == ["query_id", "doc_id", "rank", "score"]
-    return [
-        (row[0], str(row[1]), row[2], row[3])
-        for row in zip(*table.to_pydict().values(), strict=True)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("suffix", "read"),
-    [
-        (".trec", read_trec),
-        (".run", read_trec),
-        (".txt", read_trec),
-        (".jsonl", read_jsonl),
-        (".parquet", read_parquet),
-    ],
-)
-def test_a_run_file_says_what_search_says(
-    tmp_path: Path, index: Path, queries: NDArray[np.float32], suffix: str, read: Read
-) -> None:
-    opened = open_index(index)
-    source = queries_file(tmp_path, queries)
-    config = CorpusConfig(sources=(source,), embedding_column="e", id_column="qid")
-    path = tmp_path / f"run{suffix}"
-    assert write_run(path, opened.rank(config, top_k=20)) == len(queries)
-    written = read(path)
-    expected = [
-        (f"q{number}", str(hit.id), rank, hit.score)
-        for number, hits in enumerate(opened.search_embeddings(queries, top_k=20))
-        for rank, hit in enumerate(hits, start=1)
-    ]
-    assert [line[:3] for line in written] == [line[:3] for line in expected]
-    np.testing.assert_allclose([x[3] for x in written], [x[3] for x in expected], atol=1e-6)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["queries.parquet", path.name]
 
 
 def test_an_id_with_blanks_cannot_stand_in_a_trec_run_and_leaves_no_file(
@@ -290,52 +201,6 @@ def test_a_damaged_bundle_is_refused_and_never_crashes(
     for use in (open_index, describe_index):
         with pytest.raises(ArtifactError, match=r"; [a-z].* (path|upgrade|restore)"):
             use(tmp_path / "o")
-
-
-def test_every_flipped_byte_of_the_small_files_is_noticed(tmp_path: Path, index: Path) -> None:
-    shutil.copytree(index, tmp_path / "o", ignore=shutil.ignore_patterns("store"))
-    random = np.random.default_rng(5)
-    for name in ("CURRENT", "manifest.json"):
-        path = path_of(tmp_path / "o", name)
-        whole = path.read_bytes()
-        for at in random.choice(len(whole), min(len(whole), 60), replace=False):
-            data = bytearray(whole)
-            data[at] ^= 1 << random.integers(7)
-            path.write_bytes(data)
-            try:
-                opened = open_index(tmp_path / "o")
-            except ArtifactError:
-                continue
-            # White space between the fields of CURRENT is all that may differ.
-            assert name == "CURRENT"
-            assert json.loads(data) == json.loads(whole)
-            assert len(opened) == ROWS
-        path.write_bytes(whole)
-    assert len(open_index(tmp_path / "o")) == ROWS
-
-
-@pytest.mark.parametrize(
-    "current",
-    [
-        b"\x00\xff\x00",
-        b"null",
-        b"[]",
-        b"{}",
-        b"42",
-        b'{"version": 3, "manifest_sha256": 4}',
-        b'{"version": "../..", "manifest_sha256": ""}',
-        b'{"version": "", "manifest_sha256": ""}',
-        b'{"version": "a\\u0000b", "manifest_sha256": ""}',
-        b'{"version": null, "manifest_sha256": null}',
-    ],
-)
-def test_a_current_of_garbage_is_an_artifact_error(
-    tmp_path: Path, index: Path, current: bytes
-) -> None:
-    shutil.copytree(index, tmp_path / "o", ignore=shutil.ignore_patterns("store"))
-    (tmp_path / "o" / "CURRENT").write_bytes(current)
-    with pytest.raises(ArtifactError):
-        open_index(tmp_path / "o")
 
 
 def test_files_of_another_index_do_not_pass(tmp_path: Path, index: Path) -> None:

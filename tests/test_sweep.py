@@ -9,16 +9,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
-from whiten_index.cli import cli
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
 )
 from whiten_index.progress import Silent
 from whiten_index.report.records import line_of
-from whiten_index.sweep import plan_sweep, run_sweep, sweep_config
+from whiten_index.sweep import run_sweep, sweep_config
 from whiten_index.sweep.grid import grid
 from whiten_index.sweep.results import Results
 
@@ -106,31 +104,6 @@ def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths()
     assert {(p.codec, p.index, p.rerank) for p in again} == {("pq", "flat", 100)}
 
 
-def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
-    job = tmp_path / "job.toml"
-    job.write_text(
-        f"corpus = {json.dumps(str(corpus))}\nembedding_column = 'v'\nid-column = 'id'\n"
-        f"out = {json.dumps(str(tmp_path / 'out'))}\nk = [4, 8]\ntransforms = 'pca'\n"
-        "codecs = ['fp32']\nindexes = ['flat']\nbaselines = false\nrerank = 0\nwhiten = 'pca'\n"
-    )
-
-    def planned(*flags: str) -> dict:
-        done = CliRunner().invoke(cli, ["sweep", "--config", str(job), *flags, "--plan", "--json"])
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
-
-    assert planned()["points"] == 2
-    assert planned("--k", "4,8,16", "--codecs", "fp32,sq8")["points"] == 6
-    job.write_text(job.read_text() + "wings = 2\n")
-    done = CliRunner().invoke(cli, ["sweep", "--config", str(job), "--plan"])
-    assert done.exit_code == 2
-    assert "sets 'wings', which is unknown; known are address, baselines, " in done.output
-    job.write_text("corpus = 'c'\nout = 'o'\ntransforms = 3\n")
-    done = CliRunner().invoke(cli, ["sweep", "--config", str(job), "--plan"])
-    assert done.exit_code == 2
-    assert "--transforms '3' is unknown" in done.output
-
-
 def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
     config = config_of(widths="30,50,60", transforms="pca,truncate", codecs="fp32,pq,pq16")
     found = grid(config, dim=56, rank=40, rows=10_000)
@@ -214,59 +187,6 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
         assert point["latency_ms"]["spread"] >= 1
 
 
-def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypatch):
-    few = {"widths": "8", "transforms": "pca", "codecs": "fp32,sq8", "indexes": "flat"}
-    config = sweep_config(options(corpus, tmp_path, baselines=False, **few))
-    monkeypatch.setattr("whiten_index.sweep.trial.available_memory", lambda: 9000)
-    first = run_sweep(config)
-    assert "free memory and sweep again" in first.skipped["ours/pca/k8/fp32/flat"]
-    assert run_sweep(config).skipped == first.skipped
-    records = [line for line in lines_of(tmp_path) if line["type"] == "skipped"]
-    assert len(records) == len(first.skipped)
-    monkeypatch.undo()
-    again = run_sweep(config)
-    assert (again.skipped, again.measured + first.measured) == ({}, 2)
-
-
-class _Stopped(Silent):
-    """A watcher that asks to stop after so many points."""
-
-    def __init__(self, points: int) -> None:
-        self.left, self.stage = points, ""
-
-    def start(self, stage: str, total: int) -> None:
-        self.stage = stage
-
-    def advance(self, rows: int) -> None:
-        if self.stage == "measure":
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-
-
-def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path, corpus):
-    config = sweep_config(
-        options(corpus, tmp_path, widths="8", transforms="pca,truncate", indexes="flat")
-    )
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(config, progress=_Stopped(3))
-    first = lines_of(tmp_path)
-    assert len([line for line in first if line["type"] == "point"]) == 3
-    assert not (tmp_path / ".sweep-work").exists()
-    path = tmp_path / "results.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"type": "point", "run": "to')
-    report = run_sweep(config)
-    assert report.found == 3
-    after = lines_of(tmp_path)
-    assert after[: len(first)] == first
-    keys = [line["key"] for line in after if line["type"] != "sweep"]
-    assert len(keys) == len(set(keys))
-    assert report.measured == len(points_of(tmp_path)) - 3
-    again = run_sweep(config)
-    assert again.measured == 0
-    assert lines_of(tmp_path) == after
-
-
 class _Notes(Silent):
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -297,17 +217,3 @@ def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
     path.write_bytes(line + line[:20] + b"\n" + line)
     with pytest.raises(ArtifactError, match=r"line 2 of .* is damaged"):
         Results.open(path)
-
-
-def test_a_plan_writes_nothing_and_counts_what_is_there(tmp_path, corpus):
-    out = tmp_path / "out"
-    wishes = {"widths": "8,99", "transforms": "pca", "codecs": "fp32", "indexes": "flat"}
-    given = options(corpus, out, **wishes, baselines=False)
-    plan = plan_sweep(sweep_config(given))
-    assert (plan.points, plan.found, plan.rows, plan.dim) == (1, 0, ROWS, DIM)
-    assert plan.skipped == {
-        "ours/pca/k99/fp32/flat": f"k = 99 is above the {DIM} dims of the embeddings"
-    }
-    assert not out.exists()
-    run_sweep(sweep_config(given))
-    assert plan_sweep(sweep_config(given)).found == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import update_helpers
-from tests.build_helpers import closed_form
 from tests.update_helpers import (
     DIM,
     Place,
     assert_equals_fresh,
     assert_holds,
     codes_by_id,
-    counts_of,
     ids_of,
     inner_of,
     some_rows,
@@ -101,54 +98,6 @@ def test_an_update_that_refits_equals_a_fresh_build(tmp_path: Path, name: str) -
     again = place.build()
     assert again.up_to_date
     assert again.version == report.version
-
-
-def test_vectors_are_those_of_the_closed_form(place: Place) -> None:
-    place.change()
-    place.update(refit="always")
-    rows = place.rows
-    assert ids_of(place.out) == list(rows)
-    raw = np.array([row for row, _ in rows.values()])
-    z = closed_form(raw, k=4)
-    z /= np.linalg.norm(z, axis=1, keepdims=True)
-    found = vectors_of(place.out)
-    np.testing.assert_allclose(found @ found.T, z @ z.T, atol=1e-5)
-
-
-def test_an_update_says_what_it_did(place: Place) -> None:
-    before = place.rows
-    place.change()
-    report = place.update()
-    expected = counts_of(before, place.rows)
-    assert report.changes.to_json() == expected
-    said = report.to_json()
-    assert said["rows"] == expected
-    # Of rows that are new or have another text alone.
-    assert said["counts"]["encoded"] == expected["new"] + expected["changed"]
-    assert said["counts"]["read"] == len(place.rows)
-    assert said["counts"]["reused"] == len(place.rows) - said["counts"]["encoded"]
-    assert said["files"] == {"read": 2, "skipped": 0}
-    assert (said["base"], said["up_to_date"]) == (report.base, False)
-    assert json.loads(json.dumps(said, allow_nan=False)) == json.loads(json.dumps(said))
-    manifest = json.loads((version_of(place.out) / "manifest.json").read_text())
-    assert manifest["update"]["base"] == report.base
-    assert manifest["update"]["rows"] == expected
-    assert manifest["update"]["drift"] == said["drift"]
-    assert manifest["update"]["decision"] == said["decision"]
-    assert manifest["gates"] == said["gates"]
-    with pa.ipc.open_file(version_of(place.out) / "changes.arrow") as file:
-        changes = file.read_all().to_pylist()
-    now = place.rows
-    kinds = {
-        **dict.fromkeys(now.keys() - before.keys(), "new"),
-        **dict.fromkeys(before.keys() - now.keys(), "deleted"),
-        **{
-            i: "changed" if before[i][0].tobytes() != now[i][0].tobytes() else "document"
-            for i in before.keys() & now.keys()
-            if before[i][0].tobytes() != now[i][0].tobytes() or before[i][1] != now[i][1]
-        },
-    }
-    assert changes == [{"id": i, "kind": kinds[i]} for i in sorted(kinds)]
 
 
 # Keep: what was there stays as it is, to the byte

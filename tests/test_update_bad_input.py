@@ -14,16 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.nightly_job import Job
 from tests import update_helpers
 from tests.bad_input_helpers import assert_one_error, run
 from tests.update_helpers import (
-    DIM,
     Place,
     assert_holds,
     some_rows,
@@ -33,10 +30,8 @@ from tests.update_helpers import (
 )
 from whiten_index.errors import (
     ArtifactError,
-    ConfigError,
     CorpusError,
     StorageError,
-    WhitenIndexError,
 )
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.pipeline.update_plan import plan_update
@@ -55,35 +50,6 @@ def plan(place: Place, **options: Any) -> Any:
 
 
 # Job files
-
-
-@pytest.mark.parametrize(
-    ("line", "match"),
-    [
-        ("corpus = 5", r"corpus takes a path, or a list of paths; 5 was given"),
-        ("corpus = true", r"corpus takes .*True"),
-        ('corpus = {a = "b"}', r"corpus takes "),
-        ('corpus = [["a"]]', r"corpus takes "),
-        ("corpus = [true]", r"corpus takes "),
-        ("corpus = []", r"names an empty corpus; leave the line out"),
-        ('corpus = ""', r"an empty path was given for the corpus"),
-        (r'corpus = "a\u0000"', r"the corpus has a NUL character"),
-        ("max-shrink = 0.1\nmax_shrink = 1.0", r"max-shrink and max_shrink, which are the same"),
-        ('canary-file = ""', r"an empty path was given for --canary-file"),
-        (r'canary-file = "a\u0000"', r"--canary-file has a NUL"),
-        ('model = ""', r"an empty path was given for --model"),
-        (r'store = "a\u0000"', r"--store has a NUL"),
-        ('metrics = ""', r"an empty path was given for metrics"),
-        (r'metrics = "a\u0000.prom"', r"metrics has a NUL"),
-        (f"keep-versions = {'9' * 5000}", r"is not TOML"),
-        (f"canaries = {'9' * 400}", r"--canaries 9+\.\.\. is outside whole numbers"),
-    ],
-)
-def test_a_job_file_of_nonsense_is_refused(tmp_path: Path, line: str, match: str) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(f'index = "index"\n{line}\n')
-    with pytest.raises(ConfigError, match=match):
-        UpdateConfig(**Job.read(path).update)
 
 
 # Paths
@@ -224,40 +190,6 @@ def test_a_file_of_the_same_name_size_and_time_elsewhere_is_read(tmp_path: Path)
 # What errors advise
 
 
-def broken(place: Place) -> None:
-    rows = dict(place.files["a.parquet"])
-    rows[3] = np.full(DIM, np.nan, dtype=np.float32), 1
-    place.files = {**place.files, "a.parquet": rows}
-    place.write()
-
-
-def flat(place: Place) -> None:
-    row = next(iter(place.rows.values()))
-    place.files = {name: dict.fromkeys(rows, row) for name, rows in place.files.items()}
-    place.write()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "options", "advice"),
-    [
-        (broken, {}, r"--on-bad-row skip .*mend the corpus, or run whiten-index build again"),
-        (
-            flat,
-            {"refit": "always"},
-            r"--whiten none.*keep the transform with --refit never, or run",
-        ),
-    ],
-)
-def test_options_that_an_update_lacks_come_with_what_helps(
-    place: Place, spoil: Callable[[Place], None], options: dict[str, Any], advice: str
-) -> None:
-    spoil(place)
-    with pytest.raises(WhitenIndexError, match=advice) as caught:
-        place.update(**options)
-    assert isinstance(caught.value, type(caught.value.__cause__))
-    assert str(caught.value).count("an update keeps") == 1
-
-
 # Dry runs and canaries
 
 
@@ -265,25 +197,6 @@ def canaries(path: Path, embeddings: Any) -> str:
     kind = pa.list_(pa.float32())
     pq.write_table(pa.table({"embedding": pa.array(list(embeddings), kind)}), path)
     return str(path)
-
-
-@pytest.mark.parametrize("inside", ["", "versions", "store"])
-def test_folders_that_cannot_be_written_are_noticed(
-    place: Place, inside: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shut = place.out / inside
-    if inside == "store":
-        shut = next(shut.glob("[0-9a-f]*/"))
-    real = os.access
-
-    def access(path: Any, mode: int, **options: Any) -> bool:
-        return Path(path) != shut and real(path, mode, **options)
-
-    monkeypatch.setattr(os, "access", access)
-    place.change()
-    for ask in (lambda: plan(place), place.update):
-        with pytest.raises(StorageError, match=f"cannot write {shut}: permission is denied"):
-            ask()
 
 
 # What is published

@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import faiss
@@ -24,9 +23,7 @@ from tests.update_helpers import (
     some_rows,
     version_of,
 )
-from tests.upkeep_helpers import built_manifest
 from whiten_index import open_index
-from whiten_index.artifacts.manifest import publish_folder
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -37,7 +34,6 @@ from whiten_index.pipeline import update_base
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_base import Base
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.store import CorpusPart, CorpusRecord
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import prune, rollback
@@ -81,63 +77,6 @@ def test_a_corpus_that_became_again_what_it_was_is_a_version_of_its_own(place: P
     assert (counts["new"], counts["deleted"]) == (undone["deleted"], undone["new"])
     assert ids_of(place.out) == list(place.rows)
     assert rollback(place.out).to == second.version
-
-
-SOURCE = {
-    "sources": ["c"], "text_columns": ["text"], "embedding_column": None, "row_filter": None,
-    "limit": None,
-}  # fmt: skip
-
-
-def publish_record(root: Path, name: str, record: CorpusRecord) -> None:
-    def fill(folder: Path) -> dict[str, Any]:
-        record.save(folder / "corpus.json")
-        return {**built_manifest(), "version": name}
-
-    publish_folder(root / "versions" / name, fill)
-
-
-def test_texts_that_come_again_are_counted_once_and_not_where_the_base_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of what sets of digests would say, for several versions that were rolled back."""
-    rng = np.random.default_rng(0)
-    held = {
-        "base": rng.integers(0, 20, 15), "more": rng.integers(0, 20, 5),
-        "v2": rng.integers(0, 60, 30), "v3": rng.integers(0, 60, 30),
-        "now": rng.integers(0, 60, 40),
-    }  # fmt: skip
-    shards = {name: format(number, "032x") for number, name in enumerate(held)}
-    rows_of = {shards[name]: rows for name, rows in held.items()}
-    parts = {
-        name: CorpusPart(shards[name], shards[name], len(rows), len(rows), 0)
-        for name, rows in held.items()
-    }
-
-    def digests(shard: str) -> Any:
-        found = np.zeros((len(rows_of[shard]), 16), dtype=np.uint8)
-        found[:, 3] = rows_of[shard]
-        return found
-
-    def record(*names: str) -> CorpusRecord:
-        return CorpusRecord(SOURCE, tuple(parts[name] for name in names), {})
-
-    for name, kept in (("v2", "base"), ("v3", "more")):
-        publish_record(tmp_path, name, record(kept, name))
-    store: Any = SimpleNamespace(shards=SimpleNamespace(digests=digests))
-    base: Any = SimpleNamespace(
-        folder=tmp_path / "versions/v1", record=record("base", "more"), store=store
-    )
-    monkeypatch.setattr(update_base.faiss_index, "withdrawn_versions", lambda _: ("v2", "v3"))
-    texts = {name: set(rows.tolist()) for name, rows in held.items()}
-    expected = []
-    for name in ("v2", "v3"):
-        brought = texts[name] - texts["base"] - texts["more"]
-        expected.append(
-            f"note: {len(brought & texts['now'])} of the {len(brought)} texts that version {name} "
-            "brought, which was rolled back, come again"
-        )
-    assert list(update_base.told_again(base, record("now"), store)) == expected
 
 
 def test_a_withdrawn_version_that_a_disk_does_not_give_stops_no_update(

@@ -19,7 +19,6 @@ from whiten_index.artifacts.files import sha256_file
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.retention import prune, rollback
 from whiten_index.versions.verify_index import verify_index
 from whiten_index.versions.verify_store import verify_store
 
@@ -60,50 +59,6 @@ def the_shard(world: World, kind: str) -> Path:
         (source,) = [name for name, _ in sources if name]
         return folder / source
     return folder / (derived if kind == "derived" else news.parts[-1].shard)
-
-
-@pytest.mark.parametrize("kind", ["whole", "derived", "source"])
-def test_a_shard_that_is_gone(world, kind):
-    folder, derived = the_shard(world, kind), the_shard(world, "derived")
-    shutil.rmtree(folder)
-    (damage,) = verify_store(world.place).damages
-    lost = kind == "source"
-    assert damage.path == str(derived if lost else folder)
-    assert (f"picks rows from shard {folder.name}" if lost else "is missing") in damage.why
-    mend(world)
-    world.assert_intact(last=2)
-    assert verify_store(world.place).damages == ()
-
-
-@pytest.mark.parametrize("name", ["embeddings.safetensors", "manifest.json"])
-def test_a_damaged_pack(world, name):
-    (pack,) = pack_folders(world)
-    folder = world.store.shards.packs.folder / pack
-    overwrite(folder / name, 300, 301)
-    paths = {damage.path: damage for damage in verify_store(world.place).damages}
-    assert str(folder) in paths
-    if name != "manifest.json":
-        assert "at most 40 rows" in paths[str(folder)].remedy
-        assert any("news" in each for each in paths[str(folder)].touches)
-    mend(world)
-    world.assert_intact(last=2)
-    assert verify_store(world.place).damages == ()
-
-
-@pytest.mark.parametrize("gone", [False, True])
-def test_damaged_rows(world, gone):
-    part = world.records[-1][0].parts[-1]
-    path = world.store.folder / "rows" / f"{part.documents}.arrow.zst"
-    if gone:
-        path.unlink()
-    else:
-        overwrite(path, 60, 70)
-    (damage,) = verify_store(world.place).damages
-    assert damage.path == str(path)
-    assert "nothing is encoded anew" in damage.remedy
-    assert "news" in damage.touches[0]
-    assert world.encode().counts.encoded == 0
-    assert verify_store(world.place).damages == ()
 
 
 @pytest.mark.parametrize("name", ["news", "other"])
@@ -147,27 +102,6 @@ def test_what_only_a_version_needs_and_what_nothing_needs(world):
     shutil.rmtree(version)
     (world.root / "index" / "CURRENT").unlink()
     gc_store(world.place, keep_days=0)
-    assert verify_store(world.place).sound
-
-
-def test_every_flipped_bit_is_found(world):
-    """But where what is read stays the same."""
-    rng = np.random.default_rng(0)
-    files = sorted(
-        path for path in world.place.rglob("*") if path.is_file() and not path.name.startswith(".")
-    )
-    for _ in range(120):
-        path = files[rng.integers(len(files))]
-        data = bytearray(path.read_bytes())
-        place = int(rng.integers(len(data)))
-        data[place] ^= 1 << int(rng.integers(8))
-        sound = path.read_bytes()
-        path.write_bytes(data)
-        damages = verify_store(world.place).damages
-        path.write_bytes(sound)
-        touched = {path, path.parent}
-        if not any(Path(damage.path) in touched for damage in damages):
-            assert path.name.endswith(".zst"), path
     assert verify_store(world.place).sound
 
 
@@ -218,34 +152,6 @@ def out(built, tmp_path):
 
 def versions_of(out: Path) -> list[Path]:
     return sorted((out / "versions").iterdir())
-
-
-NAMES = ["index.faiss", "documents.arrow", "whitening.safetensors", "corpus.json", "manifest.json"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_damaged_version_that_is_published(out, name):
-    *_, before, last = versions_of(out)
-    overwrite(last / name, 100, 101)
-    (damage,) = verify_index(out).damages
-    assert damage.path == str(last)
-    assert damage.touches == (f"version {last.name}",)
-    assert f"whiten-index rollback {out} --to {before.name}" in damage.remedy
-    rollback(out, to=before.name)
-    assert "prune" in verify_index(out).damages[0].remedy
-    prune(out, keep=3)
-    assert verify_index(out).sound
-
-
-@pytest.mark.parametrize("at", [5, 30, 90])
-def test_current_damaged(out, at):
-    overwrite(out / "CURRENT", at, at + 1)
-    (damage,) = verify_index(out).damages
-    last = versions_of(out)[-1].name
-    assert damage.path == str(out / "CURRENT")
-    assert damage.remedy == f"whiten-index rollback {out} --to {last}"
-    rollback(out, to=last)
-    assert verify_index(out).sound
 
 
 def test_files_that_are_sound_and_do_not_belong_together(out):
