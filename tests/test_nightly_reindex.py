@@ -174,9 +174,9 @@ def test_a_job_that_finds_another_one_leaves_the_metrics_to_that(
 @pytest.mark.parametrize(
     ("name", "function"),
     [
-        ("prune", "versions.retention.prune"),
-        ("gc", "versions.gc.gc_store"),
-        ("compact", "versions.compaction.compact_store"),
+        ("prune", "retention.prune"),
+        ("gc", "gc.gc_store"),
+        ("compact", "compaction.compact_store"),
     ],
 )
 def test_what_follows_an_update_cannot_undo_it(
