@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-
 from tests.test_pooling import naive_pool
+
 from whiten_index.encoding import Encoder, find_model
 from whiten_index.encoding.pooling import Pooling
 from whiten_index.errors import ConfigError
