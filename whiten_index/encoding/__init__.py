@@ -54,9 +54,9 @@ __all__ = [
 _HOME = {
     "Encoded": "encoder",
     "Encoder": "encoder",
-    "PreparedWindow": "window",
+    "PreparedWindow": "windows",
     "RanWindow": "encoder",
-    "StateEncoder": "states",
+    "StateEncoder": "layer_encoder",
 }
 
 
