@@ -9,13 +9,25 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.test_pooling import naive_pool
 
 from whiten_index.encoding import Encoder, find_model
 from whiten_index.encoding.pooling import Pooling
 from whiten_index.errors import ConfigError
 
 LONGEST = 32
+
+
+def naive_pool(tokens: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """Pool the (t, d) states of one text that has no padding."""
+    if pooling is Pooling.MEAN:
+        return sum(tokens) / len(tokens)
+    if pooling is Pooling.MAX:
+        return torch.stack([max(column) for column in tokens.T])
+    if pooling is Pooling.WEIGHTED_MEAN:
+        return sum(i * token for i, token in enumerate(tokens, 1)) / sum(range(1, len(tokens) + 1))
+    if pooling is Pooling.MEAN_SQRT_LENGTH:
+        return sum(tokens) / len(tokens) ** 0.5
+    return tokens[0 if pooling is Pooling.CLS else -1]
 
 
 def load(model: Path | str, **options) -> Encoder:
