@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from numpy.typing import NDArray
 
 from tests import tiny_models
 from tests.build_helpers import build as build_columns
 from tests.build_helpers import random_rows, write_rows
 from whiten_index import BuildConfig, Encoder, QueryTransform, build_index, open_index
-from whiten_index.errors import ConfigError
 from whiten_index.search.search_index import Hit
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
@@ -110,22 +106,6 @@ def build_texts(out: Path, corpus: str, *, model: str, **options: Any) -> None:
     )  # fmt: skip
 
 
-def real_index(root: Path) -> Path:
-    """Return an index of 64 sentences by the real MiniLM, ``text`` kept."""
-    texts = [
-        f"{who} {does} {what}"
-        for who in ("The mayor", "A surgeon", "Our neighbour", "The orchestra")
-        for does in ("repairs", "admires", "sells", "loses")
-        for what in ("an old bridge", "a violin", "the harvest", "her umbrella in the storm")
-    ]
-    pq.write_table(pa.table({"id": range(64), "text": texts}), root / "real.parquet")
-    build_texts(
-        root / "real", str(root / "real.parquet"), model="all-MiniLM-L6-v2", id_column="id",
-        keep=("text",),
-    )  # fmt: skip
-    return root / "real"
-
-
 def different_texts(words: Sequence[str], count: int) -> list[str]:
     random = np.random.default_rng(0)
     made = dict[str, None]()
@@ -149,16 +129,3 @@ def query_vectors(places: Places, queries: Sequence[str]) -> Vectors:
 
 def found_by_index(index: Path, query: str, *, top_k: int = TOP, **options: Any) -> list[Hit]:
     return open_index(index).search([query], top_k=top_k, **options)[0]
-
-
-def expect_pip_line(
-    monkeypatch: pytest.MonkeyPatch, name: str, hidden: Sequence[str], extra: str
-) -> None:
-    """Import what needs a framework that is hidden, and expect the pip line."""
-    for package in hidden:
-        monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(
-        ConfigError, match=rf"whiten_index's classes for .* pip install 'whiten-index\[{extra}\]'"
-    ):
-        importlib.import_module(name)

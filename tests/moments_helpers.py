@@ -7,8 +7,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from whiten_index.whitening.moments import Moments
-
 seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
@@ -76,7 +74,3 @@ def assert_identical(ours, other):
     assert ours.count == other.count
     for name in ("mean", "scatter", "cubic", "quartic"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(other, name))
-
-
-def without_higher(moments):
-    return Moments(moments.count, moments.mean, moments.scatter)

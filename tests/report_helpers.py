@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
 from whiten_index.report.advice import advise
@@ -180,20 +178,3 @@ def papers_results(seed=0):
         "not_run": [{"source": "A third", "table": "Table 2", "model": f"flow {n}", "setting": "",
                      "why": "takes <training>"} for n in (1, 2)],
     }  # fmt: skip
-
-
-def layers_report(states):
-    """What comparing the layers of a model on two sets returns, raw alone."""
-    rng = np.random.default_rng(0)
-    cells = []
-    for layers in [(i,) for i in range(states)] + list(itertools.combinations(range(states), 2)):
-        found = {name: {"spearman": {how: float(rng.uniform(40, 80)) for how in _HOW}}
-                 for name in ("STS-B", "a_very_long_name_of_a_set_" * 3)}  # fmt: skip
-        average = {how: float(np.mean([each["spearman"][how] for each in found.values()]))
-                   for how in _HOW}  # fmt: skip
-        cells.append({"layers": list(layers), "datasets": found, "average": {"spearman": average}})
-    best = {how: {"1": {"layers": [0], "figure": 1.0}, "2": {"layers": [0, 1], "figure": 1.0}}
-            for how in _HOW}  # fmt: skip
-    run = {"name": "raw", "setting": {}, "combinations": cells, "best": best}
-    encoder = {"model": "a/model", "pooling": "mean", "dim": 768, "max_length": 128}
-    return {"encoder": encoder, "states": states, "runs": [run], "seconds": {}}

@@ -97,17 +97,6 @@ def test_embeddings_do_not_depend_on_batches_or_threads(tiny_model, texts, budge
         torch.set_num_threads(torch_threads)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 100, 1000])
-def test_embeddings_do_not_depend_on_windows_or_chunks(tiny_model, texts, rows, monkeypatch):
-    encoder = load(tiny_model)
-    expected = encoder.encode(texts)
-    monkeypatch.setattr(Encoder, "window_rows", rows)
-    chunks = [texts[:3], texts[3:3], texts[3:250], texts[250:]]
-    found = list(encoder.stream(iter(chunks)))
-    assert all(len(block) == rows for block in found[:-1])
-    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
-
-
 # --------------------------------------------------------------------------- memory that runs out
 
 
@@ -160,17 +149,6 @@ def test_a_single_text_that_does_not_fit_is_an_error(tiny_model, texts, monkeypa
     assert encoder._transformer.packs == (way == "packed")
     starve(encoder, monkeypatch, most=20, error="cuda")
     with pytest.raises(EncoderError, match=r"one text of \d+ tokens does not fit .*--max-length"):
-        encoder.encode(texts)
-
-
-def test_other_errors_of_the_model_are_not_taken_for_memory(tiny_model, texts, monkeypatch, way):
-    encoder = load(tiny_model)
-
-    def broken(self, *others, **options):
-        raise RuntimeError("a size does not match")
-
-    monkeypatch.setattr(encoder._transformer.__class__, way, broken)
-    with pytest.raises(RuntimeError, match="a size does not match"):
         encoder.encode(texts)
 
 

@@ -30,13 +30,6 @@ place = choosing_helpers.place
 # --------------------------------------------------------------------------- named or chosen
 
 
-def test_what_is_named_is_not_chosen(chosen: tuple[Place, BuildReport]) -> None:
-    report = chosen[0].build("named", whiten="pca", k=5)
-    assert report.manifest["choice"] is None
-    assert report.manifest["whitening"]["kind"] == "pca"
-    assert not {"encode pieces", "choose"} & stages(report)
-
-
 # --------------------------------------------------------------------------- found again
 
 
@@ -49,13 +42,6 @@ def test_a_second_build_finds_the_choice_in_the_store(
     elsewhere = place.build("elsewhere")
     assert choice(elsewhere) == choice(chosen[1])
     assert not {"encode pieces", "choose"} & stages(elsewhere)
-
-
-def test_other_wishes_choose_anew_from_the_same_sample(place: Place) -> None:
-    report = place.build("out", k=20)
-    assert "choose" in stages(report)
-    assert "encode pieces" not in stages(report)
-    assert choice(report)["rule"] == "pieces"
 
 
 def test_a_store_alone_gives_the_same_choice(

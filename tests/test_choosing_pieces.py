@@ -17,19 +17,15 @@ from tests.choosing_helpers import (
     assert_applied,
     assert_scored_by_pieces,
     choice,
-    documents,
     kept_sample,
-    names_of,
     parquet,
     raw_embeddings,
 )
 from whiten_index import BuildConfig
-from whiten_index.encoding import Encoder
 from whiten_index.errors import CorpusError
 from whiten_index.pipeline import pseudo_queries as sampling
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.pipeline.encode import encode_shards, open_corpus
-from whiten_index.pipeline.pseudo_queries import cut_pieces
 from whiten_index.progress import Silent, Stages
 from whiten_index.whitening import Whitening
 from whiten_index.whitening.moments import Moments
@@ -50,35 +46,6 @@ def test_scores_are_those_of_whitenings_fitted_without_the_sample(
     sample, raw = kept_sample(place), raw_embeddings(report)
     rest = Moments.of(np.delete(raw, sample["rows"], axis=0))
     assert_scored_by_pieces(report, sample, rest)
-
-
-def test_pieces_are_those_of_the_sampled_documents_encoded_as_what_they_stand_for(
-    tmp_path: Path, chosen: tuple[Place, BuildReport], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sentences and windows are queries; what is left of a document is a document."""
-    place, cut = chosen[0], []
-
-    def spy(text: str, *arguments: Any, **options: Any) -> Any:
-        cut.append((text, cut_pieces(text, *arguments, **options)))
-        return cut[-1][1]
-
-    monkeypatch.setattr(sampling, "cut_pieces", spy)
-    prompts = {"document_prompt": "passage ", "query_prompt": "query "}
-    place.build(tmp_path / "out", store=str(tmp_path / "store"), choose_sample=60, **prompts)
-    sample = kept_sample(Place(tmp_path, place.model, place.texts))
-    kept = [(text, pieces) for text, pieces in cut if pieces is not None]
-    assert len(kept) == len(sample["rows"]) == 60
-    assert [place.texts[row] for row in sample["rows"]] == [text for text, _ in kept]
-    encoder = Encoder.load(str(place.model), **prompts)
-    for name, encode, texts in (
-        ("sentences", encoder.encode_queries, [pieces.sentence for _, pieces in kept]),
-        ("windows", encoder.encode_queries, [pieces.window for _, pieces in kept]),
-        ("others", encoder.encode, [pieces.others for _, pieces in kept]),
-    ):
-        np.testing.assert_allclose(sample[name], encode(texts), atol=4e-3)
-    # Each document once, its own before the others.
-    assert sample["candidates"][:60].tolist() == sample["rows"].tolist()
-    assert sorted(sample["candidates"]) == list(range(ROWS))
 
 
 @pytest.mark.parametrize(
@@ -117,25 +84,6 @@ def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> 
 
 
 # --------------------------------------------------------------------------- passages
-
-
-def test_passages_of_one_document_are_no_wrong_answers(tmp_path: Path, model: Path) -> None:
-    texts = documents(120, sentences=8)
-    corpus = parquet(tmp_path / "c.parquet", id=[f"d{i}" for i in range(120)], text=texts)
-    place = Place(tmp_path, model, texts)
-    report = place.build("out", corpus=(corpus,), passage_tokens=40, choose_sample=60)
-    sample, names = kept_sample(place), np.array(names_of(report))
-    rows, candidates = sample["rows"], sample["candidates"]
-    own = names[rows]
-    assert len(set(own)) == len(rows) == 60
-    assert candidates[: len(rows)].tolist() == rows.tolist()
-    assert not set(names[candidates[len(rows) :]]) & set(own)
-    # All but the other passages of these documents are there.
-    others = np.flatnonzero(np.isin(names, own))
-    assert len(others) > len(rows)
-    left = np.setdiff1d(np.arange(len(names)), others)
-    assert sorted(candidates[len(rows) :]) == left.tolist()
-    assert len(left)
 
 
 # --------------------------------------------------------------------------- the corpus meanwhile

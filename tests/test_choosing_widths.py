@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from tests.choosing_helpers import choice, parquet, shards
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError
-from whiten_index.index import choose_factory
 from whiten_index.pipeline.fit import possible_widths
 
 
@@ -42,29 +40,6 @@ def test_widths_are_those_that_the_factory_can_be_built_over(
 
 def wishing(factory: str, **options: Any) -> BuildConfig:
     return BuildConfig(out="o", corpus=("c",), embedding_column="e", factory=factory, **options)
-
-
-@pytest.mark.parametrize(
-    ("factory", "budget", "expected"),
-    [
-        ("auto", "1GB", None),
-        ("auto", "200KB", (16, 32, 64)),
-        ("PQ32x4fs", "4MB", (32, 64, 96, 128)),
-        ("HNSW32", "10MB", (16, 32)),
-    ],
-)
-def test_widths_over_which_nothing_fits_the_budget_are_left_out(
-    factory: str, budget: str, expected: tuple[int, ...] | None
-) -> None:
-    config = wishing(factory, memory_budget=budget)
-    found = possible_widths(config, 128, rows=10_000)
-    assert found == expected
-    for k in (16, 32, 64, 96, 128) if factory == "auto" else ():
-        fits = contextlib.nullcontext() if k in (found or [k]) else pytest.raises(ConfigError)
-        with fits:
-            choose_factory(factory, rows=10_000, dim=128, k=k, budget=config.budget)
-    # Without a number of rows the budget says nothing.
-    assert possible_widths(config, 128) == possible_widths(wishing(factory), 128)
 
 
 def test_a_width_is_chosen_that_fits_the_budget(tmp_path: Path) -> None:

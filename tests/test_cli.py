@@ -17,7 +17,6 @@ import whiten_index
 from tests.bad_input_helpers import (
     EMBEDDED,
     one_object,
-    process,
     run,
     run_build_job,
     succeed,
@@ -66,19 +65,6 @@ def test_help_takes_less_than_half_a_second_of_cpu_and_loads_nothing(arguments: 
         assert whiten_index.__version__ in done.stdout
     else:
         assert done.stdout.startswith("Usage: ")
-
-
-@pytest.mark.parametrize(
-    "more", [("--factory", "IVF4,Flat"), ("--whiten", "none"), ("--threads", "1")]
-)
-def test_a_process_prints_one_object_and_libraries_print_nothing_beside_it(
-    tmp_path: Path, corpus: Path, more: tuple[str, ...]
-) -> None:
-    k = () if "none" in more else ("--k", "4")
-    started = process("build", corpus, *EMBEDDED, *k, *more, "--out", tmp_path / "o", "--json")
-    stdout, stderr = started.communicate(timeout=60)
-    assert started.returncode == 0, stderr
-    assert one_object(stdout)["counts"]["read"] == ROWS
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

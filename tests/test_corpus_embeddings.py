@@ -62,28 +62,6 @@ def test_embeddings_of_every_type_come_through_exactly(tmp_path, write_parquet, 
     assert not skipped
 
 
-@pytest.mark.parametrize("floats", FLOATS)
-@pytest.mark.parametrize("lists", LISTS)
-def test_bad_embeddings_are_skipped_and_counted(tmp_path, write_parquet, lists, floats):
-    good = [1.0, 2.0, 3.0]
-    rows = [None, good, [math.nan, 0.0, 0.0], [0.0, math.inf, 0.0], None, [0.0, None, 1.0], good]
-    wanted = Counter(null_embedding=2, not_finite=3)
-    if lists != "fixed_size_list":
-        rows += [[1.0, 2.0], [], [1.0, 2.0, 3.0, 4.0]]
-        wanted += Counter(wrong_width=2, null_embedding=1)
-    column = embedding_column(rows, LISTS[lists](FLOATS[floats]))
-    path = write_parquet(tmp_path / "a.parquet", {"v": column, "n": range(len(rows))})
-    for shard_rows in (1, 3, 100):
-        corpus = open_corpus(
-            path, embedding_column="v", id_column="n", shard_rows=shard_rows,
-            on_bad_row=OnBadRow.SKIP,
-        )  # fmt: skip
-        ids, found, skipped = read_vectors(corpus)
-        assert ids == [1, 6]
-        np.testing.assert_array_equal(found, [good, good])
-        assert skipped == wanted
-
-
 @pytest.mark.parametrize(
     ("bad", "choice", "message"),
     [
@@ -102,21 +80,6 @@ def test_a_bad_embedding_is_an_error_that_names_the_row(
     )
     with pytest.raises(CorpusError, match=rf"row a\.parquet#1:1 of the corpus {message}.*; mend"):
         read_vectors(open_corpus(path, embedding_column="v", on_bad_row=choice))
-
-
-def test_another_width_in_another_file_is_refused(tmp_path, write_parquet):
-    for name, width in (("a", 2), ("b", 3)):
-        column = embedding_column([[1.0] * width], pa.list_(pa.float32(), width))
-        write_parquet(tmp_path / f"{name}.parquet", {"v": column})
-    with pytest.raises(CorpusError, match=r"b\.parquet#0:0 .*width is not 2"):
-        read_vectors(open_corpus(tmp_path, embedding_column="v"))
-
-
-def test_a_column_of_nulls_is_refused(tmp_path, write_parquet):
-    column = pa.array([None, None], pa.list_(pa.float32()))
-    path = write_parquet(tmp_path / "a.parquet", {"v": column})
-    with pytest.raises(CorpusError, match="every value of v is null"):
-        open_corpus(path, embedding_column="v")
 
 
 VECTOR = st.none() | st.lists(

@@ -5,9 +5,6 @@ from __future__ import annotations
 import glob
 from pathlib import Path
 
-import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.corpus_helpers import chunk_bytes, open_corpus, overwrite, read_all
@@ -54,28 +51,6 @@ def test_a_glob_finds_what_python_globbing_finds(tmp_path, write_parquet, patter
     expected = glob.glob(pattern, root_dir=tmp_path, recursive=True)  # noqa: PTH207
     assert expected
     assert sorted(read_all(open_corpus(tmp_path / pattern))[1]) == sorted(expected)
-
-
-@pytest.mark.parametrize("tail", ["", "/a.parquet", "/*.parquet", "/**/a.parquet"])
-def test_an_fsspec_uri_is_read(tail):
-    memory = fsspec.filesystem("memory")
-    try:
-        with memory.open("/bucket/data/a.parquet", "wb") as file:
-            pq.write_table(pa.table({"text": ["from memory"]}), file)
-        with memory.open("/bucket/data/_SUCCESS", "wb"):
-            pass
-        corpus = open_corpus(f"memory://bucket/data{tail}")
-        assert read_all(corpus)[:2] == (["a.parquet#0:0"], ["from memory"])
-    finally:
-        memory.rm("/bucket", recursive=True)
-
-
-def test_sources_keep_their_order_and_same_names_stay_distinct(tmp_path, write_parquet):
-    for name in ("z", "y"):
-        write_parquet(tmp_path / name / "part.parquet", {"text": [name]})
-    ids, texts, _ = read_all(open_corpus(tmp_path / "z", tmp_path / "y"))
-    assert texts == ["z", "y"]
-    assert len(set(ids)) == 2
 
 
 @pytest.mark.parametrize("again", ["a.parquet", "file://", "*.parquet", "sub/../a.parquet"])
@@ -146,11 +121,3 @@ def test_damage_that_leaves_invalid_utf8_is_named(tmp_path, write_parquet, colum
 
     with pytest.raises(CorpusError, match=r"a\.parquet"):
         use()
-
-
-def test_a_file_that_vanishes_is_named(tmp_path, write_parquet):
-    path = write_parquet(tmp_path / "a.parquet", {"text": ["x"]})
-    corpus = open_corpus(path)
-    path.unlink()
-    with pytest.raises(CorpusError, match=r"a\.parquet"):
-        read_all(corpus)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.corpus_helpers import IN_TMP_PATH, chunk_bytes, open_corpus, overwrite, read_all
+from tests.corpus_helpers import IN_TMP_PATH, open_corpus, read_all
 from whiten_index.corpus import OnBadRow
 from whiten_index.errors import CorpusError
 
@@ -36,18 +36,6 @@ def test_a_column_of_the_wrong_type_is_refused_with_those_that_fit(
     path = write_parquet(tmp_path / "a.parquet", columns)
     with pytest.raises(CorpusError, match=message):
         open_corpus(path, **options)
-
-
-def test_only_the_columns_asked_for_are_read(tmp_path, write_parquet):
-    """A column of rubbish beside the wanted ones is never touched."""
-    columns = {"big": [f"{i}" * 50 for i in range(500)], "text": ["x"] * 500, "k": range(500)}
-    path = write_parquet(tmp_path / "a.parquet", columns)
-    overwrite(path, *chunk_bytes(path, "big"))
-    (batch,) = open_corpus(path, keep=("k",)).batches()
-    assert batch.documents.column_names == ["id", "k"]
-    assert batch.texts == ["x"] * 500
-    with pytest.raises(CorpusError, match=r"a\.parquet is damaged"):
-        read_all(open_corpus(path, keep=("big",)))
 
 
 # --------------------------------------------------------------------------- texts

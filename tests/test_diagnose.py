@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 from tests.whitening_helpers import make_rows
 from whiten_index import BuildConfig, build_index
 from whiten_index.cli import cli
-from whiten_index.evaluation import Geometry
-from whiten_index.pipeline import publish as diagnosing
 from whiten_index.pipeline.build import BuildReport
-from whiten_index.pipeline.publish import geometry
-from whiten_index.store import CorpusPart, CorpusRecord
-from whiten_index.store.sampling import drawn_rows
 from whiten_index.whitening import Whitening
 
 Array = NDArray[np.float64]
@@ -114,40 +109,4 @@ def test_too_few_rows_have_no_geometry_and_the_index_is_built(tmp_path: Path, ro
     assert "geometry" not in result.stdout
 
 
-def test_a_large_corpus_is_measured_on_a_sample_of_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = make_rows(0, ROWS, DIM, ratio=0.3).astype(np.float32).astype(np.float64)
-    monkeypatch.setattr(diagnosing, "_ROWS", 50)
-    report = build(tmp_path, rows, whiten="whitening", k=4)
-    found = shape(report)
-    assert found["raw"]["rows"] == found["vectors"]["rows"] == 50
-    store, record, whitening = report.encoded.store, report.encoded.record, transform(report)
-    assert geometry(store, record, whitening, seed=0) == found
-    other = geometry(store, record, whitening, seed=1)
-    assert other is not None
-    assert other["raw"]["mean_cosine"] != found["raw"]["mean_cosine"]
-    # Raw and whitened are of the same rows.
-    sample = np.sort(drawn_rows(record, 50, np.random.default_rng(0)))
-    for name, truth in (("raw", rows[sample]), ("vectors", whitening.apply(rows[sample]))):
-        measured = (found[name]["isoscore"], found[name]["effective_rank"])
-        assert measured == pytest.approx(dims_in_use(truth), rel=1e-6)
-        assert found[name]["hubness"] == pytest.approx(Geometry.of(truth).hubness, abs=1e-6)
-
-
 # --------------------------------------------------------------------------- the draw
-
-
-def record_of(rows: list[int]) -> CorpusRecord:
-    parts = tuple(CorpusPart("s" if n else "", "", n, n, 0) for n in rows)
-    return CorpusRecord({}, parts, {})
-
-
-def test_every_row_of_a_small_corpus_is_as_likely_as_another():
-    record = record_of([30, 0, 10, 60])
-    counts = np.zeros(100)
-    for seed in range(400):
-        counts[drawn_rows(record, 20, np.random.default_rng(seed))] += 1
-    # 80 each, with a standard deviation of 8.
-    assert abs(counts - 80).max() < 40
-    assert counts[:30].mean() == pytest.approx(80, abs=6)

@@ -60,13 +60,6 @@ def test_a_sample_has_exactly_so_many_passages_each_once(roots: list[Path]) -> N
     assert len({passage.text for passage in chosen}) == 100
 
 
-def test_a_seed_gives_the_same_rows_and_another_seed_others(roots: list[Path]) -> None:
-    first = sample(roots, passages=100, seed=3)
-    assert sample(roots, passages=100, seed=3) == first
-    other = sample(roots, passages=100, seed=4)
-    assert {passage.id for passage in other} != {passage.id for passage in first}
-
-
 def test_nothing_is_imported(tmp_path: Path) -> None:
     marker = tmp_path / "imported"
     trap = f"open({str(marker)!r}, 'w').close()\nraise RuntimeError\n"
@@ -83,17 +76,6 @@ def test_functions_of_the_library_agree_with_inspect(tmp_path: Path) -> None:
         passage = found[f"json.{call.__name__}"]
         assert passage.signature == f"{call.__name__}{inspect.signature(call)}"
         assert passage.text == inspect.getdoc(call)
-
-
-def test_private_names_and_tests_are_left_out(tmp_path: Path) -> None:
-    hidden = ["pkg/_private.py", "_top/open.py", "pkg/tests/helper.py", "pkg/test_it.py"]
-    hidden += ["pkg/_vendor/copy.py", "site-packages/other.py", "pkg/run-it.py"]
-    files = {name: function(f"read_{i}") for i, name in enumerate(hidden)}
-    files["pkg/__init__.py"] = function("_read_it") + function("read_it")
-    files["pkg/listed.py"] = "__all__ = ['a']\n__all__ += ['b']\n" + "".join(
-        map(function, ["a", "b", "c"])
-    )
-    assert set(by_id(write(tmp_path, files))) == {"pkg.read_it", "pkg.listed.a", "pkg.listed.b"}
 
 
 def test_the_command_writes_the_corpus_and_says_so_in_a_line(

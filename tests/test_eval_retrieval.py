@@ -121,31 +121,6 @@ def test_figures_are_those_of_brute_force_at_every_k(
     assert swept["setting"]["transform"]["k"] == 8
 
 
-def test_every_text_is_encoded_once_over_all_transforms(tiny_model, beir, tmp_path, monkeypatch):
-    reports, asked = [], []
-    build, encode = retrieval.build_index, Encoder.encode_queries
-
-    def remembered(config, **more):
-        reports.append(build(config, **more))
-        return reports[-1]
-
-    def counted(self, texts):
-        asked.append(len(texts))
-        return encode(self, texts)
-
-    monkeypatch.setattr(retrieval, "build_index", remembered)
-    monkeypatch.setattr(Encoder, "encode_queries", counted)
-    given = {"sets": [str(beir)], "whiten": "whitening", "k": ("4", "8", "16")}
-    first = judged(tiny_model, **given, store=str(tmp_path / "store"))
-    assert [report.encoded.counts.encoded for report in reports] == [DOCUMENTS, 0, 0]
-    assert asked == [QUERIES]
-    again = judged(tiny_model, **given, store=str(tmp_path / "store"))
-    assert reports[-1].encoded.counts.encoded == 0
-    assert asked == [QUERIES]
-    assert again["runs"] == first["runs"]
-    assert not reports[0].out.exists()
-
-
 def test_a_run_written_is_judged_as_the_search_was(tiny_model, beir, store, tmp_path):
     found = judged(
         tiny_model,
@@ -169,19 +144,6 @@ def test_a_run_written_is_judged_as_the_search_was(tiny_model, beir, store, tmp_
         RetrievalConfig(qrels=str(beir / "qrels/test.tsv"), run=str(one), metrics=("map@20",))
     )
     assert figures(read["datasets"]["one"]) == figures(raw["datasets"]["one"])
-
-
-def test_sets_whose_links_are_named_alike_each_have_their_own_documents(
-    tiny_model, tmp_path, documents, queries, qrels
-):
-    texts = {"left": documents, "right": dict(list(documents.items())[:100])}
-    for name, kept in texts.items():
-        write_set(tmp_path / name, kept, queries, qrels)
-        (tmp_path / f"of-{name}").mkdir()
-        (tmp_path / f"of-{name}" / "set").symlink_to(tmp_path / name)
-    found = judged(tiny_model, sets=[str(tmp_path / f"of-{name}" / "set") for name in texts])
-    counted = {name: each["counts"]["documents"] for name, each in found["datasets"].items()}
-    assert counted == {"left": DOCUMENTS, "right": 100}
 
 
 # --------------------------------------------------------------------------- queries of the corpus

@@ -144,27 +144,6 @@ def test_the_seven_sets_have_their_public_figures(data):
 # ------------------------------------------------------------------------ the flow
 
 
-def test_what_a_transform_is_fitted_on(pairs, tiny_model, tmp_path, write_parquet):
-    """A file of the set's own sentences is the target, each as often as it is named there."""
-    table = pq.read_table(pairs).to_pydict()
-    sentences = write_parquet(
-        tmp_path / "s.parquet", {"text": table["sentence1"] + table["sentence2"]}
-    )
-    sets = read_sts([pairs])
-
-    def figures(fit, **more):
-        options = {"model": str(tiny_model), "k": ("8",), "fit": fit, **more}
-        return evaluate_sts(EvalConfig.from_options(options), sets)["datasets"]["mine"]["spearman"]
-
-    target = figures("target")
-    # The store of a corpus keeps float16.
-    assert figures(str(sentences)) == pytest.approx(target, abs=0.5)
-    assert figures(str(pairs)) == pytest.approx(target, abs=0.5)
-    assert figures("nli", nli=str(sentences)) == pytest.approx(target, abs=0.5)
-    half = write_parquet(tmp_path / "h.parquet", {"text": table["sentence1"]})
-    assert figures(str(half)) != pytest.approx(target, abs=0.5)
-
-
 @pytest.fixture(scope="module")
 def repeated(pairs, tmp_path_factory, write_parquet) -> Path:
     """The pairs, twenty of them five times, so that their sentences weigh more."""

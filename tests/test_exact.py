@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index.index import exact
-from whiten_index.index.exact import exact_search, flat_vectors, largest
+from whiten_index.index.exact import exact_search, largest
 
 
 def by_sorting(scores: np.ndarray, count: int) -> np.ndarray:
@@ -77,35 +71,3 @@ def test_exact_search_is_a_full_sort(
         best = by_sorting(truth, 50)
         assert numbers.tolist() == rows[best].tolist()
         assert mine.tolist() == truth[best].tolist()
-
-
-def test_only_plain_vectors_by_inner_product_are_looked_at_directly(tmp_path: Path) -> None:
-    rows = np.random.default_rng(3).standard_normal((20, 4)).astype(np.float32)
-    plain = faiss.IndexFlatIP(4)
-    plain.add(rows)
-    assert np.array_equal(flat_vectors(plain), rows)
-    assert flat_vectors(faiss.IndexFlatIP(4)).shape == (0, 4)
-    for other in (faiss.IndexFlatL2(4), faiss.index_factory(4, "SQfp16"), faiss.IndexFlat(4)):
-        other.train(rows)
-        other.add(rows)
-        assert flat_vectors(other) is None
-    faiss.write_index(plain, str(tmp_path / "i"))
-    mapped = faiss.read_index(str(tmp_path / "i"), faiss.IO_FLAG_MMAP_IFC)
-    assert np.array_equal(flat_vectors(faiss.downcast_index(mapped)), rows)
-
-
-@pytest.mark.parametrize("policy", [None, "active"])
-def test_the_threads_of_faiss_rest_unless_the_user_says_otherwise(policy: str | None) -> None:
-    # OpenMP prints what it was told when it is loaded.
-    program = (
-        "import os; from whiten_index.index import load_faiss; load_faiss(); "
-        "print(os.environ.get('OMP_WAIT_POLICY'))"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-    told = {} if policy is None else {"OMP_WAIT_POLICY": policy}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**environment, "OMP_DISPLAY_ENV": "TRUE", **told},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert f"OMP_WAIT_POLICY = '{(policy or 'passive').upper()}'" in done.stderr
-    assert done.stdout.strip() == str(policy)

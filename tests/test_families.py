@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import (
@@ -89,21 +88,6 @@ def bert_with(tiny, tmp_path):
 def test_each_family_agrees_with_sentence_transformers(tiny, tmp_path, family, pooling):
     folder = add_modules(copied(tiny(family), tmp_path / family), pooling)
     assert_alike(load(folder).encode(texts()), truth(folder, texts()))
-
-
-@pytest.mark.parametrize("told_by", ["settings", "tokenizer"])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_the_side_that_is_cut_agrees_with_sentence_transformers(tiny, tmp_path, side, told_by):
-    folder = add_modules(copied(tiny("bert"), tmp_path / "cut"))
-    if told_by == "settings":
-        edit_json(folder / "tokenizer_config.json", truncation_side=side)
-    else:
-        cut = {"direction": side.title(), "max_length": 9, "strategy": "LongestFirst", "stride": 0}
-        edit_json(folder / "tokenizer.json", truncation=cut)
-    found = load(folder).encode(texts())
-    assert_alike(found, truth(folder, texts()))
-    plain = load(add_modules(copied(tiny("bert"), tmp_path / "plain"))).encode(texts())
-    assert np.allclose(found, plain, atol=1e-3) == (side == "right")
 
 
 # --------------------------------------------------------------------------- lengths
@@ -231,31 +215,6 @@ def test_modules_unknown_or_out_of_place_are_refused(bert_with, kinds, named):
     write_json(folder / "modules.json", modules)
     with pytest.raises(EncoderError, match=f"ends with {named}, which is not applied here"):
         resolve(folder)
-
-
-def test_pickled_weights_are_fetched_where_there_are_no_others(bert_with, tmp_path, monkeypatch):
-    """As LaBSE: safetensors for the transformer, the older format alone for the dense layer."""
-    hub = bert_with(dense())
-    weights = load_file(hub / "2_Dense" / "model.safetensors")
-    (hub / "2_Dense" / "model.safetensors").unlink()
-    torch.save(weights, hub / "2_Dense" / "pytorch_model.bin")
-    (hub / "pytorch_model.bin").write_bytes(b"not needed")
-
-    def snapshot(name, *, revision, allow_patterns, ignore_patterns, local_files_only):
-        assert not local_files_only
-        names = [file.relative_to(hub).as_posix() for file in hub.rglob("*") if file.is_file()]
-        for each in filter_repo_objects(
-            names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
-        ):
-            (tmp_path / "cache" / each).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "cache" / each).write_bytes((hub / each).read_bytes())
-        return str(tmp_path / "cache")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    folder = find_model("someone/with-a-dense-layer")
-    assert folder.dim == 16
-    assert not (folder.path / "pytorch_model.bin").exists()
-    assert load_head(folder)(torch.zeros(1, DIM)).shape == (1, 16)
 
 
 # --------------------------------------------------------------------------- prompts

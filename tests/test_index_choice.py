@@ -149,29 +149,6 @@ def test_auto_builds_what_fits_and_keeps_why(
     assert len(open_index(str(tmp_path / "out")).bundle) == ROWS
 
 
-def test_rows_held_out_are_not_trained_on(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from whiten_index.assemble import examination
-
-    drawn: list[Any] = []
-    real = examination.draw_rows
-
-    def spy(*arguments: Any) -> Any:
-        drawn.append(real(*arguments))
-        return drawn[-1]
-
-    monkeypatch.setattr(examination, "draw_rows", spy)
-    tuned = build(corpus, tmp_path / "out", factory="IVF16,SQ8").manifest["factory"]["tuned"]
-    ((sample, held_out),) = drawn
-    assert not {*sample.tolist()} & {*held_out.tolist()}
-    assert len(sample) + len(held_out) == ROWS
-    assert len(held_out) == ROWS // 10
-    assert tuned["queries"] == len(held_out)
-    assert tuned["reached"]
-    assert tuned["recall"] >= 0.95
-
-
 @pytest.mark.parametrize(
     ("factory", "least"), [("IVF2000,Flat", 2_000), ("PQ4x12", 4_096), ("IVF4,PQ4x11", 2_048)]
 )
@@ -183,22 +160,6 @@ def test_too_few_rows_to_train_are_told_before_encoding(
     with pytest.raises(ConfigError, match=told):
         build(corpus, tmp_path / "out", factory=factory, store=str(store))
     assert not list(store.glob("*/shards/*"))
-
-
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        ({"target_recall": 0.0}, "--target-recall takes a share"),
-        ({"target_recall": 1.5}, "--target-recall takes a share"),
-        ({"target_recall": float("nan")}, "--target-recall takes a share"),
-        ({"memory_budget": "much"}, "--memory-budget 'much' is no size"),
-        ({"memory_budget": 0}, "--memory-budget '0' is no size"),
-        ({"index_device": "tpu"}, "--index-device 'tpu' is unknown; use auto, cpu, gpu"),
-    ],
-)
-def test_settings_are_checked_at_once(corpus: Path, setting: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        config(corpus, Path("out"), **setting)
 
 
 # ------------------------------------------------------------------------- budgets before encoding

@@ -145,28 +145,11 @@ def test_a_grade_in_parquet_that_is_no_whole_number_names_its_row(
         read_qrels(path)
 
 
-@pytest.mark.parametrize("value", [None, 1.5, True, "", " ", "a\0b", "\ud800"])
-def test_an_id_that_is_none_names_its_row(tmp_path: Path, value: Any) -> None:
-    path = jsonl(tmp_path / "a.jsonl", {"id": "x", "text": "t"}, {"id": value, "text": "t"})
-    with pytest.raises(CorpusError, match=r"a\.jsonl, line 2, has .* as id, expected (a )?text "):
-        read_queries(path)
-
-
 @pytest.mark.parametrize("line", ["q\0a\td\t1", "q\td\0a\t1"])
 def test_an_id_that_c_strings_would_cut_names_its_line(tmp_path: Path, line: str) -> None:
     path = text(tmp_path / "q.tsv", f"query-id\tcorpus-id\tscore\na\tx\t1\n{line}\n")
     with pytest.raises(CorpusError, match=r"line 3, has .*\\x00.*expected a text without a NUL"):
         read_qrels(path)
-
-
-def test_pairs_without_a_score_are_dropped_and_counted(tmp_path: Path) -> None:
-    scores = [1.0, None, math.nan, 2.0]
-    columns = {"text1": list("abcd"), "text2": list("efgh")}
-    pairs = read_pairs(parquet(tmp_path / "p.parquet", **columns, score=scores))
-    assert (pairs.first, pairs.second, pairs.dropped) == (["a", "d"], ["e", "h"], 2)
-    path = parquet(tmp_path / "p.parquet", **columns, score=[1.0, None, None, None])
-    with pytest.raises(CorpusError, match=r"1 pairs \(3 without a score left out\); give at least"):
-        read_pairs(path)
 
 
 @pytest.mark.parametrize("score", ["high", "inf", "-inf", "1,5", "1_0", "٣", "1.1e100", "-1e308"])
@@ -199,19 +182,6 @@ def test_malformed_qrels_name_the_line(
 ) -> None:
     with pytest.raises(CorpusError, match=message):
         read_qrels(text(tmp_path / name, content))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"_id": "b", "te', r"line 2, is not JSON \(.*\): .*; write one whole object a line"),
-        ("[" * 100_000, "line 2, is not JSON"),
-        ('["b", "text"]', "line 2, is no JSON object but .*; write one object a line"),
-    ],
-)
-def test_malformed_json_names_the_line(tmp_path: Path, line: str, message: str) -> None:
-    with pytest.raises(CorpusError, match=message):
-        read_queries(text(tmp_path / "a.jsonl", f'{{"_id": "a", "text": "t"}}\n{line}\n'))
 
 
 EMPTY = [(read_qrels, "x.tsv"), (read_qrels, "x.qrels"), (read_pairs, "x.tsv")]

@@ -149,21 +149,6 @@ def test_a_retriever_is_written_down_and_read_again(places: Places) -> None:
     assert "reader" not in retriever.model_dump()
 
 
-def test_a_version_published_since_is_found_on_reload(places: Places, tmp_path: Path) -> None:
-    index = Path(shutil.copytree(places.bare, tmp_path / "index"))
-    with pytest.raises(ConfigError, match=r"keeps no column text \(none kept\)"):
-        WhitenedRetriever(index=index)
-    shutil.rmtree(index)
-    shutil.copytree(places.index, index)
-    retriever = WhitenedRetriever(index=index)
-    assert not retriever.reload()
-    places.build(index, str(places.index.parent / "c.parquet"), id_column="key")
-    assert retriever.invoke("red")
-    assert retriever.reload()
-    with pytest.raises(ConfigError, match="keeps no column text"):
-        retriever.invoke("red")
-
-
 # --------------------------------------------------------------------------- what is refused
 
 

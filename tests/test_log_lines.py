@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -72,19 +70,6 @@ def test_text_is_one_line_that_reads_back(fields: dict[str, Any]) -> None:
                 assert json.loads(value) == given_value
             else:
                 assert json.loads(value) == given_value
-
-
-@pytest.mark.parametrize("form", list(LogForm))
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_names_that_cannot_be_shown_do_not_end_a_job(
-    monkeypatch: pytest.MonkeyPatch, form: LogForm, encoding: str
-) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
-    LogLines(form).log("note", message="größe", path="/data/\udce9")
-    line = raw.getvalue().decode(encoding)
-    assert line.count("\n") == 1
-    assert "\\udce9" in line
 
 
 def raising(error: BaseException) -> Callable[[], Ending]:

@@ -21,7 +21,6 @@ from pydantic import with_config
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import remove_leftovers, replace_file, replacing
-from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import Files, Schema, Sealed
 from whiten_index.errors import ArtifactError, StorageError
@@ -150,23 +149,6 @@ def test_of_many_writers_one_publishes_and_all_are_content(tmp_path):
     assert not errors
     found = read(final)
     manifest.check_files(final, found, content=True)
-    assert [p.name for p in tmp_path.iterdir()] == ["thing"]
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda path: manifest.publish_folder(path, fill),
-        lambda path: manifest.publish_folder(path / "deeper", fill),
-        lambda path: enter(path),
-    ],
-    ids=["folder", "deeper folder", "lock"],
-)
-def test_a_file_in_the_way_is_an_output_error_and_is_kept(tmp_path, write):
-    (tmp_path / "thing").write_text("mine")
-    with pytest.raises(StorageError, match="a file stands where a folder is needed"):
-        write(tmp_path / "thing")
-    assert (tmp_path / "thing").read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["thing"]
 
 
@@ -341,28 +323,3 @@ def test_a_manifest_that_vouches_for_nothing_passes_nothing(published, files):
 
 
 # Disk errors
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        (errno.ENOSPC, "the disk is full"),
-        (errno.EDQUOT, "quota"),
-        (errno.EACCES, "permission is denied"),
-        (errno.EPERM, "permission is denied"),
-        (errno.EROFS, "read-only"),
-        (errno.EIO, "input/output error"),
-        (errno.EFBIG, "limit"),
-        (errno.ENOENT, "the folder it belongs in is not there"),
-        (errno.EISDIR, "a folder stands where a file is needed"),
-        (errno.ENOTDIR, "a file stands where a folder is needed"),
-    ],
-)
-@pytest.mark.parametrize("temporary", [None, "/out/.tmp-host~1~0~index/part.bin"])
-def test_a_disk_error_says_where_why_and_what_to_do(code, reason, temporary):
-    remedy = "make the folder or" if code == errno.ENOENT else "free space"
-    message = rf"cannot write /out/index: .*{reason}.*; {remedy}.*run the same"
-    with pytest.raises(StorageError, match=message) as caught, writing(Path("/out/index")):
-        raise OSError(code, os.strerror(code), temporary)
-    assert ".tmp-" not in str(caught.value)
-    assert caught.value.__cause__.errno == code

@@ -16,7 +16,6 @@ import pytest
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
-from whiten_index.errors import ArtifactError
 from whiten_index.versions.published import set_current
 
 ROWS, DIM = 600, 16
@@ -139,14 +138,3 @@ def test_lists_in_a_file_of_their_own_are_found_after_a_move(
     assert len(opened.search_like(3, top_k=ROWS)) > 10
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "moved").rglob("*")}
     assert after == before
-
-
-@pytest.mark.parametrize("damage", ["delete", "truncate"])
-def test_lists_that_are_damaged_are_refused(on_disk: Path, damage: str) -> None:
-    (path,) = on_disk.glob("versions/*/index.ivfdata")
-    if damage == "delete":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ArtifactError, match=r"index\.ivfdata is damaged"):
-        open_index(on_disk)

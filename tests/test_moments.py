@@ -122,31 +122,7 @@ def test_float32_products_are_within_a_millionth(seed, n, d, ratio, dtype, scale
     np.testing.assert_array_equal(found.scatter, found.scatter.T)
 
 
-@pytest.mark.parametrize("scale", [0, 1e-30, 1e-15, 1e15, 1e30, 1e60])
-def test_rows_that_float32_does_not_hold_are_multiplied_in_float64(scale):
-    rows = make_rows(0, 300, 3) * scale
-    assert_identical(Moments.of(rows, products="float32"), Moments.of(rows))
-    single = Moments.of(rows).update(rows, products="float32")
-    assert_identical(single, Moments.of(rows).update(rows))
-    weights = np.arange(300)
-    weighted = Moments.of(rows, weights=weights, products="float32")
-    assert_identical(weighted, Moments.of(rows, weights=weights))
-
-
 # On a device
-
-
-@pytest.mark.parametrize("n", [0, 1, 5000, 9000])
-def test_moments_on_a_device_are_the_same(n):
-    import torch
-
-    from whiten_index.encoding.devices import moments_on_device
-
-    rows = np.random.default_rng(0).normal(100, 1, size=(n, 24)).astype(np.float16)
-    found, expected = moments_on_device(torch.from_numpy(rows)), Moments.of(rows)
-    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-14)
-    assert_same_sums(found, expected)
-    np.testing.assert_array_equal(found.scatter, found.scatter.T)
 
 
 # Rows that cannot be

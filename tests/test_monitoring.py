@@ -6,7 +6,6 @@ import datetime
 import json
 import os
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -155,23 +154,6 @@ def test_a_failed_run_keeps_the_last_success_and_says_nothing_of_rows(
         assert not [key for key in found if key[0].startswith("update_")]
     write_metrics(path, FAILED, index=index.parent / "other")
     assert ("last_success_timestamp_seconds",) not in read(path)
-
-
-@pytest.mark.parametrize("damage", ["nothing there", "CURRENT", "manifest"])
-def test_without_a_sound_index_the_run_still_speaks(
-    tmp_path: Path, published: Path, damage: str
-) -> None:
-    index = tmp_path / "out"
-    if damage != "nothing there":
-        shutil.copytree(published / "out", index)
-        file = index / "CURRENT"
-        if damage == "manifest":
-            (file,) = index.glob("versions/*/manifest.json")
-        file.write_bytes(file.read_bytes()[:-9])
-    write_metrics(tmp_path / "a.prom", FAILED, index=index)
-    found = read(tmp_path / "a.prom")
-    assert found["last_run_exit_code",] == 7
-    assert not [key for key in found if key[0].startswith("published_")]
 
 
 def test_names_keep_prometheus_rules() -> None:

@@ -22,21 +22,12 @@ from whiten_index.errors import StorageError
 from whiten_index.index import (
     IVF_DATA,
     SpilledLists,
-    StreamedCodes,
     inner_index,
     kind_on_disk,
-    wrap,
 )
 from whiten_index.versions.published import INDEX, write_index
-from whiten_index.whitening import Kind, Whitening, WhiteningConfig
-from whiten_index.whitening.moments import Moments
 
 DIM, ROWS = 40, 1_500
-# Codes of 32 float32 and of 256 bytes: counts whose low bytes are alike.
-CODES = [
-    ("Flat", 32), ("Flat", 64), ("SQfp16", 32), ("SQ8", 32), ("SQ8", 256), ("SQ6", 32), ("SQ4", 32),
-    ("PQ8", 32), ("PQ8x4", 32), ("PQ1x4", 32), ("RaBitQ", 32), ("RaBitQ4", 32),
-]  # fmt: skip
 LISTS = ["IVF8,Flat", "IVF8,SQ8", "IVF8,PQ8", "IVF8,PQ7x6", "IVF8,RaBitQ", "IVF8_HNSW8,SQfp16"]
 
 
@@ -56,34 +47,11 @@ def trained(factory: str, rows: Any) -> Any:
     return inner
 
 
-def behind_transforms(inner: Any, rows: Any) -> Any:
-    whitening = Whitening.fit(Moments.of(rows), WhiteningConfig(kind=Kind.NONE))
-    return wrap(inner, whitening)
-
-
 def assert_same(one: Any, two: Any, queries: Any) -> None:
     """Both find the same rows with the same scores, but for ties."""
     expected, found = one.search(queries, 10), two.search(queries, 10)
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
     assert (found[1] == expected[1]).mean() > 0.99
-
-
-@pytest.mark.parametrize(("factory", "k"), CODES)
-def test_streamed_codes_are_a_file_as_faiss_writes_it(tmp_path: Path, factory: str, k: int) -> None:
-    rows = unit_rows(k)
-    inner = trained(factory, rows)
-    assert kind_on_disk(inner) == "codes"
-    index = behind_transforms(inner, rows)
-    with StreamedCodes(index, tmp_path / INDEX) as writer:
-        for start in range(0, ROWS, 400):
-            writer.add(rows[start : start + 400])
-    opened = writer.opened()
-    assert opened.ntotal == ROWS
-    inner.add(rows)
-    index.ntotal = inner.ntotal
-    write_index(index, tmp_path / "whole.faiss")
-    assert (tmp_path / INDEX).read_bytes() == (tmp_path / "whole.faiss").read_bytes()
-    assert_same(index, opened, rows[:50])
 
 
 @pytest.mark.parametrize("parts", [1, 4])

@@ -114,34 +114,6 @@ def test_packed_states_equal_padded_ones(model):
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "qwen3"])
-@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [20], [5, 5]])
-def test_batches_of_one_length(name, lengths):
-    model = make(name)
-    texts = batch(lengths)
-    padded, mask = padded_states(model, *texts[:2])
-    with torch.inference_mode():
-        states = PackedForward(model, sdpa_varlen)(*texts)
-    expected = padded.last_hidden_state[mask == 1]
-    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_an_empty_text_disturbs_no_other(model):
-    """Some tokenizers make no token of an empty text."""
-    forward = PackedForward(model, sdpa_varlen)
-    ids, _, _, longest = batch()
-    lengths = [0, *LENGTHS[:2], 0, *LENGTHS[2:], 0]
-    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    with torch.inference_mode():
-        states = forward(ids, torch.tensor(lengths), cu_seqlens, longest)
-        assert torch.equal(states, forward(*batch()))
-    full = torch.tensor(lengths) > 0
-    for pooling in Pooling:
-        found = pool_packed(states, cu_seqlens, pooling)
-        assert torch.isfinite(found).all()
-        assert torch.equal(found[full], pool_packed(states, batch()[2], pooling))
-
-
 # --------------------------------------------------------------------------- kernels
 
 

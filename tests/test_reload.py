@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -166,22 +165,3 @@ def test_an_encoder_that_is_the_same_is_kept(tmp_path: Path, tiny_model: Path) -
     assert index.encoder is not before
     plain, prompted = before.encode_queries(["red cat"]), index.encode(["cat"])
     np.testing.assert_allclose(prompted, plain, atol=1e-6)
-
-
-def test_looking_for_a_new_version_opens_no_file_but_current(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = open_index(out)
-    opened: list[str] = []
-    really = os.open
-
-    def noted(path: Any, *arguments: Any, **options: Any) -> int:
-        opened.append(Path(path).name)
-        return really(path, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", noted)
-    assert not index.reload()
-    assert opened == ["CURRENT"]
-    publish(out, 0)
-    assert index.reload()
-    assert len(opened) > 5, "the others are seen to be opened"

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 
 import pytest
 
-from tests.report_helpers import DIM, RAW, advice, header, point, read, sweep_records, titles_of
+from tests.report_helpers import RAW, advice, header, point, read, sweep_records, titles_of
 from whiten_index.report import write_report
 from whiten_index.report.advice import advise
-from whiten_index.report.awaited import awaited
-from whiten_index.sweep import sweep_config
-from whiten_index.sweep.grid import grid
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -48,20 +44,6 @@ def test_where_all_lose_it_says_so_and_names_the_nearest(tmp_path):
     assert "Keep the raw embeddings where that loss is too much." in wide.headline
 
 
-def test_budgets_hold_the_best_of_all_that_fit(tmp_path):
-    (sweep,) = read(tmp_path, sweep_records())
-    plain = [p for p in sweep.points if not p.candidates]
-    found = advise(sweep).budgets
-    assert [budget.limit for budget in found] == sorted({budget.limit for budget in found})
-    for budget in found:
-        fitting = [p for p in plain if p.per_row <= budget.limit]
-        assert budget.best.ndcg == max(p.ndcg for p in fitting)
-        ours = [p.ndcg for p in fitting if p.family == "ours"]
-        if budget.best.family != "ours":
-            own = [b.own or b.best for b in found if b.limit <= budget.limit]
-            assert max(p.ndcg for p in own if p.family == "ours") == max(ours)
-
-
 @pytest.mark.parametrize(
     ("records", "said"),
     [
@@ -73,37 +55,6 @@ def test_budgets_hold_the_best_of_all_that_fit(tmp_path):
 def test_nothing_to_recommend_is_said(records, said, tmp_path):
     assert advice(tmp_path, *records).headline.startswith(said)
     write_report(tmp_path / "results.jsonl", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "wishes",
-    [
-        {"codecs": "fp32,sq8,pq,pq48,rabitq"},
-        {"widths": "64", "transforms": "auto", "codecs": "pq"},
-        {"transforms": "auto", "indexes": "hnsw"},
-        {"transforms": "whitening,whitening:0.25", "codecs": "sq8", "rerank": 0},
-    ],
-)
-def test_every_setting_that_a_sweep_lays_out_is_awaited(wishes, tmp_path):
-    config = sweep_config(
-        {"corpus": ("c.parquet",), "embedding_column": "e", "out": "o",
-         "widths": "32,64,128,192,500", **wishes}
-    )  # fmt: skip
-    laid = grid(config, dim=DIM, rank=381, rows=5_183)
-    start = header()
-    start["settings"] = {"k": list(config.ks), "transforms": [str(w) for w in config.transforms],
-                         "codecs": list(config.codecs), "indexes": list(config.indexes),
-                         "rerank": config.rerank}  # fmt: skip
-    records = [{"type": "point", "run": "r1", "key": p.key, **p.setting()} for p in laid.points]
-    records += [{"type": "skipped", "run": "r1", "key": p.key, **p.setting(), "why": why}
-                for p, why in laid.skipped]  # fmt: skip
-    (sweep,) = read(tmp_path, [start, *records])
-    assert awaited(sweep) == []
-    ours = [p for p in sweep.points if p.family in ("ours", "truncate")]
-    assert len(ours) >= 2
-    for left_out in ours:
-        rest = tuple(p for p in sweep.points if p is not left_out)
-        assert awaited(replace(sweep, points=rest)) == [left_out.k]
 
 
 _FIGURES = ("quality", "latency_ms", "bytes", "agreement@10", "index_recall@10", "exponent",

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from tests.report_helpers import RAW, header, point, sweep_records, write_results
 from whiten_index.cli import cli
-from whiten_index.errors import StorageError
 from whiten_index.report import write_report
 
 pytest.importorskip("matplotlib")
@@ -61,15 +60,6 @@ def test_the_page_is_whole_and_refers_to_itself_alone(report):
     assert "&lt;b&gt;SciFact&lt;/b&gt;" in text
 
 
-def test_each_dataset_has_its_pictures_beside_the_page(report):
-    names = {path.name for path in (report.parent / "figures").iterdir()}
-    assert {"b-scifact-b-quality-bytes.png", "docs-agreement-bytes.png", "docs-spectrum.png"} <= (
-        names
-    )
-    assert len(names) == 10
-    assert all(p.read_bytes()[:4] == b"\x89PNG" for p in (report.parent / "figures").iterdir())
-
-
 def test_two_datasets_are_compared_and_one_setting_serves_both(tmp_path):
     records = []
     for run, name, low in (("a", "A", 0.60), ("b", "B", 0.64)):
@@ -92,10 +82,3 @@ def test_the_command_makes_the_report_from_results_alone(tmp_path):
     done = CliRunner().invoke(cli, ["report", str(tmp_path / "no")])
     assert done.exit_code == 5
     assert "name a folder that whiten-index sweep --out wrote" in done.output
-
-
-def test_a_folder_that_cannot_be_written_is_an_output_error(tmp_path):
-    write_results(tmp_path / "results.jsonl", [header(), RAW])
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="a file stands where a folder is needed"):
-        write_report(tmp_path / "results.jsonl", tmp_path / "file")

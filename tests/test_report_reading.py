@@ -17,20 +17,6 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
 
-def test_figures_are_those_of_the_records(tmp_path):
-    record = point("auto", 64, "sq8", "ivf", rerank=100)
-    (sweep,) = read(tmp_path, [header(), record])
-    (found,) = sweep.points
-    assert (found.k, found.codec, found.index, found.candidates) == (64, "sq8", "ivf", 100)
-    assert found.per_row == record["bytes"]["per_row"]
-    assert found.fixed == record["bytes"]["fixed"]
-    assert found.rerank_bytes == record["rerank"]["bytes_per_row"]
-    assert found.p50 == record["latency_ms"]["p50"]
-    assert found.ndcg == record["quality"]["ndcg@10"]
-    assert found.index_recall == record["index_recall@10"]
-    assert found.agreement == record["agreement@10"]
-
-
 def test_a_torn_last_line_is_left_out_and_any_other_is_named(tmp_path):
     path = write_results(tmp_path / "results.jsonl", [header(), RAW])
     whole = path.read_text()
@@ -59,24 +45,6 @@ def test_a_point_measured_twice_counts_once_as_it_was_last(tmp_path):
     measured = {**point(), "key": "a"}
     (sweep,) = read(tmp_path, [header(), skipped, measured])
     assert (len(sweep.points), len(sweep.skipped)) == (1, 0)
-
-
-def test_results_that_are_missing_empty_or_headless_say_what_to_do(tmp_path):
-    with pytest.raises(ArtifactError, match=r"cannot read .*No such file.* sweep --out wrote"):
-        read_results(tmp_path / "results.jsonl")
-    with pytest.raises(ArtifactError, match="holds no sweep; run whiten-index sweep"):
-        read(tmp_path, [])
-    with pytest.raises(ArtifactError, match=r"line 1 of .* of run r1, whose own first line is not"):
-        read(tmp_path, [RAW])
-
-
-def test_what_is_no_measurement_is_absent(tmp_path):
-    record = {**point(), "quality": {"ndcg@10": None}, "latency_ms": None, "bytes": [],
-              "agreement@10": "high", "index_recall@10": True, "center": 1}  # fmt: skip
-    (sweep,) = read(tmp_path, [header(), record])
-    found = sweep.points[0]
-    assert [found.ndcg, found.p50, found.per_row, found.agreement, found.index_recall] == [None] * 5
-    assert found.center is None
 
 
 # Fronts

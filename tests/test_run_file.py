@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index.errors import ConfigError, CorpusError, StorageError
+from whiten_index.errors import CorpusError, StorageError
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.evaluation.trec_run import RUN_ENDINGS, check_place, read_run, write_run
 
@@ -62,13 +62,6 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
     }
     qrels = some_qrels(expected)
     assert evaluate(qrels, found, METRICS) == evaluate(qrels, expected, METRICS)
-
-
-def test_scores_rank_not_the_order_of_lines_nor_their_ranks(tmp_path):
-    path = tmp_path / "run.trec"
-    path.write_text("q Q0 low 1 0.1 x\r\n\nq\tQ0\thigh\t2\t9e-1\tx\nq Q0 mid 3 .5 x\n")
-    assert read_run(path) == {"q": {"low": 0.1, "high": 0.9, "mid": 0.5}}
-    assert evaluate({"q": {"high": 1}}, read_run(path), ["mrr@1"]) == {"mrr@1": 1}
 
 
 @pytest.mark.parametrize(
@@ -185,18 +178,6 @@ def test_bad_rows_are_named(tmp_path: Path, columns: dict[str, list[Any]], messa
     pq.write_table(pa.table(columns), path)
     with pytest.raises(CorpusError, match=message):
         read_run(path)
-
-
-def test_files_that_cannot_be_runs_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"run.csv names no run format; use .trec"):
-        read_run(tmp_path / "run.csv")
-    with pytest.raises(CorpusError, match=r"run.trec does not exist"):
-        read_run(tmp_path / "run.trec")
-    (tmp_path / "folder.trec").mkdir()
-    with pytest.raises(CorpusError, match=r"folder.trec is a folder"):
-        read_run(tmp_path / "folder.trec")
-    with pytest.raises(ConfigError, match=r"^the ending of \. names no run format"):
-        read_run(".")
 
 
 def test_a_place_is_checked_and_left_as_it_was(tmp_path):

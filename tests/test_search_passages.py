@@ -120,23 +120,6 @@ def test_search_gives_each_document_once_with_its_best_passage(
             assert {"id": hit.id, **hit.columns} == listed
 
 
-@pytest.mark.parametrize("document", [0, 7, 20, 59])
-def test_neighbours_of_a_document_are_those_of_any_of_its_passages(
-    index: Path, document: int
-) -> None:
-    counts = passage_counts()
-    rows = unit(embeddings(counts))
-    start = counts[:document].sum()
-    cosines = (rows[start : start + counts[document]] @ rows.T).max(axis=0)
-    expected = [found for found in best_passages(cosines) if found[0] != document]
-    opened = open_index(index)
-    for top_k in (1, 10, 500):
-        hits = opened.search_like(document * 10, top_k=top_k)
-        wanted = expected[:top_k]
-        assert [(hit.id, hit.row) for hit in hits] == [(10 * d, r) for d, r, _ in wanted]
-        np.testing.assert_allclose([h.score for h in hits], [w[2] for w in wanted], atol=1e-5)
-
-
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "PQ8x4fs"])
 @pytest.mark.parametrize("top_k", [1, 7, 10_000])
 def test_a_filter_leaves_documents_once_by_their_best_passage_that_passes(

@@ -6,8 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.datasets import make_classification
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
@@ -18,7 +16,6 @@ from whiten_index.evaluation import (
     score_transfer,
 )
 from whiten_index.evaluation.classifier import check_folds
-from whiten_index.evaluation.entailment import tuned_threshold
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,17 +89,6 @@ def test_a_dev_split_chooses_and_is_not_trained_on():
         assert found.rows == {"train": 100, "dev": 100, "test": 100}
 
 
-def test_the_reference_with_its_own_choices_is_within_a_point_on_many_rows():
-    features, labels = make_task(n=1500, seed=4)
-    found = score_transfer(features, labels, ["all"] * 1500, folds=5)
-    outer = StratifiedKFold(5, shuffle=True, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        reference = LogisticRegressionCV(Cs=10, cv=5, scoring="accuracy")
-        each = cross_val_score(reference, features, labels, cv=outer)
-    assert found.accuracy == pytest.approx(each.mean(), abs=0.01)
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nested):
     """Against the folds themselves, of two classes of each size."""
@@ -162,21 +148,6 @@ def test_what_cannot_be_scored_is_refused(changed, match):
 
 
 # Entailment
-
-
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
-@given(
-    st.lists(st.tuples(st.integers(-8, 8), st.booleans()), min_size=1, max_size=25),
-)
-def test_no_threshold_beats_the_tuned_one(pairs):
-    cosines = np.array([value / 8 for value, _ in pairs])
-    entailed = np.array([truth for _, truth in pairs])
-
-    def right(threshold):
-        return int(((cosines >= threshold) == entailed).sum())
-
-    tried = np.r_[np.arange(-17, 18) / 16, 2.0]
-    assert right(tuned_threshold(cosines, entailed)) == max(map(right, tried))
 
 
 # Public sets

@@ -120,25 +120,6 @@ def test_the_least_value_that_reaches_the_target_is_set(
     assert value == values[0] or recalls[max(value - max(value // 8, 2), values[0])] <= goal + 0.01
 
 
-@pytest.mark.parametrize("target", [0.6, 0.9, 0.97])
-def test_the_least_effort_of_a_graph_is_set(vectors: Any, held_out: Any, target: float) -> None:
-    inner = inner_index("HNSW4", K)
-    inner.add(np.delete(vectors, held_out, axis=0))
-    exact = inner_index("Flat", K)
-    exact.add(np.delete(vectors, held_out, axis=0))
-    queries = vectors[held_out]
-    truth = exact.search(queries, TOP)[1]
-    point = tune(inner, queries, truth, target=target)
-    value = point.parameters["efSearch"]
-    recalls = {}
-    for effort in (value, max(value - max(value // 8, 2), 16)):
-        inner.hnsw.efSearch = effort
-        recalls[effort] = recall_of(inner, queries, truth)
-    assert recalls[value] == pytest.approx(point.recall)
-    assert point.reached == (point.recall >= target)
-    assert value == 16 or min(recalls.values()) <= min(target, point.recall) + 0.01
-
-
 def test_a_graph_is_tuned_with_queries_it_does_not_hold() -> None:
     rng = np.random.default_rng(5)
     scale = np.arange(1, 65) ** -0.5

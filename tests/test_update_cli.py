@@ -10,9 +10,8 @@ import faiss
 import pytest
 
 from tests import update_helpers
-from tests.bad_input_helpers import assert_one_error, run
-from tests.test_build_again import held_by_another_process
-from tests.update_helpers import Place, ids_of, some_rows, tree, version_of
+from tests.bad_input_helpers import run
+from tests.update_helpers import Place, some_rows, tree
 
 OPTIONS, CORPUS, ARTIFACT, GATE = 2, 3, 5, 9
 
@@ -78,15 +77,6 @@ def test_a_dry_run_foretells_the_update_and_writes_nothing(
     assert all(free > 0 for free in plan["free"].values())
 
 
-def test_a_dry_run_does_not_wait_for_another_job(place: Place) -> None:
-    place.change()
-    with held_by_another_process(place.out) as pid:
-        assert published(place, "--dry-run")["to_encode"] == 9
-        status, _, stderr = update(place)
-    assert status == 6
-    assert_one_error(stderr, match=f"process {pid}")
-
-
 # Log lines
 
 
@@ -113,18 +103,3 @@ def test_events_are_lines_and_the_last_is_the_report(place: Place, form: str) ->
 
 
 # Exit statuses
-
-
-def test_a_failed_gate_has_a_status_of_its_own(place: Place) -> None:
-    first = version_of(place.out).name
-    file(place, "b.parquet", range(150, 151))
-    status, stdout, stderr = update(place, "--json")
-    assert status == GATE
-    found = json.loads(stdout)
-    assert [gate["name"] for gate in found["gates"] if not gate["passed"]] == ["size"]
-    candidates = place.out / "candidates"
-    assert_one_error(stderr, match=rf"not published: gate size: .* kept in {candidates}/000002-")
-    assert version_of(place.out).name == first
-    status, _, stderr = update(place, "--max-shrink", "0.9")
-    assert status == 0, stderr
-    assert ids_of(place.out) == list(place.rows)

@@ -17,7 +17,6 @@ from tests.update_helpers import (
     Place,
     assert_equals_fresh,
     assert_holds,
-    codes_by_id,
     ids_of,
     some_rows,
     table_of,
@@ -113,35 +112,6 @@ def test_other_content_that_size_time_and_footer_hide_is_seen(place: Place, how:
     assert_holds(place)
 
 
-@pytest.mark.parametrize("id_column", ["id", None])
-def test_a_renamed_file_is_read_and_nothing_is_encoded(
-    tmp_path: Path, id_column: str | None
-) -> None:
-    place = Place.new(tmp_path, id_column=id_column)
-    place.build()
-    (place.corpus / "a.parquet").rename(place.corpus / "z.parquet")
-    place.files = {"z.parquet": place.files["a.parquet"], "b.parquet": place.files["b.parquet"]}
-    place.written = dict(place.files)
-    assert skipped(place) == 1
-    assert_equals_fresh(place.out, place.fresh().out, exact_index=False)
-    place.update(refit="always")
-    assert_equals_fresh(place.out, place.fresh().out)
-
-
-def test_rows_that_changed_places_are_published_in_their_new_order(place: Place) -> None:
-    rows = place.files["a.parquet"]
-    place.files = {**place.files, "a.parquet": dict(reversed(list(rows.items())))}
-    place.write()
-    codes = codes_by_id(place.out)
-    foretold = plan_update(UpdateConfig(index=str(place.out), threads=1))
-    report = place.update(refit="never")
-    assert foretold.up_to_date == report.up_to_date is False
-    assert report.changes.unchanged == report.changes.total == 300
-    assert report.encoded.counts.encoded == foretold.to_encode == 0
-    assert ids_of(place.out) == list(place.rows)
-    assert codes_by_id(place.out) == codes
-
-
 # Where things are
 
 
@@ -160,18 +130,6 @@ def test_the_corpus_given_anew_under_another_folder(place: Place) -> None:
     assert report.changes.to_json()["new"] == 10
     # From then on that is where it is.
     assert place.update().up_to_date
-
-
-@pytest.mark.parametrize("named", ["corpus/*.parquet", "corpus/[ab].parquet"])
-def test_a_corpus_named_by_a_glob(tmp_path: Path, named: str, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    place = Place.new(tmp_path)
-    place.build(corpus=(named,))
-    monkeypatch.chdir("/")
-    place.change()
-    report = place.update(refit="always")
-    assert report.changes.to_json()["total"] == len(place.rows)
-    assert_equals_fresh(place.out, place.fresh(corpus=(str(tmp_path / named),)).out)
 
 
 def test_what_another_corpus_in_the_store_holds_is_not_encoded(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests import choosing_helpers
 from tests.choosing_helpers import choice, parquet, stages
-from tests.update_helpers import assert_equals_fresh, codes_by_id, codes_of, ids_of
+from tests.update_helpers import assert_equals_fresh, codes_of, ids_of
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.pipeline.update import UpdateReport, update_index
@@ -180,27 +180,6 @@ def assert_equals_fresh_but_chosen(place: Any, report: UpdateReport, first: Any)
     settled = {name: choice(first)["chosen"][name] for name in ("k", "exponent", "center")}
     place.build("named", whiten="whitening", **settled)
     assert_equals_fresh(report.out, place.root / "named", within=ROUNDED)
-
-
-def test_weights_are_those_of_today(place: Any) -> None:
-    options = {"whiten": "whitening", "k": 5, "weight_column": "weight"}
-    place.build("out", **options)
-    change_corpus(place)
-    report = update(place.root / "out", refit="always")
-    fresh = place.build("fresh", **options)
-    assert report.manifest["identity"] == fresh.manifest["identity"]
-    assert_equals_fresh(place.root / "out", place.root / "fresh", within=ROUNDED)
-    # Other weights of the same texts.
-    rows = pq.read_table(place.corpus)
-    weights = pa.array(list(reversed(rows["weight"].to_pylist())))
-    pq.write_table(rows.set_column(2, "weight", weights), place.corpus)
-    codes = codes_by_id(place.root / "out")
-    report = update(place.root / "out", refit="never")
-    assert report.changes.to_json()["document"] == len(rows)
-    assert codes_by_id(place.root / "out") == codes
-    report = update(place.root / "out", refit="always")
-    place.build("fresh", **options)
-    assert_equals_fresh(place.root / "out", place.root / "fresh", within=ROUNDED)
 
 
 # The encoder

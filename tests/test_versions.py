@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.bad_input_helpers import ARTIFACT, run
@@ -18,8 +17,7 @@ from whiten_index import index as faiss_index
 from whiten_index import open_index
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
-from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.versions.bundle import open_version
 from whiten_index.versions.published import (
     Current,
@@ -245,19 +243,6 @@ def test_what_is_promoted_is_on_the_disk_before_current_names_it(
 # Going back
 
 
-def test_a_build_does_not_publish_again_what_was_withdrawn(
-    out: Path, built: Path, tmp_path: Path
-) -> None:
-    last = names(out)[-1]
-    rollback(out)
-    report = build(out, str(built / "c.parquet"), k=5)
-    assert not report.up_to_date
-    assert report.version != last
-    assert report.version.partition("-")[2] == last.partition("-")[2], "made of the same"
-    assert read_current(out).version == report.version
-    assert read_current(out).withdrawn == (last,)
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
     out: Path, monkeypatch: pytest.MonkeyPatch, named: bool
@@ -372,40 +357,6 @@ def test_a_folder_that_cannot_be_written_is_a_disk_error(
 # What the store lacks, links, and what keep may be
 
 
-def lose_shards(out: Path, name: str) -> list[str]:
-    """Remove the shards of a version from the store of its index, and return them."""
-    shards = CorpusRecord.load(out / "versions" / name / "corpus.json").shards
-    store = EmbeddingStore.open(out / "store")
-    for shard in shards:
-        shutil.rmtree(store.shards.folder / shard)
-    return list(shards)
-
-
-def test_a_rollback_says_what_the_store_lacks(tmp_path: Path) -> None:
-    rows, out = random_rows(3, rows=80), tmp_path / "out"
-    for night in range(3):
-        build(out, write_rows(tmp_path / "c.parquet", rows + np.float32(night)))
-    first, second, last = names(out)
-    shards = lose_shards(out, second)
-    with pytest.raises(
-        ArtifactError, match=f"lacks 1 of the shards of {second} .first {shards[0]}."
-    ):
-        rollback(out, to=second)
-    assert read_current(out).version == last
-    # As a damaged one it is passed over.
-    rolled = rollback(out)
-    assert (rolled.left, rolled.to, list(rolled.skipped)) == (last, first, [second])
-    rollback(out, to=last)
-    lose_shards(out, first)
-    with pytest.raises(
-        ArtifactError, match=rf"--to {second} --without-store; .* --to {first} --without-store"
-    ):
-        rollback(out)
-    status, _, err = run("rollback", out, "--to", second, "--without-store")
-    assert (status, "can be searched, but neither ranked again" in err) == (0, True)
-    assert len(open_index(out)) == 80
-
-
 def test_links_among_the_versions_are_left_alone(out: Path, tmp_path: Path) -> None:
     before = names(out)
     strange = [out / "versions" / f"00000{n}-cccccccccccc" for n in (5, 6, 7, 8)]
@@ -428,12 +379,3 @@ def test_links_among_the_versions_are_left_alone(out: Path, tmp_path: Path) -> N
     for path in strange:
         path.unlink()
     assert verify_index(out).sound
-
-
-@pytest.mark.parametrize("keep", ["3", None, True, 1.5, 0, -1, float("nan")])
-def test_what_is_no_number_of_versions_is_refused(out: Path, keep: Any) -> None:
-    before = names(out)
-    message = f"--keep takes how many versions to keep, 1 or more; {keep!r} was given"
-    with pytest.raises(ConfigError, match=message):
-        prune(out, keep=keep)
-    assert names(out) == before

@@ -156,12 +156,6 @@ def qwen3(folder: Path) -> Path:
     )  # fmt: skip
 
 
-def byte_bert(folder: Path) -> Path:
-    """A BERT whose tokenizer is written in Python: bytes, and an end token."""
-    tokenizer = transformers.ByT5Tokenizer(extra_ids=0, model_max_length=POSITIONS)
-    return _save(folder, tokenizer, transformers.BertConfig, max_position_embeddings=POSITIONS)
-
-
 def t5(folder: Path) -> Path:
     """An encoder with a decoder, of which embeddings take the encoder alone."""
     special = ("<pad>", "</s>", "<unk>")

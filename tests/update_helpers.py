@@ -263,21 +263,6 @@ def _about(value: Any, *, within: float) -> Any:
     return pytest.approx(value, rel=within) if isinstance(value, float) else value
 
 
-def counts_of(before: Rows, now: Rows) -> dict[str, int]:
-    """What became of the rows, by the definition."""
-    new, both = now.keys() - before.keys(), before.keys() & now.keys()
-    changed = {i for i in both if before[i][0].tobytes() != now[i][0].tobytes()}
-    document = {i for i in both - changed if before[i][1] != now[i][1]}
-    return {
-        "total": len(now),
-        "new": len(new),
-        "changed": len(changed),
-        "document": len(document),
-        "deleted": len(before.keys() - now.keys()),
-        "unchanged": len(both - changed - document),
-    }
-
-
 def assert_holds(place: Place) -> None:
     """The index holds the rows of the corpus as its own transform maps them."""
     rows = place.rows

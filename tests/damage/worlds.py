@@ -138,13 +138,6 @@ def found(root: Path, *options: str) -> dict[str, Any]:
     return {hit["id"]: [hit["score"], hit["columns"]] for hit in result["hits"]}
 
 
-def by_text(root: Path) -> dict[str, float]:
-    """Return the documents that a text finds."""
-    text = run("search", root / "index", "cold river", "--top-k", "30", "--json")
-    (result,) = json.loads(text)["results"]
-    return {hit["id"]: hit["score"] for hit in result["hits"]}
-
-
 def described(root: Path) -> dict[str, Any]:
     """Return what ``inspect`` says."""
     fields = json.loads(run("inspect", root / "index", "--json"))
