@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.bad_input_helpers import ARTIFACT, DISK, PROJECT, assert_one_error, run
 from tests.build_helpers import build, random_rows, write_rows
+from whiten_index.cli import cli
 
 STRACE = shutil.which("strace")
 needs_strace = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
@@ -274,6 +276,50 @@ def test_verify_tells_what_it_could_not_read_from_damage(place: Place, file: str
     assert str(path) in unread["why"]
     assert "permission is denied" in unread["why"]
     assert "damaged" not in stderr
+
+
+@needs_strace
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        ("openat", "CURRENT"),
+        ("getdents64", "versions"),
+        ("newfstatat", "versions/*/manifest.json"),
+        ("openat", "versions/*/documents.arrow"),
+        ("openat", "store/*/corpora/*.json"),
+        ("openat", "store/*/shards/*/embeddings.safetensors"),
+    ],
+)
+def test_verify_reports_what_could_not_be_read_once(place: Place, call: str, path: str) -> None:
+    failed = max(place.out.glob(path))
+    status, stdout, stderr = failing(call, failed, "EIO", "verify", place.out, when="1")
+    assert (status, "Traceback" in stderr) == (DISK, False), stderr
+    assert str(failed) in stdout + stderr
+    assert "the disk reports an input/output error" in stdout + stderr
+
+
+@needs_strace
+@pytest.mark.parametrize("command", ["gc", "prune", "search", "verify"])
+def test_an_argument_that_cannot_be_looked_at_is_no_wrong_option(
+    place: Place, command: str
+) -> None:
+    folder = place.store if command == "gc" else place.out
+    calls = "?access,?faccessat,?faccessat2"
+    status, _, stderr = failing(calls, folder, "EACCES", *place.command(command))
+    assert status in (0, DISK), stderr
+
+
+def test_no_argument_is_looked_at_before_its_command_runs() -> None:
+    """Click would report what the system refuses as a wrong option."""
+    found, groups = list[str](), [("whiten-index", cli)]
+    while groups:
+        name, command = groups.pop()
+        groups += [(f"{name} {each}", it) for each, it in getattr(command, "commands", {}).items()]
+        for parameter in command.params:
+            kind = parameter.type
+            if isinstance(kind, click.Path) and (kind.exists or kind.readable or kind.writable):
+                found.append(f"{name}: {parameter.name}")
+    assert found == []
 
 
 @needs_strace

@@ -95,9 +95,11 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
 
 
 @click.command()
-@click.argument("index", type=click.Path())
+@click.argument("index", type=click.Path(readable=False))
 @click.option(
-    "--plot", type=click.Path(), help="Draw spectrum, geometry and choice: .png, .svg or .pdf."
+    "--plot",
+    type=click.Path(readable=False),
+    help="Draw spectrum, geometry and choice: .png, .svg or .pdf.",
 )
 @verify_option
 @json_option

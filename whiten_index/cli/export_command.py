@@ -18,8 +18,8 @@ _ENDINGS = {".safetensors": MATRIX, ".sql": SQL}
 
 
 @click.command()
-@click.argument("index", type=click.Path())
-@click.argument("target", type=click.Path())
+@click.argument("index", type=click.Path(readable=False))
+@click.argument("target", type=click.Path(readable=False))
 @click.option(
     "--as",
     "form",

@@ -12,7 +12,7 @@ from whiten_index.cli.options import json_option
 
 
 @click.command()
-@click.argument("index", type=click.Path())
+@click.argument("index", type=click.Path(readable=False))
 @click.option(
     "--to",
     required=True,

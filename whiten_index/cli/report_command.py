@@ -8,7 +8,7 @@ import click
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(readable=False, path_type=Path))
 def report(folder: Path) -> None:
     """Make the report of a sweep again, from FOLDER/results.jsonl alone."""
     from whiten_index.report import write_report

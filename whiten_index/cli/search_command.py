@@ -36,11 +36,17 @@ what_options = [
         help="Only hits where this holds of id and kept columns, e.g. \"lang == 'en'\".",
     ),
     click.option("--like", multiple=True, help="Neighbours of the document with this id."),
-    click.option("--queries", type=click.Path(), help="Parquet file of queries; needs --run."),
+    click.option(
+        "--queries", type=click.Path(readable=False), help="Parquet file of queries; needs --run."
+    ),
     click.option("--text-column", "text_columns", multiple=True, help="Text of the queries."),
     click.option("--embedding-column", help="Raw embeddings of the queries."),
     click.option("--id-column", help="Ids of the queries."),
-    click.option("--run", type=click.Path(), help="Write the rankings: .trec, .parquet or .jsonl."),
+    click.option(
+        "--run",
+        type=click.Path(readable=False),
+        help="Write the rankings: .trec, .parquet or .jsonl.",
+    ),
 ]
 how_options = [
     click.option(
@@ -80,7 +86,7 @@ how_options = [
 
 
 @click.command()
-@click.argument("index", type=click.Path())
+@click.argument("index", type=click.Path(readable=False))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @with_options(what_options, how_options)
 def search(

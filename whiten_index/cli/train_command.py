@@ -95,10 +95,10 @@ _options = [
 
 @click.command()
 @click.argument("corpus", nargs=-1, required=True)
-@click.option("--out", required=True, type=click.Path(), help="Folder of the model.")
+@click.option("--out", required=True, type=click.Path(readable=False), help="Folder of the model.")
 @click.option(
     "--dev",
-    type=click.Path(),
+    type=click.Path(readable=False),
     help="File or folder with STS-B, whose dev split says which checkpoint is best.",
 )
 @with_options(_options)

@@ -44,7 +44,9 @@ from whiten_index.errors import GateError
 @click.option(
     "--canaries", type=int, help="Documents that must find themselves again. [default: 200]"
 )
-@click.option("--canary-file", type=click.Path(), help="Parquet with queries of your own.")
+@click.option(
+    "--canary-file", type=click.Path(readable=False), help="Parquet with queries of your own."
+)
 @click.option(
     "--canary-recall",
     type=float,

@@ -29,7 +29,7 @@ _CHECKED = {
     "runtimes": ("runtime", "runtimes"),
 }
 
-store_argument = click.argument("store", type=click.Path())
+store_argument = click.argument("store", type=click.Path(readable=False))
 
 
 @click.command()
@@ -38,7 +38,7 @@ store_argument = click.argument("store", type=click.Path())
 @click.option(
     "--forget",
     multiple=True,
-    type=click.Path(),
+    type=click.Path(readable=False),
     metavar="INDEX",
     help="An index built from STORE that is gone for good; may be repeated.",
 )
@@ -46,7 +46,7 @@ store_argument = click.argument("store", type=click.Path())
     "--index",
     "indexes",
     multiple=True,
-    type=click.Path(),
+    type=click.Path(readable=False),
     metavar="DIR",
     help="An index built from STORE that was moved: what it needs is kept from now on.",
 )
@@ -120,7 +120,9 @@ def compact(store: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
+@click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(readable=False), metavar="PATH..."
+)
 @click.option("--no-store", is_flag=True, help="Of an index, leave out the store it is built from.")
 @json_option
 def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:

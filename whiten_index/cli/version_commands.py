@@ -13,7 +13,7 @@ from whiten_index.cli.options import json_option
 if TYPE_CHECKING:
     from whiten_index.versions.retention import VersionFacts
 
-index_argument = click.argument("index", type=click.Path())
+index_argument = click.argument("index", type=click.Path(readable=False))
 
 
 @click.command()

@@ -35,7 +35,7 @@ def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
     """Check ``CURRENT`` and every version and candidate of an index against its checksums.
 
     Nothing is locked or written. What is found damaged is looked at once more, since a job that
-    runs meanwhile may just have removed it.
+    runs meanwhile may just have removed it. What could not be read once is reported.
 
     Args:
         root: the index folder.
@@ -50,12 +50,12 @@ def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
     check = _Check(place, with_store)
     check.run(version_folders(place))
     damages, unread = check.damages, check.unread
-    if damages or unread:
+    if damages:
         again = _Check(place, with_store)
-        paths = {damage.path for damage in (*damages, *unread)}
+        paths = {damage.path for damage in damages}
         again.run([folder for folder in version_folders(place) if str(folder) in paths])
         damages = [damage for damage in again.damages if damage.path in paths]
-        unread = [damage for damage in again.unread if damage.path in paths]
+        unread += again.unread
     return VerifyReport(
         str(place),
         "index",
@@ -64,7 +64,7 @@ def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
         tuple(_with_remedy(place, damage, check) for damage in damages),
         tuple(dict.fromkeys(check.stores)),
         tuple(check.notes),
-        tuple(unread),
+        tuple({damage.path: damage for damage in unread}.values()),
     )
 
 

@@ -51,7 +51,7 @@ def verify_store(root: Path | str) -> VerifyReport:
     """Check everything in a store against its checksums, of every encoder.
 
     Nothing is locked or written. What is found damaged is looked at once more, since a job that
-    runs meanwhile may just have moved or removed it.
+    runs meanwhile may just have moved or removed it. What could not be read once is reported.
 
     Raises:
         ArtifactError: there is no store.
@@ -64,19 +64,26 @@ def verify_store(root: Path | str) -> VerifyReport:
             "named to --store, or the folder store of an index"
         )
     checks = [_Check(place, folder).run() for folder in folders]
-    last, notes = checks, [note for check in checks for note in check.notes]
-    found = [damage for check in checks for damage in (*check.damages, *check.unread)]
-    if found:
-        only = frozenset(damage.path for damage in found)
-        last = [_Check(place, folder, only).run() for folder in encoder_folders(place)]
+    notes = [note for check in checks for note in check.notes]
+    unread = {damage.path: damage for check in checks for damage in check.unread}
+    again = list[_Check]()
+    if only := frozenset(damage.path for check in checks for damage in check.damages):
+        again = [_Check(place, folder, only).run() for folder in encoder_folders(place)]
+        unread |= {damage.path: damage for check in again for damage in check.unread}
     counted = Counter[str]()
     for check in checks:
         counted.update(check.counted)
     size = sum(check.bytes for check in checks)
-    damages = tuple(damage for check in last for damage in check.damages)
-    unread = tuple(damage for check in last for damage in check.unread)
+    damages = tuple(damage for check in again for damage in check.damages)
     return VerifyReport(
-        str(place), "store", dict(counted), size, damages, (), tuple(dict.fromkeys(notes)), unread
+        str(place),
+        "store",
+        dict(counted),
+        size,
+        damages,
+        (),
+        tuple(dict.fromkeys(notes)),
+        tuple(unread.values()),
     )
 
 
