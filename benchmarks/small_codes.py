@@ -23,11 +23,9 @@ from whiten_index.evaluation.metrics import evaluate_each
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Silent, Stages
 from whiten_index.sweep import sweep_config
-from whiten_index.sweep.config import TRUNCATE
-from whiten_index.sweep.dataset import Dataset
 from whiten_index.sweep.grid import FAISS, RAW, Point, Vectors
-from whiten_index.sweep.judged import Judged
-from whiten_index.sweep.spaces import Space, Spaces
+from whiten_index.sweep.sweep_config import TRUNCATE
+from whiten_index.sweep.sweep_data import Space, open_space, prepare_dataset, read_queries
 from whiten_index.sweep.trial import Made, Trial
 
 _DIM, _SEEDS, _DRAWS = 384, 5, 10_000
@@ -111,7 +109,7 @@ def measure(work: Path, seeds: int) -> Iterator[dict[str, Any]]:
     options = {**scifact(work), "out": str(work / "small-codes"), "threads": 2}
     config = sweep_config(options)
     encoded = encode_corpus(config.build)
-    judged = Judged.read(config)
+    judged = read_queries(config)
     assert judged is not None
     folder = work / "indexes"
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,20 +118,19 @@ def measure(work: Path, seeds: int) -> Iterator[dict[str, Any]]:
     spaces = dict[Vectors, Space]()
     for seed in range(seeds):
         seeded = replace(config, build=replace(config.build, seed=seed))
-        dataset = Dataset.prepare(seeded, encoded, judged, stages)
+        dataset = prepare_dataset(seeded, encoded, judged, stages)
         assert dataset.documents is not None
-        makes = Spaces(config, dataset, stages)
         for title, point in SETTINGS.items():
             where = Vectors(RAW, "none", _DIM) if isinstance(point, Peer) else point.vectors
             if where not in spaces:
-                spaces[where] = makes.open(where)
+                spaces[where] = open_space(config, dataset, where, stages)
             truth = spaces[SETTINGS[RAW_EXACT].vectors].truth
             trial = Trial(seeded, dataset, truth, 2, folder / str(seed))
             trial.folder.mkdir(exist_ok=True)
             index = trial.make(point, spaces[where])
             scores, rows = trial.search_of(index)(dataset.queries, 10)
             run = {
-                query: dict(zip(dataset.documents.names[near], best.tolist(), strict=True))
+                query: dict(zip(dataset.documents[near], best.tolist(), strict=True))
                 for query, near, best in zip(judged.texts, rows, scores, strict=True)
             }
             values = evaluate_each(judged.qrels, run, "ndcg@10")

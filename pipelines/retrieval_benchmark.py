@@ -34,9 +34,14 @@ from whiten_index.index import load_faiss
 from whiten_index.labels.beir import set_files, text_columns
 from whiten_index.log_lines import Ending, LogLines, failure, log, run_job
 from whiten_index.pipeline.build_config import read_toml
-from whiten_index.report import check_report, write_report
 from whiten_index.signals import stop_on_signals
-from whiten_index.sweep import SweepConfig, run_sweep, sweep_config
+from whiten_index.sweep import (
+    SweepConfig,
+    check_report,
+    run_sweep,
+    sweep_config,
+    write_report,
+)
 
 _RESULTS = "results.jsonl"
 _SPLIT = "test"

@@ -1,4 +1,4 @@
-"""``whiten-index report``: the report of a sweep, made again from its results alone."""
+"""``whiten-index report``: rebuild the report of a sweep from its results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 @click.command()
 @click.argument("folder", type=click.Path(readable=False, path_type=Path))
 def report(folder: Path) -> None:
-    """Make the report of a sweep again, from FOLDER/results.jsonl alone."""
-    from whiten_index.report import write_report
+    """Rebuild the report of a sweep from FOLDER/results.jsonl alone."""
+    from whiten_index.sweep import write_report
 
     click.echo(write_report(folder / "results.jsonl", folder))

@@ -1,4 +1,4 @@
-"""``whiten-index sweep``: parse, measure, write the report, print."""
+"""``whiten-index sweep``: measure, write the report, print a summary."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ sweep_options = [
         "--baselines/--no-baselines",
         default=True,
         show_default=True,
-        help="Measure raw embeddings and FAISS's own PCA and whitening beside.",
+        help="Also measure raw embeddings and FAISS's own PCA and whitening.",
     ),
     click.option(
         "--rerank",
         type=click.IntRange(min=0),
         default=100,
         show_default=True,
-        help="Candidates a query that coarse codecs rank again from the store; 0: none.",
+        help="Candidates per query that coarse codecs rank again from the store; 0: none.",
     ),
     click.option(
         "--target-recall",
@@ -86,7 +86,7 @@ sweep_options = [
         type=click.IntRange(min=30),
         default=500,
         show_default=True,
-        help="Rows held out as queries, where there are no judged ones.",
+        help="Rows held out as queries, if there are no judged ones.",
     ),
     click.option(
         "--index-device",
@@ -99,11 +99,9 @@ sweep_options = [
     click.option("--name", help="What the report calls the corpus. [default: its file or folder]"),
 ]
 
-# Points left out that are named one by one.
-_NAMED = 3
-# Stages over points, which have no rate worth telling.
+# Stages over points, whose rate means nothing.
 _OF_POINTS = ("make indexes", "measure")
-# What a job file sets of a sweep alone -> the parameter.
+# Key of a job file that only a sweep has -> the parameter.
 _IN_JOB_FILES = {
     "k": "widths",
     "transforms": "transforms",
@@ -119,19 +117,19 @@ _IN_JOB_FILES = {
 @click.command()
 @click.argument("corpus", nargs=-1)
 @config_option(_IN_JOB_FILES)
-@click.option("--out", help="Folder of results.jsonl, report.html and its pictures.")
+@click.option("--out", help="Folder of results.jsonl and report.html, .md and .json.")
 @click.option("--store", help="Folder of raw embeddings, shared by builds. [default: OUT/store]")
 @with_options(sweep_options, corpus_options, encoder_options, stored_options)
 @click.option(
-    "--plan", is_flag=True, help="Only say what would be measured, and what is encoded already."
+    "--plan", is_flag=True, help="Only print the points to measure and the rows to encode."
 )
 @json_option
 def sweep(plan: bool, as_json: bool, **options: Any) -> None:
-    """Measure widths, transforms, codecs and indexes side by side on a CORPUS; report the fronts.
+    """Measure widths, transforms, codecs and indexes side by side on a CORPUS; recommend one.
 
-    With --queries and --qrels quality is measured by them; else rows are held out of the indexes
-    and agreement with exact search of the raw embeddings is measured. What is in the results
-    already is not measured again.
+    With --queries and --qrels their judgements measure quality. Otherwise rows are held out of the
+    indexes, and agreement with exact search of the raw embeddings is measured. Points that are in
+    the results already are not measured again.
     """
     if options["out"] is None:
         raise click.UsageError("say where results and report go: --out DIR")
@@ -139,12 +137,12 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     if plan:
         _print_plan(config, as_json=as_json)
         return
-    from whiten_index.report import check_report, write_report
-    from whiten_index.sweep import run_sweep
+    from whiten_index.sweep import check_report, run_sweep, write_report
+    from whiten_index.sweep.results import RESULTS
 
     check_report()
     report = run_sweep(config, progress=terminal.Bars()).to_json()
-    page = write_report(config.folder / "results.jsonl", config.folder)
+    page = write_report(config.folder / RESULTS, config.folder)
     if as_json:
         terminal.print_json({**report, "report": str(page)})
         return
@@ -161,6 +159,7 @@ def _config(options: Mapping[str, Any]) -> SweepConfig:
 
 def _print_plan(config: SweepConfig, *, as_json: bool) -> None:
     from whiten_index.sweep import plan_sweep
+    from whiten_index.sweep.formatting import by_reason
 
     plan = plan_sweep(config, progress=terminal.Bars()).to_json()
     if as_json:
@@ -180,11 +179,13 @@ def _print_plan(config: SweepConfig, *, as_json: bool) -> None:
         ("bytes of the largest index", terminal.in_words(plan["largest_index_bytes"])),
     ]
     click.echo(terminal.table(rows))
-    for line in _by_reason(plan["skipped"]):
+    for line in by_reason(plan["skipped"]):
         click.echo(f"left out: {line}")
 
 
 def _print_report(report: Mapping[str, Any]) -> None:
+    from whiten_index.sweep.formatting import by_reason
+
     dataset = report["dataset"]
     what = "judged queries" if dataset["judged"] else "rows held out as queries"
     click.echo(f"{dataset['name']}: {dataset['rows']:,} rows, {dataset['queries']:,} {what}")
@@ -207,7 +208,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
     counts = [(name, f"{report[name]:,}") for name in ("measured", "found")]
     counts.append(("skipped", f"{len(report['skipped']):,}"))
     click.echo(terminal.table(counts))
-    for line in _by_reason(report["skipped"]):
+    for line in by_reason(report["skipped"]):
         click.echo(f"  {line}")
     click.echo("time")
     rows = {
@@ -215,14 +216,3 @@ def _print_report(report: Mapping[str, Any]) -> None:
     }
     click.echo(terminal.table(terminal.stage_rows(report["seconds"], rows)))
     click.echo(f"results: {report['results']}")
-
-
-def _by_reason(skipped: Mapping[str, str]) -> list[str]:
-    """Return a line for each reason: the points it holds for, or how many they are."""
-    reasons: dict[str, list[str]] = {}
-    for key, why in skipped.items():
-        reasons.setdefault(why, []).append(key)
-    return [
-        f"{', '.join(keys) if len(keys) <= _NAMED else f'{len(keys)} points'}: {why}"
-        for why, keys in reasons.items()
-    ]

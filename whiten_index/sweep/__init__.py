@@ -1,7 +1,19 @@
-"""Every setting of k, transform, codec and index side by side: bytes, time and quality."""
+"""Sweep over k, transform, codec and index: bytes, time and quality of each, and the report.
 
-from whiten_index.sweep.config import SweepConfig, sweep_config
-from whiten_index.sweep.plan import SweepPlan, plan_sweep
-from whiten_index.sweep.run import SweepReport, run_sweep
+Home of matplotlib and jinja2, which load late.
+"""
 
-__all__ = ["SweepConfig", "SweepPlan", "SweepReport", "plan_sweep", "run_sweep", "sweep_config"]
+from whiten_index.sweep.sweep_config import SweepConfig, sweep_config
+from whiten_index.sweep.sweep_report import check_report, write_report
+from whiten_index.sweep.sweep_run import SweepPlan, SweepReport, plan_sweep, run_sweep
+
+__all__ = [
+    "SweepConfig",
+    "SweepPlan",
+    "SweepReport",
+    "check_report",
+    "plan_sweep",
+    "run_sweep",
+    "sweep_config",
+    "write_report",
+]

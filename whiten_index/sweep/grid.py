@@ -1,4 +1,4 @@
-"""Which points a sweep measures: transform × k × codec × structure, and what they compare with."""
+"""Grid of a sweep: transform × k × codec × structure, and the baselines."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any, NoReturn
 
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index import inner_index
-from whiten_index.sweep.codecs import COARSE, FP32, codec_string
-from whiten_index.sweep.config import NONE, TRUNCATE, SweepConfig
+from whiten_index.sweep.sweep_config import FP32, NONE, TRUNCATE, SweepConfig, codec_string
 
 OURS, RAW, FAISS = "ours", "raw", "faiss"
-# FAISS advises so many rows a list at least.
+# Codecs so coarse that their best hits are worth ranking again.
+_COARSE = ("pq", "rabitq", "sq4")
+# FAISS advises this many rows per list at least.
 _ROWS_A_LIST = 39
 _LEAST_LISTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Which vectors: a family, its transform, a width.
+    """Vectors of the corpus under one transform.
 
     Attributes:
         family: ours, truncate, raw or faiss.
@@ -38,8 +39,8 @@ class Point:
     """One setting to measure.
 
     Attributes:
-        vectors: which vectors.
-        codec: how they are kept.
+        vectors: indexed vectors.
+        codec: their codec.
         index: flat, ivf or hnsw.
         rerank: candidates ranked again from the store, 0 for none.
     """
@@ -51,7 +52,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """What tells a point from the others of its run."""
+        """Name of the point within its run."""
         where = self.vectors
         again = f"/rerank{self.rerank}" if self.rerank else ""
         return f"{where.family}/{where.transform}/k{where.k}/{self.codec}/{self.index}{again}"
@@ -86,24 +87,19 @@ class Point:
 
 
 def lists(rows: int) -> int:
-    """Return how many inverted lists: 4·√n, or fewer where these would have too few rows each."""
+    """Return a number of inverted lists: 4·√n, or fewer if each would have too few rows."""
     return max(min(4 * math.isqrt(rows), rows // _ROWS_A_LIST), _LEAST_LISTS)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of a sweep, those over the same vectors side by side, and those left out.
-
-    Attributes:
-        points: to measure.
-        skipped: points and why they cannot be.
-    """
+    """Points to measure, and points that cannot be measured with their reasons."""
 
     points: tuple[Point, ...]
-    skipped: tuple[tuple[Point, str], ...]
+    skipped: dict[Point, str]
 
     def by_vectors(self) -> dict[Vectors, list[Point]]:
-        """Return the points by the vectors they are over, in order."""
+        """Return the points grouped by their vectors, in order."""
         found: dict[Vectors, list[Point]] = {}
         for point in self.points:
             found.setdefault(point.vectors, []).append(point)
@@ -111,36 +107,32 @@ class Grid:
 
 
 def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
-    """Return what a sweep measures.
+    """Return the points of a sweep.
 
     Args:
-        config: the wishes.
+        config: of the sweep.
         dim: width d of the raw embeddings.
         rank: directions that they span.
-        rows: that each index holds.
+        rows: rows of each index.
 
     Raises:
-        WhiteningError: no k that was asked for is within d and the rank.
-        ConfigError: no codec or structure that was asked for can be made of these rows.
+        WhiteningError: every k is above d or the rank.
+        ConfigError: no codec or structure is possible with these rows.
     """
-    points, skipped = list[Point](), list[tuple[Point, str]]()
-    wanted = [*_baselines(config, dim), *_ours(config)] if config.baselines else _ours(config)
-    for point in dict.fromkeys(wanted):
-        why = _why_not(point, dim=dim, rank=rank, rows=rows)
-        if why is None:
-            points.append(point)
-        else:
-            skipped.append((point, why))
+    baselines = _baselines(config, dim) if config.baselines else ()
+    wanted = dict.fromkeys([*baselines, *_ours(config)])
+    reasons = {point: _why_not(point, dim=dim, rank=rank, rows=rows) for point in wanted}
+    skipped = {point: why for point, why in reasons.items() if why is not None}
+    points = tuple(point for point in wanted if point not in skipped)
     if not any(point.vectors.family in (OURS, TRUNCATE) for point in points):
         _raise_nothing(config, skipped, dim=dim, rank=rank)
-    return Grid(tuple(points), tuple(skipped))
+    return Grid(points, skipped)
 
 
 def _raise_nothing(
-    config: SweepConfig, skipped: list[tuple[Point, str]], *, dim: int, rank: int
+    config: SweepConfig, skipped: dict[Point, str], *, dim: int, rank: int
 ) -> NoReturn:
-    """Say why none of the points that were asked for can be measured."""
-    reasons = [why for point, why in skipped if point.vectors.family in (OURS, TRUNCATE)]
+    reasons = [why for point, why in skipped.items() if point.vectors.family in (OURS, TRUNCATE)]
     others = dict.fromkeys(why for why in reasons if not why.startswith("k = "))
     if others:
         raise ConfigError(
@@ -189,7 +181,7 @@ def _points(
             # A graph takes minutes to build and is the same for every codec but for its errors.
             if index != "hnsw" or (graph and codec == codecs[0]):
                 yield Point(where, codec, index)
-        if config.rerank and codec.startswith(COARSE) and "flat" in config.indexes:
+        if config.rerank and codec.startswith(_COARSE) and "flat" in config.indexes:
             yield Point(where, codec, "flat", config.rerank)
 
 

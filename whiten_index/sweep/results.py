@@ -1,74 +1,77 @@
-"""The results file: JSON lines, a line that starts a run, then a line a point; it only grows."""
+"""Results of sweeps as JSON lines: a line that starts a run, then a line for each point."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import exists, writing
-from whiten_index.report.records import cut_torn_line, line_of, read_lines
+from whiten_index.artifacts.files import exists, open_regular, reading, writing
+from whiten_index.artifacts.limits import LimitError, iterate_lines, load_json
+from whiten_index.artifacts.manifest import sealed, unsealed
+from whiten_index.errors import ArtifactError
 
 RESULTS = "results.jsonl"
+Record = dict[str, Any]
 
 
 @dataclass(eq=False)
 class Results:
-    """A results file and what is in it.
+    """A results file and its records. The file only grows; of equal keys the last record counts.
 
     Attributes:
-        path: of the file.
-        headers: run -> the last line that started it.
-        done: run -> keys of its points that were measured.
-        skipped: run -> key -> why a point was not, the last time it was tried.
+        path: the file.
+        headers: run -> the record that starts it.
+        points: run -> key -> record of a measured point.
+        skipped: run -> key -> record of a point that could not be measured.
     """
 
     path: Path
-    headers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    done: dict[str, set[str]] = field(default_factory=dict)
-    skipped: dict[str, dict[str, str]] = field(default_factory=dict)
+    headers: dict[str, Record] = field(default_factory=dict)
+    points: dict[str, dict[str, Record]] = field(default_factory=dict)
+    skipped: dict[str, dict[str, Record]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> Results:
-        """Read a results file to go on with it, empty where there is none.
-
-        A torn last line, of a writer who was stopped within it, is cut off.
+        """Read a results file in order to append to it, and cut off a torn last line.
 
         Raises:
             ArtifactError: a line before the last is damaged.
             StorageError: the file cannot be written.
         """
-        results = cls.read(path)
+        results = cls.read(path) if exists(path) else cls(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if exists(path):
-                cut_torn_line(path)
+                with path.open("r+b") as file:
+                    whole = (line for line in iterate_lines(file) if line.endswith(b"\n"))
+                    file.truncate(sum(map(len, whole)))
         return results
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """Read a results file, empty where there is none, but for a torn last line.
+        """Read a results file, except a torn last line.
 
         Raises:
-            ArtifactError: a line before the last is damaged.
+            ArtifactError: the file is missing, or a line before the last is damaged.
         """
         results = cls(path)
-        for _, record in read_lines(path) if exists(path) else ():
-            results._note(record)
+        for record in _read_lines(path):
+            results._add(record)
         return results
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Write the line that starts a run, unless its last one says the same."""
-        fresh = {key: value for key, value in record.items() if key != "time"}
         before = self.headers.get(record["run"])
-        if before is None or {**before, "time": None} != {**fresh, "time": None}:
+        if before is None or {**before, "time": None} != {**record, "time": None}:
             self.append(record)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line, whole on the disk when this returns.
+        """Write one line and sync it to the disk.
 
         Raises:
             StorageError: the disk is full or cannot be written.
@@ -78,15 +81,185 @@ class Results:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._note(json.loads(line))
+        self._add(json.loads(line))
 
-    def _note(self, record: dict[str, Any]) -> None:
-        run = record["run"]
-        done, skipped = self.done.setdefault(run, set()), self.skipped.setdefault(run, {})
-        if record["type"] == "sweep":
+    def _add(self, record: Record) -> None:
+        run, key, kind = str(record.get("run")), str(record.get("key")), record.get("type")
+        points, skipped = self.points.setdefault(run, {}), self.skipped.setdefault(run, {})
+        if kind == "sweep":
             self.headers[run] = record
-        elif record["type"] == "skipped":
-            skipped[record["key"]] = record["why"]
-        else:
-            done.add(record["key"])
-            skipped.pop(record["key"], None)
+        elif kind == "point":
+            points.pop(key, None)
+            skipped.pop(key, None)
+            points[key] = record
+        elif kind == "skipped":
+            skipped[key] = record
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """Return a record as a line of a results file, with its checksum."""
+    line = json.dumps(sealed(record), ensure_ascii=False, allow_nan=False) + "\n"
+    return line.encode("utf-8", "surrogatepass")
+
+
+def _read_lines(path: Path) -> Iterator[Record]:
+    try:
+        with reading(path), open_regular(path) as file:
+            for number, line in enumerate(iterate_lines(file), 1):
+                if line.endswith(b"\n") and line.strip():
+                    yield _parse_line(line, number, path)
+    except LimitError as error:
+        raise ArtifactError(f"{path}: {error}; sweep into another folder") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ArtifactError(
+            f"cannot read {path}: {error.strerror}; name a folder that whiten-index sweep --out "
+            "wrote"
+        ) from error
+
+
+def _parse_line(line: bytes, number: int, path: Path) -> Record:
+    try:
+        return unsealed(load_json(line))
+    except (ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"line {number} of {path} is damaged ({error}); remove that line, and run the same "
+            "sweep again to measure its point"
+        ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A measured point. A figure of another type than a finite number counts as missing."""
+
+    record: Record
+
+    def number(self, path: str) -> float | None:
+        """Return a figure of the record, such as ``quality.ndcg@10``."""
+        return _number(self.record, *path.split("."))
+
+    def text(self, name: str) -> str:
+        """Return a field of the setting as text, empty if it is missing."""
+        return str(self.record.get(name) or "")
+
+    @property
+    def k(self) -> int:
+        """Width of the vectors."""
+        return round(self.number("k") or 0)
+
+    @property
+    def candidates(self) -> int:
+        """Hits of the index that are ranked again from the store, 0 for none."""
+        return round(self.number("rerank.candidates") or 0)
+
+    @property
+    def per_row(self) -> float | None:
+        """Bytes that each row adds to the index."""
+        return self.number("bytes.per_row")
+
+    @property
+    def p50(self) -> float | None:
+        """Median milliseconds of a single query."""
+        return self.number("latency_ms.p50")
+
+    @property
+    def ndcg(self) -> float | None:
+        """nDCG@10 by judgements, 0 to 1."""
+        return self.number("quality.ndcg@10")
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of the exact ten neighbours among the raw embeddings that are found."""
+        return self.number("agreement@10")
+
+    @property
+    def is_raw(self) -> bool:
+        """True for exact search of the raw embeddings in float32."""
+        setting = [self.text(name) for name in ("family", "codec", "index")]
+        return setting == ["raw", "fp32", "flat"] and not self.candidates
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One run of a results file: its first record, its points, and key -> reason of the skipped."""
+
+    run: str
+    header: Mapping[str, Any]
+    points: tuple[Measured, ...]
+    skipped: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Name of the corpus."""
+        return str(self.dataset.get("name") or self.run)
+
+    @property
+    def dataset(self) -> Mapping[str, Any]:
+        """Facts of the corpus: rows, dim, encoder, queries."""
+        return mapping(self.header, "dataset")
+
+    @property
+    def target_recall(self) -> float | None:
+        """Index recall that lists and graphs were tuned to."""
+        return _number(self.header, "settings", "target_recall")
+
+    @property
+    def raw(self) -> Measured | None:
+        """Exact search of the raw embeddings, if it was measured."""
+        return next((point for point in self.points if point.is_raw), None)
+
+    @property
+    def raw_bytes(self) -> float | None:
+        """Bytes per row of the raw embeddings in float32."""
+        return _number(self.dataset, "raw_bytes_per_row")
+
+    @property
+    def eigenvalues(self) -> list[float]:
+        """Positive eigenvalues of the covariance within its rank, in falling order."""
+        spectrum = mapping(self.header, "spectrum")
+        listed, rank = spectrum.get("eigenvalues"), _number(spectrum, "rank")
+        numbers = [_number({"": v}, "") or 0.0 for v in listed] if isinstance(listed, list) else []
+        found = sorted((value for value in numbers if value > 0), reverse=True)
+        return found if rank is None or rank < 1 else found[: round(rank)]
+
+
+def read_sweeps(path: Path) -> list[Sweep]:
+    """Read every run of a results file, in the order in which they were started.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or without a sweep, or has points of a run
+            whose first line it lacks.
+    """
+    results = Results.read(path)
+    for run, points in results.points.items():
+        if run not in results.headers and (points or results.skipped[run]):
+            raise ArtifactError(
+                f"{path} has points of run {run}, whose first line is not in the file; start the "
+                "same sweep again, which writes it, or sweep into an empty folder"
+            )
+    if not results.headers:
+        raise ArtifactError(f"{path} holds no sweep; run whiten-index sweep … --out {path.parent}")
+    return [
+        Sweep(
+            run,
+            results.headers[run],
+            tuple(map(Measured, points.values())),
+            {key: str(each.get("why") or "-") for key, each in results.skipped[run].items()},
+        )
+        for run, points in results.points.items()
+        if run in results.headers
+    ]
+
+
+def mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a field that should be an object, empty if it is something else."""
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(record: Mapping[str, Any], *path: str) -> float | None:
+    value: Any = record
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None

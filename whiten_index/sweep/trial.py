@@ -1,7 +1,8 @@
-"""The points of a sweep: make each index, and measure bytes, time and quality."""
+"""Trial of the points of a sweep: make each index, and measure bytes, time and quality."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import discard
 from whiten_index.artifacts.files import writing
-from whiten_index.assemble import Assembled, IndexPlan, assemble_index
+from whiten_index.assemble import IndexPlan, assemble_index
 from whiten_index.errors import ConfigError
+from whiten_index.evaluation.metrics import evaluate
 from whiten_index.index import (
     IndexBytes,
     Transforms,
@@ -37,19 +39,17 @@ from whiten_index.index.nearest import nearest, nearest_on_gpu
 from whiten_index.index.pages import gather_pages
 from whiten_index.progress import Silent, Stages
 from whiten_index.search.rerank import Reranker
-from whiten_index.sweep.codecs import FP32
-from whiten_index.sweep.config import SweepConfig
-from whiten_index.sweep.dataset import Dataset
 from whiten_index.sweep.grid import FAISS, Point, Vectors
-from whiten_index.sweep.judged import DEPTH
-from whiten_index.sweep.memory import available_memory
-from whiten_index.sweep.spaces import TOP_K, Space
+from whiten_index.sweep.sweep_config import FP32, SweepConfig
+from whiten_index.sweep.sweep_data import TOP_K, Dataset, Space
 from whiten_index.versions.published import INDEX, write_index
 
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 Search = Callable[[NDArray[np.float32], int], Found]
 
-# In each round: single queries, so many or for so long but never fewer than the least; a batch.
+# Hits searched for -> metrics measured on them.
+_METRICS = {TOP_K: ("ndcg@10", "mrr@10"), 100: ("recall@100",)}
+# In each round: single queries until a number or a time, but never fewer than the least; a batch.
 _ROUNDS, _SINGLE, _SINGLE_SECONDS, _LEAST_SINGLE, _WARM = 3, 300, 0.3, 30, 3
 _BATCH = 1_000
 # Rows that FAISS's own transforms learn from.
@@ -58,13 +58,13 @@ _PEER_ROWS = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """An index on disk, and all that was measured of it but its times.
+    """An index on disk and its figures.
 
     Attributes:
         point: the setting.
-        space: the vectors it holds.
-        folder: where its file is.
-        record: what the results file is to hold.
+        space: its vectors.
+        folder: of its file.
+        record: its line of the results file.
     """
 
     point: Point
@@ -73,21 +73,9 @@ class Made:
     record: dict[str, Any]
 
 
-@dataclass(eq=False)
-class _Times:
-    """Milliseconds of single queries and queries a second in batches, a list item each round."""
-
-    single: list[NDArray[np.float64]] = field(default_factory=list)
-    batches: list[float] = field(default_factory=list)
-
-    @property
-    def medians(self) -> list[float]:
-        return [float(np.median(some)) for some in self.single]
-
-
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Makes and measures the points of a sweep.
+    """Maker of the indexes of a sweep, and their measurement.
 
     Attributes:
         config: of the sweep.
@@ -123,35 +111,37 @@ class Trial:
     def time(self, group: Sequence[Made], reference: Made | None) -> None:
         """Time the searches of several indexes by turns, and write the figures to their records.
 
-        What else runs on the machine then slows all of them alike, and shows as a spread between
+        Another load on the machine then slows all of them alike, and shows as a spread between
         the rounds.
 
         Args:
             group: indexes to time.
-            reference: exact search of raw embeddings, timed in the same rounds; None where the
-                sweep has no such point.
+            reference: exact search of raw embeddings, timed in the same rounds; None if the sweep
+                has no such point.
         """
         others = [made for made in group if made is not reference]
         turns = others if reference is None else [reference, *others]
-        times = [_Times() for _ in turns]
-        for _ in range(_ROUNDS):
-            for made, spent in zip(turns, times, strict=True):
-                self._time_once(self.search_of(made), spent)
-        raw = None if reference is None else float(np.median(times[0].medians))
-        for made, spent in zip(turns, times, strict=True):
-            p50, p95, p99 = np.percentile(np.concatenate(spent.single), (50, 95, 99)).tolist()
+        rounds = [[self._time_once(self.search_of(made)) for made in turns] for _ in range(_ROUNDS)]
+        raw: float | None = None
+        for turn, made in enumerate(turns):
+            single, speeds = zip(*(each[turn] for each in rounds), strict=True)
+            medians = [float(np.median(some)) for some in single]
+            if made is reference:
+                raw = float(np.median(medians))
+            p50, p95, p99 = np.percentile(np.concatenate(single), (50, 95, 99)).tolist()
             made.record["latency_ms"] = {
                 "p50": p50, "p95": p95, "p99": p99, "raw_p50": raw,
-                "spread": max(spent.medians) / min(spent.medians), "rounds": _ROUNDS,
-                "queries": sum(map(len, spent.single)), "threads": self.threads,
+                "spread": max(medians) / min(medians), "rounds": _ROUNDS,
+                "queries": sum(map(len, single)), "threads": self.threads,
             }  # fmt: skip
             made.record["throughput"] = {
-                "queries_per_second": float(np.median(spent.batches)),
+                "queries_per_second": float(np.median(speeds)),
                 "batch": len(self.dataset.queries[:_BATCH]),
                 "threads": self.threads,
             }
 
-    def _time_once(self, search: Search, spent: _Times) -> None:
+    def _time_once(self, search: Search) -> tuple[NDArray[np.float64], float]:
+        """Return the milliseconds of single queries, and queries per second of a batch."""
         queries, single = self.dataset.queries, list[float]()
         for row in range(_WARM):
             search(queries[row : row + 1], TOP_K)
@@ -166,12 +156,12 @@ class Trial:
         batch = queries[:_BATCH]
         started = time.perf_counter()
         search(batch, TOP_K)
-        spent.batches.append(len(batch) / (time.perf_counter() - started))
-        spent.single.append(np.array(single))
+        return np.array(single), len(batch) / (time.perf_counter() - started)
 
     def _made(self, point: Point, space: Space) -> Made:
         """Make the index of a point, and return it with its bytes and the seconds it took."""
-        factory = point.factory(self.dataset.rows)
+        dataset, build = self.dataset, self.config.build
+        factory, k = point.factory(dataset.rows), space.whitening.k
         folder = self.folder / point.key.replace("/", "-")
         discard(folder)
         with writing(folder):
@@ -181,48 +171,35 @@ class Trial:
         if by_faiss:
             size = self._fill_peer(factory, folder, stages)
         else:
-            made = self._assemble(factory, space, folder, stages)
+            self._require_memory(factory, k)
+            choice = choose_factory(factory, rows=dataset.rows, dim=dataset.dim, k=k)
+            device = build.index_device if takes(inner_index(factory, k)) else "cpu"
+            plan = IndexPlan(choice, build.seed, target_recall=build.target_recall, device=device)
+            made = assemble_index(
+                dataset.store, dataset.record, space.whitening, plan, stages, folder,
+                subset=dataset.subset,
+            )  # fmt: skip
             size, parameters, device = made.sizes, made.tuned.parameters, made.device
         setting = point.setting()
         if setting["rerank"]:
-            setting["rerank"]["bytes_per_row"] = self.dataset.facts["stored_bytes_per_row"]
+            setting["rerank"]["bytes_per_row"] = dataset.facts["stored_bytes_per_row"]
         seconds = {
             "train": stages.seconds.get("train", 0.0),
             "add": stages.seconds["project and add"],
             "tune": stages.seconds.get("exact neighbours", 0) + stages.seconds.get("tune", 0),
         }
-        return Made(
-            point,
-            space,
-            folder,
-            {
-                **setting,
-                "exponent": None if by_faiss else space.whitening.exponent,
-                "center": None if by_faiss else space.whitening.center,
-                "factory": factory,
-                "parameters": parameters,
-                "device": device,
-                "bytes": {
-                    **size.to_json(),
-                    "per_row": size.per_row_total / self.dataset.rows,
-                    "fixed": size.fixed,
-                },
-                "seconds": {**seconds, "total": sum(seconds.values())},
-            },
-        )
-
-    def _assemble(self, factory: str, space: Space, folder: Path, stages: Stages) -> Assembled:
-        """Make an index as a build does."""
-        dataset, build = self.dataset, self.config.build
-        k = space.whitening.k
-        self._require_memory(factory, k)
-        choice = choose_factory(factory, rows=dataset.rows, dim=dataset.dim, k=k)
-        device = build.index_device if takes(inner_index(factory, k)) else "cpu"
-        plan = IndexPlan(choice, build.seed, target_recall=build.target_recall, device=device)
-        return assemble_index(
-            dataset.store, dataset.record, space.whitening, plan, stages, folder,
-            subset=dataset.subset,
-        )  # fmt: skip
+        per_row = size.per_row_total / dataset.rows
+        record = {
+            **setting,
+            "exponent": None if by_faiss else space.whitening.exponent,
+            "center": None if by_faiss else space.whitening.center,
+            "factory": factory,
+            "parameters": parameters,
+            "device": device,
+            "bytes": {**size.to_json(), "per_row": per_row, "fixed": size.fixed},
+            "seconds": {**seconds, "total": sum(seconds.values())},
+        }
+        return Made(point, space, folder, record)
 
     def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> IndexBytes:
         """Make an index with FAISS's own transforms of raw rows."""
@@ -240,7 +217,7 @@ class Trial:
         return measured_bytes(index)
 
     def search_of(self, made: Made) -> Search:
-        """Return how the index of a point is searched: as in a bundle, FAISS's own by FAISS."""
+        """Return the search of a point: as in a bundle, or for FAISS's own transforms by FAISS."""
         index = load_faiss().read_index(str(made.folder / INDEX))
         if made.point.vectors.family == FAISS:
             return partial(search_with, index)
@@ -261,11 +238,6 @@ class Trial:
         return self._peer_truth[where]
 
     def _require_memory(self, factory: str, k: int) -> None:
-        """Refuse an index that would push the machine out of memory.
-
-        Raises:
-            ConfigError: it is larger than what is free.
-        """
         size = expected_bytes(factory, rows=self.dataset.rows, dim=self.dataset.dim, k=k).total
         free = available_memory()
         if free is not None and size > free:
@@ -290,22 +262,25 @@ class Trial:
 
     def _quality(self, search: Search) -> dict[str, float] | None:
         """Return each metric, by hits as a bundle gives them: a document once, by its best row."""
-        judged, documents = self.dataset.judged, self.dataset.documents
-        if judged is None or documents is None:
+        judged, names = self.dataset.judged, self.dataset.documents
+        numbers = self.dataset.document_numbers
+        if judged is None or names is None or numbers is None:
             return None
-        find = search
-        if documents.several:
-            find = partial(_by_document, search, documents.number_of)
-        found = {depth: find(self.dataset.queries, depth) for depth in (TOP_K, DEPTH)}
-        return judged.quality(found, documents.names)
-
-
-def _by_document(
-    search: Search, number_of: NDArray[np.int64], queries: NDArray[np.float32], top_k: int
-) -> Found:
-    return search_documents(
-        search, lambda rows: number_of[rows], queries, top_k=top_k, rows=len(number_of)
-    )
+        passages, values = len(numbers) > numbers.max() + 1, dict[str, float]()
+        for depth, metrics in _METRICS.items():
+            if passages:
+                scores, rows = search_documents(
+                    search, numbers.__getitem__, self.dataset.queries, top_k=depth,
+                    rows=len(numbers),
+                )  # fmt: skip
+            else:
+                scores, rows = search(self.dataset.queries, depth)
+            run = {
+                query: dict(zip(names[near[near >= 0]], best[near >= 0].tolist(), strict=True))
+                for query, near, best in zip(judged.texts, rows, scores, strict=True)
+            }
+            values |= evaluate(judged.qrels, run, metrics)
+        return values
 
 
 def overlap(truth: NDArray[np.int64], found: NDArray[np.int64]) -> float:
@@ -335,3 +310,12 @@ def searcher(index: Any, device: str) -> Search:
         return nearest_on_gpu(placed.index, inner, queries, most)
 
     return search
+
+
+def available_memory() -> int | None:
+    """Return the bytes of memory that can still be used, None if the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return None

@@ -1,4 +1,4 @@
-"""One page on the transform of an index: spectrum, variance kept, geometry, choice of γ."""
+"""Picture of the transform of an index: spectrum, variance kept, geometry, choice of γ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.report.style import (
+from whiten_index.sweep.charts import (
     BLUE,
     DOTS_PER_INCH,
     GREY,
@@ -22,17 +22,17 @@ from whiten_index.report.style import (
     RED,
     SMALL,
     TEXT,
-    TITLE,
     dress,
     empty_figure,
-    explain,
     require_drawing,
 )
 
-ENDINGS = (".png", ".svg", ".pdf")
+_ENDINGS = (".png", ".svg", ".pdf")
+_TITLE = 14  # points
+_FEW = 24  # directions that are marked one by one
 _ROOM = 1.6  # factor between the eigenvalues drawn and the edge of the axis
 
-# Field of the geometry, its name on paper, its format, and how to read it.
+# Field of the geometry, its label, its format, and how to read it.
 _FIGURES = (
     ("mean_cosine", "mean cosine of pairs", "{:.3f}", "0: even directions"),
     ("isoscore", "IsoScore", "{:.3f}", "1: even variance"),
@@ -45,25 +45,25 @@ Panel = Callable[[Any], None]
 
 
 def check_plot_path(path: Path) -> None:
-    """Make sure that a plot can be drawn and that its ending names a format, before the work.
+    """Make sure, before any work, that a plot can be drawn and that its ending names a format.
 
     Raises:
         ConfigError: the ending is another, or matplotlib is not installed.
     """
-    if path.suffix.lower() not in ENDINGS:
+    if path.suffix.lower() not in _ENDINGS:
         raise ConfigError(
-            f"the ending of {path.name} names no picture format; use {', '.join(ENDINGS)}"
+            f"the ending of {path.name} names no picture format; use {', '.join(_ENDINGS)}"
         )
     require_drawing()
 
 
 def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues: ArrayLike) -> None:
-    """Draw the diagnostics of an index into a picture at ``path``, whole or not at all.
+    """Draw the diagnostics of an index into a picture at ``path``, atomically.
 
     Args:
         path: ends in .png, .svg or .pdf.
         description: what ``describe_index`` returns; panels on ``geometry`` and ``choice`` are
-            drawn where it has them.
+            drawn if it has them.
         eigenvalues: (d,) of the covariance, in falling order; zeros are named, not drawn.
 
     Raises:
@@ -81,15 +81,9 @@ def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues:
 def _compose(title: tuple[str, str], panels: list[Panel]) -> Any:
     """Return a figure of up to four panels: side by side, or two by two."""
     rows, columns = (2, 2) if len(panels) == 4 else (1, len(panels))
-    height = 4.2 * rows + 1
-    figure = empty_figure(5.9 * columns, height)
-    figure.get_layout_engine().set(
-        rect=(0.008, 0.01, 0.984, 1 - 0.92 / height), wspace=0.06, hspace=0.06
-    )
-    for line, points, colour, below in zip(
-        title, (TITLE, TEXT), (INK, GREY), (0.36, 0.66), strict=True
-    ):
-        figure.text(0.5, 1 - below / height, line, size=points, color=colour, ha="center")
+    figure = empty_figure(5.9 * columns, 4.2 * rows + 1)
+    figure.suptitle(title[0], size=_TITLE, color=INK)
+    figure.supxlabel(title[1], size=TEXT, color=GREY)
     for axes, draw in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
         draw(axes)
     return figure
@@ -138,11 +132,11 @@ def _draw_eigenvalues(axes: Any, values: NDArray[np.float64], whitening: Mapping
     shown = values[:rank]
     place = np.arange(1, rank + 1)
     axes.set_yscale("log")
-    axes.plot(place, shown, color=BLUE, lw=2, label="embeddings", **_dots(len(values)))
+    axes.plot(place, shown, color=BLUE, lw=2, marker=_marker(values), label="embeddings")
     after, top = _after(shown, whitening), whitening.get("remove_top", 0)
     if len(after):
         axes.plot(place[top : top + len(after)], after, color=RED, lw=2, ls=(0, (5, 2)),
-                  label="vectors, scaled to the same start", **_dots(len(values)))  # fmt: skip
+                  marker=_marker(values), label="vectors, scaled to the same start")  # fmt: skip
         shown = np.concatenate([shown, after])
     # The labels of k and the rank stand in the upper fifth, clear of every line.
     least, most = np.log10(shown.min() / _ROOM), np.log10(shown.max() * _ROOM)
@@ -150,7 +144,7 @@ def _draw_eigenvalues(axes: Any, values: NDArray[np.float64], whitening: Mapping
     text = f"k = {k}, the first {top} left out" if top else f"k = {k}"
     _mark(axes, top + k, rank, len(values), text=text, heights=(0.98, 0.90))
     if len(after):
-        explain(axes, "lower left")
+        _legend(axes, "lower left")
 
 
 def _rank(values: NDArray[np.float64], whitening: Mapping[str, Any]) -> int:
@@ -160,16 +154,11 @@ def _rank(values: NDArray[np.float64], whitening: Mapping[str, Any]) -> int:
 def _after(shown: NDArray[np.float64], whitening: Mapping[str, Any]) -> NDArray[np.float64]:
     """Return λ^(1 − γ) of the directions kept, scaled to start at the first one's λ.
 
-    Nothing where the vectors keep λ or do not follow it.
+    Nothing if the vectors keep λ or do not follow it.
     """
-    follows = whitening["kind"] in ("whitening", "zca")
+    follows = whitening["kind"] in ("whitening", "zca") and whitening["exponent"] != 0
     # A floor drops directions within the rank, and shrunk eigenvalues are not the data's.
-    if (
-        not follows
-        or whitening.get("floor")
-        or whitening.get("estimator")
-        or whitening["exponent"] == 0
-    ):
+    if not follows or whitening.get("floor") or whitening.get("estimator"):
         return shown[:0]
     top = whitening.get("remove_top", 0)
     used = shown[top : top + whitening["k"]]
@@ -182,7 +171,7 @@ def _draw_variance(axes: Any, values: NDArray[np.float64], whitening: Mapping[st
     if total == 0:
         return
     most = np.concatenate([[0.0], np.cumsum(values) / total])
-    axes.plot(np.arange(len(most)), most, color=BLUE, lw=2, **_dots(len(values)))
+    axes.plot(np.arange(len(most)), most, color=BLUE, lw=2, marker=_marker(values))
     axes.set_ylim(0, 1.04)
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     # Directions that are not the leading ones lie below the curve.
@@ -217,71 +206,58 @@ def _draw_geometry(axes: Any, geometry: Mapping[str, Any], whitening: Mapping[st
     sample = f" ({rows:,} rows)" if rows else ""
     axes.set_title(f"Geometry before and after{sample}", size=HEAD, loc="left", color=INK, pad=10)
     axes.set_axis_off()
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    places = ((0.0, "left"), (0.51, "right"), (0.69, "right"), (0.73, "left"))
-    heads = (
-        "",
-        f"embeddings\nd = {whitening['dim']}",
-        f"vectors\nk = {whitening['k']}",
-        "how to read it",
-    )
-    for (x, side), head in zip(places, heads, strict=True):
-        axes.text(x, 0.97, head, ha=side, va="top", size=SMALL, color=GREY, linespacing=1.3)
-    axes.plot([0, 1], [0.83, 0.83], color=INK, lw=1)
-    for number, (name, label, form, meaning) in enumerate(_FIGURES):
-        y = 0.75 - number * 0.145
-        cells = (label, _figure(before, name, form), _figure(after, name, form), meaning)
-        colours = (INK, BLUE, RED, GREY)
-        for (x, side), cell, colour in zip(places, cells, colours, strict=True):
-            weight = "bold" if colour in (BLUE, RED) else "normal"
-            size = SMALL if colour == GREY else TEXT
-            axes.text(x, y, cell, ha=side, va="center", size=size, color=colour, weight=weight)
-        axes.plot([0, 1], [y - 0.0725] * 2, color=PALE, lw=1)
+    table = axes.table(
+        [[label, _figure(before, name, form), _figure(after, name, form), meaning]
+         for name, label, form, meaning in _FIGURES],
+        colLabels=["", f"embeddings\nd = {whitening['dim']}", f"vectors\nk = {whitening['k']}", ""],
+        colWidths=[0.33, 0.2, 0.17, 0.3], cellLoc="left", edges="horizontal",
+        bbox=[0, 0.05, 1, 0.93],
+    )  # fmt: skip
+    table.auto_set_font_size(False)
+    table.set_fontsize(SMALL)
+    for (_, column), cell in table.get_celld().items():
+        cell.set_edgecolor(PALE)
+        cell.set_text_props(color=(INK, BLUE, RED, GREY)[column])
 
 
 def _figure(side: Mapping[str, Any], name: str, form: str) -> str:
     if (value := side.get(name)) is None:
         return "–"
     text = form.format(value)
-    if not text.strip("-0."):
-        text = text.lstrip("-")
-    return text.replace("-", "−")
+    # A figure that rounds to 0 has no sign.
+    return text.lstrip("-") if not text.strip("-0.") else text.replace("-", "−")
 
 
 def _draw_choice(axes: Any, choice: Mapping[str, Any]) -> None:
-    chosen = choice.get("chosen") or {}
-    widths = {candidate["k"] for candidate in choice["candidates"]}
+    candidates, chosen = choice["candidates"], choice.get("chosen") or {}
+    widths = {candidate["k"] for candidate in candidates}
     k = chosen.get("k") if chosen.get("k") in widths else max(widths)
-    at_k = sorted(
-        (candidate for candidate in choice["candidates"] if candidate["k"] == k),
-        key=lambda candidate: candidate["exponent"],
-    )
+    at_k = sorted((c for c in candidates if c["k"] == k), key=lambda c: c["exponent"])
     dress(axes, f"Choice of the exponent at k = {k}", "exponent γ (0 is PCA, 1 is whitening)",
-           "score")  # fmt: skip
-    # A small step aside keeps the error bars of the two apart.
-    aside = 0.004 * (at_k[-1]["exponent"] - at_k[0]["exponent"])
-    sides = ((True, "centred", BLUE, "o", -aside), (False, "not centred", GREY, "s", aside))
-    for center, label, colour, marker, step in sides:
+          "score")  # fmt: skip
+    for center, label, colour, marker in (
+        (True, "centred", BLUE, "o"), (False, "not centred", GREY, "s"),
+    ):  # fmt: skip
         side = [candidate for candidate in at_k if bool(candidate["center"]) is center]
         if side:
             axes.errorbar(
-                [candidate["exponent"] + step for candidate in side],
+                [candidate["exponent"] for candidate in side],
                 [candidate["score"] for candidate in side],
                 yerr=[candidate.get("error") or 0.0 for candidate in side],
                 color=colour, marker=marker, ms=5, lw=1.8, elinewidth=1, capsize=3, label=label,
             )  # fmt: skip
     for candidate in at_k:
         if all(candidate[name] == chosen.get(name) for name in ("exponent", "center", "k")):
-            point = (
-                candidate["exponent"] + (-aside if candidate["center"] else aside),
-                candidate["score"],
-            )
-            axes.plot(*point, "o", ms=14, mfc="none", mec=RED, mew=2, zorder=4, ls="none",
+            axes.plot(candidate["exponent"], candidate["score"], "o", ms=14, mfc="none", mec=RED,
+                      mew=2, zorder=4, ls="none",
                       label=f"chosen: γ = {candidate['exponent']:g}")  # fmt: skip
     axes.margins(x=0.06, y=0.12)
-    explain(axes, "best")
+    _legend(axes, "best")
 
 
-def _dots(points: int) -> dict[str, Any]:
-    """Return how to mark each point where there are few, and nothing where a line says more."""
-    return {"marker": "o", "ms": 4} if points <= 24 else {}
+def _marker(values: NDArray[np.float64]) -> str:
+    return "o" if len(values) <= _FEW else ""
+
+
+def _legend(axes: Any, place: str) -> None:
+    axes.legend(loc=place, fontsize=SMALL, framealpha=0.9, edgecolor="none", labelcolor=INK)

@@ -1,12 +1,17 @@
-"""The picture of an index: a file that opens, panels that say what they are told, clear errors."""
+"""Picture of an index: a file that opens, panels with the right figures, clear errors."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.report import check_plot_path, draw_spectrum
+from whiten_index.sweep import charts, spectrum_plot
+from whiten_index.sweep.spectrum_plot import check_plot_path, draw_spectrum
 
 pytest.importorskip("matplotlib")
 DIM, RANK = 48, 45
@@ -46,6 +51,19 @@ def describe(*, k=16, exponent=0.25, kind="whitening", center=True, geometry=Tru
 SMALL = describe(geometry=False, choice=False)
 
 
+def texts_of(path, monkeypatch, *arguments):
+    """Every text drawn, as a reader sees it, and the panels' titles."""
+    drawn = []
+    monkeypatch.setattr(spectrum_plot, "DOTS_PER_INCH", 20)
+    compose = spectrum_plot._compose
+    monkeypatch.setattr(spectrum_plot, "_compose", lambda *a: drawn.append(compose(*a)) or drawn[0])
+    draw_spectrum(path, *arguments)
+    from matplotlib.text import Text
+
+    texts = [text.get_text() for text in drawn[0].findobj(Text)]
+    return texts, [axes.get_title(loc="left") for axes in drawn[0].axes], drawn[0]
+
+
 def test_a_png_is_readable_and_of_a_sensible_size(tmp_path):
     image = pytest.importorskip("PIL.Image")
     draw_spectrum(tmp_path / "spectrum.png", describe(), EIGENVALUES)
@@ -59,13 +77,35 @@ def test_a_png_is_readable_and_of_a_sensible_size(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["spectrum.png"]
 
 
+def test_the_title_and_panels_say_what_was_built(tmp_path, monkeypatch):
+    texts, titles, _ = texts_of(tmp_path / "a.png", monkeypatch, describe(), EIGENVALUES)
+    assert titles == [
+        "Spectrum of the covariance",
+        "Variance kept by k",
+        "Geometry before and after (4,096 rows)",
+        "Choice of the exponent at k = 16",
+    ]
+    kept = EIGENVALUES[:16].sum() / EIGENVALUES[:RANK].sum()
+    for text in (
+        "whitening, k = 16 of 48 · γ = 0.25 · centred · 184,213 rows",
+        "version v3 · encoder a/model · condition number 30.6",
+        f"k = 16 keeps {kept:.1%}",
+        "rank 45 of 48",
+        "0.713",
+        "−3.880",
+        "chosen: γ = 0.25",
+        "not centred",
+    ):
+        assert text in texts
+    assert "−0.000" not in texts
+
+
 @pytest.mark.parametrize(
     ("options", "eigenvalues"),
     [
         ({"kind": "none", "k": DIM, "exponent": 0.0}, EIGENVALUES),
         ({"kind": "pca", "k": RANK, "exponent": 0.0, "choice": False}, EIGENVALUES),
         ({"k": 1, "exponent": 1.0, "center": False}, np.r_[1.0, np.zeros(DIM - 1)]),
-        ({"k": DIM, "exponent": 2.0}, np.ones(DIM)),
         ({"kind": "none", "k": DIM, "exponent": 0.0}, np.zeros(DIM)),
         ({"kind": "zca", "k": DIM, "exponent": 1.0}, EIGENVALUES),
         ({"kind": "a-later-kind", "k": 16, "exponent": 1.0}, EIGENVALUES),
@@ -77,6 +117,24 @@ def test_every_transform_and_spectrum_is_drawn_without_a_warning(
     draw_spectrum(tmp_path / "a.png", describe(**options, geometry=False), eigenvalues)
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert not [str(warning.message) for warning in recwarn]
+
+
+@pytest.mark.parametrize(
+    ("change", "drawn"),
+    [({}, 1), ({"kind": "zca"}, 1), ({"kind": "pca", "exponent": 0.0}, 0), ({"kind": "random"}, 0),
+     ({"floor": 0.1}, 0), ({"estimator": "oas"}, 0)],
+)  # fmt: skip
+def test_the_spectrum_after_is_drawn_where_it_is_known(change, drawn, tmp_path, monkeypatch):
+    description = describe(exponent=0.5, geometry=False, choice=False)
+    description["whitening"].update(change)
+    _, _, figure = texts_of(tmp_path / "a.png", monkeypatch, description, EIGENVALUES)
+    after = [
+        line for line in figure.axes[0].lines if line.get_label().startswith("vectors, scaled")
+    ]
+    assert len(after) == drawn
+    for line in after:
+        expected = np.sqrt(EIGENVALUES[0] * EIGENVALUES[:16])
+        np.testing.assert_allclose(line.get_ydata(), expected)
 
 
 def test_an_unknown_ending_names_the_known_ones(tmp_path):
@@ -98,3 +156,37 @@ def test_a_folder_that_is_missing_or_forbids_writing_is_an_output_error(tmp_path
         with pytest.raises(StorageError, match=reason):
             draw_spectrum(tmp_path / name, SMALL, EIGENVALUES)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.png"}
+
+
+def test_the_old_picture_stays_when_the_disk_fails(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_text("old")
+    from matplotlib.figure import Figure
+
+    def fail(self, path, **_):
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(StorageError, match=r"a\.png: the disk is full"):
+        draw_spectrum(tmp_path / "a.png", describe(), EIGENVALUES)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.png", "old")]
+
+
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs matplotlib; pip install 'whiten-index\[plot"):
+        draw_spectrum(tmp_path / "a.png", SMALL, EIGENVALUES)
+
+
+def test_matplotlib_loads_when_it_draws_and_pyplot_never(tmp_path):
+    script = (
+        "import sys; from whiten_index.sweep.spectrum_plot import draw_spectrum, check_plot_path; "
+        f"check_plot_path(__import__('pathlib').Path({str(tmp_path / 'a.png')!r})); "
+        "assert 'matplotlib' not in sys.modules; "
+        "from test_spectrum_plot import SMALL, EIGENVALUES; "
+        f"draw_spectrum({str(tmp_path / 'a.png')!r}, SMALL, EIGENVALUES); "
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    here = Path(__file__).parent
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=here)
+    assert done.returncode == 0, done.stderr

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from whiten_index.evaluation.metrics import evaluate
 
 from pipelines.retrieval_benchmark import main
 from whiten_index import BuildConfig, build_index
+from whiten_index.encoding import Encoder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.labels.beir import set_files
+from whiten_index.store import EmbeddingStore
 from whiten_index.sweep import run_sweep, sweep_config, trial
 
 DOCUMENTS = 160
@@ -82,6 +85,89 @@ def options(tmp_path: Path, beir: Path, tiny_model: Path, store: Path, **more) -
 def points_of(out: Path) -> dict[str, dict]:
     lines = map(json.loads, (out / "results.jsonl").read_text().splitlines())
     return {line["key"]: line for line in lines if line["type"] == "point"}
+
+
+def test_quality_is_that_of_a_run_by_brute_force(
+    tmp_path, beir, tiny_model, documents, queries, qrels
+):
+    store = tmp_path / "store"
+    report = run_sweep(sweep_config(options(tmp_path, beir, tiny_model, store)))
+    assert report.dataset["judged"]
+    assert (report.dataset["rows"], report.dataset["queries"]) == (DOCUMENTS, 30)
+    kept = EmbeddingStore.open(store)
+    record = kept.corpus()
+    rows = np.concatenate([kept.embeddings(part.shard) for part in record.parts])
+    asked = Encoder.load(str(tiny_model)).encode_queries(list(queries.values()))
+    rows, asked = rows.astype(np.float64), asked.astype(np.float64)
+    mean, vectors = rows.mean(axis=0), np.linalg.eigh(np.cov(rows.T))[1][:, ::-1]
+    points = points_of(tmp_path / "out")
+    for key, transform in {
+        "raw/none/k32/fp32/flat": lambda x: x,
+        "ours/pca/k8/fp32/flat": lambda x: (x - mean) @ vectors[:, :8],
+        "ours/pca/k16/fp32/flat": lambda x: (x - mean) @ vectors[:, :16],
+    }.items():
+        ours, theirs = transform(rows), transform(asked)
+        ours = ours / np.linalg.norm(ours, axis=1, keepdims=True)
+        run = {
+            query: dict(zip(documents, scores.tolist(), strict=True))
+            for query, scores in zip(queries, theirs @ ours.T, strict=True)
+        }
+        wanted = evaluate(qrels, run, ["ndcg@10", "recall@100", "mrr@10"])
+        assert points[key]["quality"] == pytest.approx(wanted, abs=1e-3)
+    assert points["raw/none/k32/fp32/flat"]["quality"]["recall@100"] > 0.5
+
+
+def test_queries_are_encoded_once(tmp_path, beir, tiny_model, store, monkeypatch):
+    given = options(tmp_path, beir, tiny_model, store)
+    run_sweep(sweep_config(given))
+
+    def fail(*_):
+        raise AssertionError("the queries were encoded again")
+
+    monkeypatch.setattr("whiten_index.encoding.Encoder.encode_queries", fail)
+    assert run_sweep(sweep_config({**given, "widths": "8,16,20"})).measured > 0
+
+
+def test_the_prompt_of_queries_tells_runs_apart(tmp_path, beir, tiny_model, store):
+    few = {"widths": "8", "codecs": "fp32", "baselines": False}
+    plain, asked = (
+        run_sweep(sweep_config(options(tmp_path, beir, tiny_model, store, **few, **more)))
+        for more in ({}, {"query_prompt": "w1 w2 w3 "})
+    )
+    assert plain.run != asked.run
+    assert (plain.measured, asked.measured) == (1, 1)
+
+
+def test_queries_beside_a_column_without_its_model_are_refused_before_any_work(tmp_path, beir):
+    given = options(tmp_path, beir, tmp_path, tmp_path / "s", embedding_column="e")
+    del given["model"], given["text_columns"]
+    with pytest.raises(ConfigError, match="name the model of the embedding column with --model"):
+        run_sweep(sweep_config(given))
+    assert not (tmp_path / "s").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_judgements_of_other_documents_are_refused_with_examples(
+    tmp_path, beir, tiny_model, store, write_parquet
+):
+    qrels = write_parquet(
+        tmp_path / "q.parquet", {"query_id": ["q1"], "doc_id": ["z9"], "relevance": [1]}
+    )
+    given = options(tmp_path, beir, tiny_model, store, qrels=str(qrels))
+    with pytest.raises(CorpusError, match=r"no document of the corpus: it judges 'z9', .* 'd0'"):
+        run_sweep(sweep_config(given))
+
+
+def test_splits_of_the_judgements_that_are_used_together_are_told(
+    tmp_path, beir, tiny_model, store, write_parquet
+):
+    columns = {"query_id": ["q1", "q2"], "doc_id": ["d3", "d6"], "relevance": [1, 1]}
+    qrels = write_parquet(tmp_path / "q.parquet", {**columns, "split": ["train", "test"]})
+    few = {"widths": "8", "codecs": "fp32", "baselines": False, "qrels": str(qrels)}
+    given = options(tmp_path, beir, tiny_model, store, **few)
+    assert run_sweep(sweep_config(given)).dataset["judgement_splits"] == ["train", "test"]
+    one = run_sweep(sweep_config({**given, "qrels_split": "test"})).dataset
+    assert (one["judgement_splits"], one["queries"]) == ([], 1)
 
 
 def test_passages_count_once_a_document(tmp_path, beir, tiny_model, store):

@@ -1,45 +1,73 @@
-"""What a sweep is asked to do: one frozen configuration, checked when it is made."""
+"""Configuration of a sweep, checked when it is made."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.paths import is_uri, require_folder, require_no_secret
 from whiten_index.errors import ConfigError
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.sweep.codecs import require_codec
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"
 TRANSFORMS = (AUTO, "pca", "whitening", TRUNCATE, "all-but-the-top", "random")
 INDEXES = ("flat", "ivf", "hnsw")
+FP32 = "fp32"
 DEFAULT_KS = (32, 64, 128, 256)
 DEFAULT_TRANSFORMS = (AUTO, "pca", "whitening", TRUNCATE)
-DEFAULT_CODECS = ("fp32", "fp16", "sq8", "pq")
-_OF_WHITENING = "whitening"
+DEFAULT_CODECS = (FP32, "fp16", "sq8", "pq")
+
+# Codec -> its part of a FAISS factory string; {4} stands for k / 4, {2} for k / 2.
+CODECS = {
+    FP32: "Flat", "fp16": "SQfp16", "sq8": "SQ8", "sq6": "SQ6", "sq4": "SQ4", "pq": "PQ{4}",
+    "pqfs": "PQ{2}x4fs", "rabitq": "RaBitQ", "rabitq2": "RaBitQ2", "rabitq4": "RaBitQ4",
+}  # fmt: skip
+_PQ_BYTES = re.compile(r"pq([1-9][0-9]*)")
+# FAISS's own names start with a capital, ours never do.
+_OF_FAISS = re.compile(r"[A-Z][A-Za-z0-9_]*")
+
+
+def codec_string(codec: str, k: int) -> str:
+    """Return a codec's part of a FAISS factory string over ``k`` dims.
+
+    Raises:
+        ConfigError: k does not allow it.
+    """
+    if codec == "pq" and k % 4:
+        raise ConfigError("product quantization by 4 dims a byte does not divide k")
+    if codec == "pqfs" and k % 4:
+        raise ConfigError("product quantization in 4 bits by 2 dims takes a k that 4 divides")
+    if codec in CODECS:
+        return CODECS[codec].replace("{4}", str(k // 4)).replace("{2}", str(k // 2))
+    if (found := _PQ_BYTES.fullmatch(codec)) is None:
+        return codec
+    if k % int(found[1]):
+        raise ConfigError(f"{codec} cuts vectors into {found[1]} parts, and k = {k} is no multiple")
+    return f"PQ{found[1]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A transform to try: ``pca``, or ``whitening:0.25`` with an exponent of its own.
+class TransformSpec:
+    """A transform to try: ``pca``, or with an exponent ``whitening:0.25``.
 
     Attributes:
-        name: of the kind, or ``auto``.
-        exponent: γ, None where the kind or the choice says it.
+        name: the kind, or ``auto``.
+        exponent: γ, None for that of the kind or of the choice.
     """
 
     name: str
     exponent: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Wish:
+    def parse(cls, text: str) -> TransformSpec:
         """Read one of the transforms.
 
         Raises:
-            ConfigError: it is unknown, or has an exponent that is none.
+            ConfigError: the transform is unknown, or its exponent is invalid.
         """
         name, colon, number = text.strip().partition(":")
         if name not in TRANSFORMS:
@@ -53,7 +81,7 @@ class Wish:
             exponent = float(number)
         except ValueError:
             exponent = math.nan
-        if name != _OF_WHITENING or not 0 <= exponent <= 2:
+        if name != "whitening" or not 0 <= exponent <= 2:
             raise ConfigError(
                 f"--transforms {text!r} is not understood; an exponent from 0 (PCA) to 2 follows "
                 "whitening, such as whitening:0.25"
@@ -66,23 +94,24 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """Everything a sweep can be told.
+    """Options of a sweep.
 
     Attributes:
-        build: corpus, encoder, store, threads, seed, where indexes are made and searched, and the
-            index recall that lists and graphs are tuned for, as a build takes them; what it says of
-            transform and factory does not count.
+        build: corpus, encoder, store, threads, seed, device of the indexes, and the index recall
+            that lists and graphs are tuned to, as a build takes them. Its transform and factory
+            are ignored.
         out: folder of the results and the report.
-        queries, qrels, qrels_split: files of judged queries that quality is measured by. Without
-            them rows of the corpus are held out of the indexes and are the queries.
+        queries, qrels, qrels_split: files of judged queries, which measure quality. Without them
+            rows of the corpus are held out of the indexes and serve as queries.
         ks: widths to try.
-        transforms: see ``Wish``.
-        codecs: see ``codecs.CODECS``.
+        transforms: see ``TransformSpec``.
+        codecs: see ``CODECS``.
         indexes: flat, ivf, hnsw.
-        baselines: measure raw embeddings and FAISS's own transforms too.
-        rerank: candidates a query that coarse codecs have ranked again from the store; 0 for none.
-        sample: rows held out as queries where no queries are given.
-        name: of the dataset in the report; the corpus's file or folder where it is left out.
+        baselines: also measure raw embeddings and FAISS's own transforms.
+        rerank: candidates per query that are ranked again from the store for coarse codecs; 0
+            for none.
+        sample: rows held out as queries if no queries are given.
+        name: name of the dataset in the report, by default the corpus's file or folder.
     """
 
     build: BuildConfig
@@ -91,9 +120,7 @@ class SweepConfig:
     qrels: str | None = None
     qrels_split: str | None = None
     ks: tuple[int, ...] = DEFAULT_KS
-    transforms: tuple[Wish, ...] = field(
-        default_factory=lambda: tuple(map(Wish, DEFAULT_TRANSFORMS))
-    )
+    transforms: tuple[TransformSpec, ...] = tuple(map(TransformSpec, DEFAULT_TRANSFORMS))
     codecs: tuple[str, ...] = DEFAULT_CODECS
     indexes: tuple[str, ...] = INDEXES
     baselines: bool = True
@@ -121,7 +148,11 @@ class SweepConfig:
         if self.qrels is None and self.qrels_split is not None:
             raise ConfigError(f"--qrels-split {self.qrels_split} needs --qrels FILE")
         for codec in self.codecs:
-            require_codec(codec)
+            if not (codec in CODECS or _PQ_BYTES.fullmatch(codec) or _OF_FAISS.fullmatch(codec)):
+                raise ConfigError(
+                    f"--codecs {codec!r} is unknown; use {', '.join(CODECS)}, pqN for N bytes a "
+                    "vector, or the name of a codec in FAISS's factory strings, such as PRQ16x3x8"
+                )
         for index in self.indexes:
             if index not in INDEXES:
                 raise ConfigError(f"--indexes {index!r} is unknown; use {', '.join(INDEXES)}")
@@ -150,12 +181,12 @@ class SweepConfig:
 
     @property
     def folder(self) -> Path:
-        """Where results and report go."""
+        """Folder of the results and the report."""
         return Path(self.out)
 
     @property
     def dataset_name(self) -> str:
-        """What the report calls the corpus."""
+        """Name of the corpus in the report."""
         if self.name is not None:
             return self.name
         if not self.build.corpus:
@@ -166,67 +197,50 @@ class SweepConfig:
         return path.parent.name if path.stem in ("corpus", "*") else path.stem
 
 
-def parse_list(text: str | Iterable[object]) -> tuple[str, ...]:
-    """Return the parts of ``a,b,c``, or of a list such as a job file gives."""
-    parts = text.split(",") if isinstance(text, str) else map(str, text)
-    return tuple(part.strip() for part in parts if part.strip())
-
-
-def parse_widths(text: str | Iterable[object]) -> tuple[int, ...]:
-    """Return widths in rising order.
-
-    Raises:
-        ConfigError: one is no whole number.
-    """
-    found = []
-    for part in parse_list(text):
-        if not part.isdecimal():
-            raise ConfigError(f"--k {part!r} is no width; give whole numbers such as 32,64,128")
-        found.append(int(part))
-    return tuple(sorted(found))
-
-
-def parse_transforms(text: str | Iterable[object]) -> tuple[Wish, ...]:
-    """Return the transforms of ``auto,pca,whitening:0.25``."""
-    return tuple(map(Wish.parse, parse_list(text)))
-
-
 def sweep_config(options: Mapping[str, Any]) -> SweepConfig:
-    """Return the configuration that options say, by their names on the command line.
+    """Return the configuration for options by their names on the command line.
 
     Args:
         options: those of a build's corpus and encoder, and ``widths``, ``transforms``, ``codecs``
-            and ``indexes`` as texts such as ``a,b`` or as lists. What is missing has its default.
+            and ``indexes`` as texts such as ``a,b`` or as lists. A missing one has its default.
 
     Raises:
-        ConfigError: one is unknown or cannot be used.
+        ConfigError: an option is unknown or invalid.
     """
     left = dict(options)
-    own: dict[str, Any] = {name: left.pop(name) for name in (*_OWN, *_PARSED) if name in left}
-    for name in ("queries", "qrels", "qrels_split"):
-        own[name] = left.pop(name, None)
+    own = {name: left.pop(name) for name in _OWN if name in left}
+    if "widths" in left:
+        own["ks"] = tuple(sorted(map(_width, _parts(left.pop("widths")))))
+    for name in ("codecs", "indexes"):
+        if name in left:
+            own[name] = _parts(left.pop(name))
+    if "transforms" in left:
+        own["transforms"] = tuple(map(TransformSpec.parse, _parts(left.pop("transforms"))))
     out = str(left.pop("out", "") or "")
     left.setdefault("index_device", "cpu")
     if left.get("store") is None:
         left["store"] = str(Path(out) / "store")
-    for name, parse in _PARSED.items():
-        if name in own:
-            own["ks" if name == "widths" else name] = parse(own.pop(name))
     if unknown := sorted(left.keys() - (BuildConfig.__dataclass_fields__.keys() - _OF_BUILDS)):
         raise ConfigError(f"a sweep knows no {', '.join(unknown)}; leave it out")
     return SweepConfig(build=BuildConfig(**left), out=out, **own)
 
 
-# What a sweep tries itself, or does not do; a build alone has it.
+_OWN = ("queries", "qrels", "qrels_split", "baselines", "rerank", "sample", "name")
+# Options of a build that a sweep varies itself or does not have.
 _OF_BUILDS = {
     "whiten", "k", "exponent", "center", "normalize_input", "groups", "group_size", "shuffle",
     "shrinkage", "floor", "remove_top", "pairs", "weight_column", "weighting", "factory",
     "memory_budget",
 }  # fmt: skip
-_OWN = ("baselines", "rerank", "sample", "name")
-_PARSED: dict[str, Callable[[Any], Any]] = {
-    "widths": parse_widths,
-    "transforms": parse_transforms,
-    "codecs": parse_list,
-    "indexes": parse_list,
-}
+
+
+def _parts(text: str | Iterable[object]) -> tuple[str, ...]:
+    """Return the parts of ``a,b,c``, or of a list in a job file."""
+    parts = text.split(",") if isinstance(text, str) else map(str, text)
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _width(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"--k {text!r} is no width; give whole numbers such as 32,64,128")
+    return int(text)

@@ -1,0 +1,418 @@
+"""Sweeps: grid, results file, and figures against brute force."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.cli import cli
+from whiten_index.errors import (
+    ArtifactError,
+    BusyError,
+    ConfigError,
+    CorpusError,
+    StorageError,
+)
+from whiten_index.progress import Silent
+from whiten_index.sweep import plan_sweep, run_sweep, sweep_config
+from whiten_index.sweep.grid import grid
+
+ROWS, DIM, HELD = 700, 24, 60
+
+
+@pytest.fixture(scope="module")
+def embeddings() -> np.ndarray:
+    """Return clustered rows whose mean is far from 0, as those of encoders."""
+    rng = np.random.default_rng(3)
+    centres = 2 * rng.normal(size=(12, DIM)) * np.linspace(2, 0.2, DIM)
+    rows = centres[rng.integers(12, size=ROWS)] + rng.normal(size=(ROWS, DIM)) + 1
+    return rows.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, write_parquet, embeddings) -> Path:
+    path = tmp_path_factory.mktemp("sweep") / "vectors.parquet"
+    column = pa.FixedSizeListArray.from_arrays(pa.array(embeddings.ravel()), DIM)
+    return write_parquet(path, {"id": [f"d{i}" for i in range(ROWS)], "v": column})
+
+
+def options(corpus: Path, out: Path, **more) -> dict:
+    return {
+        "corpus": [str(corpus)],
+        "embedding_column": "v",
+        "store_dtype": "float32",
+        "id_column": "id",
+        "out": str(out),
+        "sample": HELD,
+        "threads": 1,
+        **more,
+    }
+
+
+def lines_of(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def points_of(out: Path) -> dict[str, dict]:
+    return {line["key"]: line for line in lines_of(out) if line["type"] == "point"}
+
+
+# One point.
+FEW = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat", "baselines": False}
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, list(map(str, arguments)))
+
+
+class _Notes(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def config_of(**more):
+    return sweep_config({"corpus": ["c.parquet"], "text_columns": ["t"], "out": "o", **more})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"transforms": "pca,zca"}, r"--transforms 'zca' is unknown; use auto, pca, whitening"),
+        ({"transforms": "pca:0.5"}, r"'pca:0.5' is not understood; an exponent .* whitening:0.25"),
+        ({"transforms": "whitening:x"}, r"'whitening:x' is not understood"),
+        ({"transforms": ""}, r"--transforms is empty"),
+        ({"codecs": "fp32,sq7"}, r"--codecs 'sq7' is unknown; use fp32, .* pqN for N bytes"),
+        ({"codecs": "sq8,sq8"}, r"--codecs names something twice"),
+        ({"indexes": "flat,tree"}, r"--indexes 'tree' is unknown; use flat, ivf, hnsw"),
+        ({"widths": "64,x"}, r"--k 'x' is no width"),
+        ({"widths": "0"}, r"--k 0 is no width"),
+        ({"target_recall": 1.5}, r"--target-recall takes a share above 0.*1.5 was given"),
+        ({"rerank": 5}, r"--rerank 5 is fewer than the 10 hits"),
+        ({"queries": "q.parquet"}, r"--qrels is missing"),
+        ({"qrels_split": "test"}, r"--qrels-split test needs --qrels"),
+        ({"out": ""}, r"say where results and report go: --out DIR"),
+        ({"wings": 2}, r"a sweep knows no wings"),
+        ({"whiten": "pca"}, r"a sweep knows no whiten; leave it out"),
+        ({"exponent": 0.5, "factory": "Flat"}, r"a sweep knows no exponent, factory"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of(**given)
+
+
+def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths():
+    found = grid(config_of(baselines=False), dim=384, rank=381, rows=100_000)
+    keys = [point.key for point in found.points]
+    assert len(keys) == len(set(keys))
+    assert not found.skipped
+    plain = [point for point in found.points if not point.rerank]
+    # 4 widths × 4 transforms × 4 codecs × {flat, ivf}, and graphs of one codec at two widths.
+    assert Counter(point.index for point in plain) == {"flat": 64, "ivf": 64, "hnsw": 8}
+    assert {p.vectors.k for p in plain if p.index == "hnsw"} == {64, 128}
+    again = [point for point in found.points if point.rerank]
+    assert {(p.codec, p.index, p.rerank) for p in again} == {("pq", "flat", 100)}
+
+
+def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f"corpus = {json.dumps(str(corpus))}\nembedding_column = 'v'\nid-column = 'id'\n"
+        f"out = {json.dumps(str(tmp_path / 'out'))}\nk = [4, 8]\ntransforms = 'pca'\n"
+        "codecs = ['fp32']\nindexes = ['flat']\nbaselines = false\nrerank = 0\nwhiten = 'pca'\n"
+    )
+
+    def planned(*flags: str) -> int:
+        done = invoke("sweep", "--config", job, *flags, "--plan", "--json")
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)["points"]
+
+    assert planned() == 2
+    assert planned("--k", "4,8,16", "--codecs", "fp32,sq8") == 6
+    assert planned("--k", "4", "--k", "8", "--k", "16", "--codecs", "fp32") == 3
+    for text, message in (
+        (
+            job.read_text() + "wings = 2\n",
+            "sets 'wings', which is unknown; known are address, base",
+        ),
+        ("corpus = 'c'\nout = 'o'\ntransforms = 3\n", "--transforms '3' is unknown"),
+    ):
+        job.write_text(text)
+        done = invoke("sweep", "--config", job, "--plan")
+        assert (done.exit_code, message in done.output) == (2, True)
+
+
+def test_a_plan_writes_nothing_and_counts_what_the_same_settings_measured(corpus, tmp_path):
+    out = tmp_path / "out"
+    given = {**options(corpus, out, **FEW), "widths": "8,99"}
+    plan = plan_sweep(sweep_config(given))
+    assert (plan.points, plan.found, plan.rows, plan.dim) == (1, 0, ROWS, DIM)
+    why = f"k = 99 is above the {DIM} dims of the embeddings"
+    assert plan.skipped == {"ours/pca/k99/fp32/flat": why}
+    assert not out.exists()
+    assert run_sweep(sweep_config(given)).measured == 1
+    assert plan_sweep(sweep_config(given)).found == 1
+    for other in ({"seed": 4}, {"target_recall": 0.8}, {"limit": 600}, {"sample": 70}):
+        assert plan_sweep(sweep_config({**given, **other})).found == 0
+
+
+def test_fewer_rows_held_out_than_asked_for_are_reported(tmp_path, corpus):
+    watcher = _Notes()
+    given = {**options(corpus, tmp_path, **FEW), "sample": 500}
+    assert run_sweep(sweep_config(given), progress=watcher).dataset["queries"] == ROWS // 5
+    assert any(f"{ROWS // 5} rows are held out as queries" in note for note in watcher.notes)
+
+
+def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
+    config = config_of(widths="30,50,60", transforms="pca,truncate", codecs="fp32,pq,pq16")
+    found = grid(config, dim=56, rank=40, rows=10_000)
+    why = {point.key: reason for point, reason in found.skipped.items()}
+    assert why["ours/pca/k50/fp32/flat"] == "k = 50 is above the 40 directions of the embeddings"
+    assert why["truncate/truncate/k60/fp32/flat"] == "k = 60 is above the 56 dims of the embeddings"
+    assert "does not divide" in why["ours/pca/k30/pq/flat"]
+    assert "no multiple" in why["ours/pca/k30/pq16/flat"]
+    measured = {point.key for point in found.points}
+    assert {"ours/pca/k30/fp32/flat", "truncate/truncate/k50/fp32/ivf"} <= measured
+    assert not measured & why.keys()
+
+
+def test_raw_embeddings_are_measured_in_every_codec_and_size_of_ours():
+    found = grid(
+        config_of(widths="32,64", codecs="fp32,sq6,PRQ8x2x4"), dim=384, rank=381, rows=9_000
+    )
+    raw = {point.codec for point in found.points if point.vectors.family == "raw"}
+    # 32 and 64 dims in 1 byte each, and in a quarter of that.
+    assert {"fp32", "sq6", "PRQ8x2x4", "pq8", "pq16", "pq32", "pq64"} <= raw
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def nearest(rows: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    return np.argsort(-(unit(queries) @ unit(rows).T), axis=1, kind="stable")[:, :10]
+
+
+def shared_of(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ours, theirs, strict=True)])
+
+
+def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
+    wishes = {"widths": "8,16", "transforms": "pca,whitening:0.5,truncate", "codecs": "fp32,sq8"}
+    report = run_sweep(sweep_config(options(corpus, tmp_path, **wishes)))
+    assert report.measured == len(points_of(tmp_path))
+    assert not (tmp_path / ".sweep-work").exists()
+    header = lines_of(tmp_path)[0]
+    assert header["type"] == "sweep"
+    assert header["run"] == report.run
+    facts = header["dataset"]
+    assert (facts["rows"], facts["dim"], facts["queries"]) == (ROWS - HELD, DIM, HELD)
+    assert facts["raw_bytes_per_row"] == 4 * DIM
+    held = np.sort(np.random.default_rng(0).choice(ROWS, HELD, replace=False))
+    kept = np.delete(embeddings, held, axis=0).astype(np.float64)
+    queries = embeddings[held].astype(np.float64)
+    mean, (values, vectors) = kept.mean(axis=0), np.linalg.eigh(np.cov(kept.T))
+    values, vectors = values[::-1], vectors[:, ::-1]
+    np.testing.assert_allclose(header["spectrum"]["eigenvalues"], values, rtol=1e-9)
+    raw, points = nearest(kept, queries), points_of(tmp_path)
+    for k in (8, 16):
+        maps = {
+            "ours/pca": lambda x, k=k: (x - mean) @ vectors[:, :k],
+            "ours/whitening:0.5": lambda x, k=k: (
+                ((x - mean) @ vectors[:, :k]) * values[:k] ** -0.25
+            ),
+            "truncate/truncate": lambda x, k=k: x[:, :k],
+        }
+        for name, transform in maps.items():
+            point = points[f"{name}/k{k}/fp32/flat"]
+            found = nearest(transform(kept), transform(queries))
+            assert point["agreement@10"] == pytest.approx(shared_of(found, raw), abs=0.004)
+            assert point["index_recall@10"] == pytest.approx(1, abs=0.004)
+            assert point["bytes"]["per_row"] == 4 * k
+            assert points[f"{name}/k{k}/sq8/flat"]["bytes"]["per_row"] == k
+            assert 0.9 < points[f"{name}/k{k}/sq8/flat"]["index_recall@10"] <= 1
+            assert points[f"{name}/k{k}/fp32/ivf"]["index_recall@10"] > 0.85
+            assert points[f"{name}/k{k}/fp32/ivf"]["parameters"]["nprobe"] >= 1
+    base = points[f"raw/none/k{DIM}/fp32/flat"]
+    assert base["agreement@10"] == base["index_recall@10"] == 1
+    assert base["bytes"]["per_row"] == 4 * DIM
+    # FAISS's PCA is the same map, but for its sample and its float32.
+    assert points["faiss/faiss-pca/k16/fp32/flat"]["agreement@10"] == pytest.approx(
+        points["ours/pca/k16/fp32/flat"]["agreement@10"], abs=0.02
+    )
+    for point in points.values():
+        assert point["quality"] is None
+        assert (
+            point["latency_ms"]["p50"] <= point["latency_ms"]["p95"] <= point["latency_ms"]["p99"]
+        )
+        assert point["latency_ms"]["queries"] >= 30
+        assert point["throughput"]["batch"] == HELD
+        seconds = point["seconds"]
+        parts = sum(seconds[part] for part in ("train", "add", "tune"))
+        assert seconds["total"] == pytest.approx(parts)
+        # Raw embeddings are searched in the same rounds as each point.
+        assert point["latency_ms"]["raw_p50"] > 0
+        assert point["latency_ms"]["spread"] >= 1
+
+
+def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, corpus):
+    wishes = {"widths": "16", "transforms": "pca", "codecs": "fp32,pq4", "baselines": False}
+    run_sweep(sweep_config(options(corpus, tmp_path, indexes="flat", rerank=200, **wishes)))
+    points = points_of(tmp_path)
+    exact, coarse = points["ours/pca/k16/fp32/flat"], points["ours/pca/k16/pq4/flat"]
+    again = points["ours/pca/k16/pq4/flat/rerank200"]
+    assert coarse["agreement@10"] < again["agreement@10"]
+    assert again["agreement@10"] == pytest.approx(exact["agreement@10"], abs=0.01)
+    assert again["rerank"] == {"candidates": 200, "from": "store", "bytes_per_row": 4 * DIM}
+    assert again["bytes"]["per_row"] == coarse["bytes"]["per_row"] == 4
+
+
+def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypatch):
+    config = sweep_config(options(corpus, tmp_path, **{**FEW, "codecs": "fp32,sq8"}))
+    monkeypatch.setattr("whiten_index.sweep.trial.available_memory", lambda: 9000)
+    first = run_sweep(config)
+    assert "free memory and sweep again" in first.skipped["ours/pca/k8/fp32/flat"]
+    assert run_sweep(config).skipped == first.skipped
+    records = [line for line in lines_of(tmp_path) if line["type"] == "skipped"]
+    assert len(records) == len(first.skipped)
+    monkeypatch.undo()
+    again = run_sweep(config)
+    assert (again.skipped, again.measured + first.measured) == ({}, 2)
+
+
+def test_a_transform_that_cannot_be_does_not_keep_others_from_being_measured(tmp_path, corpus):
+    given = options(corpus, tmp_path, **FEW)
+    given |= {"widths": "22", "transforms": "all-but-the-top,pca"}
+    report = run_sweep(sweep_config(given))
+    assert set(points_of(tmp_path)) >= {"ours/pca/k22/fp32/flat"}
+    for key, why in report.skipped.items():
+        assert key.startswith("ours/all-but-the-top")
+        assert "k" in why
+
+
+class _Stopped(Silent):
+    """A watcher that asks to stop after so many points."""
+
+    def __init__(self, points: int) -> None:
+        self.left, self.stage = points, ""
+
+    def start(self, stage: str, total: int) -> None:
+        self.stage = stage
+
+    def advance(self, rows: int) -> None:
+        if self.stage == "measure":
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path, corpus):
+    config = sweep_config(
+        options(corpus, tmp_path, widths="8", transforms="pca,truncate", indexes="flat")
+    )
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.tex").write_text("years")
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(config, progress=_Stopped(3))
+    first = lines_of(tmp_path)
+    assert len([line for line in first if line["type"] == "point"]) == 3
+    assert not (tmp_path / ".sweep-work").exists()
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"type": "point", "run": "to')
+    report = run_sweep(config)
+    assert report.found == 3
+    after = lines_of(tmp_path)
+    assert after[: len(first)] == first
+    keys = [line["key"] for line in after if line["type"] != "sweep"]
+    assert len(keys) == len(set(keys))
+    assert report.measured == len(points_of(tmp_path)) - 3
+    again = run_sweep(config)
+    assert again.measured == 0
+    assert lines_of(tmp_path) == after
+    assert (tmp_path / "work" / "thesis.tex").read_text() == "years"
+
+
+def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, corpus):
+    given = options(corpus, tmp_path, **FEW)
+    first = run_sweep(sweep_config(given))
+    more = run_sweep(sweep_config({**given, "widths": "8,16"}))
+    assert (more.run, more.measured, more.found) == (first.run, 1, 1)
+    notes = _Notes()
+    other = run_sweep(sweep_config({**given, "seed": 1}), progress=notes)
+    assert other.run != first.run
+    assert (other.measured, other.found) == (1, 0)
+    assert any("holds 1 other run" in note for note in notes.notes)
+    runs = Counter(line["run"] for line in lines_of(tmp_path) if line["type"] == "point")
+    assert runs == {first.run: 2, other.run: 1}
+
+
+def test_a_damaged_line_in_the_middle_is_an_error(tmp_path, corpus):
+    config = sweep_config(options(corpus, tmp_path, **FEW))
+    run_sweep(config)
+    path = tmp_path / "results.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first[:20] + b"\n", *others]))
+    with pytest.raises(ArtifactError, match=r"line 1 of .* is damaged"):
+        run_sweep(config)
+
+
+def test_a_tiny_corpus_is_refused(tmp_path, write_parquet):
+    column = pa.FixedSizeListArray.from_arrays(pa.array(np.eye(8, dtype="f4").ravel()), 8)
+    corpus = write_parquet(tmp_path / "tiny.parquet", {"id": list(range(8)), "v": column})
+    with pytest.raises(CorpusError, match="8 rows are too few to compare indexes on"):
+        run_sweep(sweep_config(options(corpus, tmp_path / "out", widths="4")))
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path, corpus, monkeypatch):
+    def full(*_):
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr("whiten_index.assemble.here.faiss_index.write_index", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        run_sweep(sweep_config(options(corpus, tmp_path, widths="8")))
+    assert not (tmp_path / ".sweep-work").exists()
+
+
+def test_a_second_sweep_into_the_same_folder_waits_its_turn(tmp_path, corpus):
+    config = sweep_config(options(corpus, tmp_path, widths="8"))
+    with only_writer(tmp_path, what="sweep"), pytest.raises(BusyError, match="is being written"):
+        run_sweep(config)
+
+
+def test_the_command_plans_measures_and_reports(tmp_path, corpus):
+    out = tmp_path / "out"
+    arguments = [
+        "sweep", corpus, "--embedding-column", "v", "--id-column", "id", "--out", out, "--k", "8",
+        "--transforms", "pca", "--codecs", "fp32,sq8", "--indexes", "flat", "--sample", "50",
+    ]  # fmt: skip
+    plan = invoke(*arguments, "--plan")
+    assert plan.exit_code == 0, plan.output
+    assert "plan (nothing was written)" in plan.output
+    assert not (out / "results.jsonl").exists()
+    done = invoke(*arguments)
+    assert done.exit_code == 0, done.output
+    assert "50 rows held out as queries" in done.output
+    assert (out / "report.html").exists()
+    again = invoke(*arguments, "--json")
+    value = json.loads(again.stdout[again.stdout.index("{") :])
+    assert (value["measured"], value["found"]) == (0, len(points_of(out)))
+
+
+def test_a_codec_by_the_name_that_faiss_has_for_it(tmp_path, corpus) -> None:
+    given = options(corpus, tmp_path / "o", **{**FEW, "codecs": "fp32,SQ8,PRQ2x2x4,Nonsense"})
+    found = run_sweep(sweep_config(given))
+    points = points_of(tmp_path / "o")
+    assert points["ours/pca/k8/SQ8/flat"]["factory"] == "SQ8"
+    # Two bytes of codes and four of the norm.
+    assert points["ours/pca/k8/PRQ2x2x4/flat"]["bytes"]["per_row"] < 8
+    assert "FAISS cannot make 'Nonsense'" in found.skipped["ours/pca/k8/Nonsense/flat"]

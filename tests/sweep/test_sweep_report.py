@@ -1,0 +1,396 @@
+"""Report of a sweep: reading of results, recommendation, page, Markdown and JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sweep.sweep_records import (
+    DIM,
+    RAW,
+    header,
+    point,
+    read,
+    sweep_records,
+    write_results,
+)
+from whiten_index.cli import cli
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.sweep import check_report, formatting, sweep_report, write_report
+from whiten_index.sweep.recommend import Recommendation, front, notes, recommend
+from whiten_index.sweep.results import Measured, read_sweeps
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+
+def advice(folder: Path, *points: Any, **dataset: Any) -> Recommendation:
+    return recommend(read(folder, header(**dataset), *points)[0])
+
+
+# --------------------------------------------------------------------------- results
+
+
+def test_figures_are_those_of_the_records(tmp_path):
+    record = point("auto", 64, "sq8", "ivf", rerank=100)
+    ((found,),) = (sweep.points for sweep in read(tmp_path, header(), record))
+    assert (found.k, found.text("index"), found.candidates) == (64, "ivf", 100)
+    assert found.per_row == record["bytes"]["per_row"]
+    assert (found.p50, found.ndcg) == (record["latency_ms"]["p50"], record["quality"]["ndcg@10"])
+    assert found.number("index_recall@10") == record["index_recall@10"]
+
+
+def test_a_value_that_is_no_measurement_is_absent(tmp_path):
+    record = {**point(), "quality": {"ndcg@10": None}, "latency_ms": None, "bytes": [],
+              "agreement@10": "high", "index_recall@10": True}  # fmt: skip
+    ((found,),) = (sweep.points for sweep in read(tmp_path, header(), record))
+    assert [found.ndcg, found.p50, found.per_row, found.agreement] == [None] * 4
+    assert found.number("index_recall@10") is None
+
+
+def test_a_torn_last_line_is_left_out_and_any_other_damage_is_named(tmp_path):
+    path = write_results(tmp_path / "results.jsonl", [header(), RAW])
+    whole = path.read_text()
+    path.write_text(whole + '{"type": "point", "run')
+    assert len(read_sweeps(path)[0].points) == 1
+    for line in ("{half", "[1, 2]", "3", json.dumps(RAW)):
+        path.write_text(f"{whole}{line}\n{whole}")
+        with pytest.raises(ArtifactError, match=r"line 3 of .* is damaged .*; remove that line"):
+            read_sweeps(path)
+    assert whole.count("0.6451") == 1
+    path.write_text(whole.replace("0.6451", "0.6541"))
+    with pytest.raises(ArtifactError, match=r"line 2 of .* is damaged"):
+        read_sweeps(path)
+
+
+def test_only_a_file_of_lines_is_read(tmp_path):
+    path = tmp_path / "results.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(ArtifactError, match="is a pipe, a socket or a device"):
+        read_sweeps(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ArtifactError, match="is a pipe, a socket or a device"):
+        read_sweeps(path)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(ArtifactError, match="line 1 has more than 16,777,216 bytes"):
+        read_sweeps(path)
+
+
+def test_of_equal_keys_the_last_record_counts(tmp_path):
+    skipped = {"type": "skipped", "run": "r1", "key": "a", "why": "because"}
+    again = {**RAW, "quality": {"ndcg@10": 0.7}}
+    (sweep,) = read(tmp_path, header(), RAW, again, skipped, {**point(), "key": "a"})
+    assert [found.ndcg for found in sweep.points if found.is_raw] == [0.7]
+    assert (len(sweep.points), len(sweep.skipped)) == (2, 0)
+
+
+def test_sweeps_of_one_file_stay_apart_wherever_their_first_lines_are(tmp_path):
+    first, second = read(
+        tmp_path, RAW, header("b", "B"), point(run="b"), {"type": "note", "run": "b"}, header(),
+        {**point(), "key": "a"},
+    )  # fmt: skip
+    assert (first.name, len(first.points)) == ("SciFact", 2)
+    assert (second.name, len(second.points)) == ("B", 1)
+
+
+def test_missing_empty_and_headless_results_say_what_to_do(tmp_path):
+    with pytest.raises(ArtifactError, match=r"cannot read .*No such file.* sweep --out wrote"):
+        read_sweeps(tmp_path / "results.jsonl")
+    with pytest.raises(ArtifactError, match="holds no sweep; run whiten-index sweep"):
+        read(tmp_path)
+    with pytest.raises(ArtifactError, match=r"has points of run r1, whose first line is not"):
+        read(tmp_path, RAW)
+
+
+# --------------------------------------------------------------------------- recommendation
+
+
+def test_the_fewest_bytes_within_the_tolerance_are_recommended(tmp_path):
+    (sweep,) = read(tmp_path, *sweep_records())
+    near = [p for p in sweep.points if not p.is_raw and p.ndcg >= sweep.raw.ndcg - 0.006]
+    found = recommend(sweep)
+    assert found.point.per_row == min(p.per_row for p in near if not p.candidates)
+    for figure in (f"{100 * found.point.ndcg:.2f}", f"{100 * sweep.raw.ndcg:.2f}", "raw 1,536"):
+        assert figure in found.reason
+
+
+def test_figures_are_compared_as_they_are_shown(tmp_path):
+    raw = {**RAW, "quality": {"ndcg@10": 0.645}}
+    assert advice(tmp_path, raw, point(ndcg=0.639)).reason.endswith("63.90 against 64.50.")
+    lost = advice(tmp_path, raw, point(ndcg=0.6389))
+    assert "No setting is within 0.6 points" in lost.reason
+    assert "63.89" in lost.reason
+    assert "keep the raw embeddings, or sweep a larger k" in lost.reason
+
+
+def test_of_as_few_bytes_the_better_is_recommended(tmp_path):
+    slow = point("none", DIM, "pq", ndcg=0.6442, per_row=64.0, p50=0.3)
+    found = advice(tmp_path, RAW, slow, point(k=64, codec="sq8", ndcg=0.6412, p50=0.1))
+    assert found.point.text("family") == "raw"
+
+
+def test_reranked_points_are_taken_only_if_no_other_qualifies(tmp_path):
+    again = point(k=64, codec="rabitq", rerank=100, ndcg=0.645)
+    assert advice(tmp_path, RAW, again, point(k=128, codec="sq8", ndcg=0.644)).point.k == 128
+    only = advice(tmp_path, RAW, again, point(k=128, codec="sq8", ndcg=0.5))
+    assert only.point.candidates == 100
+    assert "(8 and 768 in the store, raw 1,536)" in only.reason
+
+
+def test_without_raw_the_best_point_is_the_reference(tmp_path):
+    found = advice(tmp_path, point(k=64, ndcg=0.64), point(k=32, ndcg=0.637, codec="sq8"))
+    assert found.point.k == 32
+    assert "of the best point (raw: unknown): 63.70 against 64.00" in found.reason
+
+
+def test_without_judgements_agreement_decides_and_the_reason_says_so(tmp_path):
+    raw = point("none", DIM, judged=False, agreement=1.0)
+    some = [point(k=128, codec="sq8", judged=False, agreement=0.96),
+            point(k=64, codec="sq8", judged=False, agreement=0.91),
+            point(k=32, codec="pq", judged=False, agreement=0.70)]  # fmt: skip
+    found = advice(tmp_path, raw, *some)
+    assert (found.point.k, found.measure.name) == (128, "agreement@10")
+    assert "find 95% of the raw embeddings' ten nearest neighbours: 96.0%" in found.reason
+    assert "quality is unknown" in found.reason
+    assert advice(tmp_path, raw, *some[1:]).point.k == 64
+    assert "No setting finds 80%" in advice(tmp_path, raw, some[2]).reason
+    # One judged point suffices for quality to decide; agreement never stands in for it.
+    unjudged = point(k=32, codec="pq", judged=False, agreement=1.0)
+    assert advice(tmp_path, RAW, point(k=64, ndcg=0.645), unjudged).point.k == 64
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        ([], "no point has the figures it needs"),
+        ([RAW], "only raw embeddings were measured"),
+        ([{**point(judged=False), "agreement@10": None}], "no point has the figures it needs"),
+    ],
+)
+def test_nothing_to_recommend_is_said(records, reason, tmp_path):
+    found = advice(tmp_path, *records)
+    assert (found.point, found.reason) == (None, f"There is nothing to recommend: {reason}.")
+    write_report(tmp_path / "results.jsonl", tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_mixture_of_points_and_figures_gets_a_report(seed, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_report, "charts_of", lambda *_: [])
+    rng, names = random.Random(seed), ("quality", "latency_ms", "bytes", "agreement@10", "factory")
+    some = [
+        {**record, **{name: None for name in names if rng.random() < 0.15}}
+        for record in rng.sample(sweep_records()[1:-1], rng.randint(0, 12))
+    ]
+    (sweep,) = read(tmp_path, header(), *some)
+    found = recommend(sweep)
+    assert found.reason.endswith(".")
+    assert (found.measure.name == "nDCG@10") is any(p.ndcg is not None for p in sweep.points)
+    assert found.point is None or not found.point.is_raw
+    page = write_report(tmp_path / "results.jsonl", tmp_path).read_text()
+    assert not re.search(r"\bNone\b|\bnan\b|\binf\b", page)
+
+
+def test_a_busy_machine_and_incomplete_judgements_are_noted(tmp_path):
+    busy = {**point(), "latency_ms": {"p50": 1.0, "spread": 2.0}}
+    facts = {"relevant_documents_missing": 12, "judged_queries_without_text": 3}
+    (sweep,) = read(tmp_path, header(**facts), RAW, busy)
+    said = " ".join(notes(sweep))
+    assert "The machine was busy: the times of 1 of the 2 points differ" in said
+    assert "12 relevant documents are not in the corpus" in said
+    assert "3 judged queries have no text" in said
+    assert not notes(read(tmp_path, header(), RAW, point())[0])
+    path = write_results(tmp_path / "results.jsonl", [header(), RAW, busy])
+    assert "The machine was busy" in write_report(path, tmp_path).read_text()
+
+
+@given(st.lists(st.tuples(*[st.one_of(st.none(), st.integers(0, 6).map(float))] * 2), max_size=12))
+def test_the_front_is_what_no_point_beats(pairs):
+    points = [Measured({"bytes": {"per_row": x}, "quality": {"ndcg@10": y}}) for x, y in pairs]
+    known = [(x, y) for x, y in pairs if x is not None and y is not None]
+
+    def beaten(x, y):
+        return any(a <= x and b >= y and (a, b) != (x, y) for a, b in known)
+
+    found = [(p.per_row, p.ndcg) for p in front(points, lambda p: p.per_row, lambda p: p.ndcg)]
+    assert found == sorted({pair for pair in known if not beaten(*pair)})
+
+
+# --------------------------------------------------------------------------- text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (formatting.milliseconds(0.0217), "0.022\u00a0ms"),
+        (formatting.milliseconds(41.5), "41.5\u00a0ms"),
+        (formatting.milliseconds(1234.5), "1,234\u00a0ms"),
+        (formatting.number(72.5), "72.5"), (formatting.number(1536.0), "1,536"),
+        (formatting.share(0.9999), "99.9%"), (formatting.share(1.0), "100.0%"),
+        (formatting.share(None), "–"), (formatting.hundredths(0.64506), "64.51"),
+    ],
+)  # fmt: skip
+def test_figures_read_well(text, expected):
+    assert text == expected
+
+
+def test_the_options_shown_are_those_of_build(tmp_path):
+    known = {o for parameter in cli.commands["build"].params
+             for o in (*parameter.opts, *parameter.secondary_opts)}  # fmt: skip
+    records = [point("auto", index="ivf", codec="sq8"), point("pca"), point("whitening"),
+               point("truncate"), point("none", DIM, "sq8"), point("faiss-pca")]  # fmt: skip
+    (sweep,) = read(tmp_path, header(), *records)
+    shown = [formatting.build_options(p, 0.95) for p in sweep.points]
+    assert shown[0] == "--whiten whitening --exponent 0.25 --center --k 64 --factory IVF256,SQ8"
+    assert shown[1].startswith("--whiten pca --center")
+    assert shown[4:] == ["--whiten none --factory SQ8", ""]
+    assert formatting.build_options(sweep.points[0], 0.99) == f"{shown[0]} --target-recall 0.99"
+    assert set(re.findall(r"--[a-z-]+", " ".join(shown))) <= known
+
+
+# --------------------------------------------------------------------------- files
+
+
+class _Page(HTMLParser):
+    """References of a page, and its tags, which must match."""
+
+    VOID = ("meta", "link", "img", "source", "br")
+
+    def __init__(self, text):
+        super().__init__()
+        self.references, self.open, self.tags = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.references += [v for name, v in attrs if name in ("src", "srcset", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    records = sweep_records("r1", "<b>Sci|Fact</b>") + sweep_records("r2", "docs", judged=False)
+    return write_report(write_results(folder / "results.jsonl", records), folder)
+
+
+def test_the_page_is_whole_and_refers_to_itself_alone(report):
+    text = report.read_text(encoding="utf-8")
+    parsed = _Page(text)
+    assert parsed.open == []
+    assert "script" not in parsed.tags
+    assert all(r.startswith(("data:", "#")) for r in parsed.references)
+    assert not re.search(r"https?://|url\(|@import", text)
+    assert "<b>Sci|Fact</b>" not in text
+    assert "&lt;b&gt;Sci|Fact&lt;/b&gt;" in text
+    assert "FAISS has no &lt;HNSW&gt;" in text
+
+
+def test_each_sweep_has_its_charts_and_the_spectrum_if_nothing_was_judged(report):
+    names = {path.name for path in (report.parent / "figures").iterdir()}
+    assert names == {
+        "1-b-sci-fact-b-quality-bytes.png", "1-b-sci-fact-b-quality-latency.png",
+        "2-docs-agreement-bytes.png", "2-docs-agreement-latency.png", "2-docs-spectrum.png",
+    }  # fmt: skip
+    assert all(p.read_bytes()[:4] == b"\x89PNG" for p in (report.parent / "figures").iterdir())
+
+
+def test_the_table_is_sorted_and_marks_the_recommended_row(report):
+    page = html.unescape(report.read_text(encoding="utf-8"))
+    judged, _ = json.loads((report.parent / "report.json").read_text())["sweeps"]
+    sizes = [each["bytes"]["per_row"] for each in judged["points"]]
+    assert sizes == sorted(sizes)
+    assert [each["key"] for each in judged["points"]].count(judged["recommended"]) == 1
+    rows = re.findall(r'<tr class="recommended"><th scope="row">(.*?)</th>', page)
+    assert len(rows) == 2
+    assert f"**{rows[0]}**" in (report.parent / "report.md").read_text().replace("\\", "")
+    assert judged["reason"].startswith(rows[0])
+    assert judged["reason"] in page
+    assert f"whiten-index build … {judged['build_options']}" in page
+    assert page.count('<tr class="raw">') == 2
+
+
+def test_the_markdown_is_one_table_a_sweep_in_which_names_are_no_markup(report):
+    text = (report.parent / "report.md").read_text()
+    assert r"## \<b\>Sci\|Fact\</b\>" in text
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(cells) == 1
+
+
+def test_the_same_results_give_the_same_files(report, tmp_path):
+    again = write_report(report.parent / "results.jsonl", tmp_path)
+    assert again.read_bytes() == report.read_bytes()
+    for path in (report.parent / "figures").iterdir():
+        assert (tmp_path / "figures" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_points_outside_a_chart_are_counted(tmp_path):
+    low = point(codec="pq", ndcg=0.2)
+    path = write_results(tmp_path / "results.jsonl", [header(), RAW, point(ndcg=0.64), low])
+    text = write_report(path, tmp_path).read_text()
+    assert "1 of 3 points lie below the chart; the table has them." in text
+
+
+def test_runs_of_one_corpus_are_told_apart_and_odd_names_are_shown(tmp_path):
+    odd = os.fsdecode(b"caf\xe9")
+    records = [header("a", odd), header("b", odd), {**RAW, "run": "b"}]
+    records.append({"type": "sweep", "run": "c"})
+    text = write_report(write_results(tmp_path / "r.jsonl", records), tmp_path).read_text()
+    assert "caf?, run a</h2>" in text
+    assert 'id="sweep-2">caf?, run b</h2>' in text
+    assert "None" not in text
+
+
+def test_the_command_rebuilds_the_report_from_results_alone(tmp_path):
+    write_results(tmp_path / "results.jsonl", [header(), RAW, point()])
+    done = CliRunner().invoke(cli, ["report", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert done.output.strip() == str(tmp_path / "report.html")
+    done = CliRunner().invoke(cli, ["report", str(tmp_path / "no")])
+    assert done.exit_code == 5
+    assert "name a folder that whiten-index sweep --out wrote" in done.output
+
+
+def test_a_folder_that_cannot_be_written_is_an_output_error(tmp_path):
+    write_results(tmp_path / "results.jsonl", [header(), RAW])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="a file stands where a folder is needed"):
+        write_report(tmp_path / "results.jsonl", tmp_path / "file")
+
+
+def test_without_jinja2_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_report, "find_spec", lambda name: name != "jinja2" or None)
+    message = r"a report needs jinja2; pip install 'whiten-index\[plot\]'"
+    with pytest.raises(ConfigError, match=message):
+        check_report()
+    with pytest.raises(ConfigError, match=message):
+        write_report(write_results(tmp_path / "results.jsonl", [header()]), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
+
+
+def test_drawing_and_templates_load_when_they_are_used():
+    script = (
+        "import sys; import whiten_index.sweep; print({'matplotlib', 'jinja2'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr

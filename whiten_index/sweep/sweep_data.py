@@ -1,0 +1,238 @@
+"""Data that every point of a sweep is measured on: rows, queries, and their exact neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.assemble import blocks
+from whiten_index.corpus.batches import ID
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation.metrics import require_evaluator
+from whiten_index.index import exact_neighbours
+from whiten_index.labels import JudgedQueries, read_judged
+from whiten_index.pipeline.encode import EncodeReport
+from whiten_index.pipeline.fit import fit_whitening
+from whiten_index.progress import Stages
+from whiten_index.search.query_encoder import query_embeddings
+from whiten_index.store import CorpusRecord, EmbeddingStore, total_moments
+from whiten_index.store.sampling import CorpusEmbeddings, embeddings_of
+from whiten_index.sweep.grid import FAISS, RAW, Vectors
+from whiten_index.sweep.sweep_config import AUTO, SweepConfig, TransformSpec
+from whiten_index.whitening import Kind, Spectrum, Whitening, WhiteningConfig, unit_rows
+from whiten_index.whitening.moments import Moments
+
+TOP_K = 10
+_LEAST_ROWS, _BLOCK_ROWS = 100, 8_192
+
+
+def read_queries(config: SweepConfig) -> JudgedQueries | None:
+    """Read the judged queries of a sweep, None if it has none.
+
+    Raises:
+        ConfigError: a file has an unknown ending, pytrec_eval is not installed, or the corpus is
+            a column of embeddings whose model is not named, so that nothing encodes the queries.
+        CorpusError: a file cannot be used, or the two have no query in common.
+    """
+    if config.queries is None or config.qrels is None:
+        return None
+    require_evaluator()
+    judged = read_judged(config.queries, config.qrels, split=config.qrels_split)
+    if config.build.embedding_column is not None and config.build.model is None:
+        raise ConfigError(
+            f"{judged.source} judges texts, which are to be encoded; name the model of the "
+            "embedding column with --model, or leave --queries and --qrels out"
+        )
+    return judged
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Corpus in its store, queries, and spectrum of the corpus.
+
+    Attributes:
+        encoded: the corpus in its store.
+        moments: of the embeddings that are indexed.
+        spectrum: of their covariance.
+        queries: (q, d) float32 raw embeddings.
+        subset: (n,) row numbers of the corpus that are indexed, in rising order; None for all.
+        judged: None if the queries are rows held out.
+        documents: (n,) document id of each row, None if nothing is judged.
+        document_numbers: (n,) the same as numbers. Passages of one document share a number.
+        facts: description of the dataset in the results.
+    """
+
+    encoded: EncodeReport
+    moments: Moments
+    spectrum: Spectrum
+    queries: NDArray[np.float32]
+    subset: NDArray[np.int64] | None
+    judged: JudgedQueries | None
+    documents: NDArray[np.object_] | None
+    document_numbers: NDArray[np.int64] | None
+    facts: dict[str, Any]
+
+    @property
+    def store(self) -> EmbeddingStore:
+        """Store of the embeddings."""
+        return self.encoded.store
+
+    @property
+    def record(self) -> CorpusRecord:
+        """The corpus in that store."""
+        return self.encoded.record
+
+    @property
+    def rows(self) -> int:
+        """Rows n of each index."""
+        return self.record.rows if self.subset is None else len(self.subset)
+
+    @property
+    def dim(self) -> int:
+        """Width d of the raw embeddings."""
+        return int(self.store.encoder["dim"])
+
+    def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the raw embeddings (m, d) of some of the n rows, by their numbers 0 to n - 1."""
+        numbers = rows if self.subset is None else self.subset[rows]
+        return embeddings_of(self.store, self.record, numbers)
+
+    def blocks(self) -> Iterator[NDArray[np.floating]]:
+        """Yield the raw embeddings of the n rows in order, in blocks."""
+        if self.subset is None:
+            yield from blocks(self.store, self.record)
+            return
+        embeddings = CorpusEmbeddings(self.store, self.record)
+        for start in range(0, len(self.subset), _BLOCK_ROWS):
+            yield embeddings.at(self.subset[start : start + _BLOCK_ROWS])
+
+
+def prepare_dataset(
+    config: SweepConfig, encoded: EncodeReport, judged: JudgedQueries | None, stages: Stages
+) -> Dataset:
+    """Encode the queries, or hold out rows that serve as queries.
+
+    Raises:
+        ConfigError: there is no encoder for the queries.
+        CorpusError: the judgements name no document of the corpus, or it is too small.
+    """
+    store, record = encoded.store, encoded.record
+    if record.rows < _LEAST_ROWS:
+        raise CorpusError(
+            f"{record.rows} rows are too few to compare indexes on; sweep a corpus of "
+            f"{_LEAST_ROWS} or more"
+        )
+    dim, parts = int(store.encoder["dim"]), [part for part in record.parts if part.rows]
+    moments = total_moments(store, [part.shard for part in parts], dim)
+    documents = numbers = subset = None
+    missing = 0
+    if judged is None:
+        held, subset = _held_out(config, record.rows, stages)
+        queries = embeddings_of(store, record, held).astype(np.float32)
+        moments = moments - Moments.of(queries)
+    else:
+        names = [str(name) for p in parts for name in store.documents(p)[ID].to_pylist()]
+        missing = judged.missing(names)
+        known = dict[str, int]()
+        numbers = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
+        documents = np.array(names, dtype=object)
+        queries = _encode_queries(encoded, judged, stages)
+    stored = (np.dtype(store.require(p.shard, verify=False).dtype).itemsize for p in parts)
+    facts = {
+        "name": config.dataset_name,
+        "rows": record.rows if subset is None else len(subset),
+        "dim": dim,
+        "encoder": store.encoder.get("model") or store.encoder.get("column"),
+        "queries": len(queries),
+        "judged": judged is not None,
+        "raw_bytes_per_row": 4 * dim,
+        "stored_bytes_per_row": max(stored) * dim,
+        "held_out": 0 if subset is None else record.rows - len(subset),
+        "relevant_documents_missing": missing,
+        "judged_queries_without_text": 0 if judged is None else judged.left_out,
+        "judgement_splits": [] if judged is None else list(judged.splits),
+        "fingerprint": record.fingerprint,
+    }
+    spectrum = Spectrum.of(moments.covariance())
+    return Dataset(encoded, moments, spectrum, queries, subset, judged, documents, numbers, facts)
+
+
+def _held_out(
+    config: SweepConfig, rows: int, stages: Stages
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the row numbers held out as queries, and the others, both in rising order."""
+    count = min(config.sample, rows // 5)
+    if count < config.sample:
+        stages.watcher.note(
+            f"note: {count} rows are held out as queries, a fifth of all, and not the "
+            f"--sample of {config.sample}"
+        )
+    held = np.random.default_rng(config.build.seed).choice(rows, count, replace=False)
+    return np.sort(held), np.setdiff1d(np.arange(rows), held)
+
+
+def _encode_queries(
+    encoded: EncodeReport, judged: JudgedQueries, stages: Stages
+) -> NDArray[np.float32]:
+    """Return the raw embeddings (q, d) of queries, from the store if it has them."""
+
+    def encode(texts: Sequence[str]) -> NDArray[np.floating]:
+        if encoded.work is None:
+            raise ConfigError(
+                f"{judged.source} judges texts, which are to be encoded; name the corpus too, as "
+                "when it was encoded, or leave --queries and --qrels out"
+            )
+        return encoded.work.encoder().encode_queries(texts)
+
+    return query_embeddings(encoded.store, list(judged.texts.values()), encode, stages)
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Unit vectors of the corpus under one transform.
+
+    Attributes:
+        whitening: the transform.
+        truth: (q, 10) exact neighbours of the queries among these vectors.
+    """
+
+    whitening: Whitening
+    truth: NDArray[np.int64]
+
+
+def open_space(config: SweepConfig, dataset: Dataset, where: Vectors, stages: Stages) -> Space:
+    """Fit a transform and find the exact neighbours among its vectors, by numpy.
+
+    Raises:
+        WhiteningError: the embeddings do not allow the transform.
+    """
+    whitening = Whitening.fit(dataset.moments, _transform(config, dataset, where, stages))
+    with stages.stage("exact neighbours", dataset.rows) as watcher:
+
+        def vectors(raw: NDArray[np.floating]) -> NDArray[np.float32]:
+            watcher.advance(len(raw))
+            return unit_rows(whitening.apply(raw)).astype(np.float32)
+
+        queries = unit_rows(whitening.apply(dataset.queries)).astype(np.float32)
+        return Space(whitening, exact_neighbours(map(vectors, dataset.blocks()), queries, TOP_K)[1])
+
+
+def _transform(
+    config: SweepConfig, dataset: Dataset, where: Vectors, stages: Stages
+) -> WhiteningConfig:
+    if where.family in (RAW, FAISS):
+        return WhiteningConfig(kind=Kind.NONE)
+    spec = TransformSpec.parse(where.transform)
+    if spec.name != AUTO:
+        seed = config.build.seed
+        return WhiteningConfig(kind=Kind(spec.name), k=where.k, exponent=spec.exponent, seed=seed)
+    build = replace(config.build, k=where.k)
+    chosen = fit_whitening(build, dataset.encoded, None, stages).whitening
+    # The choice may see the rows held out; the basis must not, so it is fitted again.
+    return WhiteningConfig(
+        kind=chosen.kind, k=where.k, exponent=chosen.exponent, center=chosen.center
+    )

@@ -1,0 +1,225 @@
+"""Report of a sweep: one HTML page with its charts, and its table as Markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import whiten_index
+from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.files import writing
+from whiten_index.errors import ConfigError
+from whiten_index.sweep.charts import charts_of
+from whiten_index.sweep.formatting import (
+    ABSENT,
+    build_options,
+    by_reason,
+    decimal,
+    hundredths,
+    milliseconds,
+    number,
+    point_name,
+    seconds,
+    share,
+)
+from whiten_index.sweep.recommend import Recommendation, front, notes, recommend
+from whiten_index.sweep.results import Measured, Sweep, mapping, read_sweeps
+
+REPORT = "report.html"
+_FIGURES = "figures"
+# Column of a figure, its place in the record, and its format.
+_COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("bytes per row", "bytes.per_row", number),
+    ("fixed bytes", "bytes.fixed", number),
+    ("re-rank bytes per row", "rerank.bytes_per_row", number),
+    ("nDCG@10", "quality.ndcg@10", hundredths),
+    ("recall@100", "quality.recall@100", hundredths),
+    ("MRR@10", "quality.mrr@10", hundredths),
+    ("agreement@10", "agreement@10", share),
+    ("index recall@10", "index_recall@10", share),
+    ("query p50", "latency_ms.p50", milliseconds),
+    ("p95", "latency_ms.p95", milliseconds),
+    ("p99", "latency_ms.p99", milliseconds),
+    ("spread", "latency_ms.spread", decimal),
+    ("queries/s in batches", "throughput.queries_per_second", number),
+    ("build", "seconds.total", seconds),
+    ("γ", "exponent", decimal),
+)
+
+
+@dataclass(frozen=True)
+class _Section:
+    """Table and recommendation of one sweep. Kinds of rows: recommended, raw, front or empty."""
+
+    sweep: Sweep
+    title: str
+    advice: Recommendation
+    points: Sequence[Measured]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    kinds: Sequence[str]
+
+    @classmethod
+    def of(cls, sweep: Sweep, sweeps: Sequence[Sweep]) -> _Section:
+        """Sort the points by bytes per row, and leave out columns that no point fills."""
+        advice = recommend(sweep)
+        points = sorted(sweep.points, key=lambda p: -(advice.measure.of(p) or 0.0))
+        points.sort(key=lambda p: float("inf") if p.per_row is None else p.per_row)
+        columns = {"setting": [point_name(point) for point in points]}
+        columns |= {name: [text(p.number(path)) for p in points] for name, path, text in _COLUMNS}
+        tuned = [mapping(p.record, "parameters").items() for p in points]
+        columns["tuned to"] = [" ".join(f"{k} {v}" for k, v in each) or ABSENT for each in tuned]
+        columns["device"] = [p.text("device").replace("cpu", "") or ABSENT for p in points]
+        columns["factory"] = [p.text("factory") or ABSENT for p in points]
+        columns = {name: cells for name, cells in columns.items() if {ABSENT} != set(cells)}
+        plain = [point for point in points if not point.candidates]
+        best = front(plain, lambda point: point.per_row, advice.measure.of)
+        alone = sum(other.name == sweep.name for other in sweeps) == 1
+        return cls(
+            sweep=sweep,
+            title=sweep.name if alone else f"{sweep.name}, run {sweep.run}",
+            advice=advice,
+            points=points,
+            columns=list(columns),
+            rows=list(zip(*columns.values(), strict=True)),
+            kinds=[
+                "recommended" if p is advice.point else "raw" if p.is_raw else "front" * (p in best)
+                for p in points
+            ],
+        )
+
+    @property
+    def command(self) -> str:
+        """Options of a build that make the recommended point, empty if none do."""
+        point = self.advice.point
+        return "" if point is None else build_options(point, self.sweep.target_recall)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return corpus, queries, machine and versions as far as they are known."""
+        dataset, header = self.sweep.dataset, self.sweep.header
+        machine = mapping(header, "machine")
+        versions = mapping(header, "versions").items()
+        where = [machine.get("processor"), machine.get("gpu"), f"{machine.get('cores', '?')} cores"]
+        held = ", rows held out" if dataset.get("held_out") else ", judged"
+        found = {
+            "rows": dataset.get("rows"),
+            "dimensions": dataset.get("dim"),
+            "encoder": dataset.get("encoder"),
+            "queries": f"{dataset['queries']}{held}" if dataset.get("queries") else None,
+            "machine": ", ".join(str(each) for each in where if each) if machine else None,
+            "versions": ", ".join(f"{name} {version}" for name, version in versions),
+            "measured": str(header.get("time") or "")[:16].replace("T", " "),
+        }
+        return [(name, str(fact)) for name, fact in found.items() if fact not in (None, "", ABSENT)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the section as JSON values."""
+        point = self.advice.point
+        return {
+            "run": self.sweep.run,
+            "dataset": dict(self.sweep.dataset),
+            "measure": self.advice.measure.name,
+            "recommended": None if point is None else point.record.get("key"),
+            "reason": self.advice.reason,
+            "build_options": self.command or None,
+            "notes": notes(self.sweep),
+            "points": [each.record for each in self.points],
+            "skipped": dict(self.sweep.skipped),
+        }
+
+    def to_markdown(self) -> str:
+        """Return heading, recommendation and table in GitHub's Markdown."""
+        kinds = zip(self.rows, self.kinds, strict=True)
+        body = [
+            [f"**{_plain(cell)}**" if kind == "recommended" else _plain(cell) for cell in row]
+            for row, kind in kinds
+        ]
+        table = [self.columns, [":---", *["---:"] * (len(self.columns) - 1)], *body]
+        said = [self.advice.reason, *notes(self.sweep)]
+        lines = [f"## {_plain(self.title)}", *map(_plain, said)]
+        if self.points:
+            lines.append("\n".join(f"| {' | '.join(row)} |" for row in table))
+        return "\n\n".join(lines)
+
+
+def check_report() -> None:
+    """Make sure, before any work, that a report can be made.
+
+    Raises:
+        ConfigError: matplotlib or jinja2 is not installed.
+    """
+    missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"a report needs {' and '.join(missing)}; pip install 'whiten-index[plot]'"
+        )
+
+
+def write_report(results: Path | str, folder: Path | str) -> Path:
+    """Write ``report.html``, ``report.md``, ``report.json`` and ``figures/*.png`` into ``folder``.
+
+    Args:
+        results: JSON lines, as a sweep writes them; may hold several sweeps, finished or not.
+        folder: made if it is missing.
+
+    Returns:
+        The path of the page, one file that loads nothing else.
+
+    Raises:
+        ArtifactError: the results are missing, damaged or hold no sweep.
+        ConfigError: matplotlib or jinja2 is not installed.
+        StorageError: the folder cannot be written.
+    """
+    results, folder = Path(results), Path(folder)
+    check_report()
+    sweeps = read_sweeps(results)
+    sections = [_Section.of(sweep, sweeps) for sweep in sweeps]
+    figures = folder / _FIGURES
+    with writing(figures):
+        figures.mkdir(parents=True, exist_ok=True)
+    charts = []
+    for place, section in enumerate(sections, 1):
+        name = re.sub(r"[^a-z0-9]+", "-", section.sweep.name.lower()).strip("-")[:60]
+        start = figures / f"{place}-{name}"
+        drawn = charts_of(section.sweep, section.advice)
+        charts.append([chart.embed(Path(f"{start}-{chart.slug}.png")) for chart in drawn])
+    written = {
+        "report.md": "\n\n".join(section.to_markdown() for section in sections) + "\n",
+        "report.json": json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1),
+        REPORT: _page(sections, charts, results.name),
+    }
+    for name, text in written.items():
+        with writing(folder / name):
+            replace_file(folder / name, text.encode("utf-8", "replace"))
+    return folder / REPORT
+
+
+def _page(sections: list[_Section], charts: list[list[dict[str, str]]], source: str) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("whiten_index", "sweep"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("sweep_report.html.jinja").render(
+        title=f"Sweep of {', '.join(dict.fromkeys(each.sweep.name for each in sections))}",
+        sections=sections,
+        charts=charts,
+        notes=notes,
+        by_reason=by_reason,
+        source=source,
+        version=whiten_index.__version__,
+    )
+
+
+def _plain(text: str) -> str:
+    """Return one line of text in which nothing is markup, a cell's end or a mention."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$&])", r"\\\1", " ".join(text.split()))
