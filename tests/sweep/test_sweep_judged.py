@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from whiten_index.evaluation.metrics import evaluate
 
 from pipelines.retrieval_benchmark import main
 from whiten_index import BuildConfig, build_index
 from whiten_index.encoding import Encoder
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation.metrics import evaluate
 from whiten_index.labels.beir import set_files
 from whiten_index.store import EmbeddingStore
 from whiten_index.sweep import run_sweep, sweep_config, trial
