@@ -61,6 +61,13 @@ def texts_of(path, monkeypatch, *arguments):
     from matplotlib.text import Text
 
     texts = [text.get_text() for text in drawn[0].findobj(Text)]
+    cells = [
+        cell.get_text().get_text()
+        for axes in drawn[0].axes
+        for table in axes.tables
+        for cell in table.get_celld().values()
+    ]
+    texts += cells
     return texts, [axes.get_title(loc="left") for axes in drawn[0].axes], drawn[0]
 
 

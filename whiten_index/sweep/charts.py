@@ -179,9 +179,12 @@ def _against(
 def _draw_points(
     axes: Any, points: Sequence[Measured], leading: Sequence[Measured], cost: Figure, gain: Figure
 ) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
+    costs = [cost(point) or 1.0 for point in points]
+    few_decades = max(costs) < 100 * min(costs)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few_decades else (1,)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     for family, (label, colour, marker) in _FAMILIES.items():
