@@ -184,7 +184,7 @@ def require_client(address: str) -> None:
         raise _unusable(kind, error) from error
     try:
         # What it takes of the client may be lacking in another release.
-        importlib.import_module(f"{_module(kind).__name__}.writer")
+        importlib.import_module(f"{_module(kind).__name__}.{kind.module}_writer")
     except ImportError as error:
         raise _unusable(kind, error) from error
 
