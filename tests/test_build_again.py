@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,29 +48,6 @@ def test_whatever_changes_the_index_makes_a_new_version(
     assert len(open_index(out)) == changed.encoded.record.rows
 
 
-@contextmanager
-def held_by_another_process(folder: Path) -> Iterator[int]:
-    """Hold the build lock of a folder in another process."""
-    script = (
-        "import pathlib, sys\n"
-        "from whiten_index.artifacts.lock import only_writer\n"
-        "with only_writer(pathlib.Path(sys.argv[1]), what='index'):\n"
-        "    print('held', flush=True); sys.stdin.read()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(folder)], stdin=-1, stdout=-1, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "held\n"
-        yield process.pid
-    finally:
-        process.stdin.close()
-        process.wait(10)
-        process.stdout.close()
-
-
 @pytest.mark.parametrize("damage", ["garbage", "empty", "missing", "names nothing"])
 def test_the_same_build_mends_a_damaged_current(tmp_path: Path, damage: str) -> None:
     corpus = write_rows(tmp_path / "c.parquet", random_rows(23))
@@ -88,23 +61,6 @@ def test_the_same_build_mends_a_damaged_current(tmp_path: Path, damage: str) -> 
         (out / "CURRENT").write_text(text)
     build(out, corpus)
     assert len(open_index(out)) == ROWS
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["index.faiss", "documents.arrow", "whitening.safetensors", "moments.safetensors"],
-)
-def test_the_same_build_mends_a_damaged_version(tmp_path: Path, name: str) -> None:
-    corpus = write_rows(tmp_path / "c.parquet", random_rows(24))
-    out = tmp_path / "out"
-    build(out, corpus)
-    path = Path(index_file(out)).with_name(name)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    report = build(out, corpus)
-    assert not report.up_to_date
-    assert len(open_index(out, verify="full")) == ROWS
 
 
 @pytest.mark.parametrize("key", ["files", "whitening", "encoder", "rows"])

@@ -164,7 +164,7 @@ def test_documents_in_many_parts_are_those_of_one(
 class Synthetic:
     """Documents made when they are asked for; a few of each part differ from seed to seed."""
 
-    parts, rows = 40, 10_000
+    parts, rows = 15, 10_000
 
     def __init__(self, seed: int, watched: list[int]) -> None:
         self.seed, self.watched = seed, watched

@@ -18,11 +18,9 @@ from tests.choosing_helpers import (
     Place,
     assert_applied,
     choice,
-    documents,
     judged,
     names_of,
     pairs,
-    parquet,
     raw_embeddings,
     setting_of,
     stages,
@@ -88,18 +86,6 @@ def test_judged_queries_choose_the_best_by_ndcg(place: Place) -> None:
     top = max(row["score"] for row in leaders)
     near = min(row["k"] for row in leaders if row["score"] >= 0.97 * top)
     assert found["chosen"]["k"] == near
-
-
-def test_judged_queries_are_scored_by_the_best_passage(tmp_path: Path, model: Path) -> None:
-    texts = documents(120, sentences=8)
-    ids = [f"d{i}" for i in range(120)]
-    corpus = parquet(tmp_path / "c.parquet", id=ids, text=texts)
-    labels = judged(tmp_path, texts, count=20)
-    report = Place(tmp_path, model, texts).build(
-        "out", corpus=(corpus,), passage_tokens=40, k=16, exponent=0.5, **labels.options()
-    )
-    assert report.encoded.record.rows > 200
-    assert_scored_by_labels(report, model, labels)
 
 
 # --------------------------------------------------------------------------- by pairs

@@ -39,18 +39,6 @@ def test_short_texts_are_chosen_for_by_the_spectrum_and_told_why(
     assert_applied(report)
 
 
-@pytest.mark.parametrize(("rows", "rule"), [(99, "spectrum"), (100, "pieces")])
-def test_fewer_than_100_documents_are_too_few(
-    tmp_path: Path, model: Path, rows: int, rule: str
-) -> None:
-    texts = documents(rows)
-    corpus = parquet(tmp_path / "c.parquet", id=list(range(rows)), text=texts)
-    found = choice(Place(tmp_path, model, texts).build("out", corpus=(corpus,)))
-    assert found["rule"] == rule
-    if rule == "spectrum":
-        assert "99 documents are too few" in found["why"]
-
-
 @pytest.mark.parametrize("wishes", [{}, {"k": 5}, {"exponent": 0.3}, {"center": False}])
 def test_embeddings_are_chosen_for_by_the_spectrum(tmp_path: Path, wishes: dict[str, Any]) -> None:
     options = {**embedded(tmp_path / "c.parquet"), **wishes}

@@ -100,22 +100,6 @@ def stored_rows(world: World) -> int:
     return sum(len(tensors.map_tensor(path, "embeddings", remedy="")) for path in files)
 
 
-def test_small_files_that_come_night_by_night_are_joined_when_packs_double(tmp_path):
-    world, written = new_world(tmp_path, 10), 0
-    for night in range(40):
-        world.corpora["news"].append(world.numbers(10))
-        world.encode()
-        report = compact_store(world.place, pack_rows=10 * PACK)
-        assert compact_store(world.place, pack_rows=10 * PACK).packs == 0
-        written += report.rows
-        # Full ones, one at each doubling from 10 rows to half a pack, and one shard alone.
-        assert report.after.packs <= (10 * night + 10) // (5 * PACK) + 6
-        assert report.after.shards <= 1
-    # Of 400 rows each is written again only where the pack it is in doubles.
-    assert written <= 400 * 6
-    world.assert_intact()
-
-
 def test_a_pack_is_not_written_again_while_a_version_needs_what_would_go(tmp_path):
     world = new_world(tmp_path, *[8] * 5)
     compact(world)

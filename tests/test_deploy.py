@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from pipelines.nightly_job import Job
-from pipelines.nightly_reindex import main
 from whiten_index.monitoring import Outcome
 from whiten_index.signals import INTERRUPTED
 
@@ -23,7 +22,6 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "pipelines" / "deploy"
 HOME, PYTHON = "/opt/whiten-index", "/opt/whiten-index/.venv/bin/python"
 UNITS = sorted((DEPLOY / "systemd").iterdir())
-CRON = DEPLOY / "cron.d" / "whiten-index"
 RULES = DEPLOY / "prometheus-rules.yaml"
 
 
@@ -84,53 +82,9 @@ def unit(name: str) -> configparser.SectionProxy:
     return parser[{"service": "Service", "timer": "Timer"}[name.rpartition(".")[2]]]
 
 
-def cron_lines() -> list[str]:
-    lines = CRON.read_text().splitlines()
-    return [line for line in lines if re.match(r"[\d*]", line)]
-
-
 def documents() -> dict[str, Any]:
     read = yaml.safe_load_all((DEPLOY / "kubernetes" / "cronjob.yaml").read_text())
     return {document["kind"]: document for document in read}
-
-
-def started(arguments: list[str]) -> dict[str, Any]:
-    """Return what the job takes the arguments of an interpreter for; it refuses unknown ones."""
-    assert arguments[:3] == [PYTHON, "-m", "pipelines.nightly_reindex"]
-    return main.make_context("nightly_reindex", arguments[3:]).params
-
-
-def test_the_cron_line_starts_the_job(tmp_path: Path) -> None:
-    """The shell runs the very line, with stand-ins for the interpreter and for the log's folder."""
-    (line,) = cron_lines()
-    *times, user, command = line.split(maxsplit=6)
-    for value, (low, high) in zip(times, ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7)), strict=True):
-        assert value == "*" or low <= int(value) <= high
-    assert re.fullmatch(r"[a-z][a-z-]*", user)
-    # In a line of cron it ends the command; a name with a dot is passed over.
-    assert "%" not in command
-    assert re.fullmatch(r"[A-Za-z0-9_-]+", CRON.name)
-    assert CRON.read_text().endswith("\n")
-
-    python = tmp_path / PYTHON.lstrip("/")
-    python.parent.mkdir(parents=True)
-    (tmp_path / "var/log/whiten-index").mkdir(parents=True)
-    moved = re.sub(r"(?<=[ >])/(opt|var)/", rf"{tmp_path}/\1/", command)
-    log = tmp_path / "var/log/whiten-index/news.log"
-    for status in (0, 9):
-        python.write_text(f'#!/bin/sh\nprintf "%s\\n" {PYTHON} "$@"\npwd\nexit {status}\n')
-        python.chmod(0o755)
-        log.unlink(missing_ok=True)
-        done = subprocess.run(["/bin/sh", "-c", moved], capture_output=True, text=True)
-        *arguments, folder = log.read_text().splitlines()
-        taken = started(arguments)
-        assert taken["job"] == Path("/etc/whiten-index/news.toml")
-        assert taken["form"] == "json"
-        assert Path(folder).resolve() == (tmp_path / HOME.lstrip("/")).resolve()
-        # What a line prints is mailed: of failures only.
-        assert done.stderr == ""
-        assert bool(done.stdout) == bool(status)
-        assert not status or f"exit status {status}, see " in done.stdout
 
 
 def job_texts() -> dict[str, str]:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.moments_helpers import make_embeddings, quick, seeds
-from whiten_index.errors import ConfigError
-from whiten_index.store import StoreDtype, as_kept, require_dtype
+from whiten_index.store import StoreDtype, as_kept
 from whiten_index.whitening import Whitening, WhiteningConfig
 from whiten_index.whitening.moments import Moments
 
@@ -73,12 +72,3 @@ def test_whitened_rows_point_where_they_pointed(condition):
     kept = as_kept(rows, StoreDtype.FLOAT16)
     whitening = Whitening.fit(Moments.of(kept), WhiteningConfig(k="full"))
     assert cosines(whitening.apply(kept), whitening.apply(rows)).mean() >= 0.99999
-
-
-def test_the_type_asked_for():
-    assert require_dtype(None, own=False) is StoreDtype.FLOAT16
-    assert require_dtype(None, own=True) is StoreDtype.OWN
-    assert require_dtype("float32", own=True) is StoreDtype.FLOAT32
-    assert require_dtype("own", own=False) is StoreDtype.OWN
-    with pytest.raises(ConfigError, match="'int8' is unknown; use float16, float32, own"):
-        require_dtype("int8", own=False)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.bad_input_helpers import OPTIONS, assert_one_error, run
 from whiten_index import Encoder, Moments, Whitening
-from whiten_index.evaluate.geometry import read_geometry_sets
 from whiten_index.evaluation import Geometry, alignment
 from whiten_index.whitening import Kind, WhiteningConfig
 
@@ -108,22 +107,3 @@ def test_a_split_that_pairs_without_scores_lack_is_refused(
     )  # fmt: skip
     assert status == OPTIONS
     assert_one_error(error, match=message)
-
-
-@pytest.mark.parametrize("above", ["nan", "inf", "-inf"])
-def test_a_score_that_is_no_number_is_refused(pairs, tiny_model, above):
-    status, _, error = run(
-        "eval", "geometry", pairs, *MODEL, tiny_model, f"--positive-above={above}"
-    )
-    assert status == OPTIONS
-    assert_one_error(error, match=f"score above {above}; give a number such as 4")
-
-
-@pytest.mark.data
-def test_without_data_it_is_the_dev_split_of_sts_b(data):
-    (found,) = read_geometry_sets(
-        [data / "sts" / "sts_raw.parquet"], names=["STS-B"], splits={"STS-B": "dev"}
-    )
-    assert len(found.first) == 1_500
-    assert len(found.task) == 2 * 8_628
-    assert 0 < found.positive.sum() < 750

@@ -93,19 +93,6 @@ def test_a_layer_that_ranks_nothing_is_told(sets, tiny_model):
     assert report(sets, tiny_model)["left_out"] == []
 
 
-def test_a_store_serves_every_question(sets, tiny_model, tmp_path):
-    first = report(sets, tiny_model, store=str(tmp_path))
-    config = EvalConfig.from_options({"model": str(tiny_model), "store": str(tmp_path)})
-    cls = evaluate_layers(config, sets[:1], pooling="cls")
-    assert "encode" in first["seconds"]
-    assert "encode" not in cls["seconds"]
-    kept, plain = (
-        evaluate_layers(each, sets[1:], pooling="cls")["runs"]
-        for each in (config, EvalConfig.from_options({"model": str(tiny_model)}))
-    )
-    assert kept == plain
-
-
 def test_a_fit_on_scored_pairs_in_another_order_weighs_the_right_sentences(
     tiny_model, tiny_words, tmp_path, write_parquet
 ):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from whiten_index.encoding import Encoder
-from whiten_index.errors import ConfigError, CorpusError, StorageError
-from whiten_index.evaluate import retrieval
+from whiten_index.errors import ConfigError
 from whiten_index.evaluate.retrieval import evaluate_retrieval
 from whiten_index.evaluate.retrieval_config import METRICS, RetrievalConfig
 from whiten_index.evaluation.metrics import evaluate
@@ -173,47 +172,6 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
 
 
 # --------------------------------------------------------------------------- what does not meet
-
-
-@pytest.mark.parametrize(
-    ("place", "reason"),
-    [
-        ("file/o.trec", "a file stands where a folder is needed"),
-        ("file", "a file stands where a folder is needed"),
-        ("f.trec", "a folder stands where a file is needed"),
-        ("runs", "a folder stands where a file is needed"),
-    ],
-)
-def test_an_unusable_place_for_the_rankings_is_found_before_any_work(
-    tiny_model, beir, tmp_path, monkeypatch, place, reason
-):
-    monkeypatch.setattr(retrieval, "read_sets", None)
-    (tmp_path / "file").touch()
-    (tmp_path / "f.trec").mkdir()
-    (tmp_path / "runs/one.raw.trec").mkdir(parents=True)
-    with pytest.raises(StorageError, match=rf"^cannot write .*: {reason}; .* again$"):
-        judged(tiny_model, sets=[str(beir)], run_out=str(tmp_path / place))
-
-
-@pytest.mark.parametrize(
-    ("texts", "options", "message"),
-    [
-        ({"d0": "cat"}, {"id_column": "zz"}, "{} has no column 'zz'; its columns are id, title"),
-        ({"d0": "cat"}, {"text_columns": ["zz"]}, "{} has no column 'zz'"),
-        ({"d0": "cat"}, {"row_filter": "zz == 1"}, "{} has no column 'zz'"),
-        ({}, {}, "{} holds no rows; point to a corpus that does"),
-    ],
-)
-@pytest.mark.parametrize("as_folder", [True, False])
-def test_errors_about_json_lines_name_the_users_file(
-    tiny_model, tmp_path, texts, options, message, as_folder
-):
-    folder = write_set(tmp_path / "set", texts, {"q": "cat"}, {"q": {"d0": 1}})
-    files = {"corpus": [str(folder / "corpus.jsonl")], "queries": str(folder / "queries.jsonl")}
-    given = {**files, "qrels": str(folder / "qrels/test.tsv")}
-    with pytest.raises(CorpusError) as raised:
-        judged(tiny_model, **({"sets": [str(folder)]} if as_folder else given), **options)
-    assert str(raised.value).startswith(message.format(folder / "corpus.jsonl"))
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors import safe_open
 
 from tests import tiny_models
 from tests.bad_input_helpers import one_object, run, succeed
 from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
-from whiten_index.integrations.sentence_transformers import MARK, export_model
-from whiten_index.integrations.sql import export_sql
 
 K = 6
 FORMS = {"matrix": "w.safetensors", "query": "q", "sentence-transformers": "m", "sql": "w.sql"}
@@ -59,20 +55,6 @@ def test_every_form_tells_the_digest_of_the_transform(
         assert f"\n  query digest {digest}\n" in succeed(*arguments, *width)
         assert one_object(succeed(*arguments, *width, "--json"))["query_digest"] == digest
     assert QueryTransform.of(index).query_digest != digest
-
-
-def test_every_form_holds_the_digest(index: Path, tmp_path: Path) -> None:
-    transform = QueryTransform.of(index)
-    transform.export_matrix(tmp_path / "w.safetensors")
-    with safe_open(tmp_path / "w.safetensors", framework="numpy") as matrix:
-        assert matrix.metadata()["query_digest"] == transform.query_digest
-    manifest = transform.save(tmp_path / "q") / "manifest.json"
-    assert json.loads(manifest.read_text())["query_digest"] == transform.query_digest
-    assert export_model(transform, tmp_path / "m")["query_digest"] == transform.query_digest
-    held = json.loads((tmp_path / "m" / MARK).read_text())
-    assert held["query_digest"] == transform.query_digest
-    assert export_sql(transform, tmp_path / "w.sql")["query_digest"] == transform.query_digest
-    assert f"query digest {transform.query_digest};" in (tmp_path / "w.sql").read_text()
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,13 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
-from pgvector.psycopg import register_vector
 
 from tests import tiny_models
 from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.encoding import Encoder
-from whiten_index.index import Documents
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
-from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.push_source import PushSource
-from whiten_index.versions.published import read_published
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig, unit_rows
 from whiten_index.whitening.moments import Moments
 
@@ -224,29 +219,6 @@ def called(database: psycopg.Connection[Any], name: str, rows: Array) -> Array:
     return np.array([json.loads(each[0]) for each in found if each], dtype=np.float32)
 
 
-def test_parameters_of_every_type_are_taken_by_a_cast(
-    tmp_path: Path, database: psycopg.Connection[Any]
-) -> None:
-    transform, row = small(tmp_path), random_rows()[0]
-    database.execute(sql_function(transform))
-    register_vector(database)  # for the array of NumPy
-    numbers = row.tolist()
-    for cast, given in {
-        "%s::vector": (numbers, literal(row), row),
-        "%s::text::vector": (literal(row),),
-        "%s::real[]::vector": (numbers,),
-        "%s::float8[]::vector": (numbers,),
-        "%s": (literal(row), row),
-    }.items():
-        for each in given:
-            (found,) = database.execute(f"SELECT whiten({cast})::text", [each]).fetchone() or ("",)
-            assert_same(np.array([json.loads(found)], np.float32), transform.reduce([row]))
-    for cast in ("%s::text", "%s::float8[]"):
-        with pytest.raises(psycopg.errors.UndefinedFunction) as error:
-            database.execute(f"SELECT whiten({cast})", [numbers if "[" in cast else literal(row)])
-        assert "type cast" in str(error.value.diag.message_hint or error.value)
-
-
 # --------------------------------------------------------------------------- what is refused
 
 
@@ -323,44 +295,3 @@ def test_names_are_quoted(
             other.execute(sql_function(transform))
         assert "--vector-schema" in str(error.value.diag.message_hint)
     database.execute(f"RESET search_path; DROP SCHEMA {quoted} CASCADE")
-
-
-def test_an_index_of_pgvector_is_used(
-    index: Path, database: psycopg.Connection[Any], raw: Array
-) -> None:
-    database.execute(sql_function(QueryTransform.of(index)))
-    fill(database, index)
-    database.execute("CREATE INDEX ON docs USING hnsw (vector vector_cosine_ops)")
-    database.execute("SET enable_seqscan = off")
-    for call in ("whiten(%s)", "whiten(%s::vector)", "(SELECT whiten(%s::vector))"):
-        for given in (literal(raw[0]), raw[0].tolist())[: 2 if "::" in call else 1]:
-            plan = database.execute(
-                f"EXPLAIN SELECT id FROM docs ORDER BY vector <=> {call} LIMIT 10", [given]
-            ).fetchall()
-            assert "Index Scan using docs_vector_idx" in str(plan)
-
-
-def fill(database: psycopg.Connection[Any], index: Path) -> None:
-    """Make a table of the documents: vectors as pushed, and reduced by the database itself."""
-    source = PushSource.open(PushConfig(index=str(index), to="x.npy"))
-    sent = np.concatenate(list(source.vectors()))
-    place = read_published(index).folder
-    ids = Documents(place / "documents.arrow").ids(range(ROWS))
-    texts = next(
-        pq.ParquetFile(read_published(index).fields["config"]["corpus"][0]).iter_batches(
-            ROWS, columns=["text"]
-        )
-    )
-    embeddings = QueryTransform.of(index).encoder.encode(texts.column("text").to_pylist())
-    database.execute(
-        f"CREATE TABLE docs (id text PRIMARY KEY, raw vector(384), vector vector({K}), "
-        f"reduced vector({K}) GENERATED ALWAYS AS (whiten(raw)) STORED)"
-    )
-    with database.cursor() as cursor:
-        cursor.executemany(
-            "INSERT INTO docs (id, raw, vector) VALUES (%s, %s, %s)",
-            [
-                (str(id_), literal(row), literal(vector))
-                for id_, row, vector in zip(ids, embeddings, sent, strict=True)
-            ],
-        )

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import (
@@ -25,9 +24,7 @@ from tests.tiny_models import (
     truth,
     write_json,
 )
-from whiten_index.cli import cli, options
 from whiten_index.encoding import (
-    POOLINGS,
     Encoder,
     EncoderConfig,
     EncoderSpec,
@@ -158,13 +155,6 @@ def test_a_dense_that_cannot_be_applied_is_refused_before_loading(bert_with, cha
         resolve(folder)
 
 
-def test_a_dense_without_weights_is_refused_before_loading(bert_with):
-    folder = bert_with(dense())
-    (folder / "2_Dense" / "model.safetensors").unlink()
-    with pytest.raises(EncoderError, match=r"2_Dense holds no weights for model .*; complete"):
-        resolve(folder)
-
-
 class _Bomb:
     def __reduce__(self):
         return (pytest.fail, ("code in a model's weights was run",))
@@ -218,21 +208,6 @@ def test_modules_unknown_or_out_of_place_are_refused(bert_with, kinds, named):
 
 
 # --------------------------------------------------------------------------- prompts
-
-PROMPTS = {"query": "query: ", "passage": "passage: ", "empty": ""}
-
-
-def test_the_command_line_takes_names_of_prompts_and_every_pooling(bert_with, write_parquet):
-    folder = bert_with(prompts=PROMPTS)
-    corpus = write_parquet(folder.parent / "corpus.parquet", {"text": ["the cat"]})
-    arguments = ["encode", corpus, "--text-column", "text", "--model", folder]
-    arguments += ["--store", folder.parent / "store"]
-    arguments += ["--pooling", "weightedmean", "--document-prompt-name", "document"]
-    found = CliRunner().invoke(cli, [str(each) for each in arguments])
-    assert found.exit_code != 0
-    assert "it has empty, passage, query; name one of these" in found.output
-    assert not (folder.parent / "store").exists()
-    assert options._POOLINGS == POOLINGS
 
 
 @pytest.mark.parametrize("mode", ["mean", "cls", "max", "weightedmean", "lasttoken"])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from whiten_index import BuildConfig, Encoder, Moments, build_index, open_index
+from whiten_index import BuildConfig, Encoder, build_index, open_index
 from whiten_index.encoding.windows import LADDERS, TokenBudget
 from whiten_index.sweep import run_sweep, sweep_config
 
@@ -58,26 +58,6 @@ def test_half_precision_without_padding_is_close(tiny_model, texts, dtype, pooli
     encoder = Encoder.load(str(tiny_model), device="cuda", dtype=dtype, pooling=pooling)
     expected = Encoder.load(str(tiny_model), device="cpu", pooling=pooling).encode(texts)
     assert cosines(encoder.encode(texts), expected).mean() >= 0.999
-
-
-def test_several_windows_overlap_and_keep_their_rows(tiny_model, texts, on_cpu, monkeypatch):
-    monkeypatch.setattr(Encoder, "window_rows", 300)
-    encoder = Encoder.load(str(tiny_model), device="cuda")
-    found = np.concatenate(list(encoder.stream([texts])))
-    assert cosines(found, on_cpu).min() >= 0.99999
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_moments_from_the_device_are_those_of_the_rows_as_kept(tiny_model, texts, dtype):
-    encoder = Encoder.load(str(tiny_model), device="cuda")
-    encoded = encoder.encode_window(texts)
-    rows = slice(100, 3400)
-    found = encoded.moments_of(rows)(dtype)
-    expected = Moments.of(encoded.embeddings[rows].astype(dtype))
-    assert found.count == expected.count
-    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-12, atol=1e-14)
-    error = np.linalg.norm(found.scatter - expected.scatter) / np.linalg.norm(expected.scatter)
-    assert error < 1e-12
 
 
 def test_memory_that_really_runs_out_halves_the_budget(tiny_model, texts, on_cpu):

@@ -313,14 +313,6 @@ def test_what_cannot_be_had_is_one_sentence_that_says_what_to_do(hub, bert, tmp_
             assert part in found["error"], question
 
 
-def test_a_cache_that_cannot_be_written_is_no_matter_of_the_network(hub, bert, corpus, tmp_path):
-    hub.add("org/tiny", bert)
-    command, cache = encoding(corpus, tmp_path / "store", "org/tiny"), corpus / "cache"
-    told = fail(hub, tmp_path / "home", *command, status=7, HF_HUB_CACHE=str(cache))
-    assert f"'org/tiny' cannot be kept in {cache} (NotADirectoryError" in told
-    assert "set HF_HOME to another folder" in told
-
-
 def _config(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config.json").read_text()))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from corpus_helpers import IN_TMP_PATH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import CorpusError
 from whiten_index.labels import read_pairs, read_qrels, read_queries
 
 WORDS = st.text("abcXYZ019-_.:#é中", min_size=1, max_size=8)
@@ -106,18 +105,6 @@ def test_pairs_read_as_written(tmp_path: Path, rows: list[tuple[str, str, float 
         assert len(pairs) == len(scored) == len(rows) - pairs.dropped
 
 
-def test_a_split_is_taken_where_asked_for(tmp_path: Path) -> None:
-    columns = {"query_id": ["a", "b"], "doc_id": ["x", "y"], "relevance": [1, 2]}
-    path = parquet(tmp_path / "q.parquet", **columns, split=["train", "test"])
-    assert read_qrels(path) == {"a": {"x": 1}, "b": {"y": 2}}
-    assert read_qrels(path, split="test") == {"b": {"y": 2}}
-    with pytest.raises(ConfigError, match="has no split 'dev'; use one of train, test"):
-        read_qrels(path, split="dev")
-    path = parquet(tmp_path / "plain.parquet", **columns)
-    with pytest.raises(ConfigError, match="has no column split; do not ask for split 'test'"):
-        read_qrels(path, split="test")
-
-
 def test_a_pair_judged_twice_must_have_one_grade(tmp_path: Path) -> None:
     path = text(tmp_path / "q.qrels", "a 0 x 1\nb 0 x 2\na 0 x 1\n")
     assert read_qrels(path) == {"a": {"x": 1}, "b": {"x": 2}}
@@ -186,22 +173,6 @@ def test_malformed_qrels_name_the_line(
 
 EMPTY = [(read_qrels, "x.tsv"), (read_qrels, "x.qrels"), (read_pairs, "x.tsv")]
 EMPTY += [(read_pairs, "x.jsonl"), (read_queries, "x.jsonl")]
-
-
-@pytest.mark.parametrize(("reader", "name"), EMPTY)
-def test_empty_and_badly_encoded_text(
-    tmp_path: Path, reader: Callable[[Path], object], name: str
-) -> None:
-    path = tmp_path / name
-    for content in ("", "\n\n"):
-        with pytest.raises(CorpusError, match="is empty: it holds no rows; name a file that does"):
-            reader(text(path, content))
-    path.write_bytes(b"\n" + "é".encode("latin-1"))
-    with pytest.raises(CorpusError, match="line 2, is not UTF-8; convert the file to it"):
-        reader(path)
-    path.write_bytes("text".encode("utf-16"))
-    with pytest.raises(CorpusError, match="line 1, is not UTF-8"):
-        reader(path)
 
 
 @pytest.mark.data

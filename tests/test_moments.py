@@ -57,21 +57,6 @@ def test_no_order_of_the_rows_spoils_the_covariance(every, products):
     assert distance(covariance, scatter / (count - 1)) < limit
 
 
-@pytest.mark.parametrize("ddof", [0, 1, 3])
-def test_ddof_divides_the_scatter(ddof):
-    rows = make_rows(1, 30, 3)
-    np.testing.assert_allclose(
-        Moments.of(rows).covariance(ddof=ddof), np.cov(rows.T, ddof=ddof), rtol=1e-12, atol=1e-13
-    )
-
-
-def test_constant_coordinates_have_no_variance_at_all():
-    rows = make_rows(2, 9001, 4)
-    rows[:, 1] = np.float32(0.1)
-    scatter = Moments.of(rows).scatter
-    assert np.abs(scatter[1]).max() < 1e-25
-
-
 # Weights
 
 

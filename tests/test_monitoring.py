@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -14,8 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.bad_input_helpers import run as run_command
-from whiten_index.errors import ConfigError, StorageError
-from whiten_index.monitoring import METRICS, LastRun, Outcome, check_metrics, write_metrics
+from whiten_index.monitoring import METRICS, LastRun, Outcome, write_metrics
 
 REPORT: dict[str, Any] = {
     "version": "000012-0123456789ab",
@@ -169,14 +167,3 @@ def test_names_keep_prometheus_rules() -> None:
             assert unit not in words or words[-1] == unit
         assert what.endswith(".")
         assert "\n" not in what
-
-
-def test_what_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_metrics(tmp_path / "a.prom")
-    with pytest.raises(ConfigError, match=r"a\.txt does not end in \.prom, and node_exporter"):
-        check_metrics(tmp_path / "a.txt")
-    with pytest.raises(ConfigError, match=r"folder that is not there; name one"):
-        check_metrics(tmp_path / "gone" / "a.prom")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(StorageError, match=r"permission is denied; let the job's user write"):
-        check_metrics(tmp_path / "a.prom")

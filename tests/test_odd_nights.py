@@ -18,7 +18,7 @@ import pytest
 from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import open_index
 from whiten_index.corpus import ParquetCorpus
-from whiten_index.errors import GateError, WhitenIndexError
+from whiten_index.errors import WhitenIndexError
 from whiten_index.pipeline.update import UpdateReport, update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.retention import list_versions, prune, rollback
@@ -171,20 +171,6 @@ def test_a_file_that_is_written_while_it_is_read(
     night.assert_done(night.update())
 
 
-def test_a_file_without_its_footer_and_one_of_noughts_in_the_middle(night: Night) -> None:
-    path = night.corpus / "b.parquet"
-    whole = path.read_bytes()
-    footer = int.from_bytes(whole[-8:-4], "little") + 8
-    path.write_bytes(whole[:-footer])
-    night.assert_refused(r"b\.parquet is not a readable Parquet file")
-    # The footer came, and the pages before it are still in the memory of another machine.
-    middle = len(whole) - footer
-    path.write_bytes(whole[:100] + bytes(middle - 100) + whole[middle:])
-    night.assert_refused(r"b\.parquet is damaged")
-    path.write_bytes(whole)
-    night.assert_done(night.update())
-
-
 @pytest.mark.parametrize("what", ["empty", "gone", "of no rows"])
 def test_a_folder_that_is_empty_one_night(night: Night, what: str) -> None:
     aside = night.corpus.with_name("aside")
@@ -199,22 +185,6 @@ def test_a_folder_that_is_empty_one_night(night: Night, what: str) -> None:
     shutil.rmtree(night.corpus, ignore_errors=True)
     aside.rename(night.corpus)
     night.assert_done(night.update())
-
-
-def test_a_corpus_that_lost_most_of_its_rows_is_kept_back_until_they_are_there_again(
-    night: Night,
-) -> None:
-    night.ids["b"] = np.arange(105, 110)
-    night.write("b")
-    for _ in range(2):
-        refused = night.assert_refused(r"size", code=GATE)
-        assert isinstance(refused, GateError)
-        (candidate,) = (night.out / "candidates").iterdir()
-        assert str(candidate) == refused.candidate
-    night.ids["b"] = np.r_[105:200, 300:303]
-    night.write("b")
-    night.assert_done(night.update())
-    assert not list((night.out / "candidates").iterdir())
 
 
 # Clocks

@@ -199,15 +199,6 @@ def test_models_that_pad_anywhere(name, changes, reason):
         PackedForward(model)
 
 
-def test_code_of_others_pads(pretended_gpu):
-    """A model folder's own code may call itself BERT."""
-
-    class BertModel(transformers.BertModel):
-        pass
-
-    assert "not among" in packing_obstacle(BertModel(make("bert").config), CUDA, torch.float16)
-
-
 def test_whatever_goes_wrong_pads(pretended_gpu, monkeypatch):
     def broken(device):
         raise RuntimeError("no driver")

@@ -219,33 +219,3 @@ def test_lengths_that_cannot_work_are_refused_in_words(
 
 def config(**options: Any) -> BuildConfig:
     return BuildConfig(**{"corpus": ("c",), "out": "o", "text_columns": ("t",), **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"overlap": 3}, r"--overlap 3 .*texts stay whole; add --passage-tokens"),
-        ({"passage_tokens": 16, "overlap": 16}, r"--overlap 16 is not below --passage-tokens 16"),
-        ({"passage_tokens": 16, "overlap": -1}, r"--overlap -1 is not below"),
-        ({"passage_tokens": 0}, r"--passage-tokens takes a positive number; 0 was given"),
-        ({"passage_tokens": "many"}, r"--passage-tokens takes int; 'many' was given"),
-        (
-            {"passage_tokens": 16, "text_columns": (), "embedding_column": "e"},
-            r"cuts texts, and --embedding-column e has none",
-        ),
-        (
-            {"passage_tokens": 16, "keep": ("year", "passage_end")},
-            r"cannot be called 'passage_end'.*rename yours",
-        ),
-        ({"keep": ("passage",)}, r"cannot be called 'passage'.*rename yours"),
-        (
-            {"passage_tokens": 16, "text_columns": ("a", "t"), "keep": ("year", "t")},
-            r"--keep t would repeat the whole text .*leave it out of --keep.* passage_text",
-        ),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        config(**options)

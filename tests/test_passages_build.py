@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 
 from whiten_index import BuildConfig, Encoder, build_index, open_index
-from whiten_index.cli import cli
-from whiten_index.errors import ConfigError
 from whiten_index.pipeline.build import BuildReport
 
 SENTENCES = ("the cat sat on the mat.", "a dog ran in the river.", "the king reads a book.")
@@ -57,16 +53,6 @@ def passage_about_wine(out: Path) -> str:
     documents = open_index(out, device="cpu").bundle.documents
     texts = [str(documents.get(row)["passage_text"]) for row in range(len(documents))]
     return next(text for text in texts if "wine bread." in text)
-
-
-def test_lists_are_counted_against_passages_not_documents(
-    tmp_path: Path, corpus: str, tiny_model: Path
-) -> None:
-    more = {"passage_tokens": 16, "factory": "IVF40,Flat"}
-    report = build(tmp_path / "out", corpus, tiny_model, **more)
-    assert report.encoded.counts.encoded < 40 < report.manifest["rows"]
-    with pytest.raises(ConfigError, match="on 32 rows: it learns 40 centroids"):
-        build(tmp_path / "whole", corpus, tiny_model, factory="IVF40,Flat")
 
 
 def test_search_finds_the_passage_and_counts_add_up(
@@ -121,30 +107,3 @@ def test_a_second_build_reuses_every_passage_and_other_lengths_do_not_mix(
     other = build(out, corpus, tiny_model, passage_tokens=12, store=store)
     assert other.encoded.counts.encoded > 0
     assert other.version != first.version
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli, [*args], catch_exceptions=False)
-
-
-def test_the_command_line_from_corpus_to_passage(
-    tmp_path: Path, corpus: str, tiny_model: Path
-) -> None:
-    out, job = str(tmp_path / "out"), tmp_path / "job.toml"
-    job.write_text("passage-tokens = 16\noverlap = 4\n")
-    given = ["--text-column", "text", "--id-column", "id", "--model", str(tiny_model)]
-    done = run("build", corpus, *given, "--config", str(job), "--whiten", "none", "--out", out)
-    assert done.exit_code == 0, done.output
-    assert "passages" in done.output
-    query = passage_about_wine(tmp_path / "out")
-    done = run("search", out, query, "--top-k", "2")
-    lines = done.output.splitlines()
-    assert lines[1].split()[1] == "d5"
-    start, _, end = lines[2].split()[0].strip("[]").partition(":")
-    shown = " ".join(texts_of(corpus)["d5"][int(start) : int(end)].split())
-    assert lines[2].split(maxsplit=1)[1] == shown == query
-    found = json.loads(run("search", out, "wine bread", "--json").output)["results"][0]["hits"]
-    assert len({hit["id"] for hit in found}) == len(found) == 10
-    done = run("encode", corpus, *given, "--overlap", "4", "--store", str(tmp_path / "s"))
-    assert done.exit_code == 2
-    assert "add --passage-tokens" in done.output

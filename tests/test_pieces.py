@@ -65,15 +65,6 @@ def test_pieces_are_in_the_text_and_the_others_are_what_is_left(text, seed):
     assert 5 <= len(found.sentence.split()) <= 40
 
 
-@quick
-@given(prose(), seeds)
-def test_windows_start_and_end_between_words(text, seed):
-    found = cut(text, seed)
-    assume(found is not None)
-    padded = f" {' '.join(text.split())} "
-    assert f" {' '.join(found.window.split())} " in padded
-
-
 @pytest.mark.parametrize(
     ("lengths", "there"),
     [

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import scifact
 from whiten_index import build_index, open_index
 
-pytestmark = [pytest.mark.data, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from whiten_index.errors import (
 )
 from whiten_index.integrations.query_half import QueryHalf
 from whiten_index.integrations.sentence_transformers import export_model
-from whiten_index.search import query_encoder
 from whiten_index.search.query_encoder import digest_of
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
@@ -127,25 +125,6 @@ def test_reduce_is_the_closed_form_at_unit_length() -> None:
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     found = QueryTransform(whitening, config).reduce(np.tile(rows, (40, 1)))
     np.testing.assert_allclose(found, np.tile(expected, (40, 1)), atol=1e-6)
-
-
-def test_threads_share_one_encoder(
-    index: Path, queries: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = list[object]()
-    real = query_encoder.resolve_encoder
-
-    def counted(config: Any) -> Any:
-        found.append(config)
-        return real(config)
-
-    monkeypatch.setattr(query_encoder, "resolve_encoder", counted)
-    transform = QueryTransform.of(index)
-    with ThreadPoolExecutor(8) as pool:
-        vectors = list(pool.map(lambda _: transform.encode_queries(queries), range(24)))
-    assert len(found) == 1
-    for each in vectors:
-        np.testing.assert_allclose(each, vectors[0], atol=1e-6)
 
 
 def test_a_pickled_transform_is_the_same(
@@ -419,29 +398,6 @@ def test_another_encoder_is_refused(index: Path, tmp_path: Path, queries: list[s
 
 
 # --------------------------------------------------------------------------- the command
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("w.safetensors", "--name", "f"), "--name is for --as sql only"),
-        (("w", "--as", "query", "--dtype", "float16"), "--dtype is for --as sql only"),
-        (("w.sql", "--model", "m"), "--model is for --as sentence-transformers only"),
-        (("w.sql", "--name", "ä" * 32), "is no name of PostgreSQL"),
-        (("w.sql", "--schema", ""), "is no name of PostgreSQL"),
-        (("w.sql", "--dtype", "int8"), "use float32 or float16"),
-        (("w.sql", "--k", 7), "cannot be cut to 7"),
-        (("w.npy", "--as", "matrix"), "exported to a .safetensors file"),
-        (("w", "--as", "sentence-transformers"), "cannot encode text"),
-    ],
-)
-def test_what_cannot_be_exported_is_said(
-    columns: Path, tmp_path: Path, arguments: tuple[Any, ...], message: str
-) -> None:
-    status, stdout, stderr = run("export", columns, tmp_path / arguments[0], *arguments[1:])
-    assert (status, stdout) == (2, "")
-    assert message in stderr
-    assert not list(tmp_path.iterdir())
 
 
 # --------------------------------------------------------------------------- the model folder

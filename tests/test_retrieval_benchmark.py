@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -59,20 +58,7 @@ def run(job: Path) -> tuple[int, list[dict[str, Any]]]:
     return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def texts_of(path: Path) -> list[str]:
-    return pq.read_table(path)["text"].to_pylist()
-
-
 # --------------------------------------------------------------------------- whose documents
-
-
-def test_sets_of_one_name_each_have_their_own_documents(tmp_path, documents):
-    mirrored = {key: " ".join(reversed(text.split())) for key, text in documents.items()}
-    for folder, wanted in (("v1", documents), ("v2", mirrored), ("v1", documents)):
-        # Of one size and one time, older than what the run before made.
-        source = write_set(tmp_path / folder / "docs", wanted)
-        files = set_files(source, "test", work=tmp_path / "corpora")
-        assert texts_of(files.corpus) == list(wanted.values())
 
 
 # --------------------------------------------------------------------------- what fails alone

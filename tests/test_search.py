@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
-from whiten_index.errors import ArtifactError, ConfigError, CorpusError, EncoderError
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.evaluation.trec_run import write_run
 from whiten_index.versions.describe import describe_index
 
@@ -71,21 +71,6 @@ def test_a_query_that_is_not_finite_is_refused(index: Path, value: float) -> Non
         open_index(index).search_embeddings(query)
 
 
-@pytest.mark.parametrize("shape", [(1, DIM + 1), (DIM,), (1, 1, DIM), (3, 0)])
-def test_a_query_of_another_width_is_refused(index: Path, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=rf"takes \(n, {DIM}\) raw embeddings.*shape"):
-        open_index(index).search_embeddings(np.ones(shape, np.float32))
-
-
-@pytest.mark.parametrize("top_k", [0, -3])
-def test_top_k_below_one_is_refused(index: Path, top_k: int) -> None:
-    opened = open_index(index)
-    with pytest.raises(ConfigError, match=f"--top-k takes a positive number; {top_k} was given"):
-        opened.search_embeddings(np.ones((1, DIM), np.float32), top_k=top_k)
-    with pytest.raises(ConfigError, match="positive number"):
-        opened.search_like(0, top_k=top_k)
-
-
 def queries_file(folder: Path, queries: NDArray[Any], **columns: Any) -> str:
     columns.setdefault("qid", [f"q{i}" for i in range(len(queries))])
     pq.write_table(pa.table({**columns, "e": list(queries)}), folder / "queries.parquet")
@@ -102,27 +87,6 @@ def test_an_id_with_blanks_cannot_stand_in_a_trec_run_and_leaves_no_file(
     assert [path.name for path in tmp_path.iterdir()] == ["queries.parquet"]
 
 
-def test_bad_queries_of_a_file_stop_the_run(tmp_path: Path, index: Path) -> None:
-    opened = open_index(index)
-
-    def rank(embeddings: list[Any], ids: list[Any]) -> None:
-        pq.write_table(pa.table({"qid": ids, "e": embeddings}), tmp_path / "q.parquet")
-        config = CorpusConfig(
-            sources=(str(tmp_path / "q.parquet"),), embedding_column="e", id_column="qid"
-        )
-        list(opened.rank(config, top_k=3))
-
-    fine = [1.0] * DIM
-    with pytest.raises(CorpusError, match="occur more than once"):
-        rank([fine, fine], ["a", "a"])
-    with pytest.raises(CorpusError, match="NaN or an infinity"):
-        rank([fine, [float("nan")] * DIM], ["a", "b"])
-    with pytest.raises(CorpusError, match="has no e"):
-        rank([fine, None], ["a", "b"])
-    with pytest.raises(ConfigError, match=f"takes .n, {DIM}. raw embeddings"):
-        rank([[1.0, 2.0]], ["a"])
-
-
 @pytest.fixture(scope="module")
 def text_index(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_words: tuple[str, ...]
@@ -135,12 +99,6 @@ def text_index(
     corpus, out = (str(folder / "c.parquet"),), folder / "o"
     build_index(BuildConfig(corpus=corpus, out=str(out), model=str(tiny_model), **options))
     return out
-
-
-@pytest.mark.parametrize("text", ["", " ", "\n\t", "\u2003"])
-def test_a_blank_query_is_refused(text_index: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match="a query is blank"):
-        open_index(text_index, device="cpu").search(["fine", text])
 
 
 @pytest.mark.parametrize("change", ["weights", "tokenizer", "config"])

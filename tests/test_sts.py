@@ -90,18 +90,6 @@ def test_sets_by_their_names(write_parquet, tmp_path):
     assert all_of_it.scored.all()
 
 
-def test_own_sets_with_subsets_are_averaged_over_them(write_parquet, tmp_path):
-    path = write_parquet(tmp_path / "mine.parquet", columns(subset=list("xxxyyy")))
-    assert read_sts([path])[0].averaged
-
-
-def test_other_formats_and_folders(write_parquet, tmp_path):
-    write_parquet(tmp_path / "one.parquet", columns())
-    (tmp_path / "two.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2.5\n")
-    (tmp_path / "notes.md").write_text("not pairs")
-    assert [each.name for each in read_sts([tmp_path])] == ["one", "two"]
-
-
 def refused(path: Path, error: type[Exception], match: str, **options) -> None:
     with pytest.raises(error, match=match):
         read_sts([path], **options)

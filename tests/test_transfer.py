@@ -67,28 +67,6 @@ def test_train_and_test_is_a_search_over_folds_of_train(classes):
     assert found.deviation**2 * 100 == pytest.approx(found.accuracy * (1 - found.accuracy))
 
 
-def test_a_dev_split_chooses_and_is_not_trained_on():
-    features, labels = make_task(seed=2)
-    splits = np.array(["train", "dev", "test"])[np.arange(300) % 3]
-    # A dev split whose labels are turned around wants the opposite of what trains.
-    wrong = np.where(splits == "dev", 1 - labels, labels)
-    for given_labels in (labels, wrong):
-        parts = {name: splits == name for name in ("train", "dev", "test")}
-        models = [
-            LogisticRegression(C=c, max_iter=5000, tol=1e-6).fit(
-                features[parts["train"]], given_labels[parts["train"]]
-            )
-            for c in GRID
-        ]
-        rights = [m.score(features[parts["dev"]], given_labels[parts["dev"]]) for m in models]
-        best = models[int(np.argmax(np.round(rights, 4)))]
-        found = score_transfer(features, given_labels, splits)
-        expected = best.score(features[parts["test"]], given_labels[parts["test"]])
-        assert found.accuracy == pytest.approx(expected, abs=0.011)
-        assert found.chosen_by == "dev"
-        assert found.rows == {"train": 100, "dev": 100, "test": 100}
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nested):
     """Against the folds themselves, of two classes of each size."""

@@ -59,20 +59,6 @@ def test_what_the_width_forbids_is_known_before_and_at_the_fit(kind, options, sa
             refused()
 
 
-@pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize("k", [None, "full"])
-def test_the_width_foretold_is_the_one_that_comes(kind, k):
-    options = {"kind": kind, "k": k, **({"groups": 4} if kind is Kind.GROUP else {})}
-    assert WhiteningConfig(**options).width(12) == fit(make_rows(), **options).k
-    assert WhiteningConfig(k=0.9).width(12) is None
-
-
-@pytest.mark.parametrize("kind", [Kind.RANDOM, Kind.TRUNCATE, Kind.NONE])
-def test_what_does_not_look_at_the_data_takes_a_single_row(kind):
-    row = make_rows(0, 1)
-    assert np.isfinite(fit(row, kind=kind).apply(row)).all()
-
-
 @pytest.mark.parametrize("kind", [*SLICED[:3], *ROTATED_BACK])
 def test_what_does_needs_two_and_says_what_else_there_is(kind):
     with pytest.raises(WhiteningError, match=r"there are 1; .*or use --whiten none"):

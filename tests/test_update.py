@@ -162,21 +162,6 @@ def test_the_transform_is_fitted_again_where_the_corpus_is_another(place: Place)
     assert_equals_fresh(place.out, place.fresh().out)
 
 
-def test_k_of_the_full_rank_follows_the_rank(tmp_path: Path) -> None:
-    """A coordinate that became constant must not end every update to come."""
-    place = Place.new(tmp_path, k="full")
-    assert place.build().manifest["whitening"]["k"] == DIM
-    flat = {
-        name: {i: (np.r_[row[:-1], 0].astype(np.float32), x) for i, (row, x) in rows.items()}
-        for name, rows in place.files.items()
-    }
-    place.files = flat
-    place.write()
-    report = place.update()
-    assert report.manifest["whitening"]["k"] == DIM - 1
-    assert report.manifest["identity"] == place.fresh().manifest["identity"]
-
-
 def test_an_index_of_another_kind_is_made_where_so_many_rows_need_it(tmp_path: Path) -> None:
     """The transform stays, codes of another kind cannot."""
     place = Place.new(tmp_path, rows=200, memory_budget="10KiB", factory="auto", k=8)

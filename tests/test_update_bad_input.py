@@ -19,14 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import update_helpers
-from tests.bad_input_helpers import assert_one_error, run
 from tests.update_helpers import (
     Place,
     assert_holds,
     some_rows,
     table_of,
     tree,
-    version_of,
 )
 from whiten_index.errors import (
     ArtifactError,
@@ -73,31 +71,6 @@ def test_another_store_is_refused_before_anything_is_written_there(
             plan(place, store=str(there))
     assert tree(there) == before
     assert not place.update().up_to_date
-
-
-def test_versions_on_another_disk_are_refused_before_work(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.change()
-    before = tree(place.out / "store")
-    versions, real = place.out / "versions", Path.stat
-
-    def stat(self: Path, **options: Any) -> os.stat_result:
-        found = real(self, **options)
-        if self != versions:
-            return found
-        return os.stat_result([*found[:2], found.st_dev + 1, *found[3:]])
-
-    monkeypatch.setattr(Path, "stat", stat)
-    match = r"versions is on another file system than .*; keep them on one: move the whole of"
-    for ask in (place.update, lambda: plan(place)):
-        with pytest.raises(StorageError, match=match):
-            ask()
-    # But for who holds the lock, nothing was written.
-    monkeypatch.undo()
-    assert {k: v for k, v in tree(place.out / "store").items() if "lock" not in k} == {
-        k: v for k, v in before.items() if "lock" not in k
-    }
 
 
 # Corpora
@@ -200,25 +173,3 @@ def canaries(path: Path, embeddings: Any) -> str:
 
 
 # What is published
-
-
-def test_a_published_version_that_is_missing_is_not_called_unbuilt(place: Place) -> None:
-    first = version_of(place.out).name
-    place.change()
-    gone = place.update().version
-    shutil.rmtree(place.out / "versions" / gone)
-    match = (
-        f"version {gone}, which {place.out} publishes, is missing; .*whiten-index versions .*"
-        f"whiten-index rollback {place.out} --to VERSION"
-    )
-    for arguments in (
-        ("update", "--index", place.out),
-        ("update", "--index", place.out, "--dry-run"),
-        ("inspect", place.out),
-        ("search", place.out, "--like", 0),
-    ):
-        status, _, stderr = run(*arguments)
-        assert status == ARTIFACT, arguments
-        assert_one_error(stderr, match=match)
-    assert run("rollback", place.out, "--to", first)[0] == 0
-    assert place.update().changes.to_json()["new"] == 4

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 import faiss
-import pyarrow.parquet as pq
 import pytest
 
 from tests import update_helpers
 from tests.update_helpers import (
     Place,
-    assert_equals_fresh,
     assert_holds,
     ids_of,
     some_rows,
-    table_of,
     version_of,
 )
 from whiten_index.pipeline.update_config import UpdateConfig
@@ -113,34 +108,3 @@ def test_other_content_that_size_time_and_footer_hide_is_seen(place: Place, how:
 
 
 # Where things are
-
-
-def test_the_corpus_given_anew_under_another_folder(place: Place) -> None:
-    shutil.copytree(place.corpus, place.root / "moved")
-    shutil.rmtree(place.corpus)
-    report = place.update(place.root / "moved")
-    assert report.up_to_date
-    # Another file may have their names, sizes and times; that rows are known, their texts tell.
-    assert report.to_json()["files"] == {"read": 2, "skipped": 0}
-    assert report.encoded.counts.encoded == 0
-    rows = {**place.files["b.parquet"], **some_rows(range(900, 910))}
-    pq.write_table(table_of(rows), place.root / "moved" / "b.parquet")
-    report = place.update(place.root / "moved")
-    assert report.to_json()["files"] == {"read": 1, "skipped": 1}
-    assert report.changes.to_json()["new"] == 10
-    # From then on that is where it is.
-    assert place.update().up_to_date
-
-
-def test_what_another_corpus_in_the_store_holds_is_not_encoded(tmp_path: Path) -> None:
-    place = Place.new(tmp_path, store=str(tmp_path / "store"))
-    place.build()
-    pq.write_table(table_of(some_rows(range(500, 600))), tmp_path / "more.parquet")
-    place.build(corpus=(str(tmp_path / "more.parquet"),), out=str(tmp_path / "more"))
-    rows = {**place.files["b.parquet"], **some_rows(range(510, 590))}
-    place.files = {**place.files, "b.parquet": rows}
-    place.write()
-    report = place.update(refit="always")
-    assert report.encoded.counts.encoded == 0
-    assert report.changes.to_json()["new"] == 80
-    assert_equals_fresh(place.out, place.fresh(store=None).out)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,12 @@ from tests import update_helpers
 from tests.update_helpers import (
     DIM,
     Place,
-    assert_equals_fresh,
-    assert_holds,
     ids_of,
     some_rows,
     version_of,
 )
 from whiten_index import open_index
 from whiten_index.errors import (
-    ArtifactError,
     ConfigError,
     GateError,
     WhiteningError,
@@ -34,9 +30,7 @@ from whiten_index.pipeline import update_base
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_base import Base
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.versions.compaction import compact_store
-from whiten_index.versions.gc import gc_store
-from whiten_index.versions.retention import prune, rollback
+from whiten_index.versions.retention import rollback
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +42,6 @@ indexed, place = update_helpers.indexed, update_helpers.place
 
 
 # Versions
-
-
-def test_what_was_kept_can_be_fitted_again_without_a_change(place: Place) -> None:
-    place.change()
-    kept = place.update(refit="never")
-    assert place.update().up_to_date
-    refitted = place.update(refit="always")
-    assert refitted.base == kept.version
-    assert not refitted.up_to_date
-    assert_equals_fresh(place.out, place.fresh().out)
-    assert place.update(refit="always").up_to_date
 
 
 def test_a_corpus_that_became_again_what_it_was_is_a_version_of_its_own(place: Place) -> None:
@@ -115,44 +98,10 @@ def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Pl
     assert place.update(max_growth=9).encoded.counts.encoded == 5
 
 
-def test_nights_with_care_taken_of_store_and_versions_between(tmp_path: Path) -> None:
-    """Nothing that an update needs is dropped, and where rows lie does not matter."""
-    place = Place.new(tmp_path, rows=120)
-    place.build()
-    care: list[Callable[[], Any]] = [
-        lambda: gc_store(place.out / "store", keep_days=0),
-        lambda: compact_store(place.out / "store", pack_rows=100),
-        lambda: prune(place.out, keep=1),
-        lambda: rollback(place.out),
-    ]
-    rng = np.random.default_rng(4)
-    for night in range(1, 9):
-        place.change(night)
-        encoded = place.update(refit=str(rng.choice(["always", "never"])), canaries=20)
-        assert encoded.encoded.counts.encoded <= 9
-        assert_holds(place)
-        for each in rng.permutation(len(care))[:2]:
-            with contextlib.suppress(ArtifactError if care[each] is care[3] else ()):
-                care[each]()
-    place.change(9)
-    place.update(refit="always")
-    assert_equals_fresh(place.out, place.fresh().out)
-
-
 # Earlier releases
 
 
 # What cannot be updated
-
-
-def test_a_version_that_is_damaged_is_not_updated(place: Place) -> None:
-    path = version_of(place.out) / "index.faiss"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    place.change()
-    with pytest.raises(ArtifactError, match=r"index\.faiss"):
-        place.update()
 
 
 @pytest.mark.parametrize(

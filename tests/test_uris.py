@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.build_helpers import build, random_rows, write_rows
-from whiten_index import BuildConfig, build_index, open_index
+from tests.build_helpers import random_rows, write_rows
+from whiten_index import BuildConfig, open_index
 from whiten_index.artifacts.object_store import plain_uri, split_uri
 from whiten_index.artifacts.paths import as_place
 from whiten_index.errors import ConfigError
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.versions.compaction import compact_store
-from whiten_index.versions.describe import describe_index
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.retention import list_versions, prune
+from whiten_index.versions.retention import prune
 
 URI = "s3://bucket/some/prefix"
 
@@ -68,30 +67,6 @@ def test_other_schemes_are_refused(given: str, corpus: str) -> None:
             BuildConfig(corpus=(corpus,), embedding_column="embedding", **{name: given})
     with pytest.raises(ConfigError, match="cannot be at"):
         open_index(given)
-
-
-def test_file_uris_are_folders(tmp_path: Path, corpus: str) -> None:
-    folder = tmp_path / "with space Ü"
-    uri = folder.as_uri()
-    assert "%20" in uri
-    first = build_index(
-        BuildConfig(
-            corpus=(corpus,), out=f"{uri}/index", store=f"{uri}/store", k=6, whiten="whitening",
-            embedding_column="embedding", id_column="id",
-        )
-    )  # fmt: skip
-    here = build(tmp_path / "here", corpus)
-    assert first.out == folder / "index"
-    assert first.manifest["store"] == str(folder / "store")
-    assert first.manifest["config"]["out"] == str(folder / "index")
-    queries = random_rows(3, rows=4)
-    places = (f"{uri}/index", str(folder / "index"), here.out)
-    found = [open_index(place).search_embeddings(queries) for place in places]
-    assert found[0] == found[1] == found[2]
-    assert describe_index(f"{uri}/index")["version"] == first.version
-    assert len(list_versions(f"{uri}/index")) == 1
-    again = build(folder / "index", corpus, store=str(folder / "store"))
-    assert again.up_to_date
 
 
 @pytest.mark.parametrize(

@@ -61,32 +61,6 @@ def the_shard(world: World, kind: str) -> Path:
     return folder / (derived if kind == "derived" else news.parts[-1].shard)
 
 
-@pytest.mark.parametrize("name", ["news", "other"])
-def test_a_damaged_record(world, name):
-    record = world.records[-1 if name == "news" else -2][0]
-    path = world.store.folder / "corpora" / f"{manifest.fingerprint(dict(record.source))}.json"
-    overwrite(path, 40, 41)
-    (damage,) = verify_store(world.place).damages
-    assert damage.path == str(path)
-    # A version tells whose it was.
-    which = f"corpus {world.root / name} again" if name == "other" else "the corpus that it is of"
-    assert which in damage.remedy
-    assert world.encode(name).counts.encoded == 0
-    assert verify_store(world.place).damages == ()
-
-
-@pytest.mark.parametrize("kind", ["choices", "samples", "indexes"])
-def test_damaged_notes(world, kind):
-    (path,) = (world.store.folder / kind).iterdir()
-    size = path.stat().st_size
-    overwrite(path, size // 2, size // 2 + 1)
-    (damage,) = verify_store(world.place).damages
-    assert damage.path == str(path)
-    assert f"remove {path}" in damage.remedy
-    path.unlink()
-    assert verify_store(world.place).damages == ()
-
-
 def test_what_only_a_version_needs_and_what_nothing_needs(world):
     folder, record = the_shard(world, "whole"), world.records[-1][0]
     world.corpora["news"].pop()
@@ -215,30 +189,3 @@ def test_the_published_version_lacks_shards_and_encoding_mends_it(out):
 
 
 # Remedies for packs
-
-
-def two_packs(tmp_path):
-    """Return a world whose five shards are in two packs each, the same rows in both."""
-    world = new_world(tmp_path, *[8] * 5)
-    compact_store(world.place, pack_rows=PACK)
-    (first,) = pack_folders(world)
-    packs = world.store.shards.packs.folder
-    second = packs / ("9" * 8 + first[8:])
-    shutil.copytree(packs / first, second)
-    fields = json.loads((second / "manifest.json").read_text())
-    for member in fields["members"]:
-        member["pack"] = second.name
-    manifest.write_manifest(second / "manifest.json", fields)
-    return world, packs / first, second
-
-
-def test_packs_that_are_damaged_both(tmp_path):
-    world, *packs = two_packs(tmp_path)
-    for pack in packs:
-        overwrite(pack / "embeddings.safetensors", 600, 700)
-    damages = verify_store(world.place).damages
-    assert {damage.path for damage in damages} == set(map(str, packs))
-    assert all("at most 40 rows are encoded anew" in damage.remedy for damage in damages)
-    mend(world)
-    world.assert_intact()
-    assert verify_store(world.place).sound

@@ -322,19 +322,6 @@ def test_a_prune_that_dies_leaves_no_half_a_version(
     assert [p.name for p in (out / "versions").iterdir()] == [last]
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_what_a_reader_has_open_stays_readable_when_it_is_pruned(out: Path, mapped: bool) -> None:
-    rollback(out)
-    opened = open_index(out, mapped=mapped)
-    rows = random_rows(3, rows=80)
-    expected, like = opened.search_embeddings(rows), opened.search_like(3)
-    set_current(out, names(out)[-1], withdrawn=())
-    prune(out, keep=1)
-    assert not opened.bundle.folder.exists()
-    assert opened.search_embeddings(rows) == expected
-    assert opened.search_like(3) == like
-
-
 def test_a_folder_that_cannot_be_written_is_a_disk_error(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

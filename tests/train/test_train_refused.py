@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +68,6 @@ def test_what_cannot_be_trained_is_told(
     assert not (tmp_path / "model.training").exists()
 
 
-def test_an_encoder_without_dropout_has_no_views_to_tell_apart_unless_channels_are_shuffled(
-    config: Any, tiny_model: Path, tmp_path: Path
-) -> None:
-    plain = shutil.copytree(tiny_model, tmp_path / "plain")
-    settings = json.loads((plain / "config.json").read_text())
-    settings |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (plain / "config.json").write_text(json.dumps(settings))
-    for options in ({"whiten": False, "groups": None}, {"shuffle": False}, {"groups": 32}):
-        with pytest.raises(EncoderError, match="has no dropout, so that all views of a sentence"):
-            train_encoder(config(model=str(plain), **options))
-    assert train_encoder(config(model=str(plain))).facts["steps"] == 6
-
-
 @pytest.mark.parametrize("name", ["thesis.txt", "training.json", ".env", "checkpoints/notes.txt"])
 def test_a_users_own_folder_beside_is_left_alone(config: Any, tmp_path: Path, name: str) -> None:
     own = tmp_path / "model.training" / name
@@ -125,15 +110,3 @@ def test_embeddings_that_all_became_the_same_are_a_divergence(
     monkeypatch.setattr(module, "_scorer", scorer)
     with pytest.raises(EncoderError, match="or all embeddings are the same"):
         train_encoder(config(), pairs=pairs)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("WORLD_SIZE", "2"), ("LOCAL_RANK", "3"), ("ACCELERATE_MIXED_PRECISION", "bf16")],
-)
-def test_what_others_set_for_their_own_trainings_is_refused(
-    config: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=f"unset .*{name}|{name} is set"):
-        train_encoder(config())

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from tests.train.helpers import Stops, evaluated, require_same
 from whiten_index.errors import (
     ArtifactError,
-    ConfigError,
     StorageError,
 )
 from whiten_index.training.train import train_encoder
@@ -55,40 +54,6 @@ def test_a_checkpoint_that_was_being_written_is_passed_over(
     report = train_encoder(config(), pairs=pairs)
     assert report.facts["resumed_at"] == 4
     require_same(whole, report)
-
-
-def test_only_the_last_checkpoint_and_the_best_weights_are_kept(
-    config: Any, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import whiten_index.training.train as module
-
-    values = iter([0.0, 5.0, 9.0, 7.0, 8.0])
-    monkeypatch.setattr(
-        module, "_scorer", lambda *_: lambda _: {"stsb_dev": next(values), "uniformity": 0.0}
-    )
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(
-            config(max_steps=20, eval_steps=3, save_steps=5), pairs=pairs, progress=Stops(13)
-        )
-    kept = tmp_path / "model.training" / "checkpoints"
-    assert {path.name for path in kept.iterdir()} == {"checkpoint-13", "best-6.safetensors"}
-
-
-def test_checkpoints_of_another_model_are_not_gone_on_with(
-    config: Any, pairs: Path, tmp_path: Path, tiny_model: Path
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(), pairs=pairs, progress=Stops(2))
-    other = shutil.copytree(tiny_model, tmp_path / "other")
-    tensors = load_file(other / "model.safetensors")
-    from safetensors.torch import save_file
-
-    save_file({name: each + 0.01 for name, each in tensors.items()}, other / "model.safetensors")
-    with pytest.raises(ConfigError, match="checkpoints of a training with another model; name"):
-        train_encoder(config(model=str(other)), pairs=pairs)
-    with pytest.raises(ConfigError, match="with another max_steps"):
-        train_encoder(config(max_steps=7), pairs=pairs)
-    assert train_encoder(config(), pairs=pairs).facts["resumed_at"] == 2
 
 
 def test_what_a_training_left_that_died_at_its_very_end_is_removed(

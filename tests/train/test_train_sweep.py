@@ -145,17 +145,6 @@ def test_a_file_that_cannot_be_is_told(run: Any, tmp_path: Path, text: str, mess
     assert len(events(done)) == 1
 
 
-def test_one_training_that_fails_does_not_keep_the_others(run: Any, tmp_path: Path) -> None:
-    text = SWEEP.replace('name = "m={positives}"', 'name = "m={positives}"\nlearning_rate = 1e30')
-    (tmp_path / "sweep.toml").write_text(text)
-    done = run()
-    assert done.exit_code == 4
-    told = events(done)
-    assert [each["event"] for each in told].count("training_failed") == 4
-    assert "4 of 6 trainings failed, and the others are done" in told[-1]["message"]
-    assert "| whitened | 2 |" in (tmp_path / "out/results.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
