@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import scratch_folder
-from whiten_index.assemble import blocks
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.corpus.batches import TextBatch
 from whiten_index.encoding import recorded_spec
@@ -26,6 +25,7 @@ from whiten_index.evaluation import common_component, without_component
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Stages
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.published import WHITENING, read_published
 from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
 from whiten_index.whitening.moments import Moments
@@ -169,7 +169,7 @@ class Spaces:
             encoder = {f.name: getattr(config.encoder, f.name) for f in fields(config.encoder)}
             build = BuildConfig(corpus=(source,), text_columns=(column,), store=store, **encoder)
             report = encode_corpus(build, progress=self._stages.watcher)
-            yield from blocks(report.store, report.record)
+            yield from CorpusEmbeddings(report.store, report.record).blocks()
 
 
 def _sentences(source: str, column: str) -> Iterator[Sequence[str]]:
