@@ -185,9 +185,7 @@ def test_a_budget_that_nothing_fits_is_told_before_encoding(
     tmp_path: Path, corpus: Path, setting: dict[str, Any]
 ) -> None:
     store = tmp_path / "store"
-    with pytest.raises(
-        ConfigError, match=r"holds no index of 1,200|made in memory.*or lists"
-    ):
+    with pytest.raises(ConfigError, match=r"holds no index of 1,200|made in memory.*or lists"):
         build(corpus, tmp_path / "out", memory_budget="5KB", store=str(store), **setting)
     assert shards_of(store) == []
 

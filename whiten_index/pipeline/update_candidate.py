@@ -148,7 +148,7 @@ def _kept(base: Base, encoded: EncodeReport, old_rows: NDArray[np.int64]) -> tup
     # Versions of earlier releases do not tell.
     tuned = OperatingPoint(**factory.get("tuned") or {})
     reuse = CodeReuse(
-        partial(faiss_index.read_index, base.source, mapped=True),
+        partial(bundle.read_index, base.source, mapped=True),
         old_rows,
         tuned,
         factory.get("rerank"),
