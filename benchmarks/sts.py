@@ -1,6 +1,6 @@
 """STS of MiniLM: raw beside public figures, whitened by what it is fitted on, pairs of layers.
 
-Run ``WHITEN_INDEX_DATA=… python -m benchmarks.sts figures [STORE]``, ``… geometry [STORE]``,
+Run ``WHITEN_INDEX_DATA=… python -m benchmarks.sts figures``, ``… geometry [STORE]``,
 ``… times [ROUNDS]`` and ``… plot``, which draws ``docs/layer_pairs.png`` from the times' run. The
 time of all pairs of layers, encoding included, is compared with encoding the seven sets once, in
 turns.
@@ -18,18 +18,16 @@ from statistics import median
 from typing import Any
 
 from benchmarks.results_file import data_folder, read, write
+from pipelines.papers.pictures import draw_heat_maps, heat_matrix
 from whiten_index import Encoder
 from whiten_index.encoding import EncoderConfig
 from whiten_index.evaluate.config import DISTINCT, SCORED, TARGET, EvalConfig
 from whiten_index.evaluate.geometry import evaluate_geometry, read_geometry_sets
-from whiten_index.evaluate.layers import evaluate_layers
+from whiten_index.evaluate.layers import LayerStates, encode_states, evaluate_layers
 from whiten_index.evaluate.spaces import Spaces
-from whiten_index.evaluate.states import PooledStates
 from whiten_index.evaluate.sts import score_sets
 from whiten_index.labels import StsSet, read_sts
 from whiten_index.progress import Silent, Stages
-from whiten_index.report.heat_maps import HeatMap, small_maps_picture
-from whiten_index.report.layers import AVERAGE, maps_of
 from whiten_index.whitening import Kind, WhiteningConfig
 
 PLOT = Path(__file__).parents[1] / "docs/layer_pairs.png"
@@ -47,11 +45,11 @@ TRANSFORMS = (
 )
 
 
-def figures(sets: Sequence[StsSet], states: PooledStates) -> Iterator[dict[str, Any]]:
+def figures(sets: Sequence[StsSet], states: LayerStates) -> Iterator[dict[str, Any]]:
     """Yield a row for each choice of layers, transform and fit."""
     stages = Stages(Silent())
     for layers in LAYERS:
-        embedder = states.embedder(pooling="mean", layers=layers)
+        embedder = states.embedder(layers)
         for fit in (None, TARGET, DISTINCT, SCORED):
             config = EvalConfig(encoder=ENCODER)
             if fit is not None:
@@ -76,16 +74,15 @@ def geometry(store: str) -> Iterator[dict[str, Any]]:
 
 def plot() -> Path:
     """Draw ``docs/layer_pairs.png`` from the stored results."""
-    maps = {
-        row["name"]: maps_of(row, row["states"], "mean")[AVERAGE]
-        for row in read("layers_MiniLM")
-        if row["figure"] == "layers"
-    }
-    return _drawn(maps)
-
-
-def _drawn(maps: dict[str, HeatMap]) -> Path:
-    small_maps_picture("layer_pairs", "", "", maps).render(PLOT)
+    runs = [row for row in read("layers_MiniLM") if row["figure"] == "layers"]
+    maps = {}
+    for run in runs:
+        values = {
+            tuple(cell["layers"]): cell["average"]["spearman"]["mean"]
+            for cell in run["combinations"]
+        }
+        maps[run["name"]] = heat_matrix(values, run["states"])
+    draw_heat_maps(PLOT, maps, [str(layer) for layer in range(runs[0]["states"])])
     return PLOT
 
 
@@ -137,9 +134,7 @@ def main(arguments: Sequence[str]) -> None:
         print(write("layers_MiniLM", timed(sets, rounds)))
         return
     texts = [text for each in sets for text in each.texts]
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(arguments[1] if arguments[1:] else temporary)
-        states = PooledStates.of(texts, ENCODER, folder, Stages(Silent()), poolings=("mean",))
+    with encode_states(ENCODER, texts, "mean", Stages(Silent())) as states:
         print(write("sts_MiniLM", figures(sets, states)))
 
 

@@ -1,12 +1,12 @@
-"""The papers' tables and figures, computed here, with the published figures beside.
+"""Compute the papers' tables and figures, next to the published ones.
 
 Run it as ``python -m pipelines.reproduce_papers OUT``. Every published row is computed that names
 a public model which is in the local cache or on the hub; the others are listed with the reason.
 ``--stand-in all-MiniLM-L6-v2`` computes their settings with another model, and says so.
 ``--trained DIR`` runs the rows of WhitenedCSE with models that ``pipelines.train_whitenedcse
 --keep-models`` trained under the rows' names.
-``OUT/papers.json`` has every figure and the command that gives it, ``OUT/papers.html`` and
-``OUT/papers.md`` show them.
+``OUT/papers.json`` has every figure and the command that gives it; ``OUT/papers.md`` shows them,
+with the drawings in ``OUT/figures``.
 
 Published figures are read from a CSV file (``--published``, or the variable
 ``WHITEN_INDEX_PUBLISHED``), the sets from the folder that ``WHITEN_INDEX_DATA`` names.
@@ -40,8 +40,10 @@ from pipelines.papers.data import Data
 from pipelines.papers.encoders import Encoders
 from pipelines.papers.figures import figures_of
 from pipelines.papers.kept import Kept
+from pipelines.papers.pictures import require_drawing
 from pipelines.papers.published import Row, chosen_rows, published_path, read_published
 from pipelines.papers.recipes import Recipe
+from pipelines.papers.report import write_papers
 from pipelines.papers.settings import recipe_of
 from pipelines.papers.tables import plan_row, tables_of, unrun
 from pipelines.papers.trained import read_trained, row_name
@@ -51,8 +53,6 @@ from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import ConfigError
 from whiten_index.log_lines import Ending, LogLines, log, run_job
 from whiten_index.progress import Stages
-from whiten_index.report import check_report
-from whiten_index.report.papers import write_papers
 from whiten_index.signals import stop_on_signals
 
 RESULTS = "papers.json"
@@ -144,30 +144,32 @@ def _planned(job: Job) -> Ending:
 
 def _reproduced(job: Job) -> Ending:
     started = time.perf_counter()
-    check_report()
+    require_drawing()
     rows, bench = job.rows(), job.bench()
     bench.data.sets()
     shape = _stand_in(bench)
     results = job.out / RESULTS
 
-    def write(tables: Sequence[Mapping[str, Any]], drawn: Sequence[Any], missed: Any) -> None:
+    def write(
+        tables: Sequence[Mapping[str, Any]], drawn: Sequence[Any], missed: Any
+    ) -> dict[str, Any]:
         made = {
             "versions": _versions(),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "seconds": {**bench.encoders.stages.seconds, "all": time.perf_counter() - started},
         }
         lost = [*unrun(tables), *missed]
-        found = {"tables": tables, "figures": drawn, "not_run": lost}
+        found: dict[str, Any] = {"made": made, "stand_in": shape}
+        found |= {"tables": tables, "figures": drawn, "not_run": lost}
         with writing(results):
             job.out.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"made": made, "stand_in": shape, **found}, indent=1, allow_nan=False)
-            replace_file(results, text.encode())
+            replace_file(results, json.dumps(found, indent=1, allow_nan=False).encode())
+        return found
 
     with only_writer(job.work, what="work folder"):
         tables = tables_of(bench, rows, done=lambda so_far: write(so_far, [], []))
         drawn, missed = figures_of(bench, rows)
-        write(tables, drawn, missed)
-        page = write_papers(results, job.out)
+        page = write_papers(write(tables, drawn, missed), job.out)
     status = [row["status"] for table in tables for row in table["rows"]]
     counts = {name: status.count(name) for name in ("ran", "stand-in", "not run")}
     kept = {"computed": bench.kept.computed, "found": bench.kept.found}

@@ -31,8 +31,9 @@ from typing import Any
 
 import click
 
-from pipelines.training_tables import pictures, tables
-from whiten_index.artifacts.atomic import discard, make_folder, replace_file
+from pipelines.papers.pictures import require_drawing
+from pipelines.training_tables import draw, tables
+from whiten_index.artifacts.atomic import discard, replace_file
 from whiten_index.artifacts.files import exists, is_file, is_folder, reading, writing
 from whiten_index.artifacts.limits import load_toml, read_bounded
 from whiten_index.artifacts.lock import only_writer
@@ -43,7 +44,6 @@ from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.sts import evaluate_sts
 from whiten_index.labels import read_sts
 from whiten_index.log_lines import Ending, LogLines, failure, log, run_job
-from whiten_index.report import check_report
 from whiten_index.signals import stop_on_signals
 from whiten_index.training.train import CURVES, model_of, read_dev, require_trainable, train_encoder
 from whiten_index.training.training_config import TrainingConfig
@@ -197,7 +197,7 @@ class Job:
             EncoderError: some failed; the others are done.
         """
         # Before hours of training, not after.
-        check_report()
+        require_drawing()
         if self.dev is not None:
             read_dev(self.dev)
         if self.sts is not None:
@@ -205,7 +205,7 @@ class Job:
         found, failed = self.results()
         rows = [{**result, "table": run.table, "name": run.name} for run, result in found]
         if rows:
-            text = "\n".join([*tables(rows), *_drawn(rows, self.out / FIGURES)]) + "\n"
+            text = "\n".join([*tables(rows), *draw(rows, self.out / FIGURES)]) + "\n"
             with writing(self.out / TABLES):
                 replace_file(self.out / TABLES, text.encode())
         if failed:
@@ -304,15 +304,6 @@ class Job:
         config = EvalConfig(encoder=EncoderConfig(model=str(folder)))
         found = evaluate_sts(config, read_sts([self.sts]), progress=LogLines())
         return {name: each["spearman"]["all"] for name, each in found["datasets"].items()}
-
-
-def _drawn(rows: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[str]:
-    """Draw the curves; yield the lines that show them."""
-    make_folder(folder)
-    for picture in pictures(rows):
-        picture.render(folder / f"{picture.slug}.png")
-        yield f"![{picture.alt}]({FIGURES}/{picture.slug}.png)\n"
-        yield f"{picture.caption}\n"
 
 
 def _facts_of(name: str) -> list[Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from whiten_index.report.lines import Lines, lines_picture
-from whiten_index.report.pictures import Picture
+from pipelines.papers.pictures import draw_curves
 
 Rows = Sequence[Mapping[str, Any]]
 _DRAWN = {
@@ -60,8 +60,8 @@ def _spread(values: Sequence[float | None]) -> str:
     return f"{statistics.mean(known):.2f}{deviation}"
 
 
-def pictures(rows: Rows) -> Iterator[Picture]:
-    """Yield, for each table, each figure of evaluation by step."""
+def draw(rows: Rows, folder: Path) -> Iterator[str]:
+    """Draw each figure of evaluation by step, for each table; yield the Markdown that shows it."""
     for table in dict.fromkeys(row["table"] for row in rows):
         own = [row for row in rows if row["table"] == table]
         for figure, (label, reading) in _DRAWN.items():
@@ -74,9 +74,10 @@ def pictures(rows: Rows) -> Iterator[Picture]:
                 name: [_mean_at(own, name, figure, step) for step in steps]
                 for name in dict.fromkeys(row["name"] for row in own)
             }
-            shown = Lines(tuple(steps), series, "steps", label)
             slug = re.sub(r"[^a-z0-9]+", "-", f"{table} {figure}".lower()).strip("-")
-            yield lines_picture(slug, f"{table}: {label}", f"{reading} Means over seeds.", shown)
+            draw_curves(folder / f"{slug}.png", steps, series, x_label="steps", y_label=label)
+            yield f"![{table}: {label}]({folder.name}/{slug}.png)\n"
+            yield f"{reading} Means over seeds.\n"
 
 
 def _mean_at(rows: Rows, name: str, figure: str, step: float) -> float | None:

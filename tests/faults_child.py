@@ -47,8 +47,8 @@ _REFUSED = {
 DISK = 7
 ROWS, DIM, ROWS_A_FILE, ROWS_A_SHARD = 160, 8, 80, 40
 _IMPORTED = (
-    "pipelines.nightly_reindex",
     "whiten_index.cli",
+    "whiten_index.nightly",
     "whiten_index.search.search_index",
     "whiten_index.pipeline.update",
     "whiten_index.versions.gc",
@@ -167,9 +167,9 @@ class Place:
         """Do the work of a night; return the exit status."""
         if self.flow == "keep":
             return self.update("never")
-        from pipelines import nightly_reindex
+        from whiten_index.nightly import run_nightly
 
-        return nightly_reindex.run(self.job)
+        return run_nightly(self.job)
 
     def put(self, tree: Tree) -> None:
         """Make the disk hold this, all of it from long ago."""

@@ -168,15 +168,13 @@ def test_python_runs_the_models_code_only_with_consent(name, place):
 
 
 def test_a_nightly_job_consents_in_its_file(place, tmp_path):
-    from pipelines import nightly_reindex
-
     index, job = place.copy(tmp_path / "index"), tmp_path / "job.toml"
     told = f'index = "{index}"\ncorpus = ["{place.root}/more.parquet"]\n'
     job.write_text(told)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_MODULES_CACHE": str(tmp_path / "m")}
 
     def night() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", nightly_reindex.__name__, str(job)]
+        command = [sys.executable, "-m", "pipelines.nightly_reindex", str(job)]
         return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
 
     refused = night()

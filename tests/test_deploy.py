@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.nightly_job import Job
 from whiten_index.monitoring import Outcome
+from whiten_index.nightly import NightlyJob
 from whiten_index.signals import INTERRUPTED
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "pipelines" / "deploy"
-HOME, PYTHON = "/opt/whiten-index", "/opt/whiten-index/.venv/bin/python"
+PROGRAM = "/opt/whiten-index/.venv/bin/whiten-index"
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 RULES = DEPLOY / "prometheus-rules.yaml"
 
@@ -49,9 +49,9 @@ def promtool() -> str:
 
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
-    """The units with an interpreter that is there, each template beside an instance of it."""
+    """The units with a program that is there, each template beside an instance of it."""
     for unit in UNITS:
-        text = unit.read_text().replace(PYTHON, sys.executable)
+        text = unit.read_text().replace(PROGRAM, sys.executable)
         for name in (unit.name, unit.name.replace("@.", "@news.")):
             (tmp_path / name).write_text(text)
     return tmp_path
@@ -102,7 +102,7 @@ def test_the_job_files_are_taken(tmp_path: Path, name: str) -> None:
 
     path = tmp_path / "job.toml"
     path.write_text(job_texts()[name])
-    job = Job.read(path)
+    job = NightlyJob.read(path)
     UpdateConfig(**job.update)
     assert job.keep_versions == 7
 

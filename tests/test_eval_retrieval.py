@@ -200,8 +200,10 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
         ({"sets": ["a"], "run_out": "runs.csv"}, "the ending of runs.csv names no run format"),
         ({"sets": ["a"], "metrics": ["spam@10"]}, "metric 'spam@10' is unknown; use one such as"),
         ({"sets": ["a"], "metrics": ["map@" + "9" * 23]}, "looks at more than 1,000,000 hits"),
-        ({"sets": ["a"], "whiten": "pca", "fit": "nli"}, "--fit is for pairs of sentences"),
-        ({"sets": ["a"], "word_vectors": "w.txt"}, "--word-vectors is for pairs of sentences"),
+        (
+            {"sets": ["a"], "whiten": "pca", "fit": "target-distinct"},
+            "--fit is for pairs of sentences",
+        ),
         (
             {"sets": ["a"], "k": ("8", "16"), "run_out": "one.trec"},
             "--run-out one.trec is one file, and there are several runs to write; name a folder",

@@ -5,7 +5,6 @@ Each is read by a command in a process that may take 2 GiB more than its librari
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import subprocess
@@ -28,12 +27,6 @@ def endless(path: Path) -> Path:
     """A file of 8 GiB without a newline, which takes no room on the disk."""
     with path.open("wb") as file:
         file.truncate(8 << 30)
-    return path
-
-
-def packed(path: Path, block: bytes, times: int) -> Path:
-    """A file of a few megabytes that unpacks to ``times`` blocks."""
-    path.write_bytes(gzip.compress(block) * times)
     return path
 
 
@@ -60,16 +53,10 @@ def claiming(path: Path, rows: int) -> Path:
     return path
 
 
-def sts(pairs: Path, vectors: Path, *more: str) -> list[str]:
-    return ["eval", "sts", str(pairs), "--word-vectors", str(vectors), *more]
-
-
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of files that are in order."""
     folder = tmp_path_factory.mktemp("sound")
-    (folder / "pairs.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nb\tc\t2\nc\ta\t3\n")
-    (folder / "vectors.txt").write_text("a 1 2\nb 2 1\nc 0 3\n")
     (folder / "qrels.tsv").write_text("query_id\tdoc_id\trelevance\nq\td\t1\n")
     (folder / "queries.jsonl").write_text('{"id": "q", "text": "a"}\n')
     (folder / "run.trec").write_text("q Q0 d 1 0.5 tag\n")
@@ -105,47 +92,18 @@ def assert_says(found: list[object], code: int, limit: str) -> None:
     assert status == code
 
 
-@pytest.mark.parametrize("name", ["v.txt", "v.vec"])
-def test_word_vectors_without_a_newline(run, sound, tmp_path, name):  # type: ignore[no-untyped-def]
-    assert_says(run(sts(sound / "pairs.tsv", endless(tmp_path / name))), 3, LONG)
-
-
-def test_packed_word_vectors_without_a_newline(run, sound, tmp_path):  # type: ignore[no-untyped-def]
-    path = packed(tmp_path / "v.txt.gz", b"a" * (64 << 20), 48)
-    assert path.stat().st_size < 7 << 20
-    assert_says(run(sts(sound / "pairs.tsv", path)), 3, LONG)
-
-
-def test_packed_word_vectors_that_grow_a_thousandfold(run, sound, tmp_path):  # type: ignore[no-untyped-def]
-    block = (b" " * (1 << 20) + b"\n") * 32
-    path = packed(tmp_path / "v.txt.gz", block, 33)
-    limit = "unpacks to more than 1,073,741,824 bytes and 100 times its size"
-    assert_says(run(sts(sound / "pairs.tsv", path)), 3, limit)
-
-
-def test_a_header_of_word_vectors_with_thousands_of_digits(run, sound, tmp_path):  # type: ignore[no-untyped-def]
-    (path := tmp_path / "v.vec").write_bytes(b"9" * 5000 + b" 3\na 1 2 3\n")
-    assert_says(run(sts(sound / "pairs.tsv", path)), 3, "line 2, has 4 fields, expected")
-
-
-def test_word_counts_without_a_newline(run, sound, tmp_path):  # type: ignore[no-untyped-def]
-    counts = packed(tmp_path / "c.gz", b"a" * (64 << 20), 48)
-    arguments = sts(sound / "pairs.tsv", sound / "vectors.txt", "--word-counts", str(counts))
-    assert_says(run(arguments), 3, LONG)
-
-
 @pytest.mark.parametrize("name", ["p.tsv", "p.jsonl"])
 @pytest.mark.parametrize("command", ["sts", "transfer"])
-def test_labels_without_a_newline(run, sound, tmp_path, command, name):  # type: ignore[no-untyped-def]
+def test_labels_without_a_newline(run, tiny_model, tmp_path, command, name):  # type: ignore[no-untyped-def]
     path = endless(tmp_path / name)
-    arguments = ["eval", command, str(path), "--word-vectors", str(sound / "vectors.txt")]
+    arguments = ["eval", command, str(path), "--model", str(tiny_model)]
     assert_says(run(arguments), 3, LONG)
 
 
 @pytest.mark.parametrize("command", ["sts", "transfer"])
-def test_labels_that_nest(run, sound, tmp_path, command):  # type: ignore[no-untyped-def]
+def test_labels_that_nest(run, tiny_model, tmp_path, command):  # type: ignore[no-untyped-def]
     path = deep(tmp_path / "p.jsonl")
-    arguments = ["eval", command, str(path), "--word-vectors", str(sound / "vectors.txt")]
+    arguments = ["eval", command, str(path), "--model", str(tiny_model)]
     assert_says(run(arguments), 3, LEVELS)
 
 
@@ -288,6 +246,7 @@ def test_a_row_filter_within_the_limits_is_computed(run, tmp_path, filtered):  #
         assert run(["encode", corpus, *named, "--filter", text])[0] == 0
 
 
-def test_a_pipe_is_no_file_of_labels(run, sound, tmp_path):  # type: ignore[no-untyped-def]
+def test_a_pipe_is_no_file_of_labels(run, tiny_model, tmp_path):  # type: ignore[no-untyped-def]
     os.mkfifo(path := tmp_path / "p.tsv")
-    assert_says(run(sts(path, sound / "vectors.txt")), 3, "is a pipe or a device")
+    found = run(["eval", "sts", str(path), "--model", str(tiny_model)])
+    assert_says(found, 3, "is a pipe or a device")

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.nightly_reindex import run
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.pipeline.build_config import read_toml
 from whiten_index.pipeline.gates import CanaryFile
@@ -34,17 +33,6 @@ def built(folder: Path, out: Path, **options: Any) -> Path:
     named = {"embedding_column": "e", "id_column": "id", "k": 4, **options}
     build_index(BuildConfig(corpus=(str(folder),), out=str(out), **named))
     return out
-
-
-@pytest.mark.parametrize("file", ["index/CURRENT", "c/f.parquet", "job.toml"])
-def test_a_path_that_is_refused_for_metrics_stays_as_it_is(file: str, tmp_path: Path) -> None:
-    index = built(corpus(tmp_path / "c"), tmp_path / "index")
-    job, metrics = tmp_path / "job.toml", tmp_path / file
-    job.write_text(f'index = "{index}"\nmetrics = "{metrics}"\n')
-    before = metrics.read_bytes()
-    assert run(job) == 2
-    assert metrics.read_bytes() == before
-    assert len(open_index(index).bundle) == ROWS
 
 
 def test_a_mark_of_windows_editors_at_the_front_of_a_job_file(tmp_path: Path) -> None:

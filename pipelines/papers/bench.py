@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,19 @@ from pipelines.papers.data import Data
 from pipelines.papers.encoders import Encoders, Model
 from pipelines.papers.kept import Kept, file_identity
 from pipelines.papers.published import Row
-from pipelines.papers.recipes import Measure, Recipe, Refusal, Setting
+from pipelines.papers.recipes import NLI, Measure, Recipe, Refusal, Setting
 from pipelines.papers.settings import recipe_of
 from pipelines.papers.trained import TrainedModel, trained_recipe
+from pipelines.papers.words import (
+    Vectors,
+    WordAverages,
+    read_sif_weights,
+    read_vectors,
+    tokenize,
+    word_scores,
+)
 from whiten_index.encoding import resolve_encoder
-from whiten_index.evaluate.config import NLI, EvalConfig
+from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.retrieval import evaluate_retrieval
 from whiten_index.evaluate.retrieval_config import RetrievalConfig
 from whiten_index.evaluate.spaces import Spaces
@@ -84,21 +93,32 @@ class Bench:
     def config(self, setting: Setting, model: Model | None) -> EvalConfig:
         """Return the evaluation of a setting, as ``eval`` would make it of its options."""
         if model is None:
-            counts = self.files.word_counts if setting.sif else None
-            return EvalConfig(
-                word_vectors=self.files.word_vectors, word_counts=counts, remove_common=setting.sif
-            )
+            return EvalConfig()
         config = EvalConfig(encoder=model.encoder(setting), store=str(self.work / "nli"))
         if setting.k is None:
             return config
         whitening = WhiteningConfig(kind=Transform.WHITENING, k=model.width(setting.k))
-        return replace(config, transforms=(whitening,), fit=setting.fit, nli=self.files.nli)
+        fit = str(self.files.nli) if setting.fit == NLI else setting.fit
+        return replace(config, transforms=(whitening,), fit=fit)
 
     def embedder(self, setting: Setting, model: Model) -> TextEmbedder:
         """Return what gives a setting's embeddings, of states encoded once."""
         names = ["RTE"] if setting.measure is Measure.RTE else _TRANSFER_SETS
-        states = self.encoders.states(model, setting, names)
-        return states.embedder(pooling=setting.pooling, layers=setting.layers)
+        return self.encoders.states(model, setting, names).embedder(setting.layers)
+
+    def words(self, setting: Setting) -> WordAverages:
+        """Return the averages of word vectors of a setting."""
+        if not setting.sif:
+            return WordAverages(self._vectors)
+        return WordAverages(self._vectors, read_sif_weights(Path(str(self.files.word_counts))))
+
+    @cached_property
+    def _vectors(self) -> Vectors:
+        """Vectors of the words of every text, read once."""
+        texts = self.data.texts(Measure.STS, [])
+        texts += self.data.texts(Measure.TRANSFER, _TRANSFER_SETS)
+        words = {word for text in texts for word in tokenize(text)}
+        return read_vectors(Path(str(self.files.word_vectors)), words)
 
     def key(
         self, setting: Setting, model: Model | None, sets: Sequence[StsSet | Task]
@@ -135,7 +155,14 @@ class Bench:
 
         def make() -> dict[str, Any]:
             config, stages = self.config(setting, model), self.encoders.stages
-            if model is None or model.once:
+            if model is None:
+                averages = self.words(setting)
+                scores = {
+                    each.name: word_scores(each, averages, remove_common=setting.sif).to_json()
+                    for each in sets
+                }
+                return {"datasets": scores}
+            if model.once:
                 found: Mapping[str, Any] = evaluate_sts(config, sets, progress=stages.watcher)
             else:
                 embedder = self.embedder(setting, model)
@@ -147,8 +174,10 @@ class Bench:
 
     def _task(self, setting: Setting, model: Model | None, task: Task) -> dict[str, Any]:
         def make() -> dict[str, Any]:
-            embedder = None
-            if model is not None and not model.once:
+            embedder: TextEmbedder | None = None
+            if model is None:
+                embedder = self.words(setting)
+            elif not model.once:
                 embedder = self.embedder(setting, model)
             config, watcher = self.config(setting, model), self.encoders.stages.watcher
             found = evaluate_transfer(config, [task], embedder=embedder, progress=watcher)

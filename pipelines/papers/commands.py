@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipelines.papers.data import Data
 from pipelines.papers.encoders import Model
-from pipelines.papers.recipes import Kind, Measure, Recipe, Setting
+from pipelines.papers.recipes import NLI, Kind, Measure, Recipe, Setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +41,16 @@ def command_of(
         data: the sets.
     """
     setting = recipe.setting
-    words = ["whiten-index", "eval", _COMMANDS[setting.measure]]
-    words += _data_words(setting, names, files, data)
     if recipe.kind is Kind.WORDS:
+        words = ["python", "-m", "pipelines.reproduce_papers", "OUT"]
         words += ["--word-vectors", files.word_vectors or "VECTORS"]
         if setting.sif:
-            words += ["--word-counts", files.word_counts or "COUNTS", "--remove-common"]
-    else:
-        words += _model_words(recipe, model)
-        words += _transform_words(setting, model, files)
+            words += ["--word-counts", files.word_counts or "COUNTS"]
+        return shlex.join(words)
+    words = ["whiten-index", "eval", _COMMANDS[setting.measure]]
+    words += _data_words(setting, names, files, data)
+    words += _model_words(recipe, model)
+    words += _transform_words(setting, model, files)
     return shlex.join([*words, "--json"])
 
 
@@ -96,5 +97,5 @@ def _transform_words(setting: Setting, model: Model | None, files: Files) -> lis
     k = setting.k if model is None else model.width(setting.k)
     words = ["--whiten", "whitening", "--k", str(k)]
     if setting.fit != "target":
-        words += ["--fit", setting.fit]
-    return words if setting.fit != "nli" else [*words, "--nli", files.nli or "NLI"]
+        words += ["--fit", (files.nli or "NLI") if setting.fit == NLI else setting.fit]
+    return words

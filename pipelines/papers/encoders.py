@@ -9,9 +9,10 @@ from pathlib import Path
 from pipelines.papers import models
 from pipelines.papers.data import Data
 from pipelines.papers.recipes import Kind, Measure, Recipe, Setting
+from pipelines.papers.states import kept_states
 from whiten_index.encoding import EncoderConfig, resolve_encoder
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
-from whiten_index.evaluate.states import PooledStates
+from whiten_index.evaluate.layers import LayerStates
 from whiten_index.progress import Stages
 
 
@@ -77,7 +78,7 @@ class Encoders:
     stand_in: str | None = None
     given: dict[str, str] = field(default_factory=dict)
     _found: dict[str, Model | str] = field(default_factory=dict, repr=False)
-    _states: dict[tuple[str, int | None, Measure], PooledStates] = field(
+    _states: dict[tuple[str, int | None, Measure], dict[str, LayerStates]] = field(
         default_factory=dict, repr=False
     )
 
@@ -108,8 +109,8 @@ class Encoders:
         """Tell whether a model that was found could be used so far."""
         return isinstance(self._find(model.name), Model)
 
-    def states(self, model: Model, setting: Setting, names: list[str]) -> PooledStates:
-        """Return the pooled states of all texts of an evaluation, encoded where they are not kept.
+    def states(self, model: Model, setting: Setting, names: list[str]) -> LayerStates:
+        """Return the states of all texts of an evaluation, encoded unless they are kept.
 
         Raises:
             EncoderError: the model cannot be loaded or used.
@@ -120,14 +121,14 @@ class Encoders:
             config = EncoderConfig(model=model.name, max_length=key[1])
             texts = self.data.texts(setting.measure, names)
             try:
-                self._states[key] = PooledStates.of(texts, config, self.folder, self.stages)
+                self._states[key] = kept_states(texts, config, self.folder, self.stages)
             except StorageError:
                 raise
             except Exception as error:
                 # Not tried again for its other rows.
                 self._found[model.name] = str(error) or type(error).__name__
                 raise
-        return self._states[key]
+        return self._states[key][setting.pooling]
 
     def _find(self, name: str) -> Model | str:
         if name not in self._found:

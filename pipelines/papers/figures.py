@@ -12,6 +12,7 @@ import numpy as np
 from pipelines.papers import models
 from pipelines.papers.bench import Bench
 from pipelines.papers.encoders import Model
+from pipelines.papers.pictures import heat_matrix
 from pipelines.papers.published import Row
 from pipelines.papers.recipes import (
     AGGREGATION,
@@ -32,7 +33,6 @@ from whiten_index.evaluate.geometry import evaluate_geometry
 from whiten_index.evaluate.layers import evaluate_layers
 from whiten_index.evaluate.spaces import Spaces
 from whiten_index.evaluate.sts import score_sets
-from whiten_index.evaluation import heat_map
 from whiten_index.log_lines import log
 from whiten_index.whitening import Kind as Transform
 from whiten_index.whitening import WhiteningConfig
@@ -169,7 +169,7 @@ def _layers(bench: Bench, model: Model) -> Iterator[Figure]:
         for name in (_RAW, _WHITENED):
             pairs = [pair for n in (1, 2) for pair in found[n][name]]
             values = {tuple(layers): y for layers, y in pairs if y is not None}
-            matrix = heat_map(values, count).tolist()
+            matrix = heat_matrix(values, count).tolist()
             yield {
                 "id": f"layer-pairs-{name}-{pooling}",
                 "title": f"Pairs of layers, {_POOLED[pooling]}, {name}",

@@ -10,6 +10,8 @@ WHITENED_CSE, TORCH_PORT = "WhitenedCSE", "BERT-whitening-pytorch README"
 AGGREGATION = {BERT_WHITENING: "wmean", WHITENING_BERT: "mean", WHITENED_CSE: "all"}
 # The sets whose mean all three print.
 SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+# A fit on the sentences of MNLI and SNLI, which the user gives.
+NLI = "nli"
 FIRST_LAST, LAST = (1, -1), (-1,)
 # Of SimCSE's evaluation until January 2022.
 EMBEDDING_LAST = (0, -1)
@@ -41,7 +43,7 @@ class Setting:
         pooling: ``mean`` or ``cls``.
         layers: hidden states averaged, 0 = embeddings, -1 = the last.
         k: kept width of the whitening, ``full``, or None for no transform.
-        fit: what the whitening is fitted on, as ``eval`` calls it.
+        fit: what the whitening is fitted on: ``NLI``, or as ``eval --fit`` calls it.
         max_length: tokens a text, None for the model's own.
         aggregation: over a set's subsets.
         sif: weigh words by rarity and take the common component off.

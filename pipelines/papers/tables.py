@@ -12,9 +12,8 @@ from pipelines.papers.bench import Bench
 from pipelines.papers.commands import Files, command_of
 from pipelines.papers.encoders import Model
 from pipelines.papers.published import AVERAGE, Row
-from pipelines.papers.recipes import AGGREGATION, SEVEN, Kind, Measure, Recipe, Refusal
+from pipelines.papers.recipes import AGGREGATION, NLI, SEVEN, Kind, Measure, Recipe, Refusal
 from whiten_index.errors import StorageError, WhitenIndexError
-from whiten_index.evaluate.config import NLI
 from whiten_index.evaluation import AGGREGATIONS
 from whiten_index.log_lines import log
 
@@ -74,7 +73,7 @@ def plan_row(bench: Bench, row: Row) -> Planned:
 
 
 def tables_of(
-    bench: Bench, rows: Sequence[Row], *, done: Callable[[list[dict[str, Any]]], None]
+    bench: Bench, rows: Sequence[Row], *, done: Callable[[list[dict[str, Any]]], object]
 ) -> list[dict[str, Any]]:
     """Compute the rows, table after table.
 

@@ -19,8 +19,6 @@ _TOML_BYTES, _TOML_DOTS = 1 << 20, 200
 _QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'""")
 # One text, or one query with all its hits. The longest lines of published sets have about 1 MiB.
 LINE_BYTES = 16 << 20
-# Text and vectors are packed to a half or a tenth of their size, never to a hundredth.
-EXPANSION, EXPANDED_BYTES = 100, 1 << 30
 
 
 T = TypeVar("T")
@@ -40,39 +38,18 @@ def read_bounded(path: Path, most: int = FILE_BYTES) -> bytes:
         return read_up_to(file, most)
 
 
-def iterate_lines(file: IO[bytes], *, packed: int | None = None) -> Iterator[bytes]:
-    """Yield the lines of a file, each with its newline.
-
-    Args:
-        file: open.
-        packed: size of a packed file that ``file`` unpacks.
+def iterate_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of an open file, each with its newline.
 
     Raises:
-        LimitError: a line has more than ``LINE_BYTES``, or unpacking gives too much.
+        LimitError: a line has more than ``LINE_BYTES``.
     """
-    number = total = 0
+    number = 0
     while line := file.readline(LINE_BYTES + 1):
-        number, total = number + 1, total + len(line)
+        number += 1
         if len(line) > LINE_BYTES:
             raise LimitError(f"line {number} has more than {LINE_BYTES:,} bytes")
-        check_expanded(total, packed)
         yield line
-
-
-def check_expanded(size: int, packed: int | None) -> None:
-    """Refuse a packed file that grows like no text and no vectors do.
-
-    Args:
-        size: bytes unpacked so far.
-        packed: size of the packed file, None of one that is not packed.
-
-    Raises:
-        LimitError: it grows more.
-    """
-    if packed is not None and size > max(EXPANDED_BYTES, EXPANSION * packed):
-        raise LimitError(
-            f"it unpacks to more than {EXPANDED_BYTES:,} bytes and {EXPANSION} times its size"
-        )
 
 
 def load_toml(data: bytes) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ from whiten_index.cli.options import (
     corpus_options,
     encoder_options,
     json_option,
+    log_option,
     runner_options,
     stored_options,
     verify_option,
@@ -21,6 +22,9 @@ from whiten_index.cli.options import (
     with_options,
 )
 from whiten_index.cli.update_command import update_lines
+
+if TYPE_CHECKING:
+    from whiten_index.pipeline.build_config import BuildConfig
 
 corpus_argument = click.argument("corpus", nargs=-1)
 plan_option = click.option(
@@ -35,14 +39,17 @@ plan_option = click.option(
 @click.option("--store", help="Folder or URI of raw embeddings, kept for all. [default: OUT/store]")
 @with_options(corpus_options, encoder_options, stored_options, whitening_options, runner_options)
 @plan_option
+@log_option
 @json_option
-def build(plan: bool, as_json: bool, **options: Any) -> None:
+def build(plan: bool, log: str | None, as_json: bool, **options: Any) -> None:
     """Turn a Parquet CORPUS (files, folders, globs, URIs) into a searchable whitened index.
 
     Without CORPUS the index is built from --store alone, and no encoder is needed.
     """
     if options["out"] is None:
         raise click.UsageError("say where the index goes: --out DIR")
+    if log is not None and (plan or as_json):
+        raise click.UsageError("--log prints the report as its last line; leave out --plan, --json")
     if plan:
         _print_plan(options, as_json=as_json)
         return
@@ -50,6 +57,9 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
     from whiten_index.pipeline.build_config import BuildConfig
 
     config = BuildConfig(**options)
+    if log is not None:
+        _build_logged(config, log)
+        return
     if not as_json:
         click.echo(f"raw embeddings: {config.store_place}")
     report = build_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
@@ -64,6 +74,19 @@ def build(plan: bool, as_json: bool, **options: Any) -> None:
     _print_whitening(report)
     click.echo(f"index\n  {_faiss_facts(report)}")
     _print_bytes(report["bytes"])
+
+
+def _build_logged(config: BuildConfig, form: str) -> None:
+    from whiten_index.log_lines import Ending, LogLines, run_job
+    from whiten_index.pipeline.build import build_index
+
+    lines = LogLines(form)
+
+    def work() -> Ending:
+        report = build_index(config, progress=lines)
+        return Ending("up_to_date" if report.up_to_date else "published", report.to_json())
+
+    click.get_current_context().exit(run_job(work, kept="shards", lines=lines))
 
 
 @click.command()

@@ -17,21 +17,6 @@ from whiten_index.cli.options import (
     with_options,
 )
 
-_WORDS = [
-    click.option(
-        "--word-vectors",
-        help="File of word vectors (GloVe, word2vec, fastText; text, .bin, .gz, .zip, .parquet), "
-        "averaged over a text's words in the place of an encoder.",
-    ),
-    click.option(
-        "--word-counts",
-        help="Words and their counts (Parquet word, count; or text): weighs words as SIF does.",
-    ),
-    click.option(
-        "--sif-weight", type=float, default=1e-3, show_default=True, help="a of a/(a + p(word))."
-    ),
-    click.option("--cased", is_flag=True, help="Look words up as they are written first."),
-]
 _INDEX = [
     click.option("--index", help="Evaluate the encoder and the transform of a published index."),
 ]
@@ -60,19 +45,13 @@ _FITS = [
         show_default=True,
         help="What transforms are fitted on: target (all texts of the task, as often as they "
         "occur), target-distinct (each once), target-scored (those of the pairs that are scored), "
-        "nli, or a Parquet file of sentences.",
+        "or a Parquet file of sentences.",
     ),
     click.option(
         "--fit-column",
         "fit_columns",
         multiple=True,
         help="Its column of sentences; may be repeated. [default: those known by name]",
-    ),
-    click.option("--nli", help="Parquet of NLI sentences, what --fit nli stands for."),
-    click.option(
-        "--remove-common",
-        is_flag=True,
-        help="Take the first singular vector of the task's texts off, as SIF does.",
     ),
 ]
 _SHAPES = [
@@ -83,22 +62,16 @@ _SHAPES = [
 ]
 # What a job file may set beside the options of a build.
 _IN_FILES = {
-    "word_vectors": "word_vectors",
-    "word_counts": "word_counts",
-    "sif_weight": "sif_weight",
-    "cased": "cased",
     "index": "index",
     "fit": "fit",
-    "nli": "nli",
-    "remove_common": "remove_common",
 }
 _config = config_option(_IN_FILES)
-_encoded = [*_STORE, *encoder_options, *_KINDS]
-eval_options = [_config, *_WORDS, *_INDEX, *_encoded, *_FITS, *_SHAPES, json_option]
+_encoded = [*encoder_options, *_KINDS]
+eval_options = [_config, *_INDEX, *_STORE, *_encoded, *_FITS, *_SHAPES, json_option]
 # Layers are those of a model.
 layer_options = [_config, *_encoded, *_FITS, *_SHAPES, json_option]
 # A search encodes its corpus, and fits on it.
-search_options = [config_option(), *_INDEX, *_encoded, *_SHAPES, json_option]
+search_options = [config_option(), *_INDEX, *_STORE, *_encoded, *_SHAPES, json_option]
 
 
 @click.group(name="eval")
@@ -133,9 +106,6 @@ def print_report(report: Mapping[str, Any], *, as_json: bool, lines: Sequence[st
 def encoder_line(report: Mapping[str, Any]) -> str:
     """Return what was evaluated, on one line."""
     facts = report["encoder"]
-    if facts.get("kind") != "transformer":
-        unknown = f"{100 * facts['unknown_share']:.1f} % of {facts['tokens']:,} words unknown"
-        return f"{facts['kind']} of {facts['vectors']}: {facts['dim']} dims, {unknown}"
     layers = "+".join(map(str, facts["layers"]))
     return (
         f"{facts['model']}: {facts['pooling']} pooling of layer {layers}, at most "
@@ -149,8 +119,6 @@ def heading(run: Mapping[str, Any]) -> str:
     name, k = str(run["name"]), setting["transform"].get("k")
     if k is not None and not name.endswith(f"= {k}"):
         name += f" ({k})"
-    if setting.get("common_component") and setting["transform"]["kind"] != "none":
-        name += ", common component removed"
     if setting.get("fit") not in (None, "index"):
         name += f", fitted on {setting['fit']}"
     return name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -31,19 +30,14 @@ _ELSEWHERE = {"pooling": "--token mean or cls", "layers": "--most N"}
     type=click.IntRange(min=1),
     default=2,
     show_default=True,
-    help="Layers combined at most; 2 gives the heat map of pairs.",
+    help="Combine at most this many layers.",
 )
 @click.option(
     "--aggregation",
     type=click.Choice(["all", "mean", "wmean"]),
     default="mean",
     show_default=True,
-    help="What the tables and pictures show; the JSON has all three.",
-)
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, readable=False, path_type=Path),
-    help="Folder for layers.json, layers.html and the pictures as PNG.",
+    help="Correlation that the tables show; --json has all three.",
 )
 @with_options(layer_options)
 @click.pass_context
@@ -56,11 +50,10 @@ def layers(
     token: str,
     most: int,
     aggregation: str,
-    out: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Score every combination of a model's layers on sentence pairs: each text encoded once.
+    """Score every combination of a model's layers on sentence pairs, each text encoded once.
 
     DATA are files of pairs, as of sts. The embedding of a text is the mean of some layers'
     states, 0 the embedding layer; all combinations of up to --most of them are scored raw and,
@@ -68,18 +61,14 @@ def layers(
     """
     from whiten_index.evaluate.config import EvalConfig
     from whiten_index.evaluate.layers import evaluate_layers
-    from whiten_index.report import check_report
 
     _refuse_elsewhere(context)
-    if out is not None:
-        check_report()
     # A job file of a build names both, for other commands.
     config = EvalConfig.from_options({**options, **dict.fromkeys(_ELSEWHERE)})
     sets, sizes = read_pairs(data, names, splits), range(1, most + 1)
     bars = terminal.Bars(facts=not as_json)
     report = evaluate_layers(config, sets, pooling=token, sizes=sizes, progress=bars)
-    written = [] if out is None else [_write(report, out, aggregation)]
-    lines = [] if as_json else [*_lines(report, aggregation), *written]
+    lines = [] if as_json else list(_lines(report, aggregation))
     print_report(report, as_json=as_json, lines=lines)
 
 
@@ -96,18 +85,6 @@ def _refuse_elsewhere(context: click.Context) -> None:
                 f"--{name}",
                 f"--{name} has no meaning here, where every layer is tried; use {instead}",
             )
-
-
-def _write(report: Mapping[str, Any], out: Path, aggregation: str) -> str:
-    """Write the page and the JSON; return the line that names the page."""
-    from whiten_index.artifacts.files import writing
-    from whiten_index.artifacts.manifest import write_json
-    from whiten_index.report import write_layers
-
-    page = write_layers(report, out, aggregation=aggregation)
-    with writing(out):
-        write_json(out / "layers.json", report)
-    return f"page: {page}"
 
 
 def _lines(report: Mapping[str, Any], how: str) -> Iterator[str]:

@@ -69,6 +69,11 @@ def _layers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[in
         ) from error
 
 
+log_option = click.option(
+    "--log",
+    type=click.Choice(["text", "json"]),
+    help="Print events as lines of text or JSON, the last with the report.",
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
 )

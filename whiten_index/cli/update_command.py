@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import json_option, trust_option
+from whiten_index.cli.options import json_option, log_option, trust_option
 from whiten_index.errors import GateError
 
 
@@ -57,11 +57,7 @@ from whiten_index.errors import GateError
     "--max-growth", type=float, help="Share of the rows that may come on top. [default: 1]"
 )
 @click.option("--max-bytes", help="What a version may take on disk, such as 4GiB.")
-@click.option(
-    "--log",
-    type=click.Choice(["text", "json"]),
-    help="Print events as lines of text or JSON, the last with the report.",
-)
+@log_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
 @json_option
 def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> None:

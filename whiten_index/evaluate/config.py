@@ -11,12 +11,11 @@ from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.whitening import Kind, WhiteningConfig
 
-TARGET, DISTINCT, SCORED, NLI = "target", "target-distinct", "target-scored", "nli"
+TARGET, DISTINCT, SCORED = "target", "target-distinct", "target-scored"
 # Fits on the sentences of the task itself.
 OF_TASKS = (TARGET, DISTINCT, SCORED)
 # Options of an encoder that say how that of an index is opened.
 OF_OPENING = ("model", "trust_remote_code", "device", "threads")
-_SIF_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,49 +23,33 @@ class EvalConfig:
     """The embeddings to evaluate and their transforms.
 
     Attributes:
-        encoder: the Transformer; not used with ``word_vectors``. Of an ``index`` it says only where
-            the index's own encoder is and runs, and whether that may run code of its own.
-        word_vectors: file of word vectors, whose average takes the place of the encoder.
-        word_counts: file of words and their counts: the average is SIF's, weighted by rarity.
-        sif_weight: a of SIF's weight a/(a + p).
-        cased: look words up as they are written first, then in lower case.
+        encoder: the Transformer. Of an ``index`` it says only where the index's own encoder is and
+            runs, and whether that may run code of its own.
         index: folder of a published index, whose encoder and transform are evaluated.
         store: folder that keeps embeddings for later runs; None keeps none.
         transforms: one a setting; empty for the embeddings as they are.
         fit: what transforms are fitted on: ``target`` (all texts of the task, without labels, as
             often as they occur), ``target-distinct`` (each once), ``target-scored`` (those of
-            the pairs that are scored), ``nli``, or a Parquet file.
+            the pairs that are scored), or a Parquet corpus of sentences.
         fit_columns: text columns of that file, each a sentence of its own; None for those known.
-        nli: Parquet file or folder of NLI sentences, what ``nli`` stands for.
-        remove_common: take SIF's common component off, that of the texts of the task.
         seed: of everything drawn.
     """
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    word_vectors: str | None = None
-    word_counts: str | None = None
-    sif_weight: float = _SIF_WEIGHT
-    cased: bool = False
     index: str | None = None
     store: str | None = None
     transforms: tuple[WhiteningConfig, ...] = ()
     fit: str = TARGET
     fit_columns: tuple[str, ...] | None = None
-    nli: str | None = None
-    remove_common: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_no_secret(vars(self), what="an option of an evaluation")
-        paths = ("word_vectors", "word_counts", "index", "store", "fit", "nli")
+        paths = ("index", "store", "fit")
         if empty := [name for name in paths if getattr(self, name) == ""]:
             raise ConfigError(f"--{empty[0].replace('_', '-')} is empty; name a file or folder")
         self._require_one_source()
         self._require_used()
-        if not self.sif_weight > 0:
-            raise ConfigError(
-                f"--sif-weight {self.sif_weight:g} is not above 0; 0.001 is what its authors use"
-            )
 
     @property
     def opening(self) -> dict[str, Any]:
@@ -74,43 +57,32 @@ class EvalConfig:
         return {name: getattr(self.encoder, name) for name in OF_OPENING}
 
     def _require_one_source(self) -> None:
-        """Refuse options of an encoder beside what takes its place."""
+        """Refuse options of an encoder with an index, which has its own."""
         require_folder(self.index or "", what="an evaluation")
-        own = {"word_vectors": self.word_vectors, "index": self.index}
-        given = [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None]
-        if not given:
+        if self.index is None:
             return
         default = EncoderConfig()
         # An index's encoder still runs somewhere, and the user allows what it may do.
-        passed = ("device", "threads") if self.index is None else OF_OPENING
         encoder = [
             f"--{f.name.replace('_', '-')}"
             for f in fields(EncoderConfig)
-            if f.name not in passed and getattr(self.encoder, f.name) != getattr(default, f.name)
+            if f.name not in OF_OPENING
+            and getattr(self.encoder, f.name) != getattr(default, f.name)
         ]
-        if len(given) > 1 or encoder:
+        if encoder:
             raise ConfigError(
-                f"{' and '.join([*given, *encoder])} each say what to evaluate; give one of them"
+                f"{' and '.join(['--index', *encoder])} each say what to evaluate; give one of them"
             )
 
     def _require_used(self) -> None:
         """Refuse options that nothing would look at."""
-        words, fitted = self.word_vectors is not None, bool(self.transforms)
+        fitted = bool(self.transforms)
         unused = {
-            "--word-counts weighs word vectors; add --word-vectors FILE": self.word_counts
-            and not words,
-            "--cased looks words up; add --word-vectors FILE": self.cased and not words,
-            "--sif-weight weighs by counts; add --word-counts FILE": self.sif_weight != _SIF_WEIGHT
-            and self.word_counts is None,
-            "--store keeps an encoder's embeddings, and word vectors need none; leave it out": (
-                self.store and words
-            ),
-            "an index has its own transform; leave out --whiten, --k and --remove-common, or "
-            "evaluate its model with --model": self.index and (fitted or self.remove_common),
+            "an index has its own transform; leave out --whiten and --k, or evaluate its model "
+            "with --model": self.index and fitted,
             f"--fit {self.fit} fits a transform, and none is asked for; add --whiten whitening": (
                 self.fit != TARGET and not fitted
             ),
-            "--nli names what --fit nli fits on; add --fit nli": self.nli and self.fit != NLI,
             "--fit-column names columns of a file to fit on; add --fit FILE": self.fit_columns
             and self.fit in OF_TASKS,
         }

@@ -8,28 +8,15 @@ import pyarrow.parquet as pq
 from whiten_index.artifacts.files import reading
 from whiten_index.corpus import find_files
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluate.config import NLI, OF_TASKS, EvalConfig
+from whiten_index.evaluate.config import OF_TASKS, EvalConfig
 
 # Columns of sentences that a corpus to fit on may have; each is a sentence of its own.
 _KNOWN_COLUMNS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence",), ("text",))
 
 
 def fit_source(config: EvalConfig) -> str | None:
-    """Return the corpus that transforms are fitted on, None where it is the task itself.
-
-    Raises:
-        ConfigError: the sentences that ``nli`` stands for are not named.
-    """
-    if not config.transforms or config.fit in OF_TASKS:
-        return None
-    if config.fit != NLI:
-        return config.fit
-    if config.nli is None:
-        raise ConfigError(
-            "--fit nli fits on the sentences of MNLI and SNLI, which are not carried along; give "
-            "them as Parquet with --nli FILE (columns premise and hypothesis)"
-        )
-    return config.nli
+    """Return the corpus that transforms are fitted on, None for the task itself."""
+    return None if not config.transforms or config.fit in OF_TASKS else config.fit
 
 
 def check_fit(config: EvalConfig) -> None:
@@ -58,7 +45,7 @@ def sentence_columns(source: str, asked: tuple[str, ...] | None = None) -> tuple
     except (CorpusError, OSError, pa.ArrowException) as error:
         raise CorpusError(
             f"{source} cannot be fitted on ({str(error).splitlines()[0][:160]}); --fit takes "
-            f"{', '.join(OF_TASKS)}, {NLI}, or a Parquet corpus of sentences"
+            f"{', '.join(OF_TASKS)}, or a Parquet corpus of sentences"
         ) from error
     if asked is not None:
         if lacking := [name for name in asked if name not in names]:

@@ -135,7 +135,7 @@ def evaluate_geometry(
     stages = Stages(progress or Silent())
     embedder = embedder or open_embedder(config, stages)
     maker = Spaces(config, embedder, stages)
-    fits = bool(config.transforms or config.remove_common) and config.index is None
+    fits = bool(config.transforms) and config.index is None
     embedder.embed([text for each in sets for text in (each.task if fits else each.measured)])
     runs: dict[int, dict[str, Any]] = {}
     with stages.stage("measure", sum(len(each.measured) for each in sets)) as watcher:
@@ -150,7 +150,7 @@ def evaluate_geometry(
 
 def _spaces(each: GeometrySet, config: EvalConfig, maker: Spaces) -> list[Space]:
     raw = raw_space()
-    if not (config.transforms or config.remove_common or config.index):
+    if not (config.transforms or config.index):
         return [raw]
     fitted = [*each.first, *each.second] if config.fit == SCORED else each.task
     return [raw, *maker.of(fitted)]

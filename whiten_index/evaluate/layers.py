@@ -1,55 +1,165 @@
-"""Every combination of layers of a model on the same pairs, each text encoded once."""
+"""Combinations of layers of a model on the same pairs, each text encoded once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+import itertools
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
-from whiten_index.encoding import resolve_encoder
+from whiten_index.artifacts.atomic import scratch_folder
+from whiten_index.artifacts.tensors import create_tensor
+from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder, states_spec
 from whiten_index.errors import ConfigError
-from whiten_index.evaluate.config import DISTINCT, SCORED, TARGET, EvalConfig
-from whiten_index.evaluate.layer_scores import Layers, layer_scores
-from whiten_index.evaluate.states import POOLINGS, PooledStates, kept_states
+from whiten_index.evaluate.config import OF_TASKS, EvalConfig
+from whiten_index.evaluate.spaces import Spaces, raw_space
 from whiten_index.evaluate.sts import needed_pairs
-from whiten_index.evaluation import (
-    AGGREGATIONS,
-    combinations,
-)
+from whiten_index.evaluate.texts import encoder_facts
+from whiten_index.evaluation import AGGREGATIONS, correlate, pair_cosines
 from whiten_index.labels import StsSet, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 
-_SAME = 1e-5  # of the largest coordinate, what float32 makes of equal states
+if TYPE_CHECKING:
+    from whiten_index.encoding import StateEncoder
+
+Layers = tuple[int, ...]
+MOST_COMBINATIONS = 20_000
+# Each worker holds float64 copies of a set's embeddings.
+_MOST_WORKERS = 4
+_SAME = 1e-5  # of the largest coordinate: the rounding of float32 in equal states
 
 
-@dataclass
-class _Run:
-    """The figures of all combinations in one space, set after set."""
+@dataclass(frozen=True, eq=False)
+class LayerStates:
+    """Pooled states of n distinct texts, every layer of a model.
 
-    name: str
-    setting: dict[str, Any]
-    datasets: dict[Layers, dict[str, dict[str, float]]]
+    Attributes:
+        values: (n, S, d) float32, layer 0 (embeddings) to L.
+        pooling: of the tokens.
+        spec: the model.
+        rows: text -> its row.
+    """
 
-    def to_json(self) -> dict[str, Any]:
-        cells = []
-        for layers, datasets in self.datasets.items():
-            average = {
-                how: float(np.mean([figures[how] for figures in datasets.values()]))
-                for how in AGGREGATIONS
-            }
-            named = {name: {"spearman": figures} for name, figures in datasets.items()}
-            cells.append(
-                {"layers": list(layers), "datasets": named, "average": {"spearman": average}}
+    values: NDArray[np.floating]
+    pooling: str
+    spec: EncoderSpec
+    rows: Mapping[str, int] = field(repr=False)
+
+    @property
+    def layers(self) -> int:
+        """Number of states of a text, the embedding layer included."""
+        return int(self.values.shape[1])
+
+    def embedder(self, layers: Iterable[int]) -> LayerMeans:
+        """Return an embedder by the mean of some layers, counted from either end.
+
+        Raises:
+            ConfigError: the model does not have a layer.
+        """
+        layers = list(layers)
+        for layer in layers:
+            if not -self.layers <= layer < self.layers:
+                raise ConfigError(
+                    f"layer {layer} does not exist: {self.spec.model} has layers 0 (embeddings) "
+                    f"to {self.layers - 1}"
+                )
+        return LayerMeans(self, tuple(sorted({layer % self.layers for layer in layers})))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerMeans:
+    """Embeds texts as the mean of some of their states; see ``TextEmbedder``."""
+
+    states: LayerStates
+    layers: Layers
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the embeddings (n, d) of n texts."""
+        # In the file's order, each row once: a mapped file is read forwards.
+        rows, places = np.unique([self.states.rows[text] for text in texts], return_inverse=True)
+        first, *others = self.layers
+        total = np.array(self.states.values[rows, first], np.float32)
+        for layer in others:
+            total += self.states.values[rows, layer]
+        if others:
+            total /= np.float32(len(self.layers))
+        return total[places]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the encoder's identity with these layers."""
+        states, width = self.states, int(self.states.values.shape[2])
+        spec = replace(states.spec, pooling=states.pooling, layers=self.layers, dim=width)
+        return encoder_facts(spec)
+
+
+@contextmanager
+def encode_states(
+    config: EncoderConfig, texts: Sequence[str], pooling: str, stages: Stages
+) -> Iterator[LayerStates]:
+    """Encode each distinct text once into a temporary file, all layers in one pass.
+
+    Raises:
+        EncoderError: the model cannot be found or used.
+    """
+    from whiten_index.encoding import StateEncoder
+
+    spec, model = resolve_encoder(config)
+    if model.head:
+        stages.watcher.note(
+            f"note: {model.name} ends with layers after pooling, which states leave out"
+        )
+    distinct = list(dict.fromkeys(texts))
+    with scratch_folder() as folder:
+        shape = (len(distinct), model.layers + 1, model.hidden_size)
+        path = folder / "states.safetensors"
+        values = create_tensor(path, "states", shape, kind="states", version=1)
+        fill_states(
+            StateEncoder(spec, model, config, poolings=(pooling,)), distinct, values, stages
+        )
+        rows = {text: row for row, text in enumerate(distinct)}
+        yield LayerStates(values, pooling, states_spec(spec, model, (pooling,)), rows)
+
+
+def fill_states(
+    encoder: StateEncoder, texts: Sequence[str], values: NDArray[np.float32], stages: Stages
+) -> None:
+    """Encode n texts into ``values``, whose rows hold the states of a text one after the other."""
+    flat = values.reshape(len(texts), -1)
+    filled = 0
+    with stages.stage("encode", len(texts)) as watcher:
+        for block in encoder.stream([list(texts)], advance=watcher.advance):
+            flat[filled : filled + len(block)] = block
+            filled += len(block)
+
+
+def combinations(count: int, *, sizes: Iterable[int]) -> list[Layers]:
+    """Return the combinations of ``count`` layers, of each size in turn.
+
+    Raises:
+        ConfigError: a size below 1 or above ``count``, or more than ``MOST_COMBINATIONS``.
+    """
+    chosen, total = list(sizes), 0
+    for size in chosen:
+        if not 1 <= size <= count:
+            raise ConfigError(
+                f"{size} layers cannot be combined: the model has {count} states, the embeddings "
+                "counted"
             )
-        return {
-            "name": self.name,
-            "setting": self.setting,
-            "combinations": cells,
-            "best": {how: _best(cells, how) for how in AGGREGATIONS},
-        }
+        total += math.comb(count, size)
+    if total > MOST_COMBINATIONS:
+        raise ConfigError(
+            f"{count} states have {total:,} such combinations, more than {MOST_COMBINATIONS:,}; "
+            "combine fewer layers"
+        )
+    return [layers for size in chosen for layers in itertools.combinations(range(count), size)]
 
 
 def evaluate_layers(
@@ -58,70 +168,58 @@ def evaluate_layers(
     *,
     pooling: str = "mean",
     sizes: Sequence[int] = (1, 2),
-    states: PooledStates | None = None,
+    states: LayerStates | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Score every combination of layers on sets of pairs, raw and in each transform asked for.
+    """Score every combination of layers on sets of pairs, raw and in each transform.
 
-    Each distinct text goes through the model once; the pooled states of all its layers are kept in
-    a file. Raw cosines of means of layers come from the inner products of layers, which each pair
-    of texts gives once. A transform needs Cov(mean of C) = Σᵢⱼ Covᵢⱼ / |C|², i, j in C: for a heat
-    map the d² cross-moments of all pairs of layers cost as many products as the moments of the
-    means of those pairs, and S²d² memory, so the latter are taken, from the kept states, in d².
+    Each distinct text goes through the model once. A transform is fitted for each combination.
 
     Args:
         config: the model and the transforms; its own pooling and layers play no part.
         sets: the pairs.
         pooling: ``mean`` or ``cls``.
-        sizes: how many layers are combined: 1 and 2 make a heat map.
-        states: of all texts, where they are at hand; else they are encoded, or found in the
-            store.
-        progress: told of the stages.
+        sizes: numbers of layers to combine.
+        states: states of all texts; encoded by default.
+        progress: receives the stages.
 
     Returns:
         JSON values, Spearman's correlation times 100: ``encoder``, ``states`` (S), and ``runs``,
         each with name, setting, ``combinations`` (layers, datasets, average over the sets) and
         ``best``: aggregation -> number of layers -> layers and figure, chosen on the very pairs it
-        is a figure of. Layer 0 alone is left out where it is the same for every text, as that of
-        [CLS] is, and told in ``left_out``. ``dropped``: set -> pairs without a score.
+        is a figure of. ``left_out`` has layer 0 alone if it is the same for every text, as that of
+        [CLS] is. ``dropped``: set -> pairs without a score.
 
     Raises:
         WhitenIndexError: the model, a transform or the data cannot be used.
     """
-    if config.word_vectors is not None or config.index is not None:
+    if config.index is not None:
         raise ConfigError("layers are those of a model; name it with --model")
-    if config.transforms and config.fit not in (TARGET, DISTINCT, SCORED):
+    if config.transforms and config.fit not in OF_TASKS:
         raise ConfigError(
             f"--fit {config.fit} would be encoded again for each combination of layers; fit on "
             "target here, and evaluate the layers chosen with: eval sts --layers"
         )
     require_ranked(sets)
     sets = needed_pairs(config, sets)
+    stages = Stages(progress or Silent())
     if states is None:
         # A number of layers that the model does not have is refused before it runs.
         combinations(resolve_encoder(config.encoder)[1].layers + 1, sizes=sizes)
-    stages = Stages(progress or Silent())
-    texts = [text for each in sets for text in each.texts]
-    # Where they are kept for later, they are kept for every question about layers.
-    poolings = (pooling,) if config.store is None else POOLINGS
-    kept = kept_states(config, texts, poolings, stages) if states is None else nullcontext(states)
-    with kept as states:
+        texts = [text for each in sets for text in each.texts]
+        opened: AbstractContextManager[LayerStates]
+        opened = encode_states(config.encoder, texts, pooling, stages)
+    else:
+        opened = nullcontext(states)
+    with opened as states:
         asked = combinations(states.layers, sizes=sizes)
-        chosen = _telling(asked, states, pooling)
-        runs: dict[str, _Run] = {}
-        total = len(sets) * len(chosen)
-        with stages.stage("score combinations", total) as watcher:
-            for each, scored in layer_scores(config, sets, states, pooling, chosen, stages):
-                for layers, found in zip(chosen, scored, strict=True):
-                    for name, setting, figures in found:
-                        run = runs.setdefault(name, _Run(name, setting, {}))
-                        run.datasets.setdefault(layers, {})[each.name] = figures
-                    watcher.advance(1)
-        facts = states.embedder(pooling=pooling, layers=range(states.layers)).facts()
+        chosen = [layers for layers in asked if layers != (0,) or _ranks(states)]
+        runs = _score(config, sets, states, chosen, stages)
+        facts = states.embedder(range(states.layers)).facts()
     return {
         "encoder": facts,
         "states": states.layers,
-        "runs": [run.to_json() for run in runs.values()],
+        "runs": runs,
         "left_out": [
             {"layers": list(layers), "why": "it is the same for every text, and ranks nothing"}
             for layers in asked
@@ -132,12 +230,72 @@ def evaluate_layers(
     }
 
 
-def _telling(chosen: list[Layers], states: PooledStates, pooling: str) -> list[Layers]:
-    """Leave layer 0 alone out where it is one and the same for every text, and ranks nothing."""
-    embedded = np.asarray(states.values[:, states.poolings.index(pooling), 0])
-    if np.ptp(embedded, axis=0).max() > _SAME * np.abs(embedded).max():
-        return chosen
-    return [layers for layers in chosen if layers != (0,)]
+def _ranks(states: LayerStates) -> bool:
+    """Return whether layer 0 differs between texts."""
+    embedded = np.asarray(states.values[:, 0])
+    return bool(np.ptp(embedded, axis=0).max() > _SAME * np.abs(embedded).max())
+
+
+def _score(
+    config: EvalConfig,
+    sets: Sequence[StsSet],
+    states: LayerStates,
+    chosen: Sequence[Layers],
+    stages: Stages,
+) -> list[dict[str, Any]]:
+    """Return a run for each space.
+
+    One thread a combination, with one thread of BLAS: eigenvectors of a few hundred dims take
+    longer on two threads than on one.
+    """
+    runs: dict[str, dict[str, Any]] = {}
+    workers = min(config.encoder.threads or os.cpu_count() or 1, _MOST_WORKERS)
+    with (
+        stages.stage("score combinations", len(sets) * len(chosen)) as watcher,
+        threadpool_limits(1, user_api="blas"),
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        for each in sets:
+
+            def figures(layers: Layers, pairs: StsSet = each) -> list[tuple[Any, ...]]:
+                return list(_figures(config, pairs, states.embedder(layers), stages))
+
+            for layers, found in zip(chosen, pool.map(figures, chosen), strict=True):
+                for name, setting, correlations in found:
+                    run = runs.setdefault(name, {"name": name, "setting": setting, "cells": {}})
+                    datasets = run["cells"].setdefault(layers, {})
+                    datasets[each.name] = {"spearman": correlations}
+                watcher.advance(1)
+    for run in runs.values():
+        cells = [
+            {"layers": list(layers), "datasets": datasets, "average": {"spearman": _mean(datasets)}}
+            for layers, datasets in run.pop("cells").items()
+        ]
+        run |= {"combinations": cells, "best": {how: _best(cells, how) for how in AGGREGATIONS}}
+    return list(runs.values())
+
+
+def _figures(
+    config: EvalConfig, each: StsSet, embedder: LayerMeans, stages: Stages
+) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
+    """Yield name, setting and correlations of each space, the raw one first."""
+    spaces, use = [raw_space()], each.scored
+    if config.transforms:
+        spaces += Spaces(config, embedder, stages).of(each.texts, scored=np.tile(use, 2))
+    kept = np.flatnonzero(use)
+    first, second = (embedder.embed([side[i] for i in kept]) for side in (each.first, each.second))
+    for space in spaces:
+        cosines = pair_cosines(space.apply(first), space.apply(second))
+        gold, subsets = each.scores[use], each.subsets[use]
+        found = correlate(gold, cosines, subsets, averaged=each.averaged, name=each.name)
+        yield space.name, space.setting, found.to_json()
+
+
+def _mean(datasets: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        how: float(np.mean([figures["spearman"][how] for figures in datasets.values()]))
+        for how in AGGREGATIONS
+    }
 
 
 def _best(cells: Sequence[Mapping[str, Any]], how: str) -> dict[str, Any]:

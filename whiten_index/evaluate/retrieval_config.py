@@ -193,8 +193,6 @@ class RetrievalConfig:
         """Refuse what can only be said of sentences, or of indexes that are built here."""
         base = self.base
         asked = {
-            "--word-vectors": base.word_vectors is not None,
-            "--remove-common": base.remove_common,
             "--fit": base.fit != TARGET,
         }
         if given := [name for name, value in asked.items() if value]:

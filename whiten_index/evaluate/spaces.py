@@ -13,19 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import scratch_folder
-from whiten_index.corpus import CorpusConfig, ParquetCorpus
-from whiten_index.corpus.batches import TextBatch
+from whiten_index.assemble import blocks
 from whiten_index.encoding import recorded_spec
-from whiten_index.encoding.words import WordEmbedder
-from whiten_index.errors import ArtifactError, ConfigError, CorpusError
+from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
 from whiten_index.evaluate.fits import check_fit, fit_source, sentence_columns
 from whiten_index.evaluate.texts import TextEmbedder
-from whiten_index.evaluation import common_component, without_component
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Stages
-from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.published import WHITENING, read_published
 from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
 from whiten_index.whitening.moments import Moments
@@ -42,22 +38,17 @@ class Space:
         name: as shown in tables, such as ``whitening, k = 256``.
         setting: JSON values: kind, k, exponent, what it was fitted on.
         whitening: the transform, None for the embeddings as they are.
-        common: (d,) float64 unit direction taken off first, or None.
     """
 
     name: str
     setting: dict[str, Any]
     whitening: Whitening | None = None
-    common: NDArray[np.float64] | None = None
 
     def apply(self, embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
         """Return the vectors (n, k) of embeddings (n, d), not normalised."""
-        rows = embeddings
-        if self.common is not None:
-            rows = without_component(np.asarray(rows, np.float64), self.common)
         if self.whitening is not None:
-            return self.whitening.apply(rows)
-        return np.asarray(rows, np.float64)
+            return self.whitening.apply(embeddings)
+        return np.asarray(embeddings, np.float64)
 
 
 class Spaces:
@@ -68,14 +59,6 @@ class Spaces:
         self._moments: dict[bool, Moments] = {}
         check_fit(config)
         self._published = None if config.index is None else _published(config.index, embedder)
-        source = fit_source(config)
-        if source is not None and isinstance(embedder, WordEmbedder):
-            # Told of all words beforehand, a file of vectors is read once.
-            columns = sentence_columns(source, config.fit_columns)
-            texts = (
-                text for each in columns for texts in _sentences(source, each) for text in texts
-            )
-            embedder.prepare(texts)
 
     def of(self, texts: Sequence[str], *, scored: NDArray[np.bool_] | None = None) -> list[Space]:
         """Return the spaces of a task: one a transform, or the raw one.
@@ -93,45 +76,31 @@ class Spaces:
             whitening = self._published
             setting = {"transform": whitening.choices(), "fit": "index"}
             return [Space(name_of(whitening), setting, whitening)]
-        common, removed = None, {}
-        if config.remove_common:
-            rows, weights = self._target(texts, scored)
-            common = common_component(rows, weights=weights)
-            removed = {"common_component": "removed"}
         if not config.transforms:
-            if common is None:
-                return [raw_space()]
-            return [Space("common component removed", {"transform": RAW, **removed}, None, common)]
+            return [raw_space()]
         fits: dict[bool, Moments] = {}
         made = []
         for wanted in config.transforms:
             unit = wanted.normalize_input
             if unit not in fits:
-                fits[unit] = self._fit(texts, scored, common, unit=unit)
+                fits[unit] = self._fit(texts, scored, unit=unit)
             whitening = Whitening.fit(fits[unit], wanted)
-            setting = {"transform": whitening.choices(), "fit": config.fit, **removed}
-            made.append(Space(name_of(whitening, wanted.k), setting, whitening, common))
+            setting = {"transform": whitening.choices(), "fit": config.fit}
+            made.append(Space(name_of(whitening, wanted.k), setting, whitening))
         return made
 
     def _fit(
         self,
         texts: Sequence[str],
         scored: NDArray[np.bool_] | None,
-        common: NDArray[np.float64] | None,
         *,
         unit: bool,
     ) -> Moments:
         if fit_source(self._config) is None:
             rows, weights = self._target(texts, scored)
-            return Moments.of(_prepared(rows, common, unit=unit), weights=weights)
-        # What is fitted elsewhere is fitted once for all tasks; a component of one task is not.
-        if common is not None:
-            raise ConfigError(
-                f"the common component is that of each task, and --fit {self._config.fit} is one "
-                "for all; leave --remove-common out, or use --fit target"
-            )
+            return Moments.of(_prepared(rows, unit=unit), weights=weights)
         if unit not in self._moments:
-            parts = (_prepared(rows, None, unit=unit) for rows in self._corpus())
+            parts = (_prepared(rows, unit=unit) for rows in self._corpus())
             found = Moments.total(Moments.of(rows) for rows in parts)
             if found.count < _LEAST_ROWS:
                 raise CorpusError(
@@ -156,11 +125,7 @@ class Spaces:
         """Yield the embeddings (m, d) of the sentences to fit on."""
         source = str(fit_source(self._config))
         for column in sentence_columns(source, self._config.fit_columns):
-            if isinstance(self._embedder, WordEmbedder):
-                for texts in _sentences(source, column):
-                    yield self._embedder.embed(texts, counted=False)
-            else:
-                yield from self._encoded(source, column)
+            yield from self._encoded(source, column)
 
     def _encoded(self, source: str, column: str) -> Iterator[NDArray[np.floating]]:
         config = self._config
@@ -169,21 +134,10 @@ class Spaces:
             encoder = {f.name: getattr(config.encoder, f.name) for f in fields(config.encoder)}
             build = BuildConfig(corpus=(source,), text_columns=(column,), store=store, **encoder)
             report = encode_corpus(build, progress=self._stages.watcher)
-            yield from CorpusEmbeddings(report.store, report.record).blocks()
+            yield from blocks(report.store, report.record)
 
 
-def _sentences(source: str, column: str) -> Iterator[Sequence[str]]:
-    corpus = ParquetCorpus.open(CorpusConfig(sources=(source,), text_columns=(column,)))
-    for batch in corpus.batches():
-        if isinstance(batch, TextBatch):
-            yield batch.texts
-
-
-def _prepared(
-    rows: NDArray[np.floating], common: NDArray[np.float64] | None, *, unit: bool
-) -> NDArray[np.floating]:
-    if common is not None:
-        rows = without_component(np.asarray(rows, np.float64), common)
+def _prepared(rows: NDArray[np.floating], *, unit: bool) -> NDArray[np.floating]:
     return unit_rows(np.asarray(rows, np.float64)) if unit else rows
 
 

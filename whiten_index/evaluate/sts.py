@@ -82,7 +82,7 @@ def evaluate_sts(
 
 def needed_pairs(config: EvalConfig, sets: Sequence[StsSet]) -> list[StsSet]:
     """Return the pairs to encode: those of other splits only if a transform is fitted on them."""
-    fitted = bool(config.transforms or config.remove_common) and config.index is None
+    fitted = bool(config.transforms) and config.index is None
     if fitted and config.fit in (TARGET, DISTINCT):
         return list(sets)
     return [each.scored_pairs() for each in sets]

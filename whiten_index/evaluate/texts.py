@@ -128,19 +128,10 @@ def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
     Raises:
         EncoderError: the model cannot be found or used as asked.
         ConfigError: a layer or a length that the model does not have; an index without an encoder.
-        CorpusError: the word vectors or counts cannot be read, or what is to be fitted on.
+        CorpusError: the corpus to fit on cannot be read.
         ArtifactError: the index is missing or damaged.
     """
     check_fit(config)
-    if config.word_vectors is not None:
-        from whiten_index.encoding.words import WordEmbedder
-
-        return WordEmbedder.open(
-            config.word_vectors,
-            counts=config.word_counts,
-            weight=config.sif_weight,
-            cased=config.cased,
-        )
     if config.index is None:
         asked = config.encoder
         spec, folder = resolve_encoder(asked)

@@ -1,6 +1,5 @@
 """What embeddings and vectors are worth, measured on arrays. numpy, scikit-learn where needed."""
 
-from whiten_index.evaluation.common_component import common_component, without_component
 from whiten_index.evaluation.entailment import EntailmentScore, score_entailment
 from whiten_index.evaluation.geometry import (
     POSITIVE_ABOVE,
@@ -12,11 +11,6 @@ from whiten_index.evaluation.geometry import (
     isotropy,
     mean_cosine,
     uniformity,
-)
-from whiten_index.evaluation.layers import (
-    LayerProducts,
-    combinations,
-    heat_map,
 )
 from whiten_index.evaluation.sts import (
     AGGREGATIONS,
@@ -35,15 +29,11 @@ __all__ = [
     "Correlation",
     "EntailmentScore",
     "Geometry",
-    "LayerProducts",
     "TransferScore",
     "alignment",
-    "combinations",
-    "common_component",
     "correlate",
     "cosines_between",
     "effective_rank",
-    "heat_map",
     "hubness",
     "isoscore",
     "isotropy",
@@ -53,5 +43,4 @@ __all__ = [
     "score_entailment",
     "score_transfer",
     "uniformity",
-    "without_component",
 ]

@@ -1,0 +1,343 @@
+"""The nightly job: its steps, its last line, its exit status and its metrics, whatever fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.bad_input_helpers import numbers, table
+from whiten_index import open_index
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.cli import cli
+from whiten_index.errors import BusyError, CorpusError, StorageError
+
+CLOSING = {"published", "up_to_date", "gate_failed", "failed", "interrupted"}
+
+
+class News:
+    """An index of 60 rows, its corpus in two files next to it, and a job file."""
+
+    def __init__(self, root: Path, published: Path) -> None:
+        self.root, self.index, self.metrics = root, root / "out", root / "night.prom"
+        shutil.copytree(published, root, dirs_exist_ok=True)
+
+    def job(self, **keys: Any) -> Path:
+        path = self.root / "job.toml"
+        keys = {"index": str(self.index), "refit": "never", **keys}
+        lines = [f"{key.replace('_', '-')} = {json.dumps(value)}" for key, value in keys.items()]
+        path.write_text("\n".join(lines))
+        return path
+
+    def change(self) -> None:
+        """Give two rows other vectors, and take two away."""
+        changed = table(e=[*numbers()[:58], *(numbers(seed=1)[58:] * 1.01)])
+        pq.write_table(changed.slice(42), self.root / "news" / "b.parquet")
+
+    def measured(self) -> dict[tuple[str, ...], float]:
+        """Return (name, label values apart from the index's) -> value."""
+        found = {}
+        for family in text_string_to_metric_families(self.metrics.read_text()):
+            for sample in family.samples:
+                labels = [value for name, value in sample.labels.items() if name != "index"]
+                found[sample.name.removeprefix("whiten_index_"), *labels] = sample.value
+        return found
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus and its index; not to be changed."""
+    root = tmp_path_factory.mktemp("news")
+    (root / "news").mkdir()
+    pq.write_table(table().slice(0, 40), root / "news" / "a.parquet")
+    pq.write_table(table().slice(40), root / "news" / "b.parquet")
+    columns = ["--embedding-column", "e", "--id-column", "id", "--k", "3"]
+    arguments = ["build", str(root / "news"), *columns, "--out", str(root / "out")]
+    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    return root
+
+
+@pytest.fixture
+def news(tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> News:
+    made = News(tmp_path, published)
+    # The version remembers the corpus of the first folder.
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def run(job: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run the job in this process; return its exit status and its log lines."""
+    result = CliRunner().invoke(cli, ["nightly", str(job), "--log", "json", *flags])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def names_of(events: list[dict[str, Any]], *endings: str) -> list[str]:
+    return [event["event"] for event in events if event["event"].endswith(endings)]
+
+
+def raising(error: BaseException) -> Any:
+    def call(*_: Any, **__: Any) -> None:
+        raise error
+
+    return call
+
+
+def test_nights_in_a_row(news: News) -> None:
+    """A day on which rows change, and one on which nothing does."""
+    job = news.job(
+        corpus="news", keep_versions=1, compact=True, metrics=str(news.metrics),
+    )  # fmt: skip
+    news.change()
+    before = sorted(path for path in news.root.rglob("*") if "lock" not in path.name)
+    status, events = run(job, "--dry-run")
+    assert (status, events[-1]["event"], events[-1]["keep_versions"]) == (0, "planned", 1), events
+    assert sorted(path for path in news.root.rglob("*") if "lock" not in path.name) == before
+
+    status, events = run(job)
+    assert (status, events[-1]["event"]) == (0, "published"), events
+    rows = {"total": 58, "new": 0, "changed": 2, "document": 0, "deleted": 2, "unchanged": 56}
+    assert events[-1]["rows"] == rows
+    assert names_of(events, "drift", "decision") == ["drift", "decision"]
+    after = names_of(events, "prune_finished", "compact_finished", "gc_finished")
+    assert after == ["prune_finished", "compact_finished", "gc_finished"]
+    gates = {event["name"]: event["passed"] for event in events if event["event"] == "gate"}
+    assert {"counts", "canaries", "size"} <= set(gates)
+    assert all(gates.values())
+    versions = [path.name for path in (news.index / "versions").iterdir()]
+    assert versions == [events[-1]["version"]]
+    found = news.measured()
+    assert {k: found["update_rows", k] for k in rows if k != "total"} | {"total": 58} == rows
+    assert found["last_run_outcome", "published"] == 1
+    assert found["published_rows",] == 58
+    assert {("update_gate_passed", name) for name in gates} <= set(found)
+
+    status, events = run(job)
+    assert (status, events[-1]["event"]) == (0, "up_to_date"), events
+    assert not names_of(events, "drift", "decision", "gate")
+    assert news.measured()["last_success_timestamp_seconds",] > 0
+
+
+def test_nothing_is_removed_unasked(news: News) -> None:
+    for keys, steps in (({}, []), ({"keep_versions": 2, "gc": False}, ["prune_finished"])):
+        status, events = run(news.job(corpus="news", **keys))
+        assert status == 0
+        assert names_of(events, "prune_finished", "compact_finished", "gc_finished") == steps
+    assert not list(news.root.glob("*.prom"))
+
+
+def test_a_failed_gate(news: News) -> None:
+    job = news.job(corpus="news", max_shrink=0.1, keep_versions=1, metrics=str(news.metrics))
+    (news.root / "news" / "a.parquet").unlink()
+    before = (news.index / "CURRENT").read_bytes()
+    assert run(job, "--dry-run")[0] == 9
+    status, events = run(job)
+    assert (status, events[-1]["event"], events[-1]["exit_code"]) == (9, "gate_failed", 9), events
+    assert "size" in [event["name"] for event in events if not event.get("passed", True)]
+    assert Path(events[-1]["candidate"]).is_dir()
+    assert (news.index / "CURRENT").read_bytes() == before
+    # What it needs to be looked into stays.
+    assert not names_of(events, "prune_finished", "gc_finished")
+    found = news.measured()
+    assert found["update_gate_passed", "size"] == 0
+    assert found["last_run_exit_code",] == 9
+    assert found["published_rows",] == 60
+    assert ("last_success_timestamp_seconds",) not in found
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(CorpusError("half a file"), 3), (MemoryError("m"), 1), (KeyboardInterrupt(), 130)],
+)
+def test_whatever_the_update_fails_of_the_last_line_and_the_metrics_say_so(
+    news: News, monkeypatch: pytest.MonkeyPatch, error: BaseException, expected: int
+) -> None:
+    monkeypatch.setattr("whiten_index.pipeline.update.update_index", raising(error))
+    status, events = run(news.job(keep_versions=2, compact=True, metrics=str(news.metrics)))
+    event = "interrupted" if expected == 130 else "failed"
+    assert (status, events[-1]["event"]) == (expected, event)
+    assert [each for each in events if each["event"] in CLOSING] == events[-1:]
+    assert not names_of(events, "prune_finished", "compact_finished", "gc_finished")
+    found = news.measured()
+    assert found["last_run_exit_code",] == expected
+    assert found["last_run_outcome", event] == 1
+    assert found["published_rows",] == 60
+    assert not [key for key in found if key[0].startswith("update_")]
+
+
+def test_a_job_that_finds_another_one_leaves_the_metrics_to_that(news: News) -> None:
+    job = news.job(corpus="news", metrics=str(news.metrics))
+    with only_writer(news.index, what="it"):
+        assert run(job)[0] == 6
+        assert not news.metrics.exists()
+    assert run(job)[0] == 0
+    before = news.metrics.read_bytes()
+    with only_writer(news.index, what="it"):
+        status, events = run(job)
+    assert (status, events[-1]["event"]) == (6, "failed")
+    assert news.metrics.read_bytes() == before
+
+
+@pytest.mark.parametrize("step", ["prune", "gc", "compact"])
+@pytest.mark.parametrize(("error", "expected"), [(BusyError("held"), 6), (ValueError("odd"), 1)])
+def test_what_follows_an_update_cannot_undo_it(
+    news: News, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception, expected: int
+) -> None:
+    names = {"prune": "retention.prune", "gc": "gc.gc_store", "compact": "compaction.compact_store"}
+    monkeypatch.setattr(f"whiten_index.versions.{names[step]}", raising(error))
+    news.change()
+    keys = {"keep_versions": 2, "compact": True, "metrics": str(news.metrics)}
+    status, events = run(news.job(corpus="news", **keys))
+    assert (status, events[-1]["event"]) == (expected, "published")
+    assert (events[-1]["failed"], events[-1]["exit_code"]) == ([step], expected)
+    (failed,) = [event for event in events if event["event"] == f"{step}_failed"]
+    assert (failed["message"], failed["exit_code"]) == (str(error), expected)
+    # Shards are removed only if the versions were; nothing else waits for anything.
+    others = [f"{each}_finished" for each in ("prune", "compact", "gc") if each != step]
+    done = names_of(events, "prune_finished", "compact_finished", "gc_finished")
+    assert done == (["compact_finished"] if step == "prune" else others)
+    found = news.measured()
+    assert found["last_run_outcome", "published"] == 1
+    assert found["last_run_exit_code",] == expected
+    assert found["last_success_timestamp_seconds",] > 0
+
+
+def test_an_interruption_after_the_update(news: News, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "whiten_index.versions.compaction.compact_store", raising(KeyboardInterrupt())
+    )
+    keys = {"keep_versions": 2, "compact": True, "metrics": str(news.metrics)}
+    status, events = run(news.job(corpus="news", **keys))
+    assert (status, events[-1]["event"]) == (130, "interrupted")
+    assert (events[-1]["update"], events[-1]["stopped_in"]) == ("up_to_date", "compact")
+    assert not names_of(events, "gc_finished")
+    found = news.measured()
+    assert found["last_run_outcome", "interrupted"] == 1
+    assert found["last_success_timestamp_seconds",] > 0
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_metrics_that_cannot_be_written_do_not_hide_the_update(
+    news: News, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    monkeypatch.setattr("whiten_index.nightly.write_metrics", raising(StorageError("full")))
+    corpus = "news" if found else "none"
+    status, events = run(news.job(corpus=corpus, metrics=str(news.metrics)))
+    assert status == (7 if found else 3)
+    assert events[-2]["event"] == "metrics_failed"
+    assert events[-1]["event"] == ("up_to_date" if found else "failed")
+
+
+@pytest.mark.parametrize("name", ["night.txt", "out/CURRENT", "job.toml"])
+def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str) -> None:
+    news.metrics = news.root / name
+    job = news.job(metrics=str(news.metrics))
+    before = news.metrics.read_bytes() if news.metrics.exists() else None
+    status, events = run(job)
+    assert (status, events[-1]["event"]) == (2, "failed")
+    assert "does not end in .prom" in events[-1]["message"]
+    assert (news.metrics.read_bytes() if news.metrics.exists() else None) == before
+    assert len(open_index(news.index).bundle) == 60
+
+
+def test_ids_that_are_not_the_rows_counted_have_a_line(tmp_path: Path) -> None:
+    """Without an id column a row in front of others renames these."""
+    corpus, index = tmp_path / "c.parquet", tmp_path / "out"
+    rows = [each.tolist() for each in numbers()]
+    pq.write_table(pa.table({"e": rows}), corpus)
+    columns = ["--embedding-column", "e", "--k", "3", "--out", str(index)]
+    assert CliRunner().invoke(cli, ["build", str(corpus), *columns]).exit_code == 0
+    pq.write_table(pa.table({"e": [np.ones(6).tolist(), *rows]}), corpus)
+    job = tmp_path / "job.toml"
+    job.write_text(f'index = "{index}"\nmetrics = "{tmp_path}/night.prom"\n')
+    status, events = run(job)
+    assert status == 0
+    (note,) = [e["message"] for e in events if "changes.arrow names" in e.get("message", "")]
+    assert f"{events[-1]['ids']['named']} ids" in note
+    assert "update_ids" in (tmp_path / "night.prom").read_text()
+
+
+def test_lines_are_text_unless_json_is_asked_for(news: News) -> None:
+    news.change()
+    result = CliRunner().invoke(cli, ["nightly", str(news.job(corpus="news"))])
+    last = result.stdout.splitlines()[-1]
+    assert " event=published " in last
+    assert " rows.new=0 rows.changed=2 " in last
+    assert "seconds." not in last
+    arguments = ["nightly", str(news.job()), "--log", "xml"]
+    assert CliRunner().invoke(cli, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", r'does not say which index: index = "DIR"'),
+        ("index = 3", "does not say which index"),
+        ("index = [", "is not TOML"),
+        ('index = "a"\nkepp-versions = 3', "sets kepp-versions, which is unknown; .*keep-versions"),
+        ('index = "a"\nkeep-versions = 0', "keep-versions: .*greater than or equal to 1"),
+        ('index = "a"\nkeep-versions = true', "keep-versions: Input should be a valid integer"),
+        ('index = "a"\ncompact = "yes"', "compact: Input should be a valid boolean"),
+        ('index = "a"\nmetrics = 1', "metrics: Input should be a valid string"),
+        ('index = "a"\nrefit = "often"', "'often' is unknown"),
+        (None, "cannot be read"),
+    ],
+)
+def test_job_files_that_cannot_be_used(tmp_path: Path, text: str | None, match: str) -> None:
+    job = tmp_path / "job.toml"
+    if text is not None:
+        job.write_text(text)
+    status, events = run(job)
+    assert (status, events[-1]["event"], events[-1]["error"]) == (2, "failed", "ConfigError")
+    assert re.search(match, events[-1]["message"])
+
+
+_ENDLESS = """
+import sys, time
+import whiten_index.pipeline.update
+from whiten_index.cli import main
+from whiten_index.progress import Stages
+
+def endless(config, *, progress):
+    with Stages(progress).stage("encode", 10**9) as watcher:
+        while True:
+            time.sleep(0.02)
+            watcher.advance(1)
+
+whiten_index.pipeline.update.update_index = endless
+sys.argv = ["whiten-index", "nightly", sys.argv[1], "--log", "json"]
+main()
+"""
+
+
+def test_a_scheduler_stops_it_between_two_batches(news: News) -> None:
+    """SIGTERM in a stage ends the process with the job's last line and its metrics."""
+    job = news.job(metrics=str(news.metrics))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-c", _ENDLESS, str(job)],
+        stdout=subprocess.PIPE, text=True, env=environment,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        assert json.loads(first)["event"] == "stage_started"
+        time.sleep(0.1)
+        child.send_signal(signal.SIGTERM)
+        *_, last = child.stdout.read().splitlines()
+    assert (child.returncode, json.loads(last)["event"]) == (130, "interrupted")
+    assert news.measured()["last_run_outcome", "interrupted"] == 1

@@ -1,0 +1,493 @@
+"""Pushes of the nightly job: after the update, told in the log, and never undoing it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from tests.vectordb.memory_writer import MemoryWriter, Server
+from whiten_index import BuildConfig, build_index
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.cli import cli
+from whiten_index.errors import ConfigError
+from whiten_index.nightly import NightlyJob, target
+from whiten_index.signals import stop_on_signals
+from whiten_index.vectordb.registry import open_writer
+from whiten_index.versions.retention import rollback
+
+SECRET = "hunter2"
+CLIENTS = ("psycopg", "qdrant_client", "lancedb", "pymilvus")
+ROWS, DIM = 200, 10
+FAILED = 10
+
+
+class World:
+    """A corpus, its index, a job file, and databases by the tables that users query."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.raw = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype("f4")
+        self.servers: dict[str, Server] = {"docs": Server(), "more": Server()}
+        self.options = list[dict[str, str]]()
+        self.write()
+        build_index(
+            BuildConfig(
+                corpus=(str(root / "c.parquet"),), out=str(root / "index"), embedding_column="e",
+                id_column="id", k=6, whiten="whitening",
+            )
+        )  # fmt: skip
+
+    def connect(self, address: str, name: str, *, options: Mapping[str, str]) -> MemoryWriter:
+        self.options.append(dict(options))
+        return MemoryWriter(self.servers[name])
+
+    def write(self) -> None:
+        ids = pa.array(range(len(self.raw)))
+        pq.write_table(pa.table({"id": ids, "e": list(self.raw)}), self.root / "c.parquet")
+
+    def change(self) -> None:
+        self.raw[3] += 1
+        self.write()
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return a row that users of ``docs`` see."""
+        table = self.servers["docs"].published
+        assert table is not None
+        (row,) = [row for row in table.rows.values() if row["id"] in (number, str(number))]
+        return row
+
+    def job(self, *pushes: str, first: str = "") -> Path:
+        path = self.root / "job.toml"
+        lines = [f"index = {json.dumps(str(self.root / 'index'))}", 'refit = "never"', first]
+        path.write_text("\n".join([*lines, *(f"[[push]]\n{each}" for each in pushes)]))
+        return path
+
+    def assert_pushed(self, *names: str) -> None:
+        """These databases have the published version, with this many rows."""
+        current = json.loads((self.root / "index" / "CURRENT").read_text())["version"]
+        for name in names:
+            table = self.servers[name].published
+            assert table is not None
+            assert table.pushed.version == current
+            assert len(table.rows) == len(self.raw)
+
+
+DOCS = 'to = "postgresql://me@h/db"\ntable = "docs"'
+OF_DOCS = "push postgresql://me@h/db docs"
+MORE = 'to = "qdrant://h"\ntable = "more"\nk = 3\noptions = {m = 16, on_disk = true}'
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path)
+    monkeypatch.setattr("whiten_index.vectordb.push.open_writer", made.connect)
+    # Nor may one be needed to read a job, or the digest of its options.
+    for client in CLIENTS:
+        monkeypatch.setitem(sys.modules, client, None)
+    return made
+
+
+def run(job: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run the job in this process; return its exit status and its log lines."""
+    result = CliRunner().invoke(cli, ["nightly", str(job), "--log", "json", *flags])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_every_database_follows(world: World) -> None:
+    job = world.job(DOCS, MORE, first="keep-versions = 1")
+    status, events = run(job)
+    assert (status, events[-1]["event"]) == (0, "up_to_date")
+    world.assert_pushed("docs", "more")
+    pushed = [event for event in events if event["event"] == "push_finished"]
+    assert [event["mode"] for event in pushed] == ["all", "all"]
+    assert (pushed[1]["k"], world.options) == (3, [{}, {"m": "16", "on_disk": "true"}])
+    world.change()
+    status, events = run(job)
+    assert (status, events[-1]["event"]) == (0, "published")
+    names = [event["event"] for event in events]
+    # Pruned first, what changed would not be known.
+    assert names.index("push_finished") < names.index("prune_finished")
+    pushed = [event for event in events if event["event"] == "push_finished"]
+    assert [(event["mode"], event["pushed"]) for event in pushed] == [("changes", 1)] * 2
+    world.assert_pushed("docs", "more")
+    _, events = run(job)
+    assert [e["mode"] for e in events if e["event"] == "push_finished"] == ["nothing"] * 2
+
+
+def test_a_push_that_fails_undoes_nothing(world: World) -> None:
+    world.servers["docs"].fails_after = 0
+    world.change()
+    job = world.job(DOCS, MORE, first="keep-versions = 1")
+    status, events = run(job)
+    assert (status, events[-1]["event"]) == (FAILED, "published")
+    assert (events[-1]["failed"], events[-1]["exit_code"]) == ([OF_DOCS], FAILED)
+    (failed,) = [event for event in events if event["event"] == "push_failed"]
+    assert (failed["to"], failed["table"]) == ("postgresql://me@h/db", "docs")
+    assert (failed["message"], failed["exit_code"]) == ("the connection broke", FAILED)
+    # The other one and what comes afterwards are done.
+    world.assert_pushed("more")
+    assert "gc_finished" in {event["event"] for event in events}
+    # The next night makes up for it, though there is nothing to publish.
+    world.servers["docs"].fails_after = None
+    status, events = run(job)
+    assert (status, events[-1]["event"]) == (0, "up_to_date")
+    world.assert_pushed("docs", "more")
+
+
+def test_a_database_that_is_behind_needs_the_versions_between(world: World) -> None:
+    job = world.job(DOCS, first="keep-versions = 1")
+    assert run(job)[0] == 0
+    for _ in range(2):
+        world.change()
+        world.servers["docs"].fails_after = 0
+        status, events = run(job)
+        assert (status, events[-1]["failed"]) == (FAILED, [OF_DOCS])
+        (left_out,) = [event for event in events if event["event"].startswith("prune")]
+        assert left_out["event"] == "prune_left_out"
+        assert "a database is behind" in left_out["why"]
+    world.servers["docs"].fails_after = None
+    status, events = run(job)
+    (pushed,) = [event for event in events if event["event"] == "push_finished"]
+    assert (status, pushed["mode"], pushed["pushed"]) == (0, "changes", 1)
+    assert len(list((world.root / "index" / "versions").iterdir())) == 1
+
+
+def test_a_file_that_cannot_be_written_keeps_no_versions(world: World) -> None:
+    path = world.root / "v.parquet"
+    job = world.job(f"to = {json.dumps(str(path))}", first="keep-versions = 1")
+    job.write_text(job.read_text().replace("v.parquet", "no/v.parquet"))
+    status, events = run(job)
+    assert (status, events[-1]["failed"]) == (FAILED, [f"push {world.root / 'no/v.parquet'}"])
+    assert "prune_finished" in {event["event"] for event in events}
+
+
+def test_a_check_that_fails_is_no_gate_of_the_update(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lossy(self: MemoryWriter, layout: Any) -> None:
+        assert self.server.pending is not None
+        self.server.pending.indexed = True
+        self.server.pending.rows.popitem()
+
+    monkeypatch.setattr(MemoryWriter, "finish", lossy)
+    world.change()
+    status, events = run(world.job(DOCS))
+    assert (status, events[-1]["event"]) == (FAILED, "published")
+    (failed,) = [event for event in events if event["event"] == "push_failed"]
+    assert "counts 199 rows" in failed["message"]
+
+
+def test_what_is_published_is_pushed_where_a_gate_fails(world: World) -> None:
+    """A database that a night could not reach is not behind for as long as gates fail."""
+    whole, job = world.raw, world.job(DOCS, first="keep-versions = 1\ncompact = true")
+    assert run(job)[0] == 0
+    world.servers["docs"].fails_after = 0
+    world.change()
+    assert run(job)[0] == FAILED
+    world.servers["docs"].fails_after = None
+    world.raw = world.raw[:20]
+    world.write()
+    status, events = run(job)
+    assert (status, events[-1]["event"], events[-1]["exit_code"]) == (9, "gate_failed", 9)
+    names = [event["event"] for event in events]
+    assert names.index("update_failed") < names.index("push_finished")
+    # What the candidate needs to be looked into stays.
+    assert not {"prune_finished", "compact_finished", "gc_finished"} & set(names)
+    world.raw = whole
+    world.assert_pushed("docs")
+
+
+def test_a_push_that_fails_too_leaves_the_exit_status_to_the_gate(world: World) -> None:
+    world.servers["docs"].fails_after = 0
+    world.raw = world.raw[:20]
+    world.write()
+    status, events = run(world.job(DOCS))
+    assert (status, events[-1]["event"], events[-1]["failed"]) == (9, "gate_failed", [OF_DOCS])
+
+
+def test_a_rollback_reaches_the_database_though_its_gate_fails(world: World) -> None:
+    job = world.job(DOCS)
+    assert run(job)[0] == 0
+    world.change()
+    assert run(job)[0] == 0
+    changed = world.row(3)
+    rollback(world.root / "index")
+    status, events = run(job)
+    assert (status, events[-1]["event"]) == (9, "gate_failed")
+    assert "rolled back" in events[-1]["message"]
+    world.assert_pushed("docs")
+    assert world.row(3) != changed
+
+
+def test_what_is_published_is_pushed_whatever_the_update_failed_of(world: World) -> None:
+    (world.root / "c.parquet").unlink()
+    status, events = run(world.job(DOCS))
+    (failed,) = [event for event in events if event["event"] == "update_failed"]
+    assert (status, events[-1]["event"]) == (failed["exit_code"], "failed")
+    assert events[-1]["message"] == failed["message"]
+    world.assert_pushed("docs")
+
+
+def test_nothing_is_pushed_beside_another_job(world: World) -> None:
+    with only_writer(world.root / "index", what="it"):
+        status, events = run(world.job(DOCS))
+    assert (status, events[-1]["event"]) == (6, "failed")
+    assert world.servers["docs"].calls == []
+
+
+@pytest.mark.parametrize("rows", [ROWS, 20])
+def test_a_push_that_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """The last line says what became of the update, which was over."""
+
+    def stopped(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(MemoryWriter, "append", stopped)
+    # What a signal leaves behind is of this test alone.
+    monkeypatch.setattr("whiten_index.signals._State.stopped", False)
+    stop_on_signals()
+    world.change()
+    world.raw = world.raw[:rows]
+    world.write()
+    status, events = run(world.job(DOCS, MORE, first="keep-versions = 1"))
+    last = events[-1]
+    assert last["stopped_in"] == OF_DOCS
+    ours = [e["event"] for e in events if e["event"].startswith(("push_", "prune_"))]
+    assert ours == ["push_started"]
+    if rows < ROWS:
+        assert (status, last["event"]) == (9, "gate_failed")
+        return
+    assert (status, last["event"], last["update"]) == (130, "interrupted", "published")
+    assert last["version"] == json.loads((world.root / "index/CURRENT").read_text())["version"]
+
+
+def test_a_client_that_is_not_installed_stops_no_update(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whiten_index.vectordb.push.open_writer", open_writer)
+    world.change()
+    job = world.job(DOCS, MORE, f"to = {json.dumps(str(world.root / 'v.parquet'))}")
+    status, events = run(job)
+    assert (status, events[-1]["event"]) == (FAILED, "published")
+    failed = [event for event in events if event["event"] == "push_failed"]
+    assert [(event["to"], event["exit_code"]) for event in failed] == [
+        ("postgresql://me@h/db", FAILED),
+        ("qdrant://h", FAILED),
+    ]
+    assert "pip install 'whiten-index[postgres]'" in failed[0]["message"]
+    assert "pip install 'whiten-index[qdrant]'" in failed[1]["message"]
+    assert (world.root / "v.parquet").exists()
+
+
+def test_a_dry_run_looks_for_the_clients(world: World) -> None:
+    status, events = run(world.job(DOCS, MORE, 'to = "v.parquet"'), "--dry-run")
+    assert (status, events[-1]["event"]) == (FAILED, "planned")
+    failed = [event["to"] for event in events if event["event"] == "push_failed"]
+    assert failed == ["postgresql://me@h/db", "qdrant://h"]
+
+
+def test_a_dry_run_pushes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whiten_index.vectordb.registry.require_client", lambda _: None)
+    status, events = run(world.job(DOCS), "--dry-run")
+    assert (status, events[-1]["push"]) == (0, ["postgresql://me@h/db docs"])
+    assert world.servers["docs"].calls == []
+
+
+def test_every_line_of_a_push_tells_its_target(world: World) -> None:
+    path = world.root / "v.parquet"
+    _, events = run(world.job(DOCS, MORE, f"to = {json.dumps(str(path))}"))
+    first = [event["event"] for event in events].index("push_started")
+    places = [(event.get("to"), event.get("table")) for event in events[first:-1]]
+    expected = [("postgresql://me@h/db", "docs"), ("qdrant://h", "more"), (str(path), None)]
+    assert list(dict.fromkeys(places)) == expected
+    for place in expected:
+        names = [e["event"] for e, at in zip(events[first:], places, strict=False) if at == place]
+        assert (names[0], names[-1]) == ("push_started", "push_finished")
+        assert {"stage_started", "stage_finished"} <= set(names)
+
+
+@pytest.mark.parametrize("to", ["postgresql://me@h/db", "v.arrow"])
+def test_a_refit_is_noted_once_with_its_target(world: World, to: str) -> None:
+    """Query halves that were exported do not fit any more; nothing else would tell."""
+    to = to if "://" in to else str(world.root / to)
+    push = DOCS if "://" in to else f"to = {json.dumps(to)}"
+    job = world.job(push)
+    _, events = run(job)
+    (first,) = [event for event in events if event["event"] == "push_finished"]
+    world.raw = world.raw @ np.diag(np.linspace(1, 3, DIM)).astype("f4")
+    world.write()
+    job.write_text(job.read_text().replace('"never"', '"always"'))
+    status, events = run(job)
+    (second,) = [event for event in events if event["event"] == "push_finished"]
+    assert (status, second["rows"]) == (0, ROWS)
+    assert second["query_digest"] != first["query_digest"]
+    (note,) = [e for e in events if first["query_digest"] in json.dumps(e)]
+    assert (note["event"], note["to"]) == ("note", to)
+    assert "export again what was exported" in note["message"]
+    assert "notes" not in second
+
+
+def test_what_is_said_of_where_a_push_is_to(world: World) -> None:
+    """Two that differ in a socket or a schema alone are told apart in the last line."""
+    local = 'to = "postgresql://me@/db?host=/run/one&sslmode=disable"\ntable = "docs"'
+    pushes = NightlyJob.read(
+        world.job(
+            local, local.replace("one", "two"), f'{DOCS}\noptions = {{schema = "s"}}',
+            'to = "milvus://h"\ntable = "d"\noptions = {db = "b"}', 'to = "v.npy"',
+        )
+    ).pushes  # fmt: skip
+    assert [target(config) for config in pushes] == [
+        "postgresql://me@/db?host=/run/one docs", "postgresql://me@/db?host=/run/two docs",
+        "postgresql://me@h/db s.docs", "milvus://h b.d", "v.npy",
+    ]  # fmt: skip
+
+
+def test_a_store_that_was_moved_is_known_where_the_update_failed(world: World) -> None:
+    moved = world.root / "moved"
+    (world.root / "index" / "store").rename(moved)
+    (world.root / "c.parquet").unlink()
+    status, events = run(world.job(DOCS, first=f"store = {json.dumps(str(moved))}"))
+    assert (status, events[-1]["event"]) == (3, "failed")
+    world.assert_pushed("docs")
+
+
+def test_a_file_of_somebody_else_stops_no_update(world: World) -> None:
+    """It may have come since the job was written."""
+    path = world.root / "v.parquet"
+    job = world.job(f"to = {json.dumps(str(path))}", DOCS)
+    path.write_bytes(b"mine")
+    world.change()
+    status, events = run(job, "--dry-run")
+    assert (status, events[-1]["event"]) == (FAILED, "planned")
+    (failed, _) = [event for event in events if event["event"] == "push_failed"]
+    assert (failed["to"], failed["exit_code"]) == (str(path), FAILED)
+    assert "holds something else than rows that a push wrote" in failed["message"]
+    status, events = run(job)
+    assert (status, events[-1]["event"]) == (FAILED, "published")
+    assert events[-1]["failed"] == [f"push {path}"]
+    assert path.read_bytes() == b"mine"
+    world.assert_pushed("docs")
+
+
+def test_a_file(world: World) -> None:
+    path = world.root / "v.parquet"
+    status, events = run(world.job(f"to = {json.dumps(str(path))}\nk = 2"))
+    assert status == 0
+    assert len(pq.read_table(path)) == ROWS
+    assert [e["engine"] for e in events if e["event"] == "push_finished"] == [".parquet"]
+
+
+def test_lines_of_text(world: World) -> None:
+    result = CliRunner().invoke(cli, ["nightly", str(world.job(DOCS))])
+    (line,) = [each for each in result.stdout.splitlines() if "event=push_finished" in each]
+    assert "mode=all" in line
+    assert "seconds" not in line
+
+
+@pytest.mark.parametrize(
+    ("push", "told"),
+    [
+        ('table = "docs"', r"push 1: to: Field required"),
+        ('to = "postgresql://h/db"', r"push 1 does not say which table"),
+        (f'{DOCS}\nindex = "x"', r"push 1 sets index, which is unknown; known are "),
+        (f'{DOCS}\nbatch-rows = "9"', r"push 1: batch-rows: Input should be a valid integer"),
+        (f"{DOCS}\nfull = 1", r"push 1: full: Input should be a valid boolean"),
+        (f"{DOCS}\nmax-shrink = true", r"push 1: max-shrink: Input should be a valid number"),
+        (f"{DOCS}\nmax-shrink = 2", r"push 1: --max-shrink takes 0 to 1"),
+        (f"{DOCS}\nbatch_rows = 0", r"push 1: --batch-rows takes 1 or more"),
+        (f'{DOCS}\ndtype = "int8"', r"push 1: --dtype 'int8' is unknown"),
+        (f"{DOCS}\nbatch-rows = 9\nbatch_rows = 8", r"push 1 sets a key twice"),
+        (f"{DOCS}\noptions = {{m = [1]}}", r"push 1: options: Input should be"),
+        (f"{DOCS}\noptions = {{n = 1}}", r"push 1: --option n is unknown to PostgreSQL; use one"),
+        (f"{DOCS}\noptions = {{m = 1}}", r"push 1: --option m takes a whole number from 2"),
+        ('to = "qdrant://h"\ntable = "d"\noptions = {n = 1}', r"--option n is unknown to Qdrant"),
+        ('to = "lancedb:///d"\ntable = "d"\noptions = {index = "x"}', r"index=x is unknown"),
+        ('to = "milvus://h"\ntable = "d"\noptions = {m = 0}', r"--option m takes a whole"),
+        ('to = "v.parquet"\ntable = "d"', r"push 1: v.parquet is a file, which takes no --table"),
+        ('to = "v.npy"\nfull = true', r"push 1: .* takes no --full"),
+        ('to = "v.arrow"\ncheck = 3', r"push 1: .* takes no --check"),
+        ('to = "v.arrow"\noptions = {m = 3}', r"push 1: .* takes no --option"),
+        ('to = "http://h:6333"\ntable = "d"', r"push 1: .*did you mean qdrant://h:6333"),
+        (f'to = ["{SECRET}"]', r"push 1: to: Input should be a valid string"),
+        (f'to = "me:{SECRET}@h/db"\ntable = "d"', r"push 1: to \(…\) has a password before the @"),
+    ],
+)
+def test_jobs_that_cannot_be_read(world: World, push: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as raised:
+        NightlyJob.read(world.job(push))
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("push", "told"),
+    [
+        (f'to = "postgresql://me:{SECRET}@h/db"', r"to \(postgresql://…\) .* PGPASSWORD"),
+        (f'to = "postgresql://h/db?password={SECRET}"', "to .*parameter password.* PGPASSWORD"),
+        (f'to = "qdrant://{SECRET}@h"', "to .* QDRANT_API_KEY"),
+        (f'to = "milvus+https://h?token={SECRET}"', "to .*parameter token.* MILVUS_TOKEN"),
+        (
+            f'to = "lancedb+s3://b"\noptions = {{"storage.aws_session_token" = "{SECRET}"}}',
+            "--option storage.aws_session_token .* AWS_SECRET_ACCESS_KEY",
+        ),
+    ],
+)
+def test_secrets_belong_in_the_environment(world: World, push: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"push 2: .*{told}") as raised:
+        NightlyJob.read(world.job(DOCS, f'table = "d"\n{push}'))
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("share", ["0", "0.0", "0.25", "1"])
+def test_a_share_of_rows_that_may_vanish(world: World, share: str) -> None:
+    (push,) = NightlyJob.read(world.job(f"{DOCS}\nmax-shrink = {share}")).pushes
+    assert push.max_shrink == float(share)
+
+
+def test_two_pushes_of_one_place(world: World) -> None:
+    file, vectors, beside = (
+        f"to = {json.dumps(str(world.root / name))}"
+        for name in ("v.parquet", "v.npy", "v.documents.parquet")
+    )
+    lance = 'to = "lancedb://{}"\ntable = "docs"'
+    for pushes in (
+        (DOCS, MORE, f"{DOCS}\nk = 3"),
+        (file, MORE, file),
+        (vectors, MORE, beside),
+        (beside, MORE, vectors),
+        (DOCS, MORE, 'to = "postgres://me@h/db/"\ntable = "docs"'),
+        (lance.format("/x/l"), MORE, lance.format("/x/../x/l/.")),
+        (file, MORE, file.replace("v.parquet", "../" + world.root.name + "/v.parquet")),
+    ):
+        with pytest.raises(ConfigError, match="push 3 goes where push 1 does"):
+            NightlyJob.read(world.job(*pushes))
+    apart = (
+        DOCS, f'{DOCS}\noptions = {{schema = "other"}}', DOCS.replace('"docs"', '"other"'),
+        DOCS.replace("h/db", "g/db"), file, vectors,
+    )  # fmt: skip
+    assert len(NightlyJob.read(world.job(*apart)).pushes) == 6
+
+
+def test_a_table_where_tables_are_wanted(world: World) -> None:
+    path = world.job()
+    path.write_text(path.read_text() + '\n[push]\nto = "x.parquet"\n')
+    with pytest.raises(ConfigError, match="push: Input should be a valid list"):
+        NightlyJob.read(path)
+
+
+def test_an_address_of_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('index = "i"\n[[push]]\nto = "mysql://h"\ntable = "d"\n')
+    with pytest.raises(ConfigError, match="push 1: mysql://h is the address of no database"):
+        NightlyJob.read(path)

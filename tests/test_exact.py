@@ -1,0 +1,73 @@
+"""Exact search over vectors in memory against sorting every score; ties, blocks, few and many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whiten_index.index import exact
+from whiten_index.index.exact import exact_search, largest
+
+
+def by_sorting(scores: np.ndarray, count: int) -> np.ndarray:
+    return np.lexsort((np.arange(len(scores)), -scores))[:count]
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    rows=st.integers(1, 9000),
+    count=st.integers(1, 9000),
+    values=st.sampled_from([1, 2, 5, 1_000_000]),
+    seed=st.integers(0, 9),
+)
+def test_the_largest_are_those_of_a_full_sort_ties_by_position(
+    rows: int, count: int, values: int, seed: int
+) -> None:
+    scores = np.random.default_rng(seed).integers(0, values, rows).astype(np.float32)
+    assert np.array_equal(largest(scores, count), by_sorting(scores, count))
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    # Products of small integers have no rounding, so that the truth has the same ties.
+    return np.random.default_rng(0).integers(-3, 4, (3000, 6)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def queries() -> np.ndarray:
+    return np.random.default_rng(1).integers(-3, 4, (9, 6)).astype(np.float32)
+
+
+@pytest.mark.parametrize("held", [1 << 24, 4000, 100, 1])
+@pytest.mark.parametrize("count", [1, 3, 9])
+@pytest.mark.parametrize("among", [None, "few", "one", "half", "a run", "every"])
+def test_exact_search_is_a_full_sort(
+    monkeypatch: pytest.MonkeyPatch,
+    vectors: np.ndarray,
+    queries: np.ndarray,
+    among: str | None,
+    count: int,
+    held: int,
+) -> None:
+    if held == 1:
+        vectors = vectors[:60]
+    monkeypatch.setattr(exact, "_HELD", held)
+    every = np.arange(len(vectors))
+    rows = {
+        None: every,
+        "every": every,
+        "few": every[3::13],
+        "one": every[41:42],
+        "half": every[::2],
+        "a run": every[7:29],
+    }[among]
+    scores, found = exact_search(
+        vectors, queries[:count], 50, among=None if among is None else rows
+    )
+    for query, mine, numbers in zip(queries, scores, found, strict=False):
+        truth = vectors[rows] @ query
+        best = by_sorting(truth, 50)
+        assert numbers.tolist() == rows[best].tolist()
+        assert mine.tolist() == truth[best].tolist()

@@ -1,0 +1,218 @@
+"""The rule that chooses the index: within its budget, the most precise, and told in words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from whiten_index import BuildConfig, build_index, open_index
+from whiten_index.errors import ConfigError
+from whiten_index.index import (
+    FactoryChoice,
+    choose_factory,
+    inner_index,
+    parse_bytes,
+)
+from whiten_index.index.choice import CODECS, structure_of
+from whiten_index.pipeline.build import BuildReport
+
+DIM, K, ROWS = 32, 16, 1_200
+
+
+# ---------------------------------------------------------------------------------------- the rule
+
+
+@pytest.mark.parametrize(
+    ("rows", "target", "structure"),
+    [
+        (1, 0.95, "flat"),
+        (200_000, 0.999, "flat"),
+        (200_001, 0.95, "ivf"),
+        (200_001, 0.989, "ivf"),
+        (200_001, 0.99, "hnsw"),
+    ],
+)
+def test_the_table_of_structures(rows: int, target: float, structure: str) -> None:
+    assert structure_of(rows=rows, target_recall=target) == structure
+
+
+@pytest.mark.parametrize(("rows", "target"), [(50_000, 0.95), (500_000, 0.95), (500_000, 0.99)])
+def test_more_budget_is_spent_on_precision_and_never_exceeded(rows: int, target: float) -> None:
+    least = error_budget(rows, target)
+    precisions = []
+    for budget in np.geomspace(least, 4 * 4 * 256 * rows, 30):
+        choice = choose_factory(
+            "auto", rows=rows, dim=384, k=256, budget=int(budget) + 1, target_recall=target
+        )
+        assert choice.expected.total <= budget + 1
+        graph = "HNSW" in choice.built
+        code = re.split("[,_]", choice.built)[-1]
+        code = "Flat" if code == "HNSW32" else code
+        order = [codec.over(256) for codec in CODECS]
+        precisions.append((-graph if target >= 0.99 else 0, order.index(code)))
+        assert (choice.rerank is not None) == (code in order[3:])
+    assert precisions == sorted(precisions, reverse=True)
+    assert len(set(precisions)) >= 5
+
+
+def error_budget(rows: int, target: float) -> int:
+    """Return the least budget, as the error names it."""
+    with pytest.raises(ConfigError, match="holds no index") as caught:
+        choose_factory("auto", rows=rows, dim=384, k=256, budget=1_000, target_recall=target)
+    found = re.search(r"the least takes ([\d,]+) bytes", str(caught.value))
+    assert found is not None
+    return int(found[1].replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "budget"),
+    [(100_000, 256, 2_000_000), (3_000, 21, 30_000), (100_000, 33, 800_000)],
+)
+def test_what_the_error_names_fits(rows: int, width: int, budget: int) -> None:
+    def choose(k: int, within: int = budget) -> FactoryChoice:
+        return choose_factory("auto", rows=rows, dim=384, k=k, budget=within)
+
+    with pytest.raises(ConfigError) as caught:
+        choose(width)
+    found = re.search(r"--k (\d+), or a budget of ([\d.]+\w+),", str(caught.value))
+    assert found is not None
+    assert choose(int(found[1])).expected.total <= budget
+    for wider in range(int(found[1]) + 1, width):
+        with pytest.raises(ConfigError):
+            choose(wider)
+    choose(width, parse_bytes(found[2]))
+
+
+# ----------------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GiB", 4 << 30), ("512MB", 512_000_000), ("1.5 kib", 1_536), ("7", 7), (9, 9),
+        ("2k", 2_000), ("3 TiB", 3 << 40), ("10B", 10), ("0.5M", 500_000),
+    ],
+)  # fmt: skip
+def test_sizes_are_read(text: str | int, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+# ---------------------------------------------------------------------------------------- builds
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "c.parquet"
+    rng = np.random.default_rng(0)
+    rows = (rng.standard_normal((ROWS, DIM)) * np.linspace(2, 0.5, DIM)).astype(np.float32)
+    pq.write_table(pa.table({"id": np.arange(ROWS), "embedding": list(rows)}), path)
+    return path
+
+
+def config(corpus: Path, out: Path, **more: Any) -> BuildConfig:
+    return BuildConfig(
+        corpus=(str(corpus),), embedding_column="embedding", id_column="id", out=str(out),
+        **{"whiten": "pca", "k": K, "store": str(corpus.parent / "store"), **more},
+    )  # fmt: skip
+
+
+def build(corpus: Path, out: Path, **more: Any) -> BuildReport:
+    return build_index(config(corpus, out, **more))
+
+
+@pytest.mark.parametrize(
+    ("budget", "built", "reranked"),
+    [
+        (None, "Flat", False),
+        ("100KB", "Flat", False),
+        ("50KB", "SQfp16", False),
+        ("30KB", "SQ8", False),
+        ("15KB", "PQ8x4fs", True),
+    ],
+)
+def test_auto_builds_what_fits_and_keeps_why(
+    tmp_path: Path, corpus: Path, budget: str | None, built: str, reranked: bool
+) -> None:
+    fields = build(corpus, tmp_path / "out", memory_budget=budget).manifest
+    factory, sizes = fields["factory"], fields["bytes"]
+    assert (factory["asked"], factory["built"]) == ("auto", built)
+    assert (factory["rerank"] is not None) == reranked
+    assert factory["expected_bytes"] == sizes["index"]
+    assert budget is None or sizes["index"]["total"] <= parse_bytes(budget)
+    assert "1,200 rows" in factory["why"]
+    assert len(open_index(str(tmp_path / "out")).bundle) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("factory", "least"), [("IVF2000,Flat", 2_000), ("PQ4x12", 4_096), ("IVF4,PQ4x11", 2_048)]
+)
+def test_too_few_rows_to_train_are_told_before_encoding(
+    tmp_path: Path, corpus: Path, factory: str, least: int
+) -> None:
+    store = tmp_path / "store"
+    told = rf"cannot train '{factory}' on 1200 rows: it learns {least} centroids .*fewer lists"
+    with pytest.raises(ConfigError, match=told):
+        build(corpus, tmp_path / "out", factory=factory, store=str(store))
+    assert not list(store.glob("*/shards/*"))
+
+
+# ------------------------------------------------------------------------- budgets before encoding
+
+
+def shards_of(store: Path) -> list[Path]:
+    return list(store.glob("*/shards/*"))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{}, {"k": None}, {"whiten": "auto", "k": None}, {"factory": "HNSW32"}],
+    ids=["k named", "k by default", "k chosen", "factory named"],
+)
+def test_a_budget_that_nothing_fits_is_told_before_encoding(
+    tmp_path: Path, corpus: Path, setting: dict[str, Any]
+) -> None:
+    store = tmp_path / "store"
+    with pytest.raises(ConfigError, match=r"holds no index of 1,200 vectors|made in memory"):
+        build(corpus, tmp_path / "out", memory_budget="5KB", store=str(store), **setting)
+    assert shards_of(store) == []
+
+
+# ------------------------------------------------------------------------------ recall of the codec
+
+
+@pytest.mark.parametrize(
+    ("budget", "target", "codec", "reranked"),
+    [
+        ("100KB", 1.0, "Flat", False),
+        ("50KB", 0.999, "SQfp16", False),
+        ("50KB", 1.0, "SQfp16", True),
+        ("30KB", 0.99, "SQ8", False),
+        ("30KB", 0.995, "SQ8", True),
+    ],
+)
+def test_a_codec_below_the_recall_asked_for_has_its_candidates_scored_again(
+    budget: str, target: float, codec: str, reranked: bool
+) -> None:
+    choice = choose_factory(
+        "auto", rows=ROWS, dim=DIM, k=K, budget=parse_bytes(budget), target_recall=target
+    )
+    assert choice.built == codec
+    assert choice.rerank == (50 if reranked else None)
+    assert ("scored again from the store as its own scores find" in choice.why) == reranked
+    assert choice.expected_recall is not None
+    assert choice.expected_recall >= target
+
+
+@pytest.mark.parametrize(
+    "refined", ["PQ8x4fs", "PQ8x4,RFlat", "IVF16,Flat", "RaBitQfs", "NSG8", "PCA8,SQ8", "HNSW8"]
+)
+def test_refining_by_what_compares_no_single_rows_is_refused(refined: str) -> None:
+    with pytest.raises(ConfigError, match=r"refine by codes, such as RFlat|transform of its own"):
+        inner_index(f"PQ8x4,Refine({refined})", 16)
+    assert inner_index("PQ8x4,Refine(SQ8)", 16) is not None

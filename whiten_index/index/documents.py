@@ -1,0 +1,195 @@
+"""Row number to id and kept columns: an Arrow file that is mapped, never loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.files import reading
+from whiten_index.corpus import RowFilter
+from whiten_index.corpus.arrow_types import times_as_numbers
+from whiten_index.corpus.batches import ID, PASSAGE
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError
+from whiten_index.index.filtering import Selection
+
+# Filters whose rows are remembered, as a caller's queries tend to share one: a bit a row each, and
+# 8 bytes a row that passes where these were listed.
+_REMEMBERED = 4
+
+
+def write_documents(path: Path, tables: Iterable[pa.Table]) -> int:
+    """Write tables of one schema one after the other; return how many rows that makes.
+
+    Raises:
+        CorpusError: two shards give a kept column different types.
+    """
+    writer: Any = None
+    rows = 0
+    # Through a file of Python's, as all else: Arrow's own hides which error the disk reports.
+    with contextlib.ExitStack() as open_files:
+        for table in tables:
+            if writer is None:
+                file = open_files.enter_context(path.open("wb"))
+                writer = open_files.enter_context(pa.ipc.new_file(file, table.schema))
+                schema = table.schema
+            for batch in _fitting(table, schema).combine_chunks().to_batches():
+                writer.write_batch(batch)
+            rows += table.num_rows
+    return rows
+
+
+def _fitting(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    try:
+        return table.cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise CorpusError(
+            f"the files of the corpus give the kept columns different types ({error}); rewrite "
+            "them with one schema, or leave the column out of --keep"
+        ) from error
+
+
+class Documents:
+    """The rows of an index.
+
+    Attributes:
+        columns: names of the kept columns, ``id`` not among them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with reading(path):
+                reader = pa.ipc.open_file(pa.memory_map(str(path)))
+                self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        except (OSError, pa.ArrowException) as error:
+            raise ArtifactError(
+                f"{path} cannot be read ({str(error).splitlines()[0]}); restore it or build again"
+            ) from error
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+        self.schema = reader.schema
+        self.columns = tuple(name for name in reader.schema.names if name != ID)
+        # Of the batches and not of this object, which would keep itself, and the map, alive.
+        selected = functools.partial(_selected, self._batches)
+        self._selected = functools.lru_cache(_REMEMBERED)(selected)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def get(self, row: int) -> dict[str, Any]:
+        """Return the id and the kept columns of a row.
+
+        Dates and times that Python does not know come as the numbers that Arrow keeps: those after
+        the year 9999, in an unknown zone or, without pandas, of parts of a microsecond.
+        """
+        batch, offset = self._locate(row)
+        return {name: _as_python(batch.column(name), offset) for name in batch.schema.names}
+
+    def ids(self, rows: Sequence[int]) -> list[str | int]:
+        """Return the ids of rows."""
+        found = []
+        for row in rows:
+            batch, offset = self._locate(row)
+            found.append(batch.column(ID)[offset].as_py())
+        return found
+
+    def take(self, rows: NDArray[np.int64]) -> pa.Table:
+        """Return the id and the kept columns of rows (n,), in the order given."""
+        batches = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(batches, kind="stable")
+        found = [
+            self._batches[batch].take(pa.array(rows[of_batch] - self._starts[batch]))
+            for batch in np.unique(batches)
+            for of_batch in [order[batches[order] == batch]]
+        ]
+        table = pa.Table.from_batches(found, self.schema)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return table if np.array_equal(order, back) else table.take(pa.array(back))
+
+    def id_column(self, start: int, stop: int) -> pa.ChunkedArray:
+        """Return the ids of rows ``start`` … ``stop`` − 1, or of as many as there are."""
+        columns = []
+        first = max(int(np.searchsorted(self._starts, start, side="right")) - 1, 0)
+        last = int(np.searchsorted(self._starts, stop))
+        for begin, batch in zip(self._starts[first:last], self._batches[first:last], strict=False):
+            inside = batch.column(ID)[max(start - int(begin), 0) : max(stop - int(begin), 0)]
+            columns.append(inside)
+        return pa.chunked_array(columns, self.schema.field(ID).type)
+
+    def first_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return, of rows (n,) that are passages, the row of the first one of the same document."""
+        numbers = np.empty(len(rows), dtype=np.int64)
+        batches = np.searchsorted(self._starts, rows, side="right") - 1
+        for batch in np.unique(batches):
+            of_batch = batches == batch
+            column = self._batches[batch].column(PASSAGE).to_numpy(zero_copy_only=False)
+            numbers[of_batch] = column[rows[of_batch] - self._starts[batch]]
+        return rows - numbers
+
+    def passages_from(self, row: int) -> range:
+        """Return the rows of a document's passages, ``row`` being the first."""
+        stop = row + 1
+        while stop < len(self) and self.get(stop)[PASSAGE]:
+            stop += 1
+        return range(row, stop)
+
+    def find(self, wanted: str | int) -> int:
+        """Return the row of an id, the first of several.
+
+        Raises:
+            CorpusError: no row has it.
+        """
+        kind = self.schema.field(ID).type
+        try:
+            scalar = pa.scalar(wanted).cast(kind)
+        except (pa.ArrowException, OverflowError):
+            scalar = None
+        for start, batch in zip(self._starts, self._batches, strict=False):
+            position = -1 if scalar is None else pc.index(batch.column(ID), scalar).as_py()
+            if position >= 0:
+                return int(start) + int(position)
+        raise CorpusError(
+            f"no document has the id {wanted!r}; ids here are {kind}, the first being "
+            f"{self.ids([0])[0]!r}"
+        )
+
+    def matching(self, row_filter: RowFilter) -> Selection:
+        """Return the rows that pass a condition on the id and the kept columns.
+
+        Raises:
+            ConfigError: it reads a column that is not kept.
+            CorpusError: it compares a column with a value of another type.
+        """
+        unknown = [name for name in row_filter.columns if name not in self.schema.names]
+        if unknown:
+            raise ConfigError(
+                f"the filter {row_filter.text!r} reads {', '.join(unknown)}, which this index "
+                f"does not keep; its columns are {', '.join(self.schema.names)} (id has the ids, "
+                "whatever their column is called in the corpus); name another with --keep when the "
+                "index is built, which takes the embeddings from its store"
+            )
+        return self._selected(row_filter.text)
+
+    def _locate(self, row: int) -> tuple[pa.RecordBatch, int]:
+        position = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._batches[position], row - int(self._starts[position])
+
+
+def _as_python(column: pa.Array, row: int) -> Any:
+    try:
+        return column[row].as_py()
+    except (OverflowError, ValueError):
+        return times_as_numbers(column.slice(row, 1))[0].as_py()
+
+
+def _selected(batches: list[pa.RecordBatch], text: str) -> Selection:
+    row_filter = RowFilter.parse(text)
+    masks = [row_filter.mask(batch) for batch in batches]
+    return Selection.of(np.concatenate([np.empty(0, dtype=np.bool_), *masks]))

@@ -1,0 +1,243 @@
+"""Search among some rows only: by FAISS's selectors where a kind of index has them.
+
+A filtered search gives as many hits as there are rows to give. Where few rows pass, all of them
+are compared, so that nothing is lost to lists that are not looked into or links not followed;
+where many pass, an approximate index looks at twice as many of them as it would without a filter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.index.exact import (
+    Rows,
+    Scores,
+    Vectors,
+    exact_search,
+    flat_vectors,
+    largest,
+    merged,
+)
+from whiten_index.index.fetching import fetch_until
+from whiten_index.index.library import load_faiss
+
+# Above one row in so many, asking an index without selectors for more hits costs less than
+# comparing the rows that pass one by one.
+_FEW = 16
+# Rows that pass lie together more often than by chance, and then not where the query does.
+_MARGIN = 2
+# Numbers of decoded rows held at once.
+_HELD = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The rows of an index that pass a filter.
+
+    Attributes:
+        bits: a bit a row, the lowest of each byte first.
+        total: rows in the index.
+        count: rows that pass.
+    """
+
+    bits: NDArray[np.uint8]
+    total: int
+    count: int
+
+    @classmethod
+    def of(cls, mask: NDArray[np.bool_]) -> Selection:
+        """Return the rows (n,) where ``mask`` is true."""
+        return cls(np.packbits(mask, bitorder="little"), len(mask), int(np.count_nonzero(mask)))
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Numbers of the rows that pass, rising."""
+        mask = np.unpackbits(self.bits, count=self.total, bitorder="little")
+        return np.flatnonzero(mask).astype(np.int64, copy=False)
+
+    def holds(self, rows: Rows) -> NDArray[np.bool_]:
+        """Tell which of some row numbers pass; −1 does not."""
+        bits = (self.bits[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1
+        passing: NDArray[np.bool_] = (bits == 1) & (rows >= 0)
+        return passing
+
+
+def search_selected(
+    inner: Any,
+    search: Callable[[Vectors, int], tuple[Scores, Rows]],
+    queries: Vectors,
+    top_k: int,
+    selection: Selection,
+) -> tuple[Scores, Rows]:
+    """Return scores and rows of the nearest that pass, (n, m), m the lesser of top_k and those.
+
+    Args:
+        inner: FAISS's index over vectors.
+        search: searches it without a filter.
+        queries: (n, k) unit vectors.
+        top_k: hits a query.
+        selection: the rows that pass.
+    """
+    wanted = min(top_k, selection.count)
+    if not wanted or not len(queries):
+        empty = np.empty((len(queries), wanted))
+        return empty.astype(np.float32), empty.astype(np.int64)
+    if (vectors := flat_vectors(inner)) is not None:
+        return exact_search(vectors, queries, wanted, among=selection.rows)
+    found = _approximate(inner, queries, wanted, selection)
+    if found is None:
+        return _thorough(inner, search, queries, wanted, selection)
+    short = np.flatnonzero((found[1] < 0).any(axis=1))
+    if len(short):
+        found[0][short], found[1][short] = _thorough(
+            inner, search, queries[short], wanted, selection
+        )
+    return found
+
+
+def _approximate(
+    inner: Any, queries: Vectors, wanted: int, selection: Selection
+) -> tuple[Scores, Rows] | None:
+    """Return what the index finds by its own means, None where all rows that pass are compared."""
+    if (parameters := _sparing(inner, wanted, selection)) is None:
+        return None
+    return _with_selector(inner, queries, wanted, parameters, selection)
+
+
+def _with_selector(
+    inner: Any, queries: Vectors, wanted: int, parameters: Any, selection: Selection
+) -> tuple[Scores, Rows] | None:
+    """Return what FAISS finds by its selector, None where this kind of index has none."""
+    try:
+        scores, rows = inner.search(queries, wanted, params=parameters)
+    except RuntimeError:
+        # Each kind refuses in words of its own; whatever else is wrong, the plain search will tell.
+        return None
+    # A kind that took the parameters and passed the selector over would show here.
+    return (scores, rows) if (selection.holds(rows) | (rows < 0)).all() else None
+
+
+def _sparing(inner: Any, wanted: int, selection: Selection) -> Any:
+    """Return parameters by which an approximate index looks at a part of the rows that pass.
+
+    It looks at twice as many as without a filter: into more lists, or along more links, in
+    proportion to how few pass. None where that comes to all of them, or the kind is exhaustive.
+    """
+    faiss = load_faiss()
+    wider = _MARGIN * selection.total / selection.count
+    if isinstance(inner, faiss.IndexIVF):
+        lists = math.ceil(inner.nprobe * wider)
+        return None if lists >= inner.nlist else list_parameters(inner, lists, selection)
+    if isinstance(inner, faiss.IndexHNSW):
+        steps = math.ceil(max(inner.hnsw.efSearch, wanted) * wider)
+        if selection.count <= steps * inner.hnsw.nb_neighbors(0):
+            return None
+        return faiss.SearchParametersHNSW(sel=_selector(selection), efSearch=steps)
+    if isinstance(inner, faiss.IndexRefine):
+        base = faiss.downcast_index(inner.base_index)
+        parameters = _sparing(base, math.ceil(wanted * inner.k_factor), selection)
+        if parameters is None:
+            return None
+        return faiss.IndexRefineSearchParameters(
+            k_factor=inner.k_factor, base_index_params=parameters
+        )
+    return None
+
+
+def _thorough(
+    inner: Any,
+    search: Callable[[Vectors, int], tuple[Scores, Rows]],
+    queries: Vectors,
+    wanted: int,
+    selection: Selection,
+) -> tuple[Scores, Rows]:
+    """Return the best of all rows that pass, as far as the kind of index lets them be compared."""
+    faiss = load_faiss()
+    few = selection.count * _FEW <= selection.total
+    if isinstance(inner, faiss.IndexRefine) and few:
+        return _storage(inner.refine_index, queries, wanted, selection)
+    if isinstance(inner, faiss.IndexHNSW) or (isinstance(inner, faiss.IndexNSG) and few):
+        return _storage(inner.storage, queries, wanted, selection)
+    parameters = None
+    if isinstance(inner, faiss.IndexIVF):
+        parameters = list_parameters(inner, inner.nlist, selection)
+    elif _gives_vectors(inner) and few:
+        return _decoded(inner, queries, wanted, selection)
+    elif not isinstance(inner, (faiss.IndexRefine, faiss.IndexNSG)):
+        parameters = faiss.SearchParameters(sel=_selector(selection))
+    if parameters is not None:
+        found = _with_selector(inner, queries, wanted, parameters, selection)
+        if found is not None:
+            return found
+    found = fetch_until(
+        search,
+        lambda hits: np.flatnonzero(selection.holds(hits)),
+        queries,
+        wanted=wanted,
+        first=2 * math.ceil(wanted * selection.total / selection.count),
+        rows=selection.total,
+    )
+    beneath = getattr(inner, "refine_index", getattr(inner, "storage", None))
+    short = np.flatnonzero((found[1] < 0).any(axis=1)) if beneath is not None else ()
+    if len(short):
+        found[0][short], found[1][short] = _storage(beneath, queries[short], wanted, selection)
+    return found
+
+
+def _storage(
+    beneath: Any, queries: Vectors, wanted: int, selection: Selection
+) -> tuple[Scores, Rows]:
+    """Return the best of the rows that pass, by the vectors that a graph or a refining keeps."""
+    inner = load_faiss().downcast_index(beneath)
+    return search_selected(inner, inner.search, queries, wanted, selection)
+
+
+def _selector(selection: Selection) -> Any:
+    return load_faiss().IDSelectorBitmap(selection.bits)
+
+
+def list_parameters(inner: Any, lists: int, selection: Selection | None = None) -> Any:
+    """Return how an index of lists is searched by so many of them, among the rows that pass.
+
+    An index over the centroids gives no more of them than it looks at, so it looks at more.
+    """
+    faiss = load_faiss()
+    options: dict[str, Any] = {} if selection is None else {"sel": _selector(selection)}
+    quantizer = faiss.downcast_index(inner.quantizer)
+    if isinstance(quantizer, faiss.IndexHNSW):
+        options["quantizer_params"] = faiss.SearchParametersHNSW(efSearch=2 * lists)
+    elif isinstance(quantizer, faiss.IndexIVF) and lists >= inner.nlist:
+        options["quantizer_params"] = faiss.SearchParametersIVF(nprobe=quantizer.nlist)
+    return faiss.SearchParametersIVF(nprobe=lists, max_codes=inner.max_codes, **options)
+
+
+def _gives_vectors(inner: Any) -> bool:
+    """Tell whether the rows of a codec without selectors can be decoded one by one.
+
+    FAISS's fast-scan kinds, which crash on it, are not of this class.
+    """
+    faiss = load_faiss()
+    return isinstance(inner, faiss.IndexPQ | faiss.IndexAdditiveQuantizer)
+
+
+def _decoded(
+    inner: Any, queries: Vectors, wanted: int, selection: Selection
+) -> tuple[Scores, Rows]:
+    """Return the best of the rows that pass, by their decoded vectors."""
+    best = np.empty((len(queries), 0), dtype=np.float32)
+    found = np.empty((len(queries), 0), dtype=np.int64)
+    step = max(_HELD // max(int(inner.d), len(queries)), 1)
+    for start in range(0, selection.count, step):
+        rows = selection.rows[start : start + step]
+        scores = queries @ inner.reconstruct_batch(rows).T
+        first = np.stack([largest(each, wanted) for each in scores])
+        some = np.take_along_axis(scores, first, axis=1)
+        best, found = merged(best, found, some, rows[first], wanted)
+    return best, found

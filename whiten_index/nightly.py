@@ -1,0 +1,515 @@
+"""The nightly job of an index: update, push, prune, compact, collect garbage, write metrics.
+
+``whiten-index nightly job.toml`` runs it. A job file::
+
+    index = "/var/lib/whiten-index/news"    # a published index, whose settings are kept
+    corpus = ["/srv/corpus/news"]           # default: the corpus that the index was built from
+    refit = "auto"                          # and any other option of `whiten-index update`
+    keep-versions = 7                       # remove older versions, then shards that none needs
+    compact = true                          # join small shards of the store
+    metrics = "/var/lib/prometheus/node-exporter/news.prom"     # needs whiten-index[metrics]
+
+    [[push]]                                # a database to bring up to date; there may be several
+    to = "postgresql://news@db/news"        # its password: PGPASSWORD or ~/.pgpass, never here
+    table = "docs"                          # and any other option of `whiten-index push`
+    options = {m = 16}
+
+Steps run in the order of the first line. Nothing is removed without ``keep-versions``, and the
+store keeps its shards with ``gc = false``. Paths are relative to the working folder.
+
+Each line on standard output is one event, as text or JSON. The last is ``published``,
+``up_to_date``, ``gate_failed``, ``failed`` or ``interrupted``, or ``planned`` after a dry run. The
+exit status is that of the update: 9 if a gate failed. A later step that fails does not undo the
+update: ``<step>_failed`` gives the reason, the other steps run, the last line lists the steps in
+``failed``, and the exit status is that of the first of them (10 for any push).
+
+A push also runs if there was nothing to update or the update failed with a known error, because a
+database may be behind. It does not run if the job file is refused (2), another job holds the lock
+(6), or the error is unknown (1). While a database is behind, old versions stay
+(``prune_left_out``): its next push needs them to find what changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qs
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from whiten_index.artifacts.paths import require_path
+from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
+from whiten_index.log_lines import Ending, LogForm, LogLines, failure, run_job
+from whiten_index.monitoring import LastRun, Outcome, check_metrics, write_metrics
+from whiten_index.pipeline.build_config import read_toml
+from whiten_index.signals import INTERRUPTED
+
+if TYPE_CHECKING:
+    from whiten_index.vectordb.push_config import PushConfig
+
+# Events of their own, logged before the last line.
+_LOGGED_APART = ("drift", "decision", "gates")
+# Left out of text lines: the manifest or the lines of the stages have them.
+_FOR_MACHINES = ("whitening", "factory", "bytes", "seconds", "stage_rows")
+# Options that name, next to the address, the place of a table.
+_PLACES = ("schema", "db")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Afterwards(_Strict):
+    """Keys of a job file for the steps after the update."""
+
+    keep_versions: int | None = Field(None, ge=1)
+    gc: bool = True
+    compact: bool = False
+    metrics: str | None = None
+    push: list[dict[str, Any]] = []
+
+
+class _Push(_Strict):
+    """Keys of a ``[[push]]``; those not set have the defaults of ``PushConfig``."""
+
+    to: str
+    table: str | None = None
+    store: str | None = None
+    k: int | None = None
+    dtype: str | None = None
+    metric: str | None = None
+    full: bool | None = None
+    check: int | None = None
+    batch_rows: int | None = None
+    max_shrink: float | None = None
+    options: dict[str, str | bool | int | float] = {}
+
+
+_Keys = TypeVar("_Keys", bound=_Strict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NightlyJob:
+    """A job file.
+
+    Attributes:
+        index: folder of the index.
+        update: options of the update, by the names of ``UpdateConfig``, ``index`` included.
+        keep_versions: number of sound versions to keep, None for all.
+        gc: remove shards that no kept version needs, after versions were removed.
+        compact: join small shards of the store.
+        metrics: file for node_exporter, None for none.
+        pushes: databases and files to bring to the published version.
+    """
+
+    index: Path
+    update: Mapping[str, Any]
+    keep_versions: int | None = None
+    gc: bool = True
+    compact: bool = False
+    metrics: Path | None = None
+    pushes: tuple[PushConfig, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> NightlyJob:
+        """Read a job file.
+
+        Raises:
+            ConfigError: it cannot be read, is not TOML, or has a key or value that is not valid.
+        """
+        from whiten_index.pipeline.update_config import UpdateConfig
+
+        where = f"job file {path}"
+        update = read_toml(path)
+        own = {name: update.pop(name) for name in _Afterwards.model_fields if name in update}
+        after = _validated(_Afterwards, own, where)
+        known = {*UpdateConfig.__dataclass_fields__, *_Afterwards.model_fields}
+        _require_known(update, known, where)
+        index = update.get("index")
+        if not isinstance(index, str) or not index:
+            raise ConfigError(f'{where} does not say which index: index = "DIR"')
+        if update.get("corpus") == []:
+            raise ConfigError(
+                f"{where} names an empty corpus; leave the line out to take the corpus that the "
+                "index was built from"
+            )
+        if after.metrics is not None:
+            require_path(after.metrics, what="metrics")
+        pushes = [
+            _read_push(f"{where}, push {n}", index, each) for n, each in enumerate(after.push, 1)
+        ]
+        _require_apart(where, pushes)
+        return cls(
+            index=Path(index),
+            update=update,
+            keep_versions=after.keep_versions,
+            gc=after.gc,
+            compact=after.compact,
+            metrics=None if after.metrics is None else Path(after.metrics),
+            pushes=tuple(pushes),
+        )
+
+
+def run_nightly(path: Path, *, dry_run: bool = False, form: str | LogForm = LogForm.TEXT) -> int:
+    """Run a job file, or say what it would do; log events and return the exit status."""
+    lines = LogLines(form)
+
+    def work() -> Ending:
+        job = NightlyJob.read(path)
+        return _planned(job, lines) if dry_run else _Night(job, lines).run()
+
+    return run_job(work, kept="shards", lines=lines)
+
+
+def _planned(job: NightlyJob, lines: LogLines) -> Ending:
+    from whiten_index.pipeline.changes import ids_lines
+    from whiten_index.pipeline.update_config import UpdateConfig
+    from whiten_index.pipeline.update_plan import plan_update
+
+    if job.metrics is not None:
+        check_metrics(job.metrics)
+    status = 0
+    for config in job.pushes:
+        try:
+            _require_possible(config)
+        except ConfigError as error:
+            status = DatabaseError.exit_code
+            _PushLines(config, lines.form).log("push_failed", **failure(error), exit_code=status)
+    plan = plan_update(UpdateConfig(**job.update), progress=lines).to_json()
+    for line in ids_lines(plan):
+        lines.note(line)
+    status = GateError.exit_code if plan.get("refused") else status
+    pushes = [target(config) for config in job.pushes]
+    steps = {"keep_versions": job.keep_versions, "gc": job.gc, "compact": job.compact}
+    return Ending("planned", {**plan, **steps, "push": pushes}, status)
+
+
+@dataclass
+class _Night:
+    """One run of a job.
+
+    Attributes:
+        job: the job.
+        lines: its log.
+        started: start, by the monotonic clock.
+        failed: step after the update that failed -> exit status.
+        step: the step after the update that is running.
+        report: of the update, once it succeeded.
+        gates: findings of the gates.
+    """
+
+    job: NightlyJob
+    lines: LogLines
+    started: float = field(default_factory=time.monotonic)
+    failed: dict[str, int] = field(default_factory=dict)
+    step: str = ""
+    report: Mapping[str, Any] | None = None
+    gates: Sequence[Mapping[str, Any]] = ()
+
+    def run(self) -> Ending:
+        """Run every step; metrics are written whatever happens, unless another job is running."""
+        if self.job.metrics is not None:
+            # A refused path is another file's and must not be overwritten.
+            check_metrics(self.job.metrics)
+        try:
+            ending = self._update()
+        except BusyError:
+            # The metrics belong to the job that holds the lock.
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            self._write_metrics(*_outcome(error))
+            raise
+        try:
+            self._push()
+            # What a failure needs to be looked into stays.
+            if self.report is not None:
+                self._tidy(Path(self.report["store"]))
+        except KeyboardInterrupt:
+            ending = self._stopped(ending)
+        self._write_metrics(Outcome(ending.event), ending.exit_code or self._status)
+        if not self.failed:
+            return ending
+        # The metrics may have failed as well.
+        status = ending.exit_code or self._status
+        fields = {**ending.fields, "failed": list(self.failed), "exit_code": status}
+        return Ending(ending.event, fields, status)
+
+    @property
+    def _status(self) -> int:
+        """Exit status of the first later step that failed, else 0."""
+        return next(iter(self.failed.values()), 0)
+
+    def _update(self) -> Ending:
+        """Update the index and return the ending; unknown errors and BusyError are raised."""
+        from whiten_index.pipeline.changes import ids_lines
+        from whiten_index.pipeline.update import update_index
+        from whiten_index.pipeline.update_config import UpdateConfig
+
+        try:
+            config = UpdateConfig(**self.job.update)
+            report = update_index(config, progress=self.lines).to_json()
+        except BusyError:
+            raise
+        except GateError as error:
+            self.gates = error.gates
+            self._log_gates()
+            return self._not_updated(Outcome.GATE_FAILED, error, candidate=error.candidate)
+        except WhitenIndexError as error:
+            return self._not_updated(Outcome.FAILED, error)
+        self.report, self.gates = report, report["gates"]
+        for line in ids_lines(report):
+            self.lines.note(line)
+        for name in ("drift", "decision"):
+            if report[name] is not None:
+                self.lines.log(name, **report[name])
+        self._log_gates()
+        outcome = Outcome.UP_TO_DATE if report["up_to_date"] else Outcome.PUBLISHED
+        hidden = {*_LOGGED_APART, *(_FOR_MACHINES if self.lines.form is LogForm.TEXT else ())}
+        return Ending(outcome.value, {k: v for k, v in report.items() if k not in hidden})
+
+    def _not_updated(self, outcome: Outcome, error: WhitenIndexError, **more: Any) -> Ending:
+        fields = {**failure(error), **more, "exit_code": error.exit_code}
+        if self.job.pushes:
+            # Pushes may take hours, or end the process.
+            self.lines.log("update_failed", **fields)
+        return Ending(outcome.value, fields, error.exit_code)
+
+    def _log_gates(self) -> None:
+        for gate in self.gates:
+            self.lines.log("gate", **gate)
+
+    def _push(self) -> None:
+        """Bring databases and files to the published version.
+
+        This comes before versions are removed: changes are found by the versions in between.
+        """
+        from whiten_index.vectordb.push import push_index
+
+        store = self.job.update.get("store") if self.report is None else self.report["store"]
+        for config in self.job.pushes:
+            lines = _PushLines(config, self.lines.form)
+            lines.log("push_started")
+            # Of a push every failure has one status: a gate of it is not the update's.
+            with self._step(f"push {target(config)}", "push", lines, DatabaseError.exit_code):
+                config = replace(config, store=config.store or store)
+                report = push_index(config, progress=lines).to_json()
+                for note in report.pop("notes"):
+                    lines.note(note)
+                hidden = _FOR_MACHINES if lines.form is LogForm.TEXT else ()
+                lines.log("push_finished", **{k: v for k, v in report.items() if k not in hidden})
+
+    def _tidy(self, store: Path) -> None:
+        """Remove old versions, join small shards and remove shards that are no longer needed."""
+        job = self.job
+        tables = [f"push {target(config)}" for config in job.pushes if config.table is not None]
+        if job.keep_versions is not None and self.failed.keys() & set(tables):
+            why = "a database is behind, and what changed since is known from the versions between"
+            self.lines.log("prune_left_out", why=why)
+        elif job.keep_versions is not None:
+            with self._step("prune"):
+                from whiten_index.versions.retention import prune
+
+                self._finished("prune", prune(job.index, keep=job.keep_versions))
+        if job.compact:
+            with self._step("compact"):
+                from whiten_index.versions.compaction import compact_store
+
+                self._finished("compact", compact_store(store))
+        # After compaction, which leaves shards that nothing needs.
+        if job.keep_versions is not None and job.gc and "prune" not in self.failed:
+            with self._step("gc"):
+                from whiten_index.versions.gc import gc_store
+
+                self._finished("gc", gc_store(store))
+
+    @contextmanager
+    def _step(
+        self, step: str, event: str = "", lines: LogLines | None = None, status: int | None = None
+    ) -> Iterator[None]:
+        """Run a step whose failure must not keep the others from running."""
+        self.step = step
+        try:
+            yield
+        except Exception as error:
+            self.failed[step] = status or _outcome(error)[1]
+            logged = {**failure(error), "exit_code": self.failed[step]}
+            (lines or self.lines).log(f"{event or step}_failed", **logged)
+            if not isinstance(error, WhitenIndexError):
+                traceback.print_exc()
+
+    def _finished(self, step: str, report: Any) -> None:
+        fields: Mapping[str, Any] = {}
+        if hasattr(report, "to_json"):
+            fields = report.to_json()
+        elif is_dataclass(report) and not isinstance(report, type):
+            fields = asdict(report)
+        self.lines.log(f"{step}_finished", **fields)
+
+    def _stopped(self, updated: Ending) -> Ending:
+        """Return the ending of a job that was stopped after its update; a failure stays one."""
+        stopped = {**updated.fields, "stopped_in": self.step}
+        if updated.exit_code:
+            return Ending(updated.event, stopped, updated.exit_code)
+        stopped |= {"update": updated.event}
+        stopped |= {"message": "the update is done; run the same job to do the rest"}
+        return Ending(Outcome.INTERRUPTED.value, stopped, INTERRUPTED)
+
+    def _write_metrics(self, outcome: Outcome, status: int) -> None:
+        if self.job.metrics is None:
+            return
+        last = LastRun(
+            outcome=outcome,
+            exit_code=status,
+            seconds=time.monotonic() - self.started,
+            report=self.report,
+            gates=self.gates,
+        )
+        with self._step("metrics"):
+            write_metrics(self.job.metrics, last, index=self.job.index)
+
+
+def _outcome(error: BaseException) -> tuple[Outcome, int]:
+    if isinstance(error, KeyboardInterrupt):
+        return Outcome.INTERRUPTED, INTERRUPTED
+    return Outcome.FAILED, error.exit_code if isinstance(error, WhitenIndexError) else 1
+
+
+def target(config: PushConfig) -> str:
+    """Return the file, or the database and table, that a push writes."""
+    place = _place(config)
+    if config.table is None:
+        return place["to"]
+    inside = (config.options[name] for name in _PLACES if name in config.options)
+    return f"{place['to']} {'.'.join((*inside, config.table))}"
+
+
+def _place(config: PushConfig) -> dict[str, str]:
+    to, _, query = config.to.partition("?")
+    # Servers of one machine may differ in their sockets alone.
+    host = parse_qs(query).get("host", [""])[0]
+    if re.fullmatch(r"/[\w./-]*", host):
+        to += f"?host={host}"
+    return {"to": to} if config.table is None else {"to": to, "table": config.table}
+
+
+class _PushLines(LogLines):
+    """Log lines with the target of a push, and each note once."""
+
+    def __init__(self, config: PushConfig, form: LogForm) -> None:
+        super().__init__(form)
+        self._place = _place(config)
+        self._noted = set[str]()
+
+    def note(self, message: str) -> None:
+        """Log a sentence that was not logged yet."""
+        if message not in self._noted:
+            self._noted.add(message)
+            super().note(message)
+
+    def log(self, event: str, /, **fields: Any) -> None:
+        """Print one line."""
+        super().log(event, **self._place, **fields)
+
+
+def _require_possible(config: PushConfig) -> None:
+    """Check that a client is installed, or that a file is one that a push wrote.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    from whiten_index.vectordb.registry import require_client
+    from whiten_index.vectordb.vector_files import is_file, require_file
+
+    if is_file(config.to):
+        require_file(config.to)
+    else:
+        require_client(config.to)
+
+
+def _read_push(where: str, index: str, table: Mapping[str, Any]) -> PushConfig:
+    """Return the push of a ``[[push]]``; no client of a database is needed.
+
+    Raises:
+        ConfigError: a key or value is not valid, or holds a password.
+    """
+    from whiten_index.vectordb.push_config import PushConfig
+    from whiten_index.vectordb.registry import require_address, require_options
+    from whiten_index.vectordb.secrets import require_no_secrets
+    from whiten_index.vectordb.vector_files import is_file
+
+    named = {key.replace("-", "_"): value for key, value in table.items()}
+    if len(named) < len(table):
+        raise ConfigError(f"{where} sets a key twice, with - and with _; leave one out")
+    given = _validated(_Push, named, where).model_dump(exclude_unset=True)
+    address, options = given["to"], given.pop("options", {})
+    options = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+    }
+    if not is_file(address) and not given.get("table"):
+        raise ConfigError(f'{where} does not say which table users query: table = "NAME"')
+    try:
+        if not is_file(address):
+            require_address(address)
+            require_no_secrets(address, options)
+            require_options(address, options)
+        config = PushConfig(index=index, options=options, **given)
+        config.require_usable()
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return config
+
+
+def _validated(keys: type[_Keys], values: Mapping[str, Any], where: str) -> _Keys:
+    _require_known(values, set(keys.model_fields), where)
+    try:
+        return keys.model_validate(values)
+    except ValidationError as error:
+        # The value is not shown: it may hold a password.
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        name = str(first["loc"][0]).replace("_", "-")
+        raise ConfigError(f"{where}: {name}: {first['msg']}") from None
+
+
+def _require_known(values: Mapping[str, Any], known: set[str], where: str) -> None:
+    if odd := [name for name in values if name not in known]:
+        dashed = (", ".join(names).replace("_", "-") for names in (odd, sorted(known)))
+        raise ConfigError("{} sets {}, which is unknown; known are {}".format(where, *dashed))
+
+
+def _require_apart(where: str, pushes: Sequence[PushConfig]) -> None:
+    """Refuse two pushes to one place, each of which would undo the other every night.
+
+    Raises:
+        ConfigError: with their numbers.
+    """
+    seen = dict[tuple[str, ...], int]()
+    for number, config in enumerate(pushes, 1):
+        for place in _written(config):
+            before = seen.setdefault(place, number)
+            if before != number:
+                raise ConfigError(
+                    f"{where}, push {number} goes where push {before} does; give it another table "
+                    "or file, or leave one out"
+                )
+
+
+def _written(config: PushConfig) -> list[tuple[str, ...]]:
+    """Return the table or the files that a push writes."""
+    from whiten_index.vectordb.vector_files import written_files
+
+    if config.table is None:
+        return [(os.path.realpath(each),) for each in written_files(Path(config.to))]
+    scheme, _, rest = config.to.partition("://")
+    scheme = scheme.lower().replace("postgresql", "postgres")
+    inside = (config.options.get(name, "") for name in _PLACES)
+    # A folder of this machine may be written in several ways.
+    place = os.path.realpath(rest) if rest.startswith("/") else rest.rstrip("/")
+    return [(scheme, place, config.table, *inside)]
