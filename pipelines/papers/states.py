@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-
 from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.manifest import (
     Described,
