@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import write
 from whiten_index.index import inner_index, set_threads
-from whiten_index.index.exact import flat_vectors
-from whiten_index.index.nearest import nearest
-from whiten_index.index.pages import gather_pages
+from whiten_index.index.exact import flat_vectors, use_large_pages
+from whiten_index.index.vector_search import nearest
 
 _ROWS, _BATCH, _TOP_K, _ROUNDS = 100_000, 1_000, 10, 9
 _DIMS = (128, 384, 768)
@@ -36,7 +35,7 @@ def measure(threads: int) -> Iterator[dict[str, Any]]:
         inner = inner_index("Flat", dim)
         inner.add(rows)
         # As an opened index has it.
-        if (vectors := flat_vectors(inner)) is not None and (asking := gather_pages(vectors)):
+        if (vectors := flat_vectors(inner)) is not None and (asking := use_large_pages(vectors)):
             asking.join()
         for queries in (1, 3, _BATCH):
             asked = _unit(random, queries, dim)

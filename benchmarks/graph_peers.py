@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results_file import write
-from whiten_index.assemble import blocks
 from whiten_index.index import inner_index, set_threads, wrap
 from whiten_index.store import EmbeddingStore, total_moments
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening import Whitening, WhiteningConfig, unit_rows
 
 K, TOP_K, TARGETS = 128, 10, (0.95, 0.99)
@@ -170,7 +170,7 @@ def measure(folder: str) -> Iterator[dict[str, Any]]:
     shards = [part.shard for part in record.parts if part.rows]
     moments = total_moments(store, shards, int(store.encoder["dim"]))
     whitening = Whitening.fit(moments, WhiteningConfig(k=K, exponent=0.0))
-    raw = np.concatenate(list(blocks(store, record))).astype(np.float32)
+    raw = np.concatenate(list(CorpusEmbeddings(store, record).blocks())).astype(np.float32)
     held_out = np.random.default_rng(_SEED).permutation(len(raw))[:_HELD_OUT]
     asked, raw = raw[held_out], np.delete(raw, held_out, axis=0)
     vectors = unit_rows(whitening.apply(raw)).astype(np.float32)

@@ -17,13 +17,15 @@ import pytest
 from tests.build_helpers import build, write_rows
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError, CorpusError, GateError
-from whiten_index.index import IVF_DATA, inner_index, inner_of, load_faiss, write_documents
+from whiten_index.index import IVF_DATA, inner_index, inner_of, load_faiss
+from whiten_index.index.library import INDEX
 from whiten_index.pipeline.gate_checks import run_gates
 from whiten_index.pipeline.gates import Base, CanaryFile, GateConfig, require_passed
 from whiten_index.progress import Silent, Stages
 from whiten_index.store import EmbeddingStore
 from whiten_index.versions.bundle import open_bundle, open_unsealed
-from whiten_index.versions.published import DOCUMENTS, INDEX
+from whiten_index.versions.documents import write_documents
+from whiten_index.versions.published import DOCUMENTS
 
 DIM, K, ROWS = 24, 12, 1500
 

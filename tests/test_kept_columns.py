@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, build_index, index, open_index
+from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import CorpusError
-from whiten_index.index import write_documents
+from whiten_index.pipeline import publish
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.versions.documents import write_documents
 
 ROWS, DIM = 40, 8
 MS = pa.timestamp("ms")
@@ -95,7 +96,7 @@ def test_what_cannot_be_searched_is_not_published(
     def doubled(path: Path, tables: Iterable[pa.Table]) -> int:
         return write_documents(path, (table.rename_columns(["id", "id"]) for table in tables))
 
-    monkeypatch.setattr(index, "write_documents", doubled)
+    monkeypatch.setattr(publish, "write_documents", doubled)
     write(corpus, pa.array(["b"] * ROWS), seed=1)
     with pytest.raises(KeyError):
         build_index(BuildConfig(corpus=(str(corpus),), out=str(tmp_path / "first"), **options))

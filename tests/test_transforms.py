@@ -159,7 +159,7 @@ def test_what_float16_costs_is_foretold(kind, condition, ratio):
 @pytest.mark.parametrize("kind", Kind)
 def test_every_kind_goes_into_faiss(kind):
     faiss = pytest.importorskip("faiss")
-    from whiten_index.index.factory import wrap
+    from whiten_index.index.transforms import wrap
 
     rows = make_rows(ratio=3).astype(np.float32)
     whitening = fit(rows, kind=kind)

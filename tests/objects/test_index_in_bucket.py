@@ -15,7 +15,7 @@ from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hit
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.index.library import load_faiss
-from whiten_index.index.vectors import vectors_of
+from whiten_index.index.vector_search import vectors_of
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig

@@ -16,7 +16,6 @@ import pytest
 from tests.vectordb.memory_writer import MemoryWriter, Server
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateError
-from whiten_index.index import Documents
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.database_writer import Layout
@@ -26,6 +25,7 @@ from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_report import PushReport
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.row_checks import RowsError
+from whiten_index.versions.documents import Documents
 from whiten_index.versions.retention import prune, rollback
 from whiten_index.whitening import Whitening
 

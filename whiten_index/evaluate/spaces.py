@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import scratch_folder
-from whiten_index.assemble import blocks
 from whiten_index.encoding import recorded_spec
 from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
@@ -22,6 +21,7 @@ from whiten_index.evaluate.texts import TextEmbedder
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Stages
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.published import WHITENING, read_published
 from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
 from whiten_index.whitening.moments import Moments
@@ -134,7 +134,7 @@ class Spaces:
             encoder = {f.name: getattr(config.encoder, f.name) for f in fields(config.encoder)}
             build = BuildConfig(corpus=(source,), text_columns=(column,), store=store, **encoder)
             report = encode_corpus(build, progress=self._stages.watcher)
-            yield from blocks(report.store, report.record)
+            yield from CorpusEmbeddings(report.store, report.record).blocks()
 
 
 def _prepared(rows: NDArray[np.floating], *, unit: bool) -> NDArray[np.floating]:

@@ -1,103 +1,65 @@
-"""FAISS: factories, the transforms inside the file, the published bundle. The home of faiss."""
+"""FAISS: choose, build, tune and search an index. The only importer of faiss."""
 
-from whiten_index.index.carried import CarriedCodes
-from whiten_index.index.carriers import why_not_carried
+from whiten_index.index.build_distributed import build_faiss_index
+from whiten_index.index.build_local import CodeReuse, IndexBuildResult
 from whiten_index.index.choice import (
     AUTO,
-    LEAST_WORK,
     TARGET_RECALL,
     FactoryChoice,
+    IndexPlan,
     choose_factory,
     parse_bytes,
 )
-from whiten_index.index.documents import Documents, write_documents
+from whiten_index.index.code_reuse import why_not_reusable
+from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.examine import Examined, examine
-from whiten_index.index.factory import (
-    inner_index,
-    inner_of,
-    nprobe,
-    peer_index,
-    search_with,
-    wrap,
-)
-from whiten_index.index.gpu import DEVICES, Placed, gpu_name, place, require_device
-from whiten_index.index.library import describe_faiss, load_faiss, set_threads
-from whiten_index.index.on_disk import IVF_DATA, kind_on_disk
-from whiten_index.index.pages import give_back
-from whiten_index.index.rotation import gains_by_rotation, rotation_for
+from whiten_index.index.factory import inner_index, inner_of, is_exact, is_graph, nprobe, peer_index
+from whiten_index.index.gpu import DEVICES, DeviceIndex, gpu_name, require_device
+from whiten_index.index.library import INDEX, describe_faiss, load_faiss, set_threads, write_index
+from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
-from whiten_index.index.spilled import PARTS, SpilledLists, gather
-from whiten_index.index.streamed import StreamedCodes
-from whiten_index.index.training import (
-    least_training_rows,
-    require_training_rows,
-    too_few_rows,
-    train,
-    training_rows,
-)
-from whiten_index.index.transforms import Transforms
-from whiten_index.index.tuning import (
-    OperatingPoint,
-    exact_neighbours,
-    has_parameters,
-    is_exact,
-    recall_of,
-    truth_of_rows,
-    tune,
-    tune_candidates,
-)
+from whiten_index.index.training import require_training_rows, train
+from whiten_index.index.transforms import Transforms, is_lossy, wrap
+from whiten_index.index.tuning import OperatingPoint, has_parameters
 
 __all__ = [
     "AUTO",
     "DEVICES",
+    "INDEX",
     "IVF_DATA",
-    "LEAST_WORK",
-    "PARTS",
     "TARGET_RECALL",
-    "CarriedCodes",
-    "Documents",
+    "CodeReuse",
+    "DeviceIndex",
     "Examined",
     "FactoryChoice",
+    "IndexBuildResult",
     "IndexBytes",
+    "IndexPlan",
     "OperatingPoint",
-    "Placed",
-    "SpilledLists",
-    "StreamedCodes",
     "Transforms",
+    "build_faiss_index",
     "choose_factory",
     "describe_faiss",
     "exact_neighbours",
     "examine",
     "expected_bytes",
-    "gains_by_rotation",
-    "gather",
-    "give_back",
     "gpu_name",
     "has_parameters",
     "inner_index",
     "inner_of",
     "is_exact",
-    "kind_on_disk",
-    "least_training_rows",
+    "is_graph",
+    "is_lossy",
     "load_faiss",
     "measured_bytes",
     "nprobe",
     "parse_bytes",
     "peer_index",
-    "place",
-    "recall_of",
     "require_device",
     "require_training_rows",
-    "rotation_for",
-    "search_with",
     "set_threads",
-    "too_few_rows",
     "train",
-    "training_rows",
-    "truth_of_rows",
-    "tune",
-    "tune_candidates",
-    "why_not_carried",
+    "why_not_reusable",
     "wrap",
-    "write_documents",
+    "write_index",
 ]

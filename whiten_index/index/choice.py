@@ -1,16 +1,15 @@
 """The rule by which ``auto`` chooses the FAISS index: rows, width, bytes to spend, recall wanted.
 
-In words: the structure first, then the codec.
+The structure comes first, then the codec.
 
 - Structure: exact search up to 200,000 rows; lists (IVF, four times √rows of them) above. A graph
-  (HNSW) takes their place where a recall of 0.99 or more is asked for and a budget, where there is
-  one, has room for its neighbours: there it answers four times as fast as lists, and takes eight
-  times as long to build (237,000 vectors of 128 dims; three times as fast at 0.95).
+  (HNSW) takes their place for a recall of 0.99 or more, if the budget, if any, has room for its
+  neighbours: it answers four times as fast as lists at this recall, and takes eight times as long
+  to build (237,000 vectors of 128 dims; three times as fast at 0.95).
 - Codec: without a budget vectors stay float32. With one, the most precise codec whose whole index
-  fits: float32, float16, 8 bits, then 4-bit product codes and binary codes. Where a codec's own
-  scores fall short of the recall asked for, candidates are scored again by the vectors in the
-  store.
-- Where nothing fits, the error tells the least budget, and the widest k that would fit.
+  fits: float32, float16, 8 bits, then 4-bit product codes and binary codes. If a codec's own scores
+  fall short of the recall wanted, candidates are scored again by the vectors in the store.
+- If nothing fits, the error names the least budget, and the widest k that would fit.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from typing import Any
 
 from whiten_index.errors import ConfigError
 from whiten_index.index.factory import inner_index
-from whiten_index.index.on_disk import kind_on_disk
+from whiten_index.index.library import load_faiss
+from whiten_index.index.ondisk_ivf import lists_on_disk
 from whiten_index.index.sizes import IndexBytes, expected_bytes
 
 AUTO = "auto"
@@ -47,17 +47,16 @@ _UNITS = {"": 1, "b": 1} | {
 
 @dataclass(frozen=True)
 class Codec:
-    """How vectors are kept.
+    """A codec of vectors.
 
     Attributes:
         name: in words.
         factory: ending of the factory string, with {halves} for k/2.
         in_graph: whether HNSW can keep it.
-        rerank: candidates scored again from the store, where they are, until tuning tells how many
-            it takes.
+        rerank: candidates scored again from the store, if any are, until tuning finds the number.
         recall: index recall@10 by its own scores, looking at all rows, as measured on SciFact's
-            vectors (MiniLM, PCA, k = 128), None where candidates are always scored again.
-        divides: what k must be a multiple of.
+            vectors (MiniLM, PCA, k = 128), None if candidates are always scored again.
+        divides: k must be a multiple of this.
     """
 
     name: str
@@ -68,7 +67,7 @@ class Codec:
     divides: int = 1
 
     def rerank_for(self, target_recall: float) -> int | None:
-        """Return the candidates scored again, None where its own scores are good enough."""
+        """Return the candidates scored again, None if its own scores are good enough."""
         good = self.recall is not None and self.recall >= target_recall
         return None if good else self.rerank
 
@@ -89,7 +88,7 @@ CODECS = (
 
 @dataclass(frozen=True)
 class FactoryChoice:
-    """Which FAISS index is built, and why.
+    """The FAISS index that is built, and the reason.
 
     Attributes:
         asked: factory string of the user, or ``auto``.
@@ -97,7 +96,7 @@ class FactoryChoice:
         rerank: candidates a query whose scores come from the store, None for the index's own.
         why: one sentence.
         expected: bytes of the index, before it is made.
-        expected_recall: index recall@10 to expect, None where nothing is known of the factory.
+        expected_recall: index recall@10 to expect, None for a factory that was named.
     """
 
     asked: str
@@ -110,6 +109,47 @@ class FactoryChoice:
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON values."""
         return {**vars(self), "expected": self.expected.to_json()}
+
+
+@dataclass(frozen=True)
+class IndexPlan:
+    """The FAISS index to build, and its resources.
+
+    Attributes:
+        choice: factory named and built.
+        seed: of the training sample and of the vectors held out.
+        target_recall: index recall that the index is tuned to.
+        budget: bytes held in memory, None for no limit.
+        device: auto, cpu or gpu.
+    """
+
+    choice: FactoryChoice
+    seed: int
+    target_recall: float = TARGET_RECALL
+    budget: int | None = None
+    device: str = "auto"
+
+    @property
+    def built(self) -> str:
+        """Factory string of the index behind the transforms."""
+        return self.choice.built
+
+    @property
+    def work_bytes(self) -> int | None:
+        """Bytes for blocks, sample and lists; never less than work takes at all."""
+        return None if self.budget is None else max(self.budget, LEAST_WORK)
+
+    @property
+    def list_bytes(self) -> int | None:
+        """Bytes of lists held while they are made on disk: half is for blocks of rows."""
+        work, fixed = self.work_bytes, self.choice.expected.fixed
+        return None if work is None else max(work // 2 - fixed, work // 4)
+
+    def fits_in_memory(self, *, grows: bool = False) -> bool:
+        """Return whether the lists fit into three quarters of the budget; growing takes twice."""
+        expected = self.choice.expected
+        size = expected.fixed + expected.per_row_total * (2 if grows else 1)
+        return self.budget is None or size <= self.budget * 3 // 4
 
 
 def structure_of(*, rows: int, target_recall: float) -> str:
@@ -135,7 +175,7 @@ def choose_factory(
         rows: of the corpus.
         dim: width d of the raw embeddings.
         k: width kept.
-        budget: bytes the index may hold in memory, None for as many as it takes.
+        budget: bytes the index may hold in memory, None for no limit.
         target_recall: index recall@10 wanted.
 
     Raises:
@@ -166,7 +206,7 @@ def parse_bytes(text: str | int, *, option: str = "--memory-budget") -> int:
     """Return bytes of a text such as ``4GiB``, ``512MB`` or ``1000000``.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is no size.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
     unit = None if found is None else _UNITS.get(found[2].lower())
@@ -226,14 +266,16 @@ def _recall(structure: str, codec: Codec, target: float) -> float:
 def _held(factory: str, k: int, expected: IndexBytes) -> int:
     """Return the most bytes that making an index and searching it hold in memory.
 
-    What cannot be made on disk grows by doubling, and holds twice its bytes for a moment.
+    Flat codes are allocated once, and lists are made on disk if need be. Every other kind grows by
+    doubling, and holds twice its bytes for a moment.
     """
-    on_disk = kind_on_disk(inner_index(factory, k)) is not None
-    return expected.fixed + expected.per_row_total * (1 if on_disk else 2)
+    inner = inner_index(factory, k)
+    once = isinstance(inner, load_faiss().IndexFlatCodes) or lists_on_disk(inner)
+    return expected.fixed + expected.per_row_total * (1 if once else 2)
 
 
 def _require_memory(factory: str, expected: IndexBytes) -> None:
-    """Refuse, where there is no budget, an index that is larger than the machine's memory.
+    """Refuse, without a budget, an index that is larger than the machine's memory.
 
     Raises:
         ConfigError: it is.
@@ -245,7 +287,7 @@ def _require_memory(factory: str, expected: IndexBytes) -> None:
     if expected.total > memory > 0:
         raise ConfigError(
             f"{factory} would take {expected.total:,} bytes of memory, and this machine has "
-            f"{memory:,}; give a --memory-budget, within which what is larger is made on disk"
+            f"{memory:,}; give a --memory-budget, within which lists are made on disk"
         )
 
 
@@ -257,15 +299,14 @@ def _require_room(factory: str, k: int, expected: IndexBytes, budget: int | None
     """
     if budget is None:
         _require_memory(factory, expected)
-        return
-    if kind_on_disk(inner_index(factory, k)) is None:
+    elif not lists_on_disk(inner_index(factory, k)):
         held = _held(factory, k, expected)
         if held > budget:
             raise ConfigError(
                 f"--factory {factory} is made in memory, which takes {held:,} bytes, above "
-                f"--memory-budget {in_units(budget)}; use a budget of {in_units(held)}, or what is "
-                "made on disk: Flat, SQ8, SQfp16, PQ or RaBitQ, alone or behind IVF, without "
-                "fast scan and refinement"
+                f"--memory-budget {in_units(budget)}; use a budget of {in_units(held)}, or lists, "
+                "which are made on disk: IVF with Flat, SQ8, SQfp16, PQ or RaBitQ, without fast "
+                "scan and refinement, such as IVF1024,Flat"
             )
     elif expected.fixed * 2 > max(budget, LEAST_WORK):
         raise ConfigError(
@@ -292,5 +333,5 @@ def _nothing_fits(structure: str, *, rows: int, dim: int, k: int, budget: int) -
     return ConfigError(
         f"--memory-budget {in_units(budget)} ({budget:,} bytes) holds no index of {rows:,} vectors "
         f"of {k} dims: the least takes {least(k):,} bytes; use {narrower}a budget of "
-        f"{in_units(least(k))}, or name a --factory, which is then kept on disk where it can be"
+        f"{in_units(least(k))}, or name a --factory of lists, which are then made on disk"
     )

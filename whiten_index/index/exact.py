@@ -1,11 +1,15 @@
-"""Exact search over float32 vectors that lie in memory, or in a mapped file: products and a top-k.
+"""Exact search over float32 vectors in memory or in a mapped file: products and a top-k.
 
-For a few queries a matrix-vector product each takes about a third of the time of FAISS, which goes
-row by row. From some tens of queries on, FAISS multiplies blocks of rows itself.
+For a few queries a matrix-vector product each takes about a third of the time of FAISS, which
+goes row by row. From some tens of queries on, FAISS multiplies blocks of rows itself.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import threading
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,11 @@ FEW_QUERIES = 3
 # Numbers held at once: 64 MB of scores, or of rows copied together.
 _HELD = 1 << 24
 _GROUPS = 1024
+_TRUTH_BLOCK_QUERIES = 1_024
+# Smaller arrays fit the caches, or are read quickly anyway.
+_LARGE_BYTES = 16 << 20
+# Linux 6.1: gather the pages now, in this call; older kernels refuse it and nothing changes.
+_MADV_COLLAPSE = 25
 
 
 def flat_vectors(inner: Any) -> Vectors | None:
@@ -40,19 +49,42 @@ def flat_vectors(inner: Any) -> Vectors | None:
     return view
 
 
+def use_large_pages(vectors: Vectors) -> threading.Thread | None:
+    """Ask the system to keep an array in large pages, in the background; None if it is small.
+
+    numpy's own arrays have them, FAISS's do not, which costs a single query a quarter of its speed
+    (100,000 × 384: 7.0 ms, numpy 5.1, with large pages 5.3). A system without this advice changes
+    nothing.
+    """
+    if vectors.nbytes < _LARGE_BYTES or not vectors.flags.c_contiguous:
+        return None
+    page = mmap.PAGESIZE
+    start = -(-vectors.ctypes.data // page) * page
+    length = (vectors.ctypes.data + vectors.nbytes - start) // page * page
+
+    def advise() -> None:
+        madvise = getattr(ctypes.CDLL(None), "madvise", None)
+        if madvise is not None:
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_COLLAPSE)
+
+    thread = threading.Thread(target=advise, daemon=True)
+    thread.start()
+    return thread
+
+
 def exact_search(
     vectors: Vectors, queries: Vectors, top_k: int, *, among: Rows | None = None
 ) -> tuple[Scores, Rows]:
     """Return inner products and row numbers of the nearest rows, best first, both (n, m).
 
-    m is the lesser of top_k and the rows there are. Of rows with equal scores the earlier comes
+    m is the lesser of top_k and the number of rows. Of rows with equal scores the earlier comes
     first.
 
     Args:
         vectors: (rows, k).
         queries: (n, k).
         top_k: rows a query.
-        among: row numbers in rising order to search among; all of them where it is left out.
+        among: row numbers in rising order to search among, all by default.
     """
     total = len(vectors) if among is None else len(among)
     best = np.empty((len(queries), 0), dtype=np.float32)
@@ -75,7 +107,7 @@ def largest(scores: NDArray[np.floating], count: int) -> NDArray[np.int64]:
     """Return the positions of the greatest scores (n,), the greatest first, of equals the earlier.
 
     The ``count``-th greatest of the maxima of any groups is a floor below which none of the
-    ``count`` greatest can lie; few others lie above it, and only those are sorted.
+    ``count`` greatest can be; few others are above it, and only those are sorted.
     """
     rows = len(scores)
     if count >= rows:
@@ -90,7 +122,7 @@ def largest(scores: NDArray[np.floating], count: int) -> NDArray[np.int64]:
 
 
 def _products(vectors: Vectors, queries: Vectors, rows: Rows) -> Scores:
-    """Return the products (n, m) of the queries with m rows, whose numbers rise."""
+    """Return the products (n, m) of the queries with m rows of rising numbers."""
     first, span = int(rows[0]), int(rows[-1] - rows[0]) + 1
     if span > 2 * len(rows):
         return _multiplied(vectors[rows], queries)
@@ -113,3 +145,30 @@ def merged(
     scores, rows = np.hstack([best, scores]), np.hstack([found, rows])
     order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+
+def exact_neighbours(
+    blocks: Iterable[Vectors], queries: Vectors, top_k: int
+) -> tuple[Scores, Rows]:
+    """Return scores and row numbers of the nearest rows by inner product, both (q, top_k).
+
+    Memory is that of one block and the result, however many blocks there are.
+
+    Args:
+        blocks: float32 vectors (m, k), rows numbered as they come.
+        queries: (q, k).
+        top_k: neighbours; −1 and −inf fill up if there are fewer rows.
+    """
+    faiss = load_faiss()
+    scores = np.full((len(queries), top_k), -np.inf, dtype=np.float32)
+    rows = np.full((len(queries), top_k), -1, dtype=np.int64)
+    start = 0
+    for block in blocks:
+        most = min(top_k, len(block))
+        for first in range(0, len(queries), _TRUTH_BLOCK_QUERIES):
+            part = slice(first, first + _TRUTH_BLOCK_QUERIES)
+            near, places = faiss.knn(queries[part], block, most, faiss.METRIC_INNER_PRODUCT)
+            # Of equal scores those of the block that came first stay first.
+            scores[part], rows[part] = merged(scores[part], rows[part], near, places + start, top_k)
+        start += len(block)
+    return scores, rows

@@ -1,6 +1,6 @@
-"""Training, adding and searching on a GPU, where FAISS was built for one; files stay the CPU's.
+"""Train, fill and search an index on a GPU if FAISS was built for one; files stay the CPU's.
 
-Only the index proper goes there: FAISS's transforms do not clone to a GPU.
+Only the index behind the transforms goes there: FAISS's transforms do not clone to a GPU.
 """
 
 from __future__ import annotations
@@ -26,44 +26,96 @@ _OUT_OF_MEMORY = ("out of memory", "out_of_memory", "bad_alloc")
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
-    """An index where it is worked on.
+class DeviceIndex:
+    """An index on the device that works on it.
 
     Attributes:
         index: on the GPU, or the CPU's own.
         device: ``gpu`` or ``cpu``.
-        resources: of the GPU, to be kept as long as the index is.
+        resources: of the GPU, kept as long as the index.
     """
 
     index: Any
     device: str
     resources: Any = None
 
+    @classmethod
+    def place(
+        cls,
+        inner: Any,
+        device: str,
+        *,
+        note: Callable[[str], None] | None = None,
+        to_search: bool = False,
+    ) -> DeviceIndex:
+        """Move an index to the GPU, or leave it where it is.
+
+        Args:
+            inner: the index behind the transforms.
+            device: ``auto`` takes a GPU if there is one that can hold this kind, ``gpu`` insists.
+            note: receives the reason if ``auto`` stays on the CPU although there is a GPU.
+            to_search: search it there with its own settings, not only build it.
+
+        Raises:
+            ConfigError: ``gpu`` was requested and is not available.
+        """
+        require_device(device)
+        if device == "cpu" or _missing() is not None:
+            return cls(inner, "cpu")
+        try:
+            return cls._moved(inner, to_search=to_search)
+        except ConfigError as error:
+            if device == "gpu":
+                raise ConfigError(f"--index-device gpu: {error}; use cpu or auto") from error
+            if note is not None:
+                done = "searched" if to_search else "made"
+                note(f"note: the index is {done} on the CPU: {error}")
+        return cls(inner, "cpu")
+
+    @classmethod
+    def _moved(cls, inner: Any, *, to_search: bool) -> DeviceIndex:
+        """Return an index on the first GPU.
+
+        Raises:
+            ConfigError: its kind does not go there, or the GPU cannot take it.
+        """
+        faiss = load_faiss()
+        kind = type(faiss.downcast_index(inner)).__name__
+        if not runs_on_gpu(inner):
+            raise ConfigError(f"{kind} is not known to GPUs")
+        if to_search and (lists := getattr(inner, "nprobe", 0)) > MOST_ON_GPU:
+            raise ConfigError(f"a query looks into {lists} lists, and a GPU takes {MOST_ON_GPU}")
+        resources = faiss.StandardGpuResources()
+        try:
+            return cls(faiss.index_cpu_to_gpu(resources, _FIRST, inner), "gpu", resources)
+        except RuntimeError as error:
+            raise ConfigError(f"the GPU does not take {kind} ({first_line(error)})") from error
+
     def on_cpu(self) -> Any:
-        """Return the index as the CPU has it, with what it holds and is set to."""
+        """Return the index in the CPU's form, with its rows and settings."""
         return self.index if self.device == "cpu" else load_faiss().index_gpu_to_cpu(self.index)
 
-    def attempt(
+    def run_with_fallback(
         self,
         work: Callable[[Any], object],
         *,
-        instead: Any,
+        fallback: Any,
         device: str,
         note: Callable[[str], None],
-    ) -> Placed:
-        """Work on the index; where a GPU's memory runs out, work on a CPU's from the start.
+    ) -> DeviceIndex:
+        """Work on the index; if a GPU's memory runs out, repeat the work on a CPU's index.
 
         Args:
-            work: is given the index to change.
-            instead: the CPU's own, as it was before the work.
-            device: as asked for; ``gpu`` insists.
-            note: hears that the CPU takes over.
+            work: changes the index that it is given.
+            fallback: the CPU's index, in the state before the work.
+            device: as requested; ``gpu`` insists.
+            note: receives a sentence if the CPU takes over.
 
         Returns:
-            Where the work was done.
+            The index that holds the result.
 
         Raises:
-            ConfigError: the memory of a GPU that was asked for ran out.
+            ConfigError: the memory of a GPU that was requested ran out.
         """
         try:
             work(self.index)
@@ -78,54 +130,21 @@ class Placed:
         else:
             return self
         note("note: the index is made on the CPU: the GPU's memory ran out")
-        work(instead)
-        return Placed(instead, "cpu")
+        work(fallback)
+        return DeviceIndex(fallback, "cpu")
 
 
 def _ran_out(error: BaseException) -> bool:
-    """Tell whether an error, or what caused it, is that of memory that ran out."""
+    """Return whether an error, or its cause, is that of memory that ran out."""
     causes = [error, *([error.__cause__] if error.__cause__ else [])]
     return any(words in str(each).lower() for each in causes for words in _OUT_OF_MEMORY)
 
 
-def place(
-    inner: Any, device: str, *, note: Callable[[str], None], to_search: bool = False
-) -> Placed:
-    """Move an index to the GPU, or leave it where it is.
-
-    Args:
-        inner: the index proper, without transforms.
-        device: ``auto`` takes a GPU where there is one that can hold this kind, ``gpu`` insists.
-        note: hears why ``auto`` stays on the CPU though there is a GPU.
-        to_search: whether it is searched there as it is set, and not only made.
-
-    Raises:
-        ConfigError: ``gpu`` was asked for and cannot be had.
-    """
-    require_device(device)
-    if device == "cpu":
-        return Placed(inner, "cpu")
-    reason = _missing()
-    if reason is None:
-        try:
-            if to_search:
-                _require_few_lists(inner)
-            return _moved(inner)
-        except ConfigError as error:
-            reason = str(error)
-        if device == "auto":
-            done = "searched" if to_search else "made"
-            note(f"note: the index is {done} on the CPU: {reason}")
-    if device == "gpu":
-        raise ConfigError(f"--index-device gpu: {reason}; use cpu or auto")
-    return Placed(inner, "cpu")
-
-
 def require_device(device: str) -> None:
-    """Refuse a device that is unknown, or a GPU where FAISS has none.
+    """Refuse an unknown device, or a GPU that FAISS cannot use.
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: the device is not available.
     """
     if device not in DEVICES:
         raise ConfigError(f"--index-device {device!r} is unknown; use {', '.join(DEVICES)}")
@@ -133,17 +152,13 @@ def require_device(device: str) -> None:
         raise ConfigError(f"--index-device gpu: {reason}; use cpu or auto")
 
 
-def quiet(_: str) -> None:
-    """Say nothing of where an index is: what is made of it tells, or is the same everywhere."""
-
-
-def takes(inner: Any) -> bool:
-    """Tell whether a kind of index goes to GPUs at all."""
+def runs_on_gpu(inner: Any) -> bool:
+    """Return whether this kind of index can be moved to a GPU."""
     return type(load_faiss().downcast_index(inner)).__name__ in _KINDS
 
 
 def gpu_name() -> str | None:
-    """Return the name of the GPU that indexes go to, None where there is none."""
+    """Return the name of the GPU that indexes go to, None without one."""
     if _missing() is not None:
         return None
     # The first that this process sees, by number or UUID.
@@ -157,31 +172,8 @@ def gpu_name() -> str | None:
 
 
 def _missing() -> str | None:
-    """Return what there is not, None where FAISS sees a GPU."""
+    """Return the reason why FAISS has no GPU, None if it has one."""
     faiss = load_faiss()
     if not hasattr(faiss, "StandardGpuResources"):
         return "this FAISS is built for CPUs alone (pip install 'whiten-index[gpu]')"
     return None if faiss.get_num_gpus() > 0 else "FAISS sees no GPU"
-
-
-def _require_few_lists(inner: Any) -> None:
-    lists = getattr(inner, "nprobe", 0)
-    if lists > MOST_ON_GPU:
-        raise ConfigError(f"a query looks into {lists} lists, and a GPU takes {MOST_ON_GPU}")
-
-
-def _moved(inner: Any) -> Placed:
-    """Return an index on the first GPU.
-
-    Raises:
-        ConfigError: its kind does not go there, or the GPU cannot take it.
-    """
-    faiss = load_faiss()
-    kind = type(faiss.downcast_index(inner)).__name__
-    if not takes(inner):
-        raise ConfigError(f"{kind} is not known to GPUs")
-    resources = faiss.StandardGpuResources()
-    try:
-        return Placed(faiss.index_cpu_to_gpu(resources, _FIRST, inner), "gpu", resources)
-    except RuntimeError as error:
-        raise ConfigError(f"the GPU does not take {kind} ({first_line(error)})") from error

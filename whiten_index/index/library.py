@@ -1,17 +1,21 @@
-"""The one place that imports faiss, and says what to install where it is missing or too old."""
+"""The only import of faiss, and the writing of its files."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
 from whiten_index.errors import ConfigError, StorageError
 
+INDEX = "index.faiss"
 OLDEST = (1, 15)
 _INSTALL = "pip install 'whiten-index[cpu]' (or 'whiten-index[gpu]' on a CUDA machine)"
 # FAISS 1.15 takes a matrix product only from this many queries on; its default is never.
@@ -25,7 +29,7 @@ def load_faiss() -> Any:
 
     Raises:
         ConfigError: neither is installed, or the release is too old.
-        StorageError: the system does not let it be loaded, as with too little memory.
+        StorageError: the system cannot load it, for example with too little memory.
     """
     try:
         with _resting_threads():
@@ -47,7 +51,7 @@ def load_faiss() -> Any:
 
 @contextlib.contextmanager
 def _resting_threads() -> Iterator[None]:
-    """Have FAISS's threads rest between its calls, unless the user set how they wait.
+    """Let FAISS's threads rest between its calls, unless the user set their policy.
 
     Its OpenMP reads this once, when it is loaded. Threads that spin hold the cores that numpy's
     BLAS waits for: a product of 0.05 ms after a call of FAISS took 8, two ticks of the scheduler.
@@ -63,7 +67,7 @@ def _resting_threads() -> Iterator[None]:
 
 
 def describe_faiss() -> dict[str, Any]:
-    """Return release and variant of FAISS: whether it was built for GPUs, and how many it sees."""
+    """Return the release of FAISS, its variant (cpu or gpu) and the number of GPUs."""
     faiss = load_faiss()
     gpus = int(faiss.get_num_gpus()) if hasattr(faiss, "get_num_gpus") else 0
     built_for_gpu = hasattr(faiss, "StandardGpuResources")
@@ -75,12 +79,33 @@ def describe_faiss() -> dict[str, Any]:
 
 
 def set_threads(threads: int) -> None:
-    """Set how many CPU threads FAISS uses, and BLAS, which takes its own number otherwise."""
+    """Set the number of CPU threads of FAISS and of BLAS."""
     load_faiss().omp_set_num_threads(threads)
     threadpool_limits(limits=threads, user_api="blas")
 
 
 def first_line(error: Exception) -> str:
-    """Return what FAISS meant to say, without the C++ function and file it prints before."""
+    """Return the message of a FAISS error without the C++ function and file before it."""
     text = str(error).strip().rpartition("\n")[2] or str(error)
     return text.rpartition(": ")[2][:200] if "Error in" in text else text[:200]
+
+
+def write_index(index: Any, path: Path) -> None:
+    """Write a FAISS index; unlike FAISS's own writer, notice a disk that fills up."""
+    faiss = load_faiss()
+    with path.open("wb") as file:
+
+        def write(data: bytes) -> int:
+            return file.write(data)
+
+        faiss.write_index(index, faiss.PyCallbackIOWriter(write))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def release_memory() -> None:
+    """Return freed memory that Arrow or the C library keep to the system."""
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

@@ -1,7 +1,7 @@
-"""Bytes of an index by what they hold, counted on a filled one or told before it is made.
+"""Bytes of an index by their use, counted on a filled one or computed before it is made.
 
-What grows with the rows (codes, ids, lists, graph) is kept apart from what does not (matrix,
-codebooks, centroids), so that figures of one corpus can be carried over to another.
+Bytes that grow with the rows (codes, ids, lists, graph) are kept apart from those that do not
+(matrix, codebooks, centroids), so that figures of one corpus apply to another.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ _GRAPH_A_ROW = 4 + 8
 
 @dataclass(frozen=True, kw_only=True)
 class IndexBytes:
-    """Bytes of a whole index, as its file holds them and memory does once it is opened.
+    """Bytes of a whole index, in its file and in memory once it is opened.
 
     Attributes:
-        codes: of the vectors, in whatever codec; where they are kept twice (re-ranking inside the
-            index), both.
-        ids: row numbers, which inverted lists keep beside the codes.
-        lists: lengths of inverted lists and what pads their blocks.
+        codes: of the vectors, in any codec; both copies of a refined index.
+        ids: row numbers in inverted lists.
+        lists: lengths of inverted lists and the padding of their blocks.
         graph: neighbours of every row.
         matrix: transforms from d to k dims.
-        codebooks: what a codec has learned.
-        centroids: of the lists, with the graph over them where there is one.
+        codebooks: of the codec.
+        centroids: of the lists, with the graph over them if there is one.
     """
 
     codes: int = 0
@@ -48,12 +47,12 @@ class IndexBytes:
 
     @property
     def fixed(self) -> int:
-        """Bytes that do not."""
+        """Bytes that do not grow with the rows."""
         return self.matrix + self.codebooks + self.centroids
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All bytes."""
         return self.per_row_total + self.fixed
 
     def __add__(self, other: IndexBytes) -> IndexBytes:
@@ -71,7 +70,7 @@ def measured_bytes(index: Any) -> IndexBytes:
 
 
 def expected_bytes(factory: str, *, rows: int, dim: int, k: int) -> IndexBytes:
-    """Return the bytes an index will have, by the structure of the empty one.
+    """Return the bytes of an index to be, by the structure of the empty one.
 
     Args:
         factory: FAISS factory string of the index proper.
@@ -90,7 +89,7 @@ def expected_bytes(factory: str, *, rows: int, dim: int, k: int) -> IndexBytes:
 def _bytes_of(index: Any, *, rows: int | None) -> IndexBytes:
     """Return the bytes of an index as it is, or with ``rows`` rows in it."""
     faiss = load_faiss()
-    # The name given keeps the object: FAISS frees it with the last one, whoever looks into it.
+    # The holder keeps the object alive: FAISS frees it with its last Python name.
     holder, index = index, faiss.downcast_index(index)
     assert holder is not None
     if isinstance(index, faiss.IndexPreTransform):
@@ -105,7 +104,7 @@ def _bytes_of(index: Any, *, rows: int | None) -> IndexBytes:
         graph = _graph_bytes(index, held, filled=rows is None)
         return IndexBytes(graph=graph) + _bytes_of(index.storage, rows=rows)
     if isinstance(index, faiss.IndexFastScan):
-        # Codes come in blocks, the last one is filled up.
+        # Codes come in blocks, and the last one is filled up.
         held = -(-held // index.bbs) * index.bbs
     size = getattr(index, "code_size", None)
     if size is None:
@@ -153,7 +152,7 @@ def _graph_bytes(index: Any, rows: int, *, filled: bool) -> int:
 
 
 def _codebook_bytes(index: Any) -> int:
-    """Return what a codec has learned, or will have."""
+    """Return the bytes that a codec has learned, or will have."""
     size = 0
     if hasattr(index, "pq"):
         size += int(index.pq.M) * int(index.pq.ksub) * int(index.pq.dsub) * _FLOAT
@@ -168,7 +167,7 @@ def _codebook_bytes(index: Any) -> int:
 
 
 def _scalar_bytes(index: Any) -> int:
-    """Return the ranges a scalar codec learns: a least and a width for each dimension."""
+    """Return the bytes of the ranges of a scalar codec: a least and a width a dimension."""
     faiss = load_faiss()
     ranged = (
         faiss.ScalarQuantizer.QT_8bit,
@@ -183,7 +182,7 @@ def _transform_bytes(index: Any) -> int:
     size = 0
     for number in range(index.chain.size()):
         step = faiss.downcast_VectorTransform(index.chain.at(number))
-        # FAISS keeps all eigenvectors of a PCA beside those it multiplies with.
+        # FAISS keeps all eigenvectors of a PCA next to those it multiplies with.
         for name in ("A", "b", "mean", "PCAMat", "eigenvalues"):
             values = getattr(step, name, None)
             size += 0 if values is None else int(values.size()) * _FLOAT
@@ -191,7 +190,7 @@ def _transform_bytes(index: Any) -> int:
 
 
 def _file_bytes(index: Any) -> int:
-    """Return how long a file of the index would be, without making it."""
+    """Return the length of the index's file, without writing it."""
     faiss = load_faiss()
     written = 0
 
@@ -202,3 +201,15 @@ def _file_bytes(index: Any) -> int:
 
     faiss.write_index(index, faiss.PyCallbackIOWriter(write))
     return written
+
+
+def vector_bytes(index: Any, *, file_bytes: int) -> int:
+    """Return the bytes of the reduced vectors: rows times code size.
+
+    For a kind of index without a fixed code size it is ``file_bytes``, those of the whole file.
+    """
+    faiss = load_faiss()
+    inner = faiss.downcast_index(index.index)
+    holder = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
+    size = getattr(holder, "code_size", None)
+    return int(index.ntotal) * int(size) if size else file_bytes

@@ -1,4 +1,4 @@
-"""What an index learns before it is filled: how many rows that takes, and the training itself."""
+"""Training of an index: rows to train with, rows to hold out, and the training itself."""
 
 from __future__ import annotations
 
@@ -9,21 +9,71 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.index.factory import lists_of
+from whiten_index.index.choice import IndexPlan
+from whiten_index.index.factory import inner_index, is_exact, lists_of
+from whiten_index.index.gpu import DeviceIndex
 from whiten_index.index.library import first_line, load_faiss
+from whiten_index.index.transforms import VectorSource
+from whiten_index.index.tuning import HELD_OUT_SHARE
+from whiten_index.progress import Stages
 
+_HELD_OUT = 1_000
 _MOST_TRAINING_BYTES = 1 << 30
 _ROWS_A_LIST = 39
 
 
+def train_index(
+    vectors: VectorSource, plan: IndexPlan, stages: Stages
+) -> tuple[DeviceIndex, NDArray[np.int64]]:
+    """Return the trained index, and the rising numbers of the rows held out of the training.
+
+    Raises:
+        ConfigError: FAISS cannot build or train the factory.
+    """
+    inner = inner_index(plan.built, vectors.k)
+    sample, held_out = _draw_rows(inner, vectors, plan)
+    # This also changes settings of the training, so it comes before the copy to a GPU.
+    warning = too_few_rows(inner, len(sample)) if len(sample) else None
+    index = DeviceIndex.place(inner, plan.device, note=stages.watcher.note)
+    if len(sample):
+        with stages.stage("train", len(sample)) as watcher:
+            drawn = vectors.at(sample)
+            index = index.run_with_fallback(
+                lambda each: train(each, drawn, plan.built),
+                fallback=inner,
+                device=plan.device,
+                note=watcher.note,
+            )
+            watcher.advance(len(sample))
+    if warning:
+        stages.watcher.note(warning)
+    return index, held_out
+
+
+def _draw_rows(
+    inner: Any, vectors: VectorSource, plan: IndexPlan
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rising row numbers to train with and to tune with: no row is in both."""
+    rows, work = vectors.rows, plan.work_bytes
+    # FAISS's clustering copies a sample once.
+    most = _MOST_TRAINING_BYTES if work is None else work // 4
+    size = training_rows(inner, rows=rows, k=vectors.k, most_bytes=most)
+    held = min(_HELD_OUT, rows // HELD_OUT_SHARE, rows - least_training_rows(inner))
+    if is_exact(inner):
+        held = 0
+    size = min(size, rows - held)
+    drawn = np.random.default_rng(plan.seed).choice(rows, size + held, replace=False)
+    return np.sort(drawn[:size]), np.sort(drawn[size:])
+
+
 def training_rows(inner: Any, *, rows: int, k: int, most_bytes: int = _MOST_TRAINING_BYTES) -> int:
-    """Return how many rows a sample should have to train ``inner``, 0 where it needs none.
+    """Return the rows of a sample to train ``inner``, 0 if it needs none.
 
     Args:
         inner: the untrained index.
-        rows: there are.
+        rows: of the corpus.
         k: width of a vector.
-        most_bytes: of the sample, which is yet never less than FAISS takes.
+        most_bytes: of the sample, which is never less than FAISS takes.
     """
     if inner.is_trained:
         return 0
@@ -35,7 +85,7 @@ def training_rows(inner: Any, *, rows: int, k: int, most_bytes: int = _MOST_TRAI
 
 
 def least_training_rows(inner: Any) -> int:
-    """Return how many rows FAISS needs to train ``inner`` at least: one a centroid or code."""
+    """Return the fewest rows that FAISS can train ``inner`` with: one a centroid or code."""
     if inner.is_trained:
         return 0
     lists = lists_of(inner)
@@ -60,7 +110,7 @@ def require_training_rows(inner: Any, factory: str, *, rows: int) -> None:
 
 
 def too_few_rows(inner: Any, sample_rows: int) -> str | None:
-    """Return a sentence where lists or codes are learned from fewer rows than FAISS advises.
+    """Return a sentence if lists or codes are learned from fewer rows than FAISS advises.
 
     FAISS's own warnings, which name none of the user's options, are switched off.
     """
@@ -102,14 +152,14 @@ def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Codebook:
-    """What a quantizer learns: so many values a code, by FAISS's clustering where it uses it."""
+    """The codebook of a quantizer: values of a code, and FAISS's clustering if it uses that."""
 
     values: int
     clustering: Any
 
 
 def _codebooks(inner: Any) -> list[_Codebook]:
-    """Return the codebooks that are learned inside an index, at whatever depth."""
+    """Return the codebooks that are learned inside an index, at any depth."""
     faiss = load_faiss()
     inside = (getattr(inner, name, None) for name in ("base_index", "refine_index", "storage"))
     parts = [faiss.downcast_index(part) for part in inside if part is not None]

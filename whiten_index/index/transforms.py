@@ -1,22 +1,65 @@
-"""The transforms in front of an index: what raw embeddings go through on their way in."""
+"""The transforms in front of an index: from raw embeddings of d dims to unit vectors of k dims.
+
+A random rotation follows the whitening if the codes of the index are lossy. Kept directions differ
+in variance, and codes of a fixed number of bits for each coordinate, or each group of them, waste
+bits on narrow ones. An orthogonal matrix spreads the variance evenly, as RaBitQ assumes (Gao and
+Long 2024) and OPQ starts from (Ge et al. 2013). Cosines stay as they are. The rotation is
+multiplied into the matrix of the transform, so that it costs neither bytes nor time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from whiten_index.index.exact import FEW_QUERIES, Vectors
+from whiten_index.errors import ConfigError
+from whiten_index.index.exact import FEW_QUERIES, Rows, Vectors
 from whiten_index.index.library import load_faiss
+from whiten_index.progress import Stages
+from whiten_index.whitening import Kind, Whitening, unit_rows
 
 _Step = Callable[[Vectors], Vectors]
+# Rows of a block, the fewest within a budget, and those of a block whose lengths are checked.
+_BLOCK_ROWS, _LEAST_ROWS, _CHECKED_ROWS = 8192, 256, 256
+
+
+def wrap(inner: Any, whitening: Whitening, *, rotation: NDArray[np.floating] | None = None) -> Any:
+    """Return ``inner`` behind the transforms: raw d-dim rows in, unit k-dim vectors inside.
+
+    The mean is subtracted by a transform of its own. Folded into the bias of the matrix it would
+    cost float32 digits if the mean is large against the spread. A rotation (k, k) of the vectors is
+    multiplied into the matrix.
+    """
+    faiss = load_faiss()
+    chain: list[Any] = []
+    if whitening.normalize_input:
+        chain.append(faiss.NormalizationTransform(whitening.dim, 2.0))
+    if whitening.center:
+        centering = faiss.CenteringTransform(whitening.dim)
+        faiss.copy_array_to_vector(whitening.mean.astype(np.float32), centering.mean)
+        centering.is_trained = True
+        chain.append(centering)
+    if whitening.kind is not Kind.NONE or rotation is not None:
+        linear = faiss.LinearTransform(whitening.dim, whitening.k, False)
+        whole = whitening.matrix() if rotation is None else whitening.matrix() @ rotation
+        matrix = np.ascontiguousarray(whole.T, dtype=np.float32)
+        faiss.copy_array_to_vector(matrix.ravel(), linear.A)
+        linear.is_trained = True
+        chain.append(linear)
+    chain.append(faiss.NormalizationTransform(whitening.k, 2.0))
+    index = faiss.IndexPreTransform(inner)
+    for transform in reversed(chain):
+        index.prepend_transform(transform)
+    return index
 
 
 @dataclass(frozen=True, eq=False)
 class Transforms:
-    """Makes unit vectors of raw embeddings as an index does; a few rows without FAISS.
+    """Unit vectors of raw embeddings, computed as the index does; a few rows without FAISS.
 
     FAISS takes some 100 µs for a single row, of which numpy's own products need 5.
 
@@ -54,7 +97,7 @@ class Transforms:
 
 
 def _step(transform: Any) -> _Step | None:
-    """Return what a transform of FAISS does to one row, None where that is not known here."""
+    """Return a transform of one row in numpy, None for an unknown transform."""
     faiss = load_faiss()
     if isinstance(transform, faiss.NormalizationTransform):
         return _to_length_one if transform.norm == 2.0 else None
@@ -78,3 +121,153 @@ def _to_length_one(row: Vectors) -> Vectors:
 def _view(numbers: Any) -> Vectors:
     view: Vectors = load_faiss().rev_swig_ptr(numbers.data(), numbers.size())
     return view
+
+
+def rotation_for(inner: Any, k: int, *, seed: int) -> NDArray[np.float64] | None:
+    """Return the rotation (k, k) before the codes of an index, None if these are not lossy."""
+    return random_rotation(k, seed=seed) if is_lossy(inner) else None
+
+
+def is_lossy(inner: Any) -> bool:
+    """Return whether the codes of an index, or of one inside it, lose precision."""
+    faiss = load_faiss()
+    inner = faiss.downcast_index(inner)
+    if isinstance(inner, faiss.IndexRefine):
+        return is_lossy(inner.base_index)
+    if isinstance(inner, faiss.IndexHNSW | faiss.IndexNSG):
+        return is_lossy(inner.storage)
+    if isinstance(inner, faiss.IndexFlat | faiss.IndexIVFFlat):
+        return False
+    if isinstance(inner, faiss.IndexScalarQuantizer | faiss.IndexIVFScalarQuantizer):
+        half = (faiss.ScalarQuantizer.QT_fp16, faiss.ScalarQuantizer.QT_bf16)
+        return inner.sq.qtype not in half
+    return True
+
+
+def random_rotation(k: int, *, seed: int) -> NDArray[np.float64]:
+    """Return an orthogonal matrix (k, k), uniformly distributed (Mezzadri 2007)."""
+    drawn = np.random.default_rng(seed).standard_normal((k, k))
+    q, r = np.linalg.qr(drawn)
+    turned: NDArray[np.float64] = q * np.sign(np.diag(r))
+    return turned
+
+
+class EmbeddingReader(Protocol):
+    """Raw embeddings of a corpus by row number; it can be sent to other processes."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+
+    def at(self, rows: Rows) -> NDArray[np.float64]:
+        """Return the embeddings (n, d) of rows (n,)."""
+
+    def blocks(self, rows: int) -> Iterator[NDArray[np.floating]]:
+        """Yield all embeddings in order, at most so many rows at a time."""
+
+    def split(self, rows: int) -> Iterator[tuple[int, EmbeddingReader]]:
+        """Yield readers of about so many neighbouring rows, each with its first row number."""
+
+
+@dataclass(frozen=True, eq=False)
+class VectorSource:
+    """The unit vectors that an index keeps of a corpus.
+
+    Attributes:
+        embeddings: the raw embeddings.
+        whitening: the transform.
+        rotation: (k, k) random rotation, None if the codes gain nothing by one.
+        work_bytes: memory for blocks of rows, None for no limit.
+    """
+
+    embeddings: EmbeddingReader
+    whitening: Whitening
+    rotation: NDArray[np.float64] | None = None
+    work_bytes: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.embeddings.rows
+
+    @property
+    def k(self) -> int:
+        """Width of a vector."""
+        return self.whitening.k
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block."""
+        if self.work_bytes is None:
+            return _BLOCK_ROWS
+        # In the worst case raw, in float32 and centred, projected and scaled.
+        a_row = 4 * (3 * self.whitening.dim + 3 * self.whitening.k)
+        return min(max(self.work_bytes // 8 // a_row, _LEAST_ROWS), _BLOCK_ROWS)
+
+    def wrap(self, inner: Any) -> Any:
+        """Return an index behind the transforms."""
+        return wrap(inner, self.whitening, rotation=self.rotation)
+
+    def at(self, rows: Rows) -> Vectors:
+        """Return the vectors (n, k) of rows (n,), computed in float64."""
+        found = np.empty((len(rows), self.k), dtype=np.float32)
+        for start in range(0, len(rows), _LEAST_ROWS * 4):
+            part = slice(start, start + _LEAST_ROWS * 4)
+            vectors = unit_rows(self.whitening.apply(self.embeddings.at(rows[part])))
+            found[part] = vectors if self.rotation is None else vectors @ self.rotation
+        return found
+
+    def blocks(
+        self, stages: Stages, stage: str, *, rows: Rows | None = None, index: Any = None
+    ) -> Iterator[Vectors]:
+        """Yield the vectors of all rows in blocks, as FAISS's transforms make them.
+
+        Args:
+            stages: receive the progress.
+            stage: name of the stage that lasts until the last block is used.
+            rows: (n,) rising row numbers, all by default.
+            index: has the transforms, made here by default.
+
+        Raises:
+            ConfigError: some embeddings or vectors are beyond float32.
+        """
+        if index is None:
+            index = self.wrap(load_faiss().IndexFlatIP(self.k))
+        transforms, step = Transforms(index), self.block_rows
+        blocks: Iterator[NDArray[np.floating]] = self.embeddings.blocks(step)
+        if rows is not None:
+            parts = (rows[start : start + step] for start in range(0, len(rows), step))
+            blocks = (self.embeddings.at(part) for part in parts)
+        with stages.stage(stage, self.rows if rows is None else len(rows)) as watcher:
+            for block in blocks:
+                narrow = _as_float32(block)
+                self._require_lengths(block)
+                yield transforms(narrow)
+                watcher.advance(len(block))
+
+    def _require_lengths(self, rows: NDArray[np.floating]) -> None:
+        """Refuse rows that FAISS would scale to length 1 wrongly, by a sample of a block.
+
+        Raises:
+            ConfigError: the square of a length is beyond float32, or below it.
+        """
+        some = rows[:: max(len(rows) // _CHECKED_ROWS, 1)]
+        lengths = [np.linalg.norm(self.whitening.apply(some), axis=1)]
+        if self.whitening.normalize_input:
+            lengths.append(np.linalg.norm(some.astype(np.float64), axis=1))
+        least, most = np.finfo(np.float32).tiny ** 0.5, np.finfo(np.float32).max ** 0.5
+        if any(((each > 0) & ((each < least) | (each > most))).any() for each in lengths):
+            raise ConfigError(
+                "some vectors are too long or too short for float32, which FAISS computes in; "
+                "scale the embeddings to a length near 1"
+            )
+
+
+def _as_float32(rows: NDArray[np.floating]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        narrow = np.ascontiguousarray(rows, dtype=np.float32)
+    if not np.isfinite(narrow).all():
+        raise ConfigError(
+            "some embeddings are beyond float32, which FAISS computes in; scale the column down"
+        )
+    return narrow

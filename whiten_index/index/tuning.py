@@ -1,38 +1,43 @@
-"""What a query looks at (lists, candidates), set to the least that reaches a recall."""
+"""Tune an index: the least lists and candidates that reach a recall of its held-out queries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.index.factory import lists_of, search_with
+from whiten_index.index.choice import AUTO, IndexPlan
+from whiten_index.index.exact import Rows, Scores, Vectors
+from whiten_index.index.factory import inner_index, is_exact, lists_of
 from whiten_index.index.gpu import MOST_ON_GPU
 from whiten_index.index.library import load_faiss
-from whiten_index.index.unlinked import is_graph, unlinked
+from whiten_index.progress import Stages
 
+# Neighbours that are counted, and those that are needed to see ties and to leave out the query.
+TOP_K = 10
+NEIGHBOURS = TOP_K + 2
+# One row in so many is held out at most.
+HELD_OUT_SHARE = 10
 # Recall this near to the best that an index can give counts as the best.
 _AS_GOOD = 0.002
 # Twice the work that gains less than this, below the target, will not reach it.
 _PLATEAU = 0.001
-_TRUTH_BLOCK_QUERIES = 1_024
 _TIED = 1e-6
-_GRAPH_LACKS = 200
 # Numbers of candidates that scoring again is tried with, from the store.
 CANDIDATES = (20, 50, 100, 200, 500, 1_000)
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """What an index was set to, and the index recall it has there.
+    """The setting of an index, and its index recall.
 
     Attributes:
-        parameters: nprobe, efSearch or k_factor; empty where a kind has none.
-        recall: share of the exact neighbours found, None where nothing was measured.
-        target: recall asked for.
+        parameters: nprobe, efSearch or k_factor; empty for a kind without any.
+        recall: share of the exact neighbours found, None if nothing was measured.
+        target: recall wanted.
         reached: whether it is met.
         queries: held-out vectors it was measured with.
     """
@@ -48,76 +53,115 @@ class OperatingPoint:
         return dict(vars(self))
 
 
-@dataclass(frozen=True)
-class _Knob:
-    """One parameter: its name, the values tried first, and how to set it."""
+@dataclass(frozen=True, eq=False)
+class GroundTruth:
+    """Queries held out of the training, and their exact neighbours.
 
-    name: str
-    ladder: tuple[int, ...]
-    set: Callable[[int], None]
+    Attributes:
+        queries: (q, k) unit vectors.
+        neighbours: (q, n) row numbers, without the query itself; −1 is not counted.
+        rows: (q,) row numbers of the queries themselves, None if the index lacks them.
+    """
+
+    queries: Vectors
+    neighbours: Rows
+    rows: Rows | None = None
+
+    @classmethod
+    def of(
+        cls, queries: Vectors, scores: Scores, near: Rows, rows: Rows | None, *, top_k: int = TOP_K
+    ) -> GroundTruth:
+        """Return the truth for queries, of the result of ``exact_neighbours``.
+
+        Queries whose last neighbour is no nearer than the next are left out: of equal rows, such as
+        copies of one text, an index may rightly give others. If that leaves few, all are counted.
+
+        Args:
+            queries: (q, k) unit vectors.
+            scores: (q, top_k + 2) of the nearest rows.
+            near: their row numbers.
+            rows: (q,) row numbers of the queries, None if they are none of the rows.
+            top_k: neighbours counted.
+        """
+        if rows is not None:
+            others = np.where(near == rows[:, None], np.nan, scores)
+            # The query's own place goes to the end; one that did not find itself loses the last.
+            order = np.argsort(np.isnan(others), axis=1, kind="stable")
+            near, scores = _without(near, rows), np.take_along_axis(others, order, axis=1)
+        # With fewer rows than neighbours both may be −∞: no tie, and no difference either.
+        clear = ~(scores[:, top_k - 1] < scores[:, top_k] + _TIED)
+        counted = np.flatnonzero(clear)
+        if len(counted) * 2 < len(queries):
+            counted = np.arange(len(queries))
+        own = None if rows is None else rows[counted]
+        return cls(queries[counted], near[counted, :top_k], own)
 
 
-def exact_neighbours(
-    blocks: Iterable[NDArray[np.float32]], queries: NDArray[np.float32], top_k: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return scores and row numbers of the nearest rows by inner product, both (q, top_k).
-
-    Memory is that of one block and the result, however many blocks there are.
+def tune_to_recall(
+    inner: Any, truth: GroundTruth | None, plan: IndexPlan, stages: Stages, *, rows: int
+) -> tuple[OperatingPoint, int | None]:
+    """Tune an index to the recall that its plan wants, and note a target that is not reached.
 
     Args:
-        blocks: float32 vectors (m, k), rows numbered as they come.
-        queries: (q, k).
-        top_k: neighbours; −1 and −inf fill up where there are fewer rows.
+        inner: the filled index, which is changed.
+        truth: held-out queries, None if no rows were held out.
+        plan: the index to make.
+        stages: receive the progress.
+        rows: of the index.
+
+    Returns:
+        The setting, and how many candidates are scored again, None for the index's own scores.
     """
-    faiss = load_faiss()
-    scores = np.full((len(queries), top_k), -np.inf, dtype=np.float32)
-    rows = np.full((len(queries), top_k), -1, dtype=np.int64)
-    start = 0
-    for block in blocks:
-        for first in range(0, len(queries), _TRUTH_BLOCK_QUERIES):
-            part = slice(first, first + _TRUTH_BLOCK_QUERIES)
-            most = min(top_k, len(block))
-            near, places = faiss.knn(queries[part], block, most, faiss.METRIC_INNER_PRODUCT)
-            merged = np.concatenate([scores[part], near], axis=1)
-            numbers = np.concatenate([rows[part], places + start], axis=1)
-            # Stable: of equal scores those of the block that came first stay first.
-            order = np.argsort(-merged, axis=1, kind="stable")[:, :top_k]
-            scores[part] = np.take_along_axis(merged, order, axis=1)
-            rows[part] = np.take_along_axis(numbers, order, axis=1)
-        start += len(block)
-    return scores, rows
+    target, rerank, note = plan.target_recall, plan.choice.rerank, stages.watcher.note
+    if truth is None:
+        exact = is_exact(inner_index(plan.built, int(inner.d)))
+        if not exact and has_parameters(inner):
+            reason = "it learns from every row; fewer lists leave some to be held out"
+            if rows < HELD_OUT_SHARE:
+                reason = f"{rows} rows are too few to hold any out"
+            note(f"note: {plan.built} is not set to --target-recall {target:g}: {reason}")
+        return OperatingPoint(target=target, reached=exact), rerank
+    with stages.stage("tune", len(truth.queries)) as watcher:
+        if rerank is None:
+            point = tune(inner, truth, target=target)
+        else:
+            point, rerank = tune_candidates(inner, truth, target=target)
+        watcher.advance(len(truth.queries))
+    if not point.reached:
+        note(_below_target(plan, point))
+    return point, rerank
 
 
-def tune(
-    inner: Any,
-    queries: NDArray[np.float32],
-    truth: NDArray[np.int64],
-    *,
-    target: float,
-    top_k: int = 10,
-    exclude_self: NDArray[np.int64] | None = None,
-    candidates: int | None = None,
-) -> OperatingPoint:
-    """Set an index to the least work that reaches the target, and say what it gives.
+def _below_target(plan: IndexPlan, point: OperatingPoint) -> str:
+    # An index that is re-ranked already takes as many candidates as were tried.
+    again = (
+        "" if plan.choice.rerank is not None else "scoring candidates again (search --rerank 100), "
+    )
+    named = plan.choice.asked != AUTO
+    larger = "" if plan.budget is None or named else ", or a larger --memory-budget"
+    finer = "float32 (Flat)" if "SQ8" in plan.built else "a codec of more bits such as SQ8"
+    return (
+        f"note: {plan.built} finds {point.recall:.1%} of the exact neighbours at best, below "
+        f"--target-recall {plan.target_recall:g} ({point.queries} vectors held out); {again}"
+        f"{finer}{larger} finds more"
+    )
 
-    Each parameter goes up a ladder until the target is met and is then narrowed down by halves.
-    Where nothing meets it, it is the least within 0.002 of the best.
+
+def tune(inner: Any, truth: GroundTruth, *, target: float, candidates: int = 0) -> OperatingPoint:
+    """Set an index to the least work that reaches the target, and return its recall.
+
+    Each parameter goes up a ladder until the target is met and is then narrowed down by halves. If
+    no value meets it, the least within 0.002 of the best is taken.
 
     Args:
         inner: a filled index, which is changed.
-        queries: (q, k) vectors.
-        truth: (q, >= top_k) row numbers of their exact neighbours, without themselves.
+        truth: the queries and their exact neighbours.
         target: index recall wanted, 0 … 1.
-        top_k: neighbours counted.
-        exclude_self: (q,) row numbers of the queries where they are rows themselves.
-        candidates: rows a query asks for, where it asks for more than are counted: those that are
-            scored again.
+        candidates: rows fetched for a query, if they are scored again.
     """
 
     def measure() -> float:
-        return recall_of(
-            inner, queries, truth, top_k=top_k, exclude_self=exclude_self, candidates=candidates
-        )
+        return recall_of(inner, truth, candidates=candidates)
 
     knobs = _knobs(inner)
     for knob in knobs:
@@ -125,127 +169,65 @@ def tune(
     parameters, recall = {}, measure() if not knobs else 0.0
     for knob in knobs:
         parameters[knob.name], recall = _least(knob, measure, target)
-    return OperatingPoint(parameters, recall, target, recall >= target, len(queries))
+    return OperatingPoint(parameters, recall, target, recall >= target, len(truth.queries))
 
 
-def tune_candidates(
-    inner: Any,
-    queries: NDArray[np.float32],
-    truth: NDArray[np.int64],
-    *,
-    target: float,
-    top_k: int = 10,
-    exclude_self: NDArray[np.int64] | None = None,
-) -> tuple[OperatingPoint, int]:
+def tune_candidates(inner: Any, truth: GroundTruth, *, target: float) -> tuple[OperatingPoint, int]:
     """Set an index whose candidates are scored again, and return how many of them are needed.
 
-    Scored by their exact vectors, candidates give every neighbour that is among them. What an
-    index looks at is set first, with half of the loss allowed, then the number of candidates, of
-    20 to 1,000. Arguments as of ``tune``.
+    Scored by their exact vectors, candidates give every neighbour that is among them. The work of
+    the index is set first, with half of the loss allowed, then the number of candidates, of 20 to
+    1,000.
     """
-    point = tune(
-        inner, queries, truth, target=(1 + target) / 2, top_k=top_k, exclude_self=exclude_self,
-        candidates=CANDIDATES[-1],
-    )  # fmt: skip
-    found, right = _found(inner, queries, truth[:, :top_k], CANDIDATES[-1], exclude_self)
-    shares = {most: _share_found(found[:, :most], right) for most in CANDIDATES}
+    point = tune(inner, truth, target=(1 + target) / 2, candidates=CANDIDATES[-1])
+    found = _found(inner, truth, CANDIDATES[-1])
+    shares = {most: _share_found(found[:, :most], truth.neighbours) for most in CANDIDATES}
     needed = next((most for most in CANDIDATES if shares[most] >= target), CANDIDATES[-1])
     reached = shares[needed] >= target
-    tuned = OperatingPoint(point.parameters, shares[needed], target, reached, len(queries))
-    return tuned, needed
+    recall, queries = shares[needed], len(truth.queries)
+    return OperatingPoint(point.parameters, recall, target, reached, queries), needed
 
 
-def recall_of(
-    inner: Any,
-    queries: NDArray[np.float32],
-    truth: NDArray[np.int64],
-    *,
-    top_k: int = 10,
-    exclude_self: NDArray[np.int64] | None = None,
-    candidates: int | None = None,
-) -> float:
-    """Return the share of the exact neighbours that an index finds; arguments as of ``tune``."""
-    most = max(top_k, candidates or 0)
-    return _share_found(*_found(inner, queries, truth[:, :top_k], most, exclude_self))
+def recall_of(inner: Any, truth: GroundTruth, *, candidates: int = 0) -> float:
+    """Return the share of the exact neighbours that an index finds; see ``tune``."""
+    most = max(truth.neighbours.shape[1], candidates)
+    return _share_found(_found(inner, truth, most), truth.neighbours)
 
 
-def _found(
-    inner: Any,
-    queries: NDArray[np.float32],
-    truth: NDArray[np.int64],
-    most: int,
-    own: NDArray[np.int64] | None,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows found (q, <= most) without the query's own, and the right ones (q, n).
-
-    Right rows that the index did not hold meanwhile are -1.
-    """
+def _found(inner: Any, truth: GroundTruth, most: int) -> Rows:
+    """Return the rows found (q, <= most) without the query's own."""
+    own = truth.rows
     wanted = min(most + (0 if own is None else 1), int(inner.ntotal))
-    right, found = truth.copy(), np.empty((len(queries), wanted), dtype=np.int64)
-    for part in _groups(inner, own, len(queries)):
-        _, found[part] = search_with(inner, queries[part], wanted)
-        if own is not None and is_graph(inner):
-            right[part][np.isin(right[part], own[part])] = -1
-    return (found if own is None else _without(found, own)), right
+    found: Rows = inner.search(truth.queries, wanted)[1]
+    return found if own is None else _without(found, own)
 
 
-def _groups(inner: Any, own: NDArray[np.int64] | None, queries: int) -> Iterator[slice]:
-    """Yield the queries in groups, none of which a graph holds meanwhile; else all at once."""
-    if own is None or not is_graph(inner):
-        yield slice(0, queries)
-        return
-    # A graph that lacks more of its rows than this would be another one.
-    size = max(int(inner.ntotal) // _GRAPH_LACKS, 1)
-    for start in range(0, queries, size):
-        part = slice(start, start + size)
-        with unlinked(inner, own[part]):
-            yield part
-
-
-def _share_found(found: NDArray[np.int64], right: NDArray[np.int64]) -> float:
+def _share_found(found: Rows, right: Rows) -> float:
     """Return the share of the right rows (q, n) that are among those found (q, m)."""
     wanted = right >= 0
     # A query at a time: all at once would be q · n · m comparisons held in memory.
     hits = sum(
-        int(np.isin(some, near).sum(where=there))
-        for some, near, there in zip(right, found, wanted, strict=True)
+        int(np.isin(some, near).sum(where=counted))
+        for some, near, counted in zip(right, found, wanted, strict=True)
     )
     return hits / max(int(wanted.sum()), 1)
 
 
-def _without(found: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.int64]:
+def _without(found: Rows, own: NDArray[np.int64]) -> Rows:
     """Return (q, m - 1) rows found, each query's own left out, or else the last one."""
     is_own = found == own[:, None]
     is_own[~is_own.any(axis=1), -1] = True
-    others: NDArray[np.int64] = found[~is_own].reshape(len(found), -1)
+    others: Rows = found[~is_own].reshape(len(found), -1)
     return others
 
 
-def truth_of_rows(
-    scores: NDArray[np.float32], near: NDArray[np.int64], own: NDArray[np.int64], *, top_k: int = 10
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the neighbours (m, top_k) of rows without themselves, and which of them are counted.
+@dataclass(frozen=True)
+class _Knob:
+    """A parameter: its name, the values tried first, and its setter."""
 
-    Left out are rows whose last neighbour is no nearer than the next: of equal rows, such as
-    copies of one text, an index may rightly give others. Where that leaves few, all are counted.
-
-    Args:
-        scores: (q, top_k + 2) of ``exact_neighbours``.
-        near: their row numbers.
-        own: (q,) row numbers of the queries.
-        top_k: neighbours counted.
-    """
-    truth = _without(near, own)
-    kept_scores = np.where(near == own[:, None], np.nan, scores)
-    # Its own place goes to the end; a row that did not find itself loses its last neighbour.
-    order = np.argsort(np.isnan(kept_scores), axis=1, kind="stable")
-    kept_scores = np.take_along_axis(kept_scores, order, axis=1)
-    # Where there are no more rows, both may be −∞: no tie, and no difference either.
-    clear = ~(kept_scores[:, top_k - 1] < kept_scores[:, top_k] + _TIED)
-    counted = np.flatnonzero(clear)
-    if len(counted) * 2 < len(own):
-        counted = np.arange(len(own))
-    return truth[counted, :top_k], counted
+    name: str
+    ladder: tuple[int, ...]
+    set: Callable[[int], None]
 
 
 def _least(knob: _Knob, measure: Callable[[], float], target: float) -> tuple[int, float]:
@@ -279,14 +261,8 @@ def has_parameters(inner: Any) -> bool:
     return bool(_knobs(inner))
 
 
-def is_exact(inner: Any) -> bool:
-    """Return whether an index finds the exact neighbours by its structure: flat, in float32."""
-    faiss = load_faiss()
-    return isinstance(faiss.downcast_index(inner), faiss.IndexFlat)
-
-
 def _knobs(inner: Any) -> list[_Knob]:
-    """Return what can be set, what costs most first; the others stand at their most meanwhile."""
+    """Return the parameters, the costliest first; the others are at their greatest meanwhile."""
     faiss = load_faiss()
     index = faiss.downcast_index(inner)
     if isinstance(index, faiss.IndexPreTransform):
@@ -294,7 +270,7 @@ def _knobs(inner: Any) -> list[_Knob]:
     if isinstance(index, faiss.IndexRefine):
         factor = _Knob("k_factor", _doubled(1, 64), lambda value: setattr(index, "k_factor", value))
         return [*_knobs(faiss.downcast_index(index.base_index)), factor]
-    # An index on a GPU has lists, and is none of the CPU's kinds.
+    # An index on a GPU has lists and is none of the CPU's kinds.
     lists = index if hasattr(index, "nlist") else lists_of(index)
     if lists is not None:
         most = int(lists.nlist) if lists_of(index) is not None else MOST_ON_GPU

@@ -13,7 +13,6 @@ from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.paths import is_uri
 from whiten_index.artifacts.storage import Here, Place
-from whiten_index.assemble import IndexPlan
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
@@ -269,13 +268,13 @@ def _settle(
     return settle(config, encoded, fitted, plan)
 
 
-def index_plan(config: BuildConfig, *, rows: int, whitening: Whitening) -> IndexPlan:
+def index_plan(config: BuildConfig, *, rows: int, whitening: Whitening) -> faiss_index.IndexPlan:
     """Return the index to make for so many rows.
 
     Raises:
         ConfigError: FAISS does not know the factory, or nothing fits the budget.
     """
     choice = choose_index(config, rows=rows, dim=whitening.dim, k=whitening.k)
-    return IndexPlan(
+    return faiss_index.IndexPlan(
         choice, config.seed, config.target_recall, budget=config.budget, device=config.index_device
     )

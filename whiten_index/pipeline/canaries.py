@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.assemble import blocks
 from whiten_index.errors import ConfigError, CorpusError, StorageError, WhitenIndexError
 from whiten_index.index import (
     OperatingPoint,
     exact_neighbours,
-    gains_by_rotation,
     inner_of,
     is_exact,
+    is_graph,
+    is_lossy,
 )
-from whiten_index.index.nearest import nearest
-from whiten_index.index.unlinked import is_graph
+from whiten_index.index.vector_search import nearest
 from whiten_index.pipeline.gates import CanaryFile, Gate, GateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.rerank import Reranker
 from whiten_index.store import CorpusRecord, EmbeddingStore
-from whiten_index.store.sampling import embeddings_of
+from whiten_index.store.sampling import CorpusEmbeddings, embeddings_of
 from whiten_index.versions.bundle import Bundle
 from whiten_index.whitening import unit_rows
 
@@ -70,7 +69,7 @@ class Trial:
         whitening = self.candidate.whitening
 
         def projected() -> Iterator[Vectors]:
-            for block in blocks(self.store, self.record):
+            for block in CorpusEmbeddings(self.store, self.record).blocks():
                 yield unit_rows(whitening.apply(block)).astype(np.float32)
                 watcher.advance(len(block))
 
@@ -154,7 +153,7 @@ def _least_self(inner: Any, least: float | None) -> float:
         return 1.0
     if least is None:
         # Nothing is known of what its codes lose, should they lose anything.
-        least = 0.0 if gains_by_rotation(inner) else 1.0
+        least = 0.0 if is_lossy(inner) else 1.0
     if least < _FINE_RECALL:
         # Codes so coarse that many rows share one, or a graph torn by copies of one row: a row is
         # found as its neighbours are.

@@ -17,19 +17,20 @@ import pyarrow as pa
 from whiten_index import index as faiss_index
 from whiten_index.artifacts.cached_storage import settled as settled_place
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.assemble import Assembled, Carry, IndexPlan, assemble_index
 from whiten_index.at_work import at_work
 from whiten_index.evaluation import Geometry
+from whiten_index.index import CodeReuse, IndexBuildResult, IndexPlan, build_faiss_index
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, raw_bytes
 from whiten_index.pipeline.fit import Fitted
 from whiten_index.progress import Stages
 from whiten_index.search.search_index import hits_of
 from whiten_index.store import CorpusRecord, EmbeddingStore
-from whiten_index.store.sampling import drawn_rows, embeddings_of
+from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows, embeddings_of
 from whiten_index.version import VERSION
 from whiten_index.versions import published, version_manifest
 from whiten_index.versions.bundle import open_unsealed
+from whiten_index.versions.documents import write_documents
 from whiten_index.whitening import Whitening, unit_rows
 
 
@@ -41,14 +42,14 @@ class Settled:
         fitted: the transform.
         plan: the index.
         identity: of the version.
-        carry: the version whose codes are taken over, None where all are made.
+        reuse: the version whose codes are reused, None if all are made.
         kept: the version whose transform this is, None where it was fitted.
     """
 
     fitted: Fitted
     plan: IndexPlan
     identity: str
-    carry: Carry | None = None
+    reuse: CodeReuse | None = None
     kept: published.Version | None = None
 
 
@@ -59,7 +60,7 @@ def settle(
     plan: IndexPlan,
     *,
     kept: Mapping[str, Any] | None = None,
-    carry: Carry | None = None,
+    reuse: CodeReuse | None = None,
 ) -> Settled:
     """Return what is settled, with the identity of the version that will come of it.
 
@@ -69,10 +70,10 @@ def settle(
         fitted: the transform.
         plan: the index.
         kept: what tells a transform that was not fitted on this corpus.
-        carry: the version whose codes are taken over.
+        reuse: the version whose codes are reused.
     """
     identity = version_identity(config, encoded, fitted, plan, kept=kept)
-    return Settled(fitted, plan, identity, carry)
+    return Settled(fitted, plan, identity, reuse)
 
 
 def version_identity(
@@ -119,7 +120,7 @@ def _factory_identity(plan: IndexPlan, k: int) -> list[Any]:
         settings["target_recall"] = plan.target_recall
     if plan.budget is not None:
         settings["memory_budget"] = plan.budget
-    if faiss_index.gains_by_rotation(inner):
+    if faiss_index.is_lossy(inner):
         settings["rotated"] = True
     named: list[Any] = [plan.choice.asked, plan.built]
     return [*named, settings] if settings else named
@@ -155,14 +156,13 @@ def write_version(
     with contextlib.ExitStack() as ending:
 
         def fill(folder: Path) -> dict[str, Any]:
-            made = assemble_index(
-                store,
-                record,
+            made = build_faiss_index(
+                CorpusEmbeddings(store, record),
                 fitted.whitening,
                 settled.plan,
                 stages,
                 folder,
-                carry=settled.carry,
+                reuse=settled.reuse,
                 # Workers join an index on a disk that all share, not in a copy of a bucket.
                 calls=None if isinstance(config.out_place, str) else encoded.calls,
             )
@@ -171,7 +171,7 @@ def write_version(
                 shape = at_work(encoded.calls, stages, _geometry, *given)
                 watcher.advance(record.rows)
             _save_transform(settled, folder)
-            faiss_index.write_documents(folder / published.DOCUMENTS, _documents(encoded))
+            write_documents(folder / published.DOCUMENTS, _documents(encoded))
             record.save(folder / published.RECORD)
             fields = {
                 **_facts(config, encoded, settled),
@@ -221,7 +221,7 @@ def index_note(choice: faiss_index.FactoryChoice) -> str:
     return f"index {choice.built}: {choice.why}; {choice.expected.total:,} bytes expected ({split})"
 
 
-def _factory_facts(plan: IndexPlan, made: Assembled) -> dict[str, Any]:
+def _factory_facts(plan: IndexPlan, made: IndexBuildResult) -> dict[str, Any]:
     choice = plan.choice
     return {
         "asked": choice.asked,
@@ -234,8 +234,7 @@ def _factory_facts(plan: IndexPlan, made: Assembled) -> dict[str, Any]:
         "rerank": made.rerank,
         "memory_budget": plan.budget,
         "device": made.device,
-        # As it is searched unless asked otherwise.
-        "mapped": made.mapped or (plan.budget is not None and made.file_bytes > plan.budget),
+        "mapped": made.mapped,
         "rotated": made.rotated,
     }
 
@@ -265,7 +264,7 @@ def _facts(config: BuildConfig, encoded: EncodeReport, settled: Settled) -> dict
     }
 
 
-def _bytes(encoded: EncodeReport, made: Assembled, folder: Path) -> dict[str, Any]:
+def _bytes(encoded: EncodeReport, made: IndexBuildResult, folder: Path) -> dict[str, Any]:
     """Return bytes of the raw and of the reduced vectors, and of the files beside them."""
     return {
         "raw": raw_bytes(encoded.store, encoded.record),

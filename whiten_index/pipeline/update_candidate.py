@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
-from whiten_index.assemble import Carry, IndexPlan
 from whiten_index.errors import ConfigError
-from whiten_index.index import FactoryChoice, OperatingPoint
+from whiten_index.index import CodeReuse, FactoryChoice, IndexPlan, OperatingPoint
 from whiten_index.pipeline.build import index_plan
 from whiten_index.pipeline.changes import Changes, apart, digests_of
 from whiten_index.pipeline.encode import EncodeReport
@@ -50,7 +50,7 @@ class Decided:
     @property
     def keeps(self) -> bool:
         """Whether transform and index are those of the base."""
-        return self.settled.carry is not None
+        return self.settled.reuse is not None
 
 
 def decide_update(
@@ -86,8 +86,8 @@ def decide_update(
         return Decided(settled, {**facts, "decision": {**said, "index": "train", "index_why": ""}})
     settled, index_why = _kept(base, encoded, old_rows)
     settled = replace(settled, kept=base.source)
-    index = "train" if settled.carry is None else "keep"
-    trained = None if settled.carry is None else _trained(base)
+    index = "train" if settled.reuse is None else "keep"
+    trained = None if settled.reuse is None else _trained(base)
     decided = {**said, "index": index, "index_why": index_why}
     return Decided(settled, {**facts, "decision": decided, "trained": trained})
 
@@ -139,7 +139,7 @@ def _kept(base: Base, encoded: EncodeReport, old_rows: NDArray[np.int64]) -> tup
     why = "" if plan is not None else "another index suits so many rows"
     if plan is not None:
         current = bundle.read_index(base.source, mapped=True)
-        why = faiss_index.why_not_carried(current) or ""
+        why = faiss_index.why_not_reusable(current) or ""
     transform = base.fields["files"][published.WHITENING]["sha256"]
     if why or plan is None:
         plan = plan or index_plan(base.config, rows=rows, whitening=fitted.whitening)
@@ -147,9 +147,14 @@ def _kept(base: Base, encoded: EncodeReport, old_rows: NDArray[np.int64]) -> tup
     factory = base.fields["factory"]
     # Versions of earlier releases do not tell.
     tuned = OperatingPoint(**factory.get("tuned") or {})
-    carry = Carry(base.source, old_rows, tuned, factory.get("rerank"))
+    reuse = CodeReuse(
+        partial(bundle.read_index, base.source, mapped=True),
+        old_rows,
+        tuned,
+        factory.get("rerank"),
+    )
     kept = {"whitening": transform, "index": _trained(base)}
-    return settle(base.config, encoded, fitted, plan, kept=kept, carry=carry), ""
+    return settle(base.config, encoded, fitted, plan, kept=kept, reuse=reuse), ""
 
 
 def _trained(base: Base) -> str:

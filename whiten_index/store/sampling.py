@@ -1,8 +1,9 @@
-"""Rows drawn at random from a corpus in its store, a few shards of it where it is large."""
+"""Embeddings of a corpus by row number, and rows drawn at random from a few of its shards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from whiten_index.corpus.batches import ID
 from whiten_index.errors import ArtifactError
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingRows, EmbeddingStore
 
-_PARTS, _ENOUGH_ROWS = 8, 8_192
+_PARTS, _ENOUGH_ROWS, _BLOCK_ROWS = 8, 8_192, 8_192
 
 
 def drawn_parts(record: CorpusRecord, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -40,12 +41,55 @@ def row_starts(record: CorpusRecord) -> NDArray[np.int64]:
 
 
 class CorpusEmbeddings:
-    """The raw embeddings of a corpus by row number; the shard read last stays open."""
+    """The raw embeddings of a corpus by row number; the shard read last stays open.
 
-    def __init__(self, store: EmbeddingStore, record: CorpusRecord) -> None:
-        """Take the corpus and the store that has its shards."""
-        self._store, self._record = store, record
+    Attributes:
+        rows: number of rows.
+    """
+
+    def __init__(
+        self,
+        store: EmbeddingStore,
+        record: CorpusRecord,
+        subset: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Take the corpus and the store of its shards, and a subset (n,) of rising row numbers."""
+        self._store, self._record, self._subset = store, record, subset
+        self.rows: int = record.rows if subset is None else len(subset)
         self._open: tuple[CorpusPart, EmbeddingRows] | None = None
+
+    def blocks(self, rows: int = _BLOCK_ROWS) -> Iterator[NDArray[np.floating]]:
+        """Yield all embeddings in order, at most so many rows at a time, and hold no more.
+
+        Raises:
+            ArtifactError: a shard cannot be read.
+        """
+        if self._subset is not None:
+            for start in range(0, self.rows, rows):
+                yield self.at(np.arange(start, min(start + rows, self.rows)))
+            return
+        for part in self._record.parts:
+            if part.rows:
+                shard = mapped_part(self._store, part)
+                for start in range(0, len(shard), rows):
+                    yield np.array(shard[start : start + rows])
+
+    def split(self, rows: int) -> Iterator[tuple[int, CorpusEmbeddings]]:
+        """Yield the embeddings of about so many rows of whole parts, and their first row number."""
+        assert self._subset is None, "subsets are not split"
+        start, count, held = 0, 0, list[CorpusPart]()
+        for part in self._record.parts:
+            if held and count + part.rows > rows:
+                yield start, self._of_parts(held)
+                start, count, held = start + count, 0, []
+            if part.rows:
+                held.append(part)
+                count += part.rows
+        if held:
+            yield start, self._of_parts(held)
+
+    def _of_parts(self, parts: list[CorpusPart]) -> CorpusEmbeddings:
+        return CorpusEmbeddings(self._store, replace(self._record, parts=tuple(parts)))
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the embeddings (n, d) of some rows, in the order given, in float64.
@@ -55,6 +99,7 @@ class CorpusEmbeddings:
         Raises:
             ArtifactError: a shard cannot be read, or is damaged.
         """
+        rows = rows if self._subset is None else self._subset[rows]
         found = np.empty((len(rows), int(self._store.encoder["dim"])))
         for part, inside, places in _by_part(self._record, rows):
             if self._open is None or self._open[0] is not part:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.assemble import blocks
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.metrics import require_evaluator
@@ -20,14 +19,14 @@ from whiten_index.pipeline.fit import fit_whitening
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store import CorpusRecord, EmbeddingStore, total_moments
-from whiten_index.store.sampling import CorpusEmbeddings, embeddings_of
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.sweep.grid import FAISS, RAW, Vectors
 from whiten_index.sweep.sweep_config import AUTO, SweepConfig, TransformSpec
 from whiten_index.whitening import Kind, Spectrum, Whitening, WhiteningConfig, unit_rows
 from whiten_index.whitening.moments import Moments
 
 TOP_K = 10
-_LEAST_ROWS, _BLOCK_ROWS = 100, 8_192
+_LEAST_ROWS = 100
 
 
 def read_queries(config: SweepConfig) -> JudgedQueries | None:
@@ -98,17 +97,12 @@ class Dataset:
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the raw embeddings (m, d) of some of the n rows, by their numbers 0 to n - 1."""
-        numbers = rows if self.subset is None else self.subset[rows]
-        return embeddings_of(self.store, self.record, numbers)
+        return self.embeddings.at(rows)
 
-    def blocks(self) -> Iterator[NDArray[np.floating]]:
-        """Yield the raw embeddings of the n rows in order, in blocks."""
-        if self.subset is None:
-            yield from blocks(self.store, self.record)
-            return
-        embeddings = CorpusEmbeddings(self.store, self.record)
-        for start in range(0, len(self.subset), _BLOCK_ROWS):
-            yield embeddings.at(self.subset[start : start + _BLOCK_ROWS])
+    @property
+    def embeddings(self) -> CorpusEmbeddings:
+        """The raw embeddings of the n rows."""
+        return CorpusEmbeddings(self.store, self.record, self.subset)
 
 
 def prepare_dataset(
@@ -132,7 +126,7 @@ def prepare_dataset(
     missing = 0
     if judged is None:
         held, subset = _held_out(config, record.rows, stages)
-        queries = embeddings_of(store, record, held).astype(np.float32)
+        queries = CorpusEmbeddings(store, record).at(held).astype(np.float32)
         moments = moments - Moments.of(queries)
     else:
         names = [str(name) for p in parts for name in store.documents(p)[ID].to_pylist()]
@@ -218,7 +212,8 @@ def open_space(config: SweepConfig, dataset: Dataset, where: Vectors, stages: St
             return unit_rows(whitening.apply(raw)).astype(np.float32)
 
         queries = unit_rows(whitening.apply(dataset.queries)).astype(np.float32)
-        return Space(whitening, exact_neighbours(map(vectors, dataset.blocks()), queries, TOP_K)[1])
+        blocks = map(vectors, dataset.embeddings.blocks())
+        return Space(whitening, exact_neighbours(blocks, queries, TOP_K)[1])
 
 
 def _transform(

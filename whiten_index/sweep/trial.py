@@ -6,21 +6,23 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import discard
 from whiten_index.artifacts.files import writing
-from whiten_index.assemble import IndexPlan, assemble_index
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.index import (
+    INDEX,
+    DeviceIndex,
     IndexBytes,
+    IndexPlan,
     Transforms,
+    build_faiss_index,
     choose_factory,
     expected_bytes,
     inner_index,
@@ -28,21 +30,17 @@ from whiten_index.index import (
     load_faiss,
     measured_bytes,
     peer_index,
-    place,
-    search_with,
     train,
+    write_index,
 )
-from whiten_index.index.exact import flat_vectors
-from whiten_index.index.gpu import quiet, takes
-from whiten_index.index.grouping import search_documents
-from whiten_index.index.nearest import nearest, nearest_on_gpu
-from whiten_index.index.pages import gather_pages
+from whiten_index.index.exact import flat_vectors, use_large_pages
+from whiten_index.index.gpu import runs_on_gpu
+from whiten_index.index.vector_search import nearest, nearest_on_gpu, search_documents
 from whiten_index.progress import Silent, Stages
 from whiten_index.search.rerank import Reranker
 from whiten_index.sweep.grid import FAISS, Point, Vectors
 from whiten_index.sweep.sweep_config import FP32, SweepConfig
 from whiten_index.sweep.sweep_data import TOP_K, Dataset, Space
-from whiten_index.versions.published import INDEX, write_index
 
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 Search = Callable[[NDArray[np.float32], int], Found]
@@ -173,12 +171,9 @@ class Trial:
         else:
             self._require_memory(factory, k)
             choice = choose_factory(factory, rows=dataset.rows, dim=dataset.dim, k=k)
-            device = build.index_device if takes(inner_index(factory, k)) else "cpu"
+            device = build.index_device if runs_on_gpu(inner_index(factory, k)) else "cpu"
             plan = IndexPlan(choice, build.seed, target_recall=build.target_recall, device=device)
-            made = assemble_index(
-                dataset.store, dataset.record, space.whitening, plan, stages, folder,
-                subset=dataset.subset,
-            )  # fmt: skip
+            made = build_faiss_index(dataset.embeddings, space.whitening, plan, stages, folder)
             size, parameters, device = made.sizes, made.tuned.parameters, made.device
         setting = point.setting()
         if setting["rerank"]:
@@ -211,7 +206,7 @@ class Trial:
         with stages.stage("train", len(sample)):
             train(index, dataset.at(sample).astype(np.float32), factory)
         with stages.stage("project and add", dataset.rows):
-            for block in dataset.blocks():
+            for block in dataset.embeddings.blocks():
                 index.add(np.ascontiguousarray(block, dtype=np.float32))
         write_index(index, folder / INDEX)
         return measured_bytes(index)
@@ -220,7 +215,7 @@ class Trial:
         """Return the search of a point: as in a bundle, or for FAISS's own transforms by FAISS."""
         index = load_faiss().read_index(str(made.folder / INDEX))
         if made.point.vectors.family == FAISS:
-            return partial(search_with, index)
+            return cast(Search, index.search)
         search = searcher(index, made.record["device"])
         candidates = made.point.rerank
         return self._reranked(search, made.space, candidates) if candidates else search
@@ -298,9 +293,9 @@ def searcher(index: Any, device: str) -> Search:
         device: where it was filled; ``gpu`` searches there too where that can be.
     """
     inner, rows, transforms = inner_of(index), int(index.ntotal), Transforms(index)
-    placed = place(inner, "cpu" if device == "cpu" else "auto", note=quiet, to_search=True)
+    placed = DeviceIndex.place(inner, "cpu" if device == "cpu" else "auto", to_search=True)
     vectors = flat_vectors(inner) if placed.device == "cpu" else None
-    if vectors is not None and (gathering := gather_pages(vectors)) is not None:
+    if vectors is not None and (gathering := use_large_pages(vectors)) is not None:
         gathering.join()
 
     def search(embeddings: NDArray[np.float32], top_k: int) -> Found:

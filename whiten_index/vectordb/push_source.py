@@ -19,7 +19,6 @@ from whiten_index.corpus.arrow_types import without_views
 from whiten_index.corpus.batches import ID
 from whiten_index.encoding import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.index import Documents
 from whiten_index.search.query_encoder import digest_of
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.store.digest_index import KeyTable, string_keys
@@ -27,6 +26,7 @@ from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.database_writer import VECTOR, Layout, Metric, PushedTable, VectorDtype
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.row_checks import vectors_array
+from whiten_index.versions.documents import Documents
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (
     DOCUMENTS,

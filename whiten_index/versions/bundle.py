@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -13,22 +13,24 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import reading
 from whiten_index.corpus import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.index.documents import Documents
-from whiten_index.index.exact import Rows, Scores, flat_vectors
+from whiten_index.index.exact import Rows, Scores, flat_vectors, use_large_pages
 from whiten_index.index.factory import inner_of
-from whiten_index.index.filtering import Selection
-from whiten_index.index.gpu import Placed, place, quiet
-from whiten_index.index.grouping import first_of_each, search_documents
-from whiten_index.index.library import load_faiss
-from whiten_index.index.nearest import nearest, nearest_on_gpu
-from whiten_index.index.on_disk import IVF_DATA
-from whiten_index.index.pages import gather_pages
+from whiten_index.index.filtered import Search, Selection
+from whiten_index.index.gpu import DeviceIndex
+from whiten_index.index.library import INDEX, load_faiss
+from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.index.transforms import Transforms
-from whiten_index.index.vectors import vectors_of
+from whiten_index.index.vector_search import (
+    first_of_each,
+    nearest,
+    nearest_on_gpu,
+    search_documents,
+    vectors_of,
+)
+from whiten_index.versions.documents import Documents
 from whiten_index.versions.published import (
     DOCUMENTS,
     FULL,
-    INDEX,
     WHITENING,
     Version,
     mending,
@@ -37,8 +39,6 @@ from whiten_index.versions.published import (
 )
 from whiten_index.versions.version_manifest import VersionManifest
 from whiten_index.whitening import Whitening
-
-Search = Callable[[NDArray[np.float32], int], tuple[Scores, Rows]]
 
 
 class Rescorer(Protocol):
@@ -74,7 +74,7 @@ class Bundle:
     index: Any
     transforms: Transforms
     documents: Documents
-    placed: Placed | None = None
+    placed: DeviceIndex | None = None
 
     @property
     def folder(self) -> Path:
@@ -284,7 +284,7 @@ def open_files(version: Version, *, mapped: bool | None = None, device: str = "c
             f"{len(bundle.documents)} documents; {mending(version.folder.parent.parent)}"
         )
     if not mapped and (vectors := flat_vectors(inner_of(index))) is not None:
-        gather_pages(vectors)
+        use_large_pages(vectors)
     return replace(bundle, placed=_placed(bundle, device, mapped=mapped or IVF_DATA in version))
 
 
@@ -310,7 +310,7 @@ def _bundle(version: Version, *, mapped: bool) -> Bundle:
     return Bundle(version, whitening, index, Transforms(index), documents)
 
 
-def _placed(bundle: Bundle, device: str, *, mapped: bool) -> Placed | None:
+def _placed(bundle: Bundle, device: str, *, mapped: bool) -> DeviceIndex | None:
     if mapped and device == "gpu":
         raise ConfigError(
             f"--index-device gpu holds all of {bundle.folder} in memory, and it is read from its "
@@ -319,19 +319,13 @@ def _placed(bundle: Bundle, device: str, *, mapped: bool) -> Placed | None:
         )
     inner = load_faiss().downcast_index(bundle.index.index)
     where = "cpu" if mapped and device == "auto" else device
-    placed = place(inner, where, note=quiet, to_search=True)
+    placed = DeviceIndex.place(inner, where, to_search=True)
     return None if placed.device == "cpu" else placed
 
 
 def maps_by_default(fields: Mapping[str, Any]) -> bool:
-    """Tell whether an index is mapped unless asked otherwise, by its manifest.
-
-    It is where its lists are in a file of their own, and where it was built within a memory budget
-    that its file is larger than.
-    """
-    budget = fields["factory"].get("memory_budget")
-    larger = budget is not None and fields["bytes"]["index_file"] > budget
-    return larger or IVF_DATA in fields["files"]
+    """Return whether an index is mapped by default: if its lists are in a file of their own."""
+    return IVF_DATA in fields["files"]
 
 
 def read_index(version: Version, *, mapped: bool) -> Any:

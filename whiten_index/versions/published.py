@@ -15,7 +15,6 @@ A version's folder never changes: what is in it when it appears stays until all 
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 import uuid
@@ -46,7 +45,6 @@ from whiten_index.artifacts.manifest import as_manifest
 from whiten_index.artifacts.object_store import ChangedError, Tag
 from whiten_index.artifacts.storage import HERE, Here
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
-from whiten_index.index.library import load_faiss
 from whiten_index.versions.version_manifest import (
     CURRENT_SCHEMA,
     INDEX_ID_SCHEMA,
@@ -61,7 +59,7 @@ Fill = Callable[[Path], Mapping[str, Any]]
 
 INDEX_ID = "index.json"
 CURRENT, VERSIONS, CANDIDATES = "CURRENT", "versions", "candidates"
-INDEX, WHITENING = "index.faiss", "whitening.safetensors"
+WHITENING = "whitening.safetensors"
 MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
 RECORD, CHANGES = "corpus.json", "changes.arrow"
 _VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
@@ -408,19 +406,6 @@ def promote(root: Path, version: str) -> None:
     set_current(root, version)
 
 
-def write_index(index: Any, path: Path) -> None:
-    """Write a FAISS index; unlike FAISS's own writer, notice a disk that fills up."""
-    faiss = load_faiss()
-    with path.open("wb") as file:
-
-        def write(data: bytes) -> int:
-            return file.write(data)
-
-        faiss.write_index(index, faiss.PyCallbackIOWriter(write))
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def with_published(
     root: Path, use: Callable[[Version], T], mirror: Here = HERE, *, verify: str = FULL
 ) -> T:
@@ -553,18 +538,6 @@ def mending(root: Path) -> str:
     if not exists(root / CURRENT):
         return manifest.REMEDY
     return f"whiten-index verify {root} says how to mend it; or restore it from a copy"
-
-
-def vector_bytes(index: Any, *, file_bytes: int) -> int:
-    """Return the bytes of the reduced vectors: rows times code size.
-
-    Where the kind of index has no fixed code size, it is ``file_bytes``, those of the whole file.
-    """
-    faiss = load_faiss()
-    inner = faiss.downcast_index(index.index)
-    holder = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
-    size = getattr(holder, "code_size", None)
-    return int(index.ntotal) * int(size) if size else file_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from whiten_index.artifacts.files import is_folder, require_path, size_of
 from whiten_index.errors import ArtifactError, StorageError
-from whiten_index.index import Documents
+from whiten_index.versions.documents import Documents
 from whiten_index.versions.provenance import corpus_record, missing_shards, store_places
 from whiten_index.versions.published import (
     CANDIDATES,

@@ -171,14 +171,21 @@ def shards_of(store: Path) -> list[Path]:
 
 @pytest.mark.parametrize(
     "setting",
-    [{}, {"k": None}, {"whiten": "auto", "k": None}, {"factory": "HNSW32"}],
-    ids=["k named", "k by default", "k chosen", "factory named"],
+    [
+        {},
+        {"k": None},
+        {"whiten": "auto", "k": None},
+        {"factory": "HNSW32"},
+        {"factory": "Flat"},
+        {"factory": "SQ8"},
+    ],
+    ids=["k named", "k by default", "k chosen", "graph named", "flat named", "codes named"],
 )
 def test_a_budget_that_nothing_fits_is_told_before_encoding(
     tmp_path: Path, corpus: Path, setting: dict[str, Any]
 ) -> None:
     store = tmp_path / "store"
-    with pytest.raises(ConfigError, match=r"holds no index of 1,200 vectors|made in memory"):
+    with pytest.raises(ConfigError, match=r"holds no index of 1,200|made in memory.*or lists"):
         build(corpus, tmp_path / "out", memory_budget="5KB", store=str(store), **setting)
     assert shards_of(store) == []
 

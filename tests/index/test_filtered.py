@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.index.filtering import Selection
-from whiten_index.index.nearest import nearest
+from whiten_index.index.filtered import Selection
+from whiten_index.index.vector_search import nearest
 
 ROWS, K, LISTS = 2000, 16, 20
 EXHAUSTIVE = ["Flat", "SQfp16", "SQ8", "SQ4", "RaBitQ", "PQ8x4", "PQ8x4fs", "RaBitQfs"]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index.index import exact
-from whiten_index.index.exact import exact_search, largest
+from whiten_index.index.exact import exact_neighbours, exact_search, largest
 
 
 def by_sorting(scores: np.ndarray, count: int) -> np.ndarray:
@@ -71,3 +71,22 @@ def test_exact_search_is_a_full_sort(
         best = by_sorting(truth, 50)
         assert numbers.tolist() == rows[best].tolist()
         assert mine.tolist() == truth[best].tolist()
+
+
+@pytest.mark.parametrize("block", [1, 7, 500, 3000])
+def test_neighbours_do_not_depend_on_blocks(
+    vectors: np.ndarray, queries: np.ndarray, block: int
+) -> None:
+    blocks = (vectors[start : start + block] for start in range(0, 3000, block))
+    scores, rows = exact_neighbours(blocks, queries, 10)
+    every = queries @ vectors.T
+    np.testing.assert_array_equal(scores, -np.sort(-every, axis=1)[:, :10])
+    np.testing.assert_array_equal(np.take_along_axis(every, rows, axis=1), scores)
+    assert all(len(set(near)) == 10 for near in rows.tolist())
+
+
+def test_fewer_rows_than_neighbours_are_filled_up(vectors: np.ndarray) -> None:
+    scores, rows = exact_neighbours([vectors[:3]], vectors[:2], 5)
+    assert set(rows[:, :3].ravel()) == {0, 1, 2}
+    assert (rows[:, 3:] == -1).all()
+    assert np.isneginf(scores[:, 3:]).all()

@@ -18,17 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
-from whiten_index.errors import StorageError
-from whiten_index.index import (
-    IVF_DATA,
-    SpilledLists,
-    inner_index,
-    kind_on_disk,
-)
-from whiten_index.versions.published import INDEX, write_index
+from whiten_index.errors import ConfigError, StorageError
+from whiten_index.index import INDEX, IVF_DATA, inner_index, write_index
+from whiten_index.index.ondisk_ivf import OnDiskLists, lists_on_disk
 
 DIM, ROWS = 40, 1_500
 LISTS = ["IVF8,Flat", "IVF8,SQ8", "IVF8,PQ8", "IVF8,PQ7x6", "IVF8,RaBitQ", "IVF8_HNSW8,SQfp16"]
+OTHERS = ["Flat", "SQ8", "IVF8,PQ8x4fs", "HNSW16", "IVF8,PQ8,RFlat", "IVF8,FlatPanorama4"]
 
 
 @pytest.fixture(autouse=True)
@@ -59,17 +55,19 @@ def assert_same(one: Any, two: Any, queries: Any) -> None:
 def test_lists_joined_on_disk_are_those_in_memory(tmp_path: Path, factory: str, parts: int) -> None:
     rows = unit_rows(42 if "PQ7" in factory else 32)
     inner = trained(factory, rows)
-    assert kind_on_disk(inner) == "lists"
-    whole = faiss.clone_index(inner)
+    assert lists_on_disk(inner)
+    whole, gathered = faiss.clone_index(inner), faiss.clone_index(inner)
     whole.add(rows)
     most, folder = ROWS // parts * (inner.code_size + 8), tmp_path / "made"
     folder.mkdir()
-    with SpilledLists(inner, folder, most=most) as writer:
-        for start in range(0, ROWS, 100):
-            writer.add(rows[start : start + 100])
-        writer.join()
-    assert [path.name for path in folder.iterdir()] == [IVF_DATA]
-    assert inner.ntotal == ROWS
+    for index, keep in ((gathered, False), (inner, True)):
+        with OnDiskLists(index, folder, most=most) as writer:
+            for start in range(0, ROWS, 100):
+                writer.add(rows[start : start + 100])
+            writer.join(keep=keep)
+        assert [path.name for path in folder.iterdir()] == [IVF_DATA] * keep
+        assert index.ntotal == ROWS
+    assert faiss.serialize_index(gathered).tobytes() == faiss.serialize_index(whole).tobytes()
     inner.nprobe = whole.nprobe = 3
     assert_same(whole, inner, rows[:50])
     # Elsewhere, and read-only.
@@ -78,6 +76,11 @@ def test_lists_joined_on_disk_are_those_in_memory(tmp_path: Path, factory: str, 
     folder.rename(moved)
     flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
     assert_same(whole, faiss.read_index(str(moved / INDEX), flags), rows[:50])
+
+
+@pytest.mark.parametrize("factory", OTHERS)
+def test_other_kinds_are_not_built_on_disk(factory: str) -> None:
+    assert not lists_on_disk(inner_index(factory, 32))
 
 
 # ------------------------------------------------------------------------------------------ builds
@@ -112,9 +115,7 @@ def files_of(out: Path) -> set[str]:
         ("IVF32,Flat", "4MB", True),
         ("IVF32,Flat", "8MB", False),
         ("IVF32,Flat", None, False),
-        ("Flat", "1MB", True),
-        ("SQ8", "0.5MB", True),
-        ("SQ8", "8MB", False),
+        ("SQ8", "2MB", False),
     ],
 )
 def test_a_build_within_a_budget_finds_what_one_without_finds(
@@ -141,13 +142,24 @@ def test_a_build_within_a_budget_finds_what_one_without_finds(
     assert free.manifest["factory"]["mapped"] is False
 
 
+@pytest.mark.parametrize(("factory", "budget"), [("Flat", "5MB"), ("HNSW16", "10MB")])
+def test_a_named_index_larger_than_the_budget_is_refused(
+    tmp_path: Path, corpus: str, factory: str, budget: str
+) -> None:
+    config = BuildConfig(**options(corpus, tmp_path / "out", factory=factory, memory_budget=budget))
+    expected = rf"{factory} is made in memory.*--memory-budget .*use a budget of .*IVF1024,Flat"
+    with pytest.raises(ConfigError, match=expected):
+        build_index(config)
+    assert not (tmp_path / "out" / "CURRENT").exists()
+
+
 def test_a_full_disk_is_told_and_leaves_nothing(
     tmp_path: Path, corpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(SpilledLists, "_join", full)
+    monkeypatch.setattr(OnDiskLists, "_join", full)
     config = BuildConfig(
         **options(corpus, tmp_path / "out", factory="IVF32,Flat", memory_budget="4MB")
     )
@@ -189,7 +201,7 @@ def child(config_json: str) -> None:
 
 
 def peak_of(config: dict[str, Any]) -> int:
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, __file__, json.dumps(config)],
         cwd=root,
@@ -228,11 +240,12 @@ def test_memory_stays_within_the_budget_over_that_of_a_small_build(tmp_path: Pat
 
     small, large = store_of(4_000), store_of(60_000)
     base = peak(small, "Flat")
-    for factory in ("Flat", "IVF256,Flat"):
-        kept, free = peak(large, factory, memory_budget=budget), peak(large, factory)
-        print(f"{factory}: MiB base {base >> 20}, within budget {kept >> 20}, free {free >> 20}")
-        # The index alone has 46 MiB.
-        assert kept <= base + budget < free
+    kept, free = (peak(large, "IVF256,Flat", **more) for more in ({"memory_budget": budget}, {}))
+    print(f"MiB base {base >> 20}, within budget {kept >> 20}, free {free >> 20}")
+    # The index alone has 46 MiB.
+    assert kept <= base + budget < free
+    # Flat codes are in memory: 12 MiB, next to blocks of rows.
+    assert peak(large, "SQ8", memory_budget=budget) <= base + budget
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Search among some rows only: by FAISS's selectors where a kind of index has them.
+"""Search among some rows only, by FAISS's selectors if a kind of index has them.
 
-A filtered search gives as many hits as there are rows to give. Where few rows pass, all of them
-are compared, so that nothing is lost to lists that are not looked into or links not followed;
-where many pass, an approximate index looks at twice as many of them as it would without a filter.
+A filtered search gives as many hits as there are rows to give. If few rows pass, all of them are
+compared, so that nothing is lost to lists that are not looked into or links not followed. If many
+pass, an approximate index looks at twice as many of them as it would without a filter.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from whiten_index.index.exact import (
     largest,
     merged,
 )
-from whiten_index.index.fetching import fetch_until
 from whiten_index.index.library import load_faiss
+
+Search = Callable[[Vectors, int], tuple[Scores, Rows]]
 
 # Above one row in so many, asking an index without selectors for more hits costs less than
 # comparing the rows that pass one by one.
 _FEW = 16
-# Rows that pass lie together more often than by chance, and then not where the query does.
+# Rows that pass are near each other more often than by chance, and then not near the query.
 _MARGIN = 2
 # Numbers of decoded rows held at once.
 _HELD = 1 << 24
+# Hits held at once by one search: 12 bytes each.
+_MOST_HITS = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,7 @@ class Selection:
 
     @classmethod
     def of(cls, mask: NDArray[np.bool_]) -> Selection:
-        """Return the rows (n,) where ``mask`` is true."""
+        """Return the rows (n,) for which ``mask`` is true."""
         return cls(np.packbits(mask, bitorder="little"), len(mask), int(np.count_nonzero(mask)))
 
     @cached_property
@@ -63,18 +66,56 @@ class Selection:
         return np.flatnonzero(mask).astype(np.int64, copy=False)
 
     def holds(self, rows: Rows) -> NDArray[np.bool_]:
-        """Tell which of some row numbers pass; −1 does not."""
+        """Return a mask of the row numbers that pass; −1 does not."""
         bits = (self.bits[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1
         passing: NDArray[np.bool_] = (bits == 1) & (rows >= 0)
         return passing
 
 
-def search_selected(
-    inner: Any,
-    search: Callable[[Vectors, int], tuple[Scores, Rows]],
+def over_fetch(
+    search: Search,
+    counted: Callable[[Rows], NDArray[np.int64]],
     queries: Vectors,
-    top_k: int,
-    selection: Selection,
+    *,
+    wanted: int,
+    first: int,
+    rows: int,
+) -> tuple[Scores, Rows]:
+    """Return the best hits that count, scores and rows (n, wanted), −1 in unfilled places.
+
+    Each search asks for twice as many hits as the one before, until enough count or all rows were
+    seen.
+
+    Args:
+        search: (n, ·) queries and a number -> scores and rows, best first, −1 in unfilled places.
+        counted: rows (m,) of one query -> positions of those that count, best first.
+        queries: (n, ·).
+        wanted: hits a query, 1 or more.
+        first: hits of the first search.
+        rows: in the index.
+    """
+    best = np.full((len(queries), wanted), -np.inf, dtype=np.float32)
+    found = np.full((len(queries), wanted), -1, dtype=np.int64)
+    pending = np.arange(len(queries))
+    fetch = min(first, rows)
+    while len(pending):
+        short = []
+        step = max(_MOST_HITS // fetch, 1)
+        for start in range(0, len(pending), step):
+            some = pending[start : start + step]
+            for query, scores, hits in zip(some, *search(queries[some], fetch), strict=True):
+                counting = counted(hits)[:wanted]
+                if len(counting) < wanted and fetch < rows:
+                    short.append(query)
+                best[query, : len(counting)] = scores[counting]
+                found[query, : len(counting)] = hits[counting]
+        pending = np.array(short, dtype=np.int64)
+        fetch = min(2 * fetch, rows)
+    return best, found
+
+
+def search_selected(
+    inner: Any, search: Search, queries: Vectors, top_k: int, selection: Selection
 ) -> tuple[Scores, Rows]:
     """Return scores and rows of the nearest that pass, (n, m), m the lesser of top_k and those.
 
@@ -91,7 +132,10 @@ def search_selected(
         return empty.astype(np.float32), empty.astype(np.int64)
     if (vectors := flat_vectors(inner)) is not None:
         return exact_search(vectors, queries, wanted, among=selection.rows)
-    found = _approximate(inner, queries, wanted, selection)
+    parameters = _sparing(inner, wanted, selection)
+    found = None
+    if parameters is not None:
+        found = _with_selector(inner, queries, wanted, parameters, selection)
     if found is None:
         return _thorough(inner, search, queries, wanted, selection)
     short = np.flatnonzero((found[1] < 0).any(axis=1))
@@ -102,25 +146,16 @@ def search_selected(
     return found
 
 
-def _approximate(
-    inner: Any, queries: Vectors, wanted: int, selection: Selection
-) -> tuple[Scores, Rows] | None:
-    """Return what the index finds by its own means, None where all rows that pass are compared."""
-    if (parameters := _sparing(inner, wanted, selection)) is None:
-        return None
-    return _with_selector(inner, queries, wanted, parameters, selection)
-
-
 def _with_selector(
     inner: Any, queries: Vectors, wanted: int, parameters: Any, selection: Selection
 ) -> tuple[Scores, Rows] | None:
-    """Return what FAISS finds by its selector, None where this kind of index has none."""
+    """Return the hits of FAISS by its selector, None if this kind of index has none."""
     try:
         scores, rows = inner.search(queries, wanted, params=parameters)
     except RuntimeError:
-        # Each kind refuses in words of its own; whatever else is wrong, the plain search will tell.
+        # Each kind refuses in words of its own. Any other fault shows in the plain search.
         return None
-    # A kind that took the parameters and passed the selector over would show here.
+    # Some kinds take the parameters and ignore the selector.
     return (scores, rows) if (selection.holds(rows) | (rows < 0)).all() else None
 
 
@@ -128,7 +163,7 @@ def _sparing(inner: Any, wanted: int, selection: Selection) -> Any:
     """Return parameters by which an approximate index looks at a part of the rows that pass.
 
     It looks at twice as many as without a filter: into more lists, or along more links, in
-    proportion to how few pass. None where that comes to all of them, or the kind is exhaustive.
+    proportion to how few pass. None if that comes to all of them, or the kind is exhaustive.
     """
     faiss = load_faiss()
     wider = _MARGIN * selection.total / selection.count
@@ -152,13 +187,9 @@ def _sparing(inner: Any, wanted: int, selection: Selection) -> Any:
 
 
 def _thorough(
-    inner: Any,
-    search: Callable[[Vectors, int], tuple[Scores, Rows]],
-    queries: Vectors,
-    wanted: int,
-    selection: Selection,
+    inner: Any, search: Search, queries: Vectors, wanted: int, selection: Selection
 ) -> tuple[Scores, Rows]:
-    """Return the best of all rows that pass, as far as the kind of index lets them be compared."""
+    """Return the best of all rows that pass, as far as the kind of index can compare them."""
     faiss = load_faiss()
     few = selection.count * _FEW <= selection.total
     if isinstance(inner, faiss.IndexRefine) and few:
@@ -168,7 +199,8 @@ def _thorough(
     parameters = None
     if isinstance(inner, faiss.IndexIVF):
         parameters = list_parameters(inner, inner.nlist, selection)
-    elif _gives_vectors(inner) and few:
+    elif isinstance(inner, faiss.IndexPQ | faiss.IndexAdditiveQuantizer) and few:
+        # Without selectors. FAISS's fast-scan kinds, which crash on this, are not among them.
         return _decoded(inner, queries, wanted, selection)
     elif not isinstance(inner, (faiss.IndexRefine, faiss.IndexNSG)):
         parameters = faiss.SearchParameters(sel=_selector(selection))
@@ -176,7 +208,7 @@ def _thorough(
         found = _with_selector(inner, queries, wanted, parameters, selection)
         if found is not None:
             return found
-    found = fetch_until(
+    found = over_fetch(
         search,
         lambda hits: np.flatnonzero(selection.holds(hits)),
         queries,
@@ -194,7 +226,7 @@ def _thorough(
 def _storage(
     beneath: Any, queries: Vectors, wanted: int, selection: Selection
 ) -> tuple[Scores, Rows]:
-    """Return the best of the rows that pass, by the vectors that a graph or a refining keeps."""
+    """Return the best of the rows that pass, by the vectors under a graph or a refinement."""
     inner = load_faiss().downcast_index(beneath)
     return search_selected(inner, inner.search, queries, wanted, selection)
 
@@ -204,7 +236,7 @@ def _selector(selection: Selection) -> Any:
 
 
 def list_parameters(inner: Any, lists: int, selection: Selection | None = None) -> Any:
-    """Return how an index of lists is searched by so many of them, among the rows that pass.
+    """Return parameters to search so many lists, among the rows that pass.
 
     An index over the centroids gives no more of them than it looks at, so it looks at more.
     """
@@ -216,15 +248,6 @@ def list_parameters(inner: Any, lists: int, selection: Selection | None = None) 
     elif isinstance(quantizer, faiss.IndexIVF) and lists >= inner.nlist:
         options["quantizer_params"] = faiss.SearchParametersIVF(nprobe=quantizer.nlist)
     return faiss.SearchParametersIVF(nprobe=lists, max_codes=inner.max_codes, **options)
-
-
-def _gives_vectors(inner: Any) -> bool:
-    """Tell whether the rows of a codec without selectors can be decoded one by one.
-
-    FAISS's fast-scan kinds, which crash on it, are not of this class.
-    """
-    faiss = load_faiss()
-    return isinstance(inner, faiss.IndexPQ | faiss.IndexAdditiveQuantizer)
 
 
 def _decoded(

@@ -80,24 +80,6 @@ def test_the_vectors_of_a_mapped_index_are_not_read_when_it_is_opened(
     assert len(opened) == ROWS
 
 
-def test_an_index_beyond_its_memory_budget_is_mapped_by_default(
-    tmp_path: Path, rows: np.ndarray
-) -> None:
-    out = build(tmp_path, rows)
-    (file,) = out.glob("versions/*/index.faiss")
-    fields = json.loads((file.parent / "manifest.json").read_text())
-    for budget, mapped in ((file.stat().st_size - 1, True), (file.stat().st_size, False)):
-        fields["factory"]["memory_budget"] = budget
-        manifest.write_manifest(file.parent / "manifest.json", fields)
-        set_current(out, file.parent.name)
-        opened = open_index(out)
-        maps = Path("/proc/self/maps")
-        if maps.exists():
-            assert (str(file.resolve()) in maps.read_text()) == mapped
-        assert hits_of(opened, rows[:1], top_k=1) == [[(0, 1.0)]]
-        del opened
-
-
 @pytest.fixture
 def on_disk(tmp_path: Path, rows: np.ndarray) -> Path:
     """An index whose lists are in a file of their own, as FAISS writes them."""

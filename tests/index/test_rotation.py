@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whiten_index.index import inner_index
-from whiten_index.index.rotation import random_rotation
+from whiten_index.index.transforms import random_rotation
 from whiten_index.whitening import unit_rows
 
 

@@ -1,0 +1,245 @@
+"""Codes of a published index reused in a new one: byte for byte, in every kind that can."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from whiten_index.errors import ArtifactError
+from whiten_index.index import INDEX, inner_index, inner_of, wrap, write_index
+from whiten_index.index.code_reuse import remove_rows, reuse_codes, why_not_reusable
+from whiten_index.index.ondisk_ivf import IVF_DATA, OnDiskLists, lists_on_disk
+from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.whitening.moments import Moments
+
+POOL, K = 900, 32
+CODES = [
+    "Flat", "SQfp16", "SQ8", "SQ6", "SQ4", "PQ8", "PQ8x4", "RQ4x4", "PRQ2x2x5", "RaBitQ", "RaBitQ4",
+    "EDEN",
+]  # fmt: skip
+BLOCKS = ["PQ8x4fs", "RQ4x4fs", "PRQ2x2x4fs", "RaBitQfs", "RaBitQfs4"]
+LISTS = [
+    "IVF8,Flat", "IVF8,SQ8", "IVF8,PQ8", "IVF8,PQ8x6", "IVF8,RQ4x4", "IVF8,RaBitQ", "IVF8,EDEN",
+    "IVF8_HNSW8,SQfp16",
+]  # fmt: skip
+LISTS_OF_BLOCKS = ["IVF8,PQ8x4fs", "IVF8,PQ8x4fsr", "IVF8,RaBitQfs", "IVF8,PRQ2x2x4fs"]
+REFINED = [
+    "SQ8,RFlat", "PQ8x4fs,RFlat", "IVF8,PQ8x4fs,RFlat", "IVF8,PQ8,Refine(SQfp16)", "RaBitQfs,RFlat",
+]  # fmt: skip
+# Coding the same vector again gives another code, by chance.
+BY_CHANCE = ["LSQ4x4", "PLSQ2x2x5", "LSQ4x4fs", "IVF8,LSQ4x4", "IVF8,PLSQ2x2x4fs"]
+SAME_AS_NEW = [*CODES, *BLOCKS, *LISTS, *LISTS_OF_BLOCKS, "HNSW16", *REFINED]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    rows = np.random.default_rng(0).standard_normal((POOL, K)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+class Trained:
+    """An index of some factory, trained once; copies are read from its file."""
+
+    def __init__(self, factory: str, pool: Any, path: Path) -> None:
+        inner = inner_index(factory, K)
+        inner.train(pool)
+        whitening = Whitening.fit(Moments.of(pool), WhiteningConfig(kind=Kind.NONE))
+        self.index, self.path = wrap(inner, whitening), path
+        if isinstance(inner, faiss.IndexRefine):
+            inner.k_factor = 5
+            inner = faiss.downcast_index(inner.base_index)
+        if isinstance(inner, faiss.IndexIVF):
+            inner.nprobe = 3
+        if isinstance(inner, faiss.IndexHNSW):
+            inner.hnsw.efSearch, inner.hnsw.efConstruction = 77, 33
+        write_index(self.index, path / "trained.faiss")
+
+    def holding(self, rows: Any, name: str) -> Path:
+        """Write an index with these vectors in it, added at once, and return its file."""
+        index = faiss.read_index(str(self.path / "trained.faiss"))
+        inner = inner_of(index)
+        if len(rows):
+            inner.add(rows)
+        index.ntotal = inner.ntotal
+        write_index(index, self.path / name)
+        return self.path / name
+
+
+def reused(path: Path, old_rows: Any, fresh: Any, *, by_map: bool = True) -> Any:
+    """Return a new index in memory, of the file of an old one."""
+    flags = faiss.IO_FLAG_MMAP_IFC if by_map else 0
+    old, new = (faiss.read_index(str(path), flags) for _ in range(2))
+    remove_rows(new)
+    reuse_codes(old, new, np.asarray(old_rows, dtype=np.int64), in_blocks(fresh))
+    return new
+
+
+def in_blocks(rows: Any) -> Iterator[Any]:
+    return (rows[start : start + 37] for start in range(0, len(rows), 37))
+
+
+def file_of(index: Any) -> bytes:
+    data: bytes = faiss.serialize_index(index).tobytes()
+    return data
+
+
+def changed(rng: Any, old: int, new: int) -> Any:
+    """Rows kept, moved, reused twice, and new ones among them."""
+    rows = np.sort(rng.choice(old, new, replace=False))
+    rows[rng.random(new) < 0.3] = -1
+    moved = rng.choice(new, 40, replace=False)
+    rows[moved] = rng.permutation(rows[moved])
+    rows[-3:] = rows[np.flatnonzero(rows >= 0)[:3]]
+    return rows
+
+
+CHANGES = {
+    "changed": lambda rng: changed(rng, 500, 470),
+    "none new": lambda rng: np.sort(rng.choice(500, 333, replace=False)),
+    "all new": lambda rng: np.full(321, -1),
+    "longer": lambda rng: np.concatenate([np.arange(500), np.full(77, -1)]),
+    "one": lambda rng: np.array([499]),
+    "nothing": lambda rng: np.empty(0, dtype=np.int64),
+}
+
+
+def as_built(pool: Any, old_rows: Any) -> tuple[Any, Any]:
+    """Return the vectors of all rows of the new index, and of those that are new."""
+    fresh = pool[500:][: np.count_nonzero(old_rows < 0)]
+    rows = pool[old_rows]
+    rows[old_rows < 0] = fresh
+    return rows, fresh
+
+
+@pytest.mark.parametrize("factory", SAME_AS_NEW)
+def test_an_index_of_reused_codes_is_the_file_of_one_built_afresh(
+    tmp_path: Path, pool: Any, factory: str
+) -> None:
+    """FAISS gives a vector the same code each time, and none of the old vectors is given."""
+    trained, rng = Trained(factory, pool, tmp_path), np.random.default_rng(1)
+    assert why_not_reusable(trained.index) is None
+    old = trained.holding(pool[:500], "old.faiss")
+    before = old.read_bytes()
+    for name, change in CHANGES.items():
+        old_rows = change(rng)
+        rows, fresh = as_built(pool, old_rows)
+        index = reused(old, old_rows, fresh, by_map=name != "longer")
+        assert index.ntotal == len(old_rows)
+        expected = trained.holding(rows, "expected.faiss").read_bytes()
+        write_index(index, tmp_path / "new.faiss")
+        assert (tmp_path / "new.faiss").read_bytes() == expected, name
+    assert old.read_bytes() == before
+
+
+@pytest.mark.parametrize("factory", [*SAME_AS_NEW, *BY_CHANCE])
+def test_rows_moved_there_and_back_are_the_same_file(
+    tmp_path: Path, pool: Any, factory: str
+) -> None:
+    old = Trained(factory, pool, tmp_path).holding(pool[:500], "old.faiss")
+    there = np.random.default_rng(2).permutation(500)
+    write_index(reused(old, there, pool[:0]), tmp_path / "there.faiss")
+    assert (tmp_path / "there.faiss").read_bytes() != old.read_bytes()
+    back = reused(tmp_path / "there.faiss", np.argsort(there), pool[:0])
+    assert file_of(back) == file_of(faiss.read_index(str(old)))
+
+
+@pytest.mark.parametrize("factory", ["HNSW16", "HNSW16_SQfp16", "HNSW16_SQ8", "HNSW16_SQ4"])
+def test_a_graph_is_built_over_the_same_codes(tmp_path: Path, pool: Any, factory: str) -> None:
+    trained = Trained(factory, pool, tmp_path)
+    old = trained.holding(pool[:500], "old.faiss")
+    old_rows = changed(np.random.default_rng(3), 500, 470)
+    rows, fresh = as_built(pool, old_rows)
+    inner = inner_of(index := reused(old, old_rows, fresh))
+    made = faiss.read_index(str(trained.holding(rows, "expected.faiss")))
+    storages = [faiss.downcast_index(each.storage) for each in (inner, inner_of(made))]
+    assert file_of(storages[0]) == file_of(storages[1])
+    assert inner.hnsw.efSearch == 77
+    # As good as the graph that FAISS makes of the vectors themselves.
+    exact = storages[0].search(pool[:200], 10)[1]
+    found = [inner_of(each).search(pool[:200], 10)[1] for each in (index, made)]
+    recall = [
+        np.mean([len({*a} & {*b}) / 10 for a, b in zip(exact, f, strict=True)]) for f in found
+    ]
+    assert recall[0] > min(recall[1], 0.99) - 0.005
+
+
+@pytest.mark.parametrize("old_on_disk", [False, True])
+@pytest.mark.parametrize("factory", LISTS)
+def test_lists_built_on_disk_are_those_of_an_index_built_afresh(
+    tmp_path: Path, pool: Any, factory: str, old_on_disk: bool
+) -> None:
+    trained, rng = Trained(factory, pool, tmp_path), np.random.default_rng(7)
+    old = trained.holding(pool[:500], "old.faiss")
+    flags = faiss.IO_FLAG_MMAP_IFC
+    if old_on_disk:
+        (tmp_path / "published").mkdir()
+        index = faiss.read_index(str(trained.holding(pool[:0], "empty.faiss")))
+        with OnDiskLists(inner_of(index), tmp_path / "published", most=2_000) as writer:
+            writer.add(pool[:500])
+            writer.join()
+        index.ntotal = 500
+        old = tmp_path / "published" / INDEX
+        write_index(index, old)
+        flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
+    for name in ("changed", "none new", "all new", "one"):
+        old_rows = CHANGES[name](rng)
+        rows, fresh = as_built(pool, old_rows)
+        expected = trained.holding(rows, "expected.faiss").read_bytes()
+        for keep in (True, False):
+            source, new = (faiss.read_index(str(old), flags) for _ in range(2))
+            remove_rows(new)
+            assert lists_on_disk(inner_of(new))
+            (folder := tmp_path / f"{name} {keep}").mkdir()
+            with OnDiskLists(inner_of(new), folder, most=2_000) as writer:
+                reuse_codes(source, new, old_rows, in_blocks(fresh), on_disk=writer)
+                writer.join(keep=keep)
+            assert [path.name for path in folder.iterdir()] == [IVF_DATA] * keep
+            assert new.ntotal == len(old_rows)
+            if not keep:
+                assert file_of(new) == file_of(faiss.read_index(str(tmp_path / "expected.faiss")))
+                continue
+            made = faiss.deserialize_index(np.frombuffer(expected, dtype=np.uint8))
+            both = [each.search(pool[:50], 5) for each in (new, made)]
+            np.testing.assert_array_equal(both[0][1], both[1][1])
+
+
+@pytest.mark.parametrize(
+    ("factory", "why"),
+    [
+        ("NSG16", "IndexNSGFlat .*makes this graph of all its vectors in one call"),
+        ("IVF8,FlatDedup", "IndexIVFFlatDedup .*equal to others are kept outside its lists"),
+        ("IVF8,FlatPanorama4", "IndexIVFFlatPanorama .*in pieces, and give none back whole"),
+        ("PQ8x4fs_64", "IndexPQFastScan .*blocks of 64 rows back wrongly; blocks of 32 work"),
+        ("IVF8,PQ8x4fs_64,RFlat", "IndexIVFPQFastScan .*blocks of 64 rows"),
+        ("MinMax,SQ8", "IndexRowwiseMinMax .*is not known here"),
+    ],
+)
+def test_kinds_that_cannot_be_reused_say_why(factory: str, why: str) -> None:
+    found = why_not_reusable(inner_index(factory, K))
+    assert found is not None
+    assert re.search(why, found)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("number", [600, 7])
+def test_damaged_lists_are_reported(tmp_path: Path, pool: Any, number: int, on_disk: bool) -> None:
+    old = Trained("IVF8,SQ8", pool, tmp_path).holding(pool[:500], "old.faiss")
+    index, new = (faiss.read_index(str(old)) for _ in range(2))
+    lists = inner_of(index).invlists
+    ids = faiss.rev_swig_ptr(lists.get_ids(3), lists.list_size(3))
+    ids[1 if ids[0] == 7 else 0] = number
+    remove_rows(new)
+    writer = OnDiskLists(inner_of(new), tmp_path, most=1_000) if on_disk else None
+    with pytest.raises(ArtifactError, match=r"hold 499 of 500 rows; restore it from a copy"):
+        reuse_codes(index, new, np.arange(500), iter(()), on_disk=writer)
