@@ -312,34 +312,6 @@ def test_a_kept_column_may_be_of_any_type(name: str) -> None:
     assert found_kinds(changes)["document"] == {1, 2, 4} - (set() if missing else {4})
 
 
-@pytest.mark.parametrize(
-    ("was", "now"),
-    [
-        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
-        (pa.timestamp("us", "UTC"), pa.timestamp("us", "Asia/Tokyo")),
-        (pa.timestamp("s"), pa.timestamp("ms")),
-        (pa.list_(pa.timestamp("us")), pa.list_(pa.timestamp("us", "UTC"))),
-        (pa.struct([("t", pa.time32("s"))]), pa.struct([("t", pa.time32("ms"))])),
-        (pa.dictionary(pa.int8(), pa.date32()), pa.int32()),
-    ],
-)
-def test_the_same_number_is_another_time_in_another_zone_or_unit(
-    was: pa.DataType, now: pa.DataType
-) -> None:
-    def rows(kind: pa.DataType) -> pa.Table:
-        number: Any = {"t": 5} if pa.types.is_struct(kind) else [5] if pa.types.is_list(kind) else 5
-        if pa.types.is_dictionary(kind):
-            column = pa.array([number], pa.int32()).cast(kind.value_type).dictionary_encode()
-        else:
-            column = pa.array([number], kind)
-        return document_rows(pa.table({"id": [0], "kept": column}), digests(["ant"]))
-
-    for one, other in ((was, now), (now, was)):
-        changes = compare([rows(one)], [rows(other)], same=0, by_content=False)
-        assert found_kinds(changes)["document"] == {0}
-        assert compare([rows(one)], [rows(one)], same=0, by_content=False).unchanged == 1
-
-
 # Parts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import faiss
 import pytest
@@ -54,18 +53,6 @@ def test_a_store_alone_gives_the_same_choice(
     with_a_wish = place.build("wish", k=20, **alone)
     assert choice(with_a_wish)["rule"] == "pieces"
     assert_applied(with_a_wish)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"choose_sample": 60}, {"seed": 5}, {"query_prompt": "query "}],
-    ids=lambda change: next(iter(change)),
-)
-def test_another_sample_is_encoded_where_it_would_differ(
-    place: Place, change: dict[str, Any]
-) -> None:
-    """The query prompt is not part of a store's name, but it is part of every piece."""
-    assert "encode pieces" in stages(place.build("out", **change))
 
 
 def damaged(path: Path, how: str) -> None:

@@ -21,7 +21,7 @@ from tests.upkeep_helpers import (
 )
 from whiten_index.artifacts import tensors
 from whiten_index.artifacts.atomic import remove_folder
-from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.errors import StorageError
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.verify_store import verify_store
@@ -98,24 +98,6 @@ def stored_rows(world: World) -> int:
     """Return how many embeddings the files of a store hold."""
     files = world.place.glob("*/*/*/embeddings.safetensors")
     return sum(len(tensors.map_tensor(path, "embeddings", remedy="")) for path in files)
-
-
-def test_a_pack_is_not_written_again_while_a_version_needs_what_would_go(tmp_path):
-    world = new_world(tmp_path, *[8] * 5)
-    compact(world)
-    index = tmp_path / "index"
-    version = add_version(world, index, world.records[0][0], 1)
-    del world.corpora["news"][:3]
-    world.encode()
-    assert compact(world).packs == 0
-    index.rename(tmp_path / "away")
-    with pytest.raises(ArtifactError, match=f"{index}, an index built from .* is not there"):
-        compact(world)
-    (tmp_path / "away").rename(index)
-    remove_folder(version)
-    (index / "CURRENT").unlink()
-    assert compact(world).rows == 16
-    world.assert_intact()
 
 
 @pytest.mark.parametrize("seed", range(8))

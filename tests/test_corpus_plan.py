@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.corpus_helpers import open_corpus
 from whiten_index.corpus import RowGroup, plan_shards
 
 GROUP = st.builds(
@@ -62,18 +60,6 @@ def test_a_change_in_one_file_moves_no_shard_of_another(footers, other, shard_ro
     before = [shard.spans for shard in plan_shards(footers, **size)]
     after = plan_shards([other, *footers], **size)
     assert [shard.spans for shard in after if shard.file > 0] == before
-
-
-@pytest.mark.parametrize("name", ["text", "meta.text"])
-def test_wide_rows_of_a_file_make_smaller_shards(tmp_path, write_parquet, name):
-    letter = "x" * (1 << 20)
-    texts = [f"{i}{letter}" for i in range(72)]
-    path = write_parquet(
-        tmp_path / "a.parquet", {name: texts}, use_dictionary=False, write_statistics=False
-    )
-    corpus = open_corpus(path, text_columns=(name,))
-    assert corpus.rows == 72
-    assert len(corpus.shards) > 1
 
 
 # --------------------------------------------------------------------------- windows

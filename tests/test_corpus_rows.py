@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -154,30 +151,3 @@ def test_null_ids_stop_or_are_skipped_and_counted(tmp_path, write_parquet):
 
 
 # --------------------------------------------------------------------------- memory
-
-
-def test_one_huge_row_group_is_read_in_bounded_memory(tmp_path, write_parquet):
-    """80 MB of text in a single row group; the last shard, behind all the others, is read."""
-    n, width = 400_000, 200
-    block = np.random.default_rng(0).integers(97, 123, size=(n, width), dtype=np.uint8)
-    offsets = np.arange(n + 1, dtype=np.int32) * width
-    column = pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(block))
-    path = write_parquet(
-        tmp_path / "a.parquet", {"text": column}, row_group_size=n, use_dictionary=False,
-        compression="lz4",
-    )  # fmt: skip
-    code = f"""
-import pyarrow as pa, pyarrow.parquet as pq
-from whiten_index.corpus import CorpusConfig, ParquetCorpus
-corpus = ParquetCorpus.open(CorpusConfig(sources=({str(path)!r},), text_columns=("text",)))
-print(len(corpus.shards), corpus.read(corpus.shards[-1]).texts[-1])
-print(pa.default_memory_pool().max_memory())
-pq.read_table({str(path)!r})
-print(pa.default_memory_pool().max_memory())
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    shards, last, peak, whole = run.stdout.split()
-    assert int(shards) > 10
-    assert last == block[-1].tobytes().decode()
-    assert int(whole) > n * width  # so the measure sees what reading costs
-    assert int(peak) < n * width / 4

@@ -11,7 +11,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
-from tests.bad_input_helpers import CORPUS, OPTIONS, assert_one_error, run
+from tests.bad_input_helpers import run
 from whiten_index import Encoder
 from whiten_index.encoding import EncoderConfig
 from whiten_index.evaluate.config import EvalConfig
@@ -137,35 +137,6 @@ def test_f1_is_of_the_class_that_means_a_paraphrase_whatever_its_place(
     assert found["f1"] == pytest.approx(f1, abs=1)
     assert found["positive"] == positive
     assert not [note for note in found["notes"] if "F1" in note]
-
-
-@pytest.mark.parametrize(
-    ("name", "columns", "status", "match"),
-    [
-        ("few", {"text": ["a", "b", "c", "d"], "label": ["x", "y"] * 2, "split": ["all"] * 4},
-         OPTIONS, r"few \(classes 0: x, 1: y\): class 0 has 2 of the 4 rows, and 10 folds with"),
-        ("inner", {"text": list("abcd") * 6, "label": [0, 1] * 11 + [1] * 2, "split": ["all"] * 24},
-         OPTIONS, "inner .*class 0 has 11 of the 24 rows, .* need 12 .* give at most 9 folds"),
-        ("long", {"text": list("abcd"), "label": ["9" * 5000, "x"] * 2, "split": ["all"] * 4},
-         OPTIONS, r"long \(classes 0: 9{30}…, 1: x\): class 0 has 2"),
-        ("rte", {"sentence1": list("abc"), "sentence2": list("abc"), "label": [0, 1, 2],
-                 "split": ["train", "dev", "dev"]},
-         CORPUS, r"rte has 3 classes \(0: 0, 1: 1, 2: 2\), and RTE tells entailment and not_ent"),
-        ("half", {"text": ["a", "b"], "label": [0, 1], "split": ["train", "dev"]},
-         OPTIONS, "half has no split test to score a classifier on"),
-        ("rte", {"text": ["a", "b"], "label": [0, 1], "split": ["train", "dev"]},
-         OPTIONS, "rte is scored by the cosine of sentence1 and sentence2 on its dev split"),
-        ("rte", {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": ["p", "q"],
-                 "split": ["train", "dev"]},
-         OPTIONS, "the classes of rte are p, q; call the one of entailment entailment or 0"),
-        ("odd", {"words": ["a", "b"], "label": [0, 1]}, CORPUS, "its columns are words, label"),
-    ],
-)  # fmt: skip
-def test_bad_tasks_are_refused_before_encoding(tmp_path, tiny_model, name, columns, status, match):
-    pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
-    found, _, error = run("eval", "transfer", tmp_path, "--model", tiny_model)
-    assert found == status
-    assert_one_error(error, match=match)
 
 
 def rte(place, labels, splits):

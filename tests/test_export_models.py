@@ -160,20 +160,6 @@ def test_every_kind_of_transform_is_a_model(tmp_path: Path, kind: Kind, unit: bo
     assert_same(opened(tmp_path / "m").encode(texts), transform.encode_documents(texts))
 
 
-@pytest.mark.parametrize("unit", [False, True])
-def test_the_steps_of_a_model_after_its_pooling_are_kept(tmp_path: Path, unit: bool) -> None:
-    folder = tiny_models.bert(tmp_path / "model")
-    heads = (tiny_models.layer_norm(), tiny_models.dense(out=24), tiny_models.NORMALIZE)
-    tiny_models.add_modules(folder, "mean", *heads)
-    texts = tiny_models.texts()
-    transform = fitted(texts, TINY_K, model=str(folder), unit=unit)
-    facts = export_model(transform, tmp_path / "m")
-    before = ["Normalize"] if unit else []
-    assert facts["modules"][2:] == ["LayerNorm", "Dense", *before, "Dense", "Normalize"]
-    found = opened(tmp_path / "m").encode(texts, batch_size=5)
-    assert_same(found, transform.encode_documents(texts))
-
-
 # --------------------------------------------------------------------------- PostgreSQL
 
 

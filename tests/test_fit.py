@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.cli import cli
-from whiten_index.errors import ConfigError
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening import Whitening
 from whiten_index.whitening.moments import Moments
@@ -181,17 +180,6 @@ def test_shrinkage_of_a_build_is_that_of_scikit_learn(
     values = np.linalg.eigvalsh(expected)[::-1]
     # scikit-learn divides by n, we by n − 1.
     np.testing.assert_allclose(found.eigenvalues, values * ROWS / (ROWS - 1), rtol=1e-6)
-
-
-@pytest.mark.parametrize("estimator", ["ledoit-wolf", "oas", " OAS"])
-def test_estimators_that_count_rows_are_refused_with_weights(
-    tmp_path: Path, estimator: str
-) -> None:
-    corpus = write(tmp_path / "c.parquet", made(), f=frequencies())
-    with pytest.raises(ConfigError, match=r"counts rows, which weights are not; .*coefficient"):
-        build(tmp_path / "w", corpus, weight_column="f", shrinkage=estimator)
-    report = build(tmp_path / "w", corpus, weight_column="f", shrinkage=0.25)
-    assert fitted(report).shrinkage == 0.25
 
 
 def test_the_published_moments_are_those_the_transform_is_fitted_on(tmp_path: Path) -> None:

@@ -15,12 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.build_helpers import build, write_rows
-from whiten_index import BuildConfig, build_index
-from whiten_index.errors import ConfigError, CorpusError, GateError
+from whiten_index.errors import CorpusError
 from whiten_index.index import IVF_DATA, inner_index, inner_of, load_faiss
 from whiten_index.index.library import INDEX
 from whiten_index.pipeline.gate_checks import run_gates
-from whiten_index.pipeline.gates import Base, CanaryFile, GateConfig, require_passed
+from whiten_index.pipeline.gates import Base, CanaryFile, GateConfig
 from whiten_index.progress import Silent, Stages
 from whiten_index.store import EmbeddingStore
 from whiten_index.versions.bundle import open_bundle, open_unsealed
@@ -359,77 +358,3 @@ class TestCanaryFile:
     def test_what_cannot_be_used_is_refused(self, tmp_path, columns, why):
         with pytest.raises(CorpusError, match=why):
             CanaryFile.read(self.write(tmp_path, **columns), dim=DIM)
-
-    @pytest.mark.parametrize("content", [None, b"", b"PAR1 but not really PAR1", "folder"])
-    def test_what_is_no_parquet_is_refused(self, tmp_path, content):
-        path = tmp_path / "c.parquet"
-        if content == "folder":
-            path.mkdir()
-        elif content is not None:
-            path.write_bytes(content)
-        with pytest.raises(CorpusError, match="canary queries come in a Parquet file"):
-            CanaryFile.read(path, dim=DIM)
-
-
-@pytest.fixture(scope="module")
-def cut(tmp_path_factory, tiny_model, tiny_words) -> Path:
-    place = tmp_path_factory.mktemp("passages")
-    rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice(tiny_words, n)) for n in rng.integers(3, 90, 60)]
-    table = pa.table({"id": [f"d{i}" for i in range(60)], "text": [*texts[:59], "  "]})
-    pq.write_table(table, place / "c.parquet")
-    build_index(
-        BuildConfig(
-            corpus=(str(place / "c.parquet"),),
-            out=str(place / "out"),
-            text_columns="text",
-            id_column="id",
-            model=str(tiny_model),
-            passage_tokens=20,
-            k=8,
-            threads=1,
-            device="cpu",
-        )
-    )
-    return place
-
-
-class TestPassages:
-    def test_passages_of_another_document(self, cut, tmp_path):
-        shutil.copytree(cut, tmp_path / "copy")
-        made = Version(tmp_path / "copy")
-        last = made.record.rows - 1
-        made.change_documents(lambda table: table.take([last, *range(1, last), 0]))
-        assert made.failing()["counts"] == "2 rows have the id of another document"
-
-
-class TestConfig:
-    @pytest.mark.parametrize(
-        ("options", "why"),
-        [
-            ({"canaries": -1}, "--canaries -1 is outside whole numbers from 0"),
-            ({"canaries": 1.5}, "--canaries 1.5 is outside"),
-            ({"canary_recall": 1.1}, "--canary-recall 1.1 is outside 0 to 1"),
-            ({"max_shrink": -0.1}, "--max-shrink -0.1 is outside 0 to 1"),
-            ({"max_growth": float("nan")}, "--max-growth nan is outside"),
-            ({"max_growth": float("inf")}, "--max-growth inf is outside"),
-            ({"max_bytes": "lots"}, "--max-bytes 'lots' is no size"),
-        ],
-    )
-    def test_values_out_of_bounds(self, options, why):
-        with pytest.raises(ConfigError, match=why):
-            GateConfig(**options)
-
-
-def test_the_error_names_the_gates_and_where_the_version_is_kept(version):
-    made = version()
-    made.change_documents(swap_ids)
-    gates = tuple(made.gates(base=Base(10 * ROWS)).values())
-    with pytest.raises(GateError, match="gate counts: 2 rows have the id") as failed:
-        require_passed(gates, candidate=made.folder)
-    assert "gate size: " in str(failed.value)
-    assert "gate codes" not in str(failed.value)
-    assert failed.value.exit_code == 9
-    assert failed.value.candidate == str(made.folder)
-    assert [gate["passed"] for gate in failed.value.gates] == [False, True, True, False]
-    require_passed(gates[1:3], candidate=made.folder)

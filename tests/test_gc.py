@@ -143,24 +143,6 @@ def test_what_it_does_not_know_stays(tmp_path):
     world.assert_intact()
 
 
-def test_folders_that_are_nobodys_stay(tmp_path):
-    """As somebody's copy of a shard, or what a network disk puts into every folder."""
-    world = new_world(tmp_path, *[8] * 5)
-    compact_store(world.place, pack_rows=40)
-    folders = (world.store.shards.folder, world.store.shards.packs.folder)
-    mine = [folder / name / "x" for folder in folders for name in ("1x", "@eaDir")]
-    for path in mine:
-        path.parent.mkdir()
-        path.write_text("mine")
-    world.corpora["news"].append(world.numbers(8))
-    world.encode()
-    assert verify_store(world.place).damages == ()
-    compact_store(world.place, pack_rows=20)
-    gc_store(world.place, keep_days=0)
-    assert all(path.exists() for path in mine)
-    world.assert_intact()
-
-
 def test_it_may_die_anywhere(tmp_path, monkeypatch):
     world = new_world(tmp_path / "a", 60, 30)
     nights(world, 3)

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.errors import CorpusError
 from whiten_index.pipeline import publish
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
@@ -65,22 +64,6 @@ def test_it_is_kept_found_and_updated(name: str, tmp_path: Path) -> None:
     report = update_index(UpdateConfig(index=str(out)))
     assert report.to_json()["rows"]["changed"] == ROWS
     assert open_index(out).bundle.documents.get(7) == {"id": 7, "k": expected}
-
-
-@pytest.mark.parametrize("name", ["a", ""])
-def test_a_record_with_two_fields_of_one_name_is_refused(name: str, tmp_path: Path) -> None:
-    """pyarrow makes no value of it, so that a search could not show it."""
-    fields = pa.StructArray.from_arrays([pa.array(range(ROWS))] * 2, names=[name, name])
-    offsets = pa.array(range(ROWS + 1), pa.int32())
-    for kept in (fields, pa.ListArray.from_arrays(offsets, fields)):
-        write(tmp_path / "c", kept, seed=0)
-        config = BuildConfig(
-            corpus=(str(tmp_path / "c"),), out=str(tmp_path / "index"), embedding_column="e",
-            id_column="id", keep=("k",), k=4,
-        )  # fmt: skip
-        with pytest.raises(CorpusError, match=f"'k' of .* two fields '{name}'"):
-            build_index(config)
-        assert not (tmp_path / "index" / "CURRENT").exists()
 
 
 def test_what_cannot_be_searched_is_not_published(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 import shutil
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.load import dumps, load
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests, RetrieversIntegrationTests
@@ -126,27 +124,6 @@ def test_after_a_refit_the_vectors_of_two_transforms_are_told_apart(
 
 
 # --------------------------------------------------------------------------- the retriever
-
-
-def test_a_retriever_is_written_down_and_read_again(places: Places) -> None:
-    retriever = WhitenedRetriever(
-        index=places.index, top_k=3, row_filter="year < 2004", options={"device": "cpu"}
-    )
-    written = json.loads(dumps(retriever))
-    assert written["kwargs"] == {
-        "index": str(places.index),
-        "top_k": 3,
-        "row_filter": "year < 2004",
-        "score_key": "score",
-        "options": {"device": "cpu"},
-    }
-    with pytest.warns(Warning, match="beta"):
-        read = load(written, allowed_objects=[WhitenedRetriever], valid_namespaces=["whiten_index"])
-    for copied in (read, pickle.loads(pickle.dumps(retriever)), copy.deepcopy(retriever)):
-        assert copied == retriever
-        assert copied.invoke("red") == retriever.invoke("red")
-    assert retriever.model_dump(exclude_unset=True)["top_k"] == 3
-    assert "reader" not in retriever.model_dump()
 
 
 # --------------------------------------------------------------------------- what is refused

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -150,21 +149,6 @@ def test_of_many_writers_one_publishes_and_all_are_content(tmp_path):
     found = read(final)
     manifest.check_files(final, found, content=True)
     assert [p.name for p in tmp_path.iterdir()] == ["thing"]
-
-
-def test_everything_reaches_the_disk_the_manifest_last(tmp_path, monkeypatch):
-    synced, fsync = [], os.fsync
-
-    def watch(descriptor):
-        synced.append(os.fstat(descriptor).st_ino)
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watch)
-    final = tmp_path / "thing"
-    manifest.publish_folder(final, fill)
-    order = [synced.index(p.stat().st_ino) for p in (final / "a.bin", final / "b.bin")]
-    last = synced.index((final / manifest.MANIFEST).stat().st_ino)
-    assert max(order) < last < synced.index(tmp_path.stat().st_ino)
 
 
 # Replacing a file

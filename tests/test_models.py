@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,23 +199,3 @@ def test_an_unknown_model_offline_is_one_sentence(name):
 
 
 # --------------------------------------------------------------------------- imports
-
-HEAVY = ("torch", "faiss", "transformers", "sentence_transformers", "pandas", "scipy")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import whiten_index; dir(whiten_index)",
-        "import whiten_index.encoding",
-        "from whiten_index.encoding import EncoderConfig, resolve_encoder; "
-        "resolve_encoder(EncoderConfig(model={model!r}))",
-        "from whiten_index.encoding import EncoderConfig, resolve_encoder; "
-        "resolve_encoder(EncoderConfig())",
-    ],
-)
-def test_what_needs_no_model_loads_none(tiny_model, code):
-    code = code.format(model=str(tiny_model))
-    code += f"; import sys; print([name for name in {HEAVY} if name in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"

@@ -157,46 +157,6 @@ def test_sts_has_the_rank_correlation_of_the_cosines(
     assert scores["spearman"] == scores["main_score"] == scores["cosine_spearman"]
 
 
-def test_every_kind_of_task_scores_as_with_vectors_by_hand(
-    tasks: Any, ours: Any, folder: Path, embed: Any, retrieval: Retrieval
-) -> None:
-    texts, others = sentences(9, 64), sentences(10, 64)
-    labels = [i % 2 for i in range(64)]
-    queries = [each["text"] for each in retrieval.queries]
-    fitted_on = embed(texts, "document")
-    vectors = {
-        (side, text): vector
-        for side, some in (
-            (None, texts + others),
-            ("document", retrieval.texts),
-            ("query", queries),
-        )
-        for text, vector in zip(
-            some,
-            unit_rows(closed_form(embed(some, side or "document"), k=K, fitted_on=fitted_on)),
-            strict=True,
-        )
-    }
-    model = ours.WhitenedEncoder.fitted(str(folder), on=texts, config=WhiteningConfig(k=K))
-    by_hand = tasks.LookedUp(model.mteb_model_meta, vectors)
-    judged = (retrieval.documents, retrieval.queries, retrieval.qrels)
-
-    def made() -> list[Any]:
-        """The tasks anew: some draw samples, each time others."""
-        return [
-            tasks.sts(texts, others, np.arange(64.0)),
-            tasks.pairs(texts, others, labels),
-            tasks.classification(texts, labels),
-            tasks.clustering(texts, labels),
-            tasks.retrieval(*judged),
-            tasks.retrieval(*judged, candidates(retrieval)),
-        ]
-
-    for task, same in zip(made(), made(), strict=True):
-        expected = run(by_hand, same)["main_score"]
-        assert run(model, task)["main_score"] == pytest.approx(expected, abs=1e-4), task
-
-
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory, folder: Path, retrieval: Retrieval) -> Path:
     """A published index over the documents of the task."""
@@ -229,13 +189,6 @@ def test_results_of_another_fit_are_never_taken_from_the_cache(
 
 
 # --------------------------------------------------------------------------- the index
-
-
-def candidates(retrieval: Retrieval) -> dict[str, list[str]]:
-    """Return for each query what is judged and as many others, the last query none at all."""
-    ids = [each["id"] for each in retrieval.documents]
-    some = {query: [*judged, *ids[: len(judged)]] for query, judged in retrieval.qrels.items()}
-    return {**some, retrieval.queries[-1]["id"]: list(dict.fromkeys(ids[:9]))}
 
 
 def options(folder: Path, **more: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -225,26 +224,3 @@ def test_a_clock_that_went_back(night: Night, clock: Callable[[float], None]) ->
     assert prune(night.out, keep=1).removed == (night.version,)
     night.assert_done(second)
     assert night.update().up_to_date
-
-
-def test_a_file_from_the_future_is_read(night: Night, clock: Callable[[float], None]) -> None:
-    """It may be written again under the same time, and with the same footer."""
-    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-
-    def rewrite(add: float) -> tuple[int, bytes]:
-        table = pq.read_table(night.corpus / "b.parquet")
-        rows = np.stack(table["embedding"].to_numpy()) + np.float32(add)
-        changed = table.set_column(1, "embedding", pa.array(list(rows), table["embedding"].type))
-        pq.write_table(changed, path := night.corpus / "b.parquet", **plain)
-        os.utime(path, (then, then))
-        whole = path.read_bytes()
-        return len(whole), whole[-int.from_bytes(whole[-8:-4], "little") :]
-
-    then = time.time() - 100
-    as_written = rewrite(0.0)
-    clock(-1)
-    night.assert_done(night.update())
-    assert rewrite(0.25) == as_written
-    again = night.update()
-    assert again.to_json()["rows"]["changed"] == len(night.ids["b"])
-    night.assert_done(again)

@@ -21,7 +21,7 @@ from tests import tiny_models
 from tests.build_helpers import build, closed_form, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.cli import cli
-from whiten_index.encoding import Encoder, recorded_spec
+from whiten_index.encoding import Encoder
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -30,7 +30,6 @@ from whiten_index.errors import (
 )
 from whiten_index.integrations.query_half import QueryHalf
 from whiten_index.integrations.sentence_transformers import export_model
-from whiten_index.search.query_encoder import digest_of
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.versions.published import read_published
@@ -147,32 +146,6 @@ def test_a_pickled_transform_is_the_same(
 # --------------------------------------------------------------------------- the digest
 
 
-def test_halves_that_give_the_same_vectors_have_one_digest(
-    index: Path, columns: Path, tmp_path: Path
-) -> None:
-    found = set[str]()
-    for number, root in enumerate((index, columns)):
-        version = read_published(root)
-        place, fields = version.folder, version.fields
-        whole = QueryTransform.of(root)
-        for k in (K, 4):
-            transform = QueryTransform.of(root, k=k)
-            folder = transform.save(tmp_path / f"{number}-{k}")
-            whitening = Whitening.load(place / "whitening.safetensors").truncate(k)
-            assert {
-                transform.query_digest,
-                whole.truncate(k).query_digest,
-                QueryTransform.load(folder).query_digest,
-                pickle.loads(pickle.dumps(transform)).query_digest,
-                digest_of(
-                    fields["encoder_fingerprint"], whitening, recorded_spec(fields["encoder"])
-                ),
-            } == {transform.query_digest}
-            assert len(transform.query_digest) == len(whitening.digest) == 32
-            found.add(transform.query_digest)
-    assert len(found) == 4
-
-
 def indexes_of_one_corpus(root: Path, documents: list[str]) -> list[Path]:
     """Return indexes of equal documents: by texts, then by a column; of each, queries differ.
 
@@ -259,19 +232,6 @@ def test_a_changed_byte_is_noticed(index: Path, tmp_path: Path, name: str) -> No
 
 
 # --------------------------------------------------------------------------- its own folder
-
-
-def test_a_saved_transform_is_the_same(index: Path, tmp_path: Path, queries: list[str]) -> None:
-    whole = QueryTransform.of(index)
-    whole.save(tmp_path / "saved")
-    loaded = QueryTransform.load(tmp_path / "saved")
-    assert (loaded.k, loaded.dim, loaded.version) == (whole.k, whole.dim, whole.version)
-    assert (loaded.spec, loaded.fingerprint) == (whole.spec, whole.fingerprint)
-    np.testing.assert_array_equal(loaded.encode_queries(queries), whole.encode_queries(queries))
-    assert {file.name for file in (tmp_path / "saved").iterdir()} == {
-        "manifest.json",
-        "whitening.safetensors",
-    }
 
 
 @pytest.mark.parametrize("export", [QueryTransform.save, export_model])

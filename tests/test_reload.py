@@ -8,14 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import readers
 from benchmarks.readers import STEP
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import open_index
 from whiten_index.errors import ArtifactError
 from whiten_index.search.search_index import SearchIndex
 from whiten_index.versions.published import read_current, set_current, version_names
@@ -127,41 +124,3 @@ def test_threads_that_search_while_others_reload_never_see_two_versions(out: Pat
 
 
 # The encoder of queries
-
-
-def text_corpus(folder: Path, words: int) -> tuple[str, ...]:
-    folder.mkdir(exist_ok=True)
-    texts = [f"the cat {i} sat" for i in range(words)]
-    pq.write_table(pa.table({"id": range(words), "text": texts}), folder / "t.parquet")
-    return (str(folder / "t.parquet"),)
-
-
-def text_build(tmp_path: Path, model: Path, words: int, **options: Any) -> None:
-    build_index(
-        BuildConfig(
-            corpus=text_corpus(tmp_path, words),
-            text_columns=("text",),
-            id_column="id",
-            model=str(model),
-            out=str(tmp_path / "o"),
-            whiten="none",
-            device="cpu",
-            **options,
-        )
-    )
-
-
-def test_an_encoder_that_is_the_same_is_kept(tmp_path: Path, tiny_model: Path) -> None:
-    text_build(tmp_path, tiny_model, 8)
-    index = open_index(tmp_path / "o", device="cpu")
-    before = index.encoder
-    text_build(tmp_path, tiny_model, 9)
-    assert index.reload()
-    assert index.encoder is before
-    assert index.search(["the cat 8 sat"], top_k=1)[0][0].id == 8
-    # It is another one for queries where these get a prompt.
-    text_build(tmp_path, tiny_model, 10, query_prompt="red ")
-    assert index.reload()
-    assert index.encoder is not before
-    plain, prompted = before.encode_queries(["red cat"]), index.encode(["cat"])
-    np.testing.assert_allclose(prompted, plain, atol=1e-6)

@@ -14,11 +14,9 @@ from click.testing import CliRunner
 from pipelines import build_index, retrieval_benchmark
 from pipelines.retrieval_benchmark import main
 from whiten_index.errors import (
-    CorpusError,
     EncoderError,
     WhiteningError,
 )
-from whiten_index.labels.beir import set_files
 from whiten_index.signals import INTERRUPTED
 
 ROWS = 120
@@ -62,30 +60,6 @@ def run(job: Path) -> tuple[int, list[dict[str, Any]]]:
 
 
 # --------------------------------------------------------------------------- what fails alone
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"_id": "x", "text": "caf\xe9"}', r"corpus.jsonl, line 121, is not UTF-8; convert"),
-        (b'{"_id": "x", "text": ', r"corpus.jsonl, line 121, is not a document .*; mend it"),
-        (
-            b"[" * 100_000,
-            r"corpus.jsonl, line 121, is not a document .*nests more than 100 levels.*; mend",
-        ),
-        (
-            b'{"_id": "x", "text": "\\ud83d"}',
-            r"corpus.jsonl, line 121, is not a document .*surrogates.*mend",
-        ),
-    ],
-)
-def test_a_bad_line_of_a_corpus_is_named(tmp_path, documents, line, message):
-    source = write_set(tmp_path / "docs", documents)
-    with (source / "corpus.jsonl").open("ab") as file:
-        file.write(line + b"\n")
-    with pytest.raises(CorpusError, match=message):
-        set_files(source, "test", work=tmp_path / "corpora")
-    assert not list((tmp_path / "corpora/docs").iterdir())
 
 
 def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(

@@ -68,12 +68,9 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
     ("ending", "text", "message"),
     [
         (".trec", "", r"run\.trec is empty: it ranks nothing"),
-        (".trec", "\n  \n", "is empty"),
-        (".jsonl", "", "is empty"),
         (".trec", "q Q0 d 1 0.5 x\nq Q0 e 2 0.4\n", r"line 2, has 5 fields, expected 6 .*'q Q0 e"),
         (".trec", "q 0 d 1\n", "line 1, has 4 fields.*; four are a file of judgements"),
         (".run", "q Q0 d 1 half x\n", "line 1, has 'half' as score, expected a finite number"),
-        (".run", "q Q0 d 1 1_0 x\n", "line 1, has '1_0' as score, expected a finite number"),
         (".run", "q Q0 d 1 ٣ x\n", "line 1, has '٣' as score, expected a finite number"),
         (
             ".trec",
@@ -86,13 +83,7 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
             '{"query_id": "q", "hits": [{"id": "\\ud800", "score": 1}]}',
             r"line 1, document id is '\\ud800', expected a text that UTF-8 can hold",
         ),
-        (
-            ".jsonl",
-            '{"query_id": "q\\udc00", "hits": []}',
-            r"line 1, query id is 'q\\udc00', expected a text that UTF-8 can hold",
-        ),
         (".txt", "q Q0 d 1 nan x\n", "line 1, has 'nan' as score"),
-        (".txt", "q Q0 d 1 -inf x\n", "line 1, has '-inf' as score"),
         (
             ".trec",
             "q Q0 d 1 0.9 x\np Q0 d 1 0.9 x\nq Q0 d 2 0.1 x\n",
@@ -104,7 +95,6 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
             "line 1, is no ranking such as .*Expecting value",
         ),
         (".jsonl", '{"query_id": "q"}', "line 1, is no ranking such as .*it has no 'hits'"),
-        (".jsonl", '["q"]', "line 1, is no ranking"),
         (".jsonl", '{"query_id": "q", "hits": ["d"]}', "line 1, is no ranking"),
         (
             ".jsonl",
@@ -113,28 +103,8 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
         ),
         (
             ".jsonl",
-            '{"query_id": "q", "hits": [{"id": "d", "score": true}]}',
-            "line 1, has True as score",
-        ),
-        (
-            ".jsonl",
-            '{"query_id": null, "hits": []}',
-            "line 1, query id is None, expected text or a whole number",
-        ),
-        (
-            ".jsonl",
             '{"query_id": 1, "hits": [{"id": 2.5, "score": 1}]}',
             "line 1, document id is 2.5, expected text or a whole number",
-        ),
-        (
-            ".jsonl",
-            '{"query_id": 1, "hits": [{"id": null, "score": 1}]}',
-            "line 1, has no document id",
-        ),
-        (
-            ".jsonl",
-            '{"query_id": 1, "hits": [{"id": 2, "score": 1}, {"id": "2", "score": 0}]}',
-            "line 1, has document '2' of query '1' again",
         ),
         (".parquet", "PAR1 torn", "is not a readable Parquet file"),
     ],

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import resource
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.build_helpers import column_facts
-from tests.moments_helpers import make_embeddings, quick
+from tests.moments_helpers import make_embeddings
 from whiten_index.artifacts import manifest
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.store import (
@@ -212,25 +209,6 @@ def test_documents_come_back_as_they_were(store, column):
     found = store.documents(as_part(store.write_documents(table), 40))
     assert found.schema.equals(table.schema)
     assert found.to_pylist() == table.to_pylist()
-
-
-@quick
-@given(column=st.sampled_from(sorted(COLUMNS)), begin=st.integers(0, 20), data=st.data())
-def test_the_same_rows_have_one_name_however_they_are_chunked(
-    tmp_path_factory, column, begin, data
-):
-    store = EmbeddingStore.create(tmp_path_factory.mktemp("s"), ENCODER, NAME)
-    kind, values = COLUMNS[column]
-    end = data.draw(st.integers(begin + 1, 40))
-    cuts = sorted(data.draw(st.lists(st.integers(begin, end), max_size=4)))
-    edges = [begin, *cuts, end]
-    whole = pa.table({"x": pa.array(values, kind)})
-    fresh = pa.table({"x": pa.array(values[begin:end], kind)})
-    chunked = pa.concat_tables([whole.slice(a, b - a) for a, b in itertools.pairwise(edges)])
-    assert chunked.equals(fresh)
-    tables = (fresh, chunked, whole.slice(begin, end - begin))
-    (name,) = {store.write_documents(table) for table in tables}
-    assert store.documents(as_part(name, end - begin)).to_pylist() == fresh.to_pylist()
 
 
 # Corpora

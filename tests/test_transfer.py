@@ -96,35 +96,6 @@ def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nest
                 check_folds(labels, folds, nested=nested)
 
 
-@pytest.mark.parametrize(
-    ("changed", "match"),
-    [
-        ({"labels": [0] * 20}, "all 20 rows to train on have one class"),
-        (
-            {"labels": [0] * 17 + [1] * 3},
-            "class 1 has 3 of the 20 rows, and 10 folds with 10 .* give more rows, or",
-        ),
-        ({"labels": [0] * 9 + [1] * 11}, "need 12 of every class; give at most 7 folds, or more"),
-        (
-            {"labels": [0] * 9 + [1] * 11, "splits": ["train"] * 18 + ["test"] * 2},
-            "class 0 has 9 of the 18 rows, and 10 folds need 10 .* give at most 9 folds",
-        ),
-        ({"folds": 1}, "1 folds leave nothing to train on"),
-        ({"splits": ["test"] * 20}, "the splits are test; give all, train and test, or"),
-        ({"splits": ["train"] * 10 + ["dev"] * 10}, "the splits are dev, train; give"),
-        ({"splits": ["all"] * 3}, r"splits of shape \(3,\) for 20 rows"),
-        ({"labels": [0, 1]}, r"features of shape \(20, 2\) and labels of shape \(2,\)"),
-        ({"features": np.full((20, 2), np.nan)}, "the features hold NaN"),
-        ({"features": np.ones(20)}, r"features of shape \(20,\)"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused(changed, match):
-    sound = {"features": np.ones((20, 2)), "labels": [0, 1] * 10, "splits": ["all"] * 20}
-    folds = changed.pop("folds", 10)
-    with pytest.raises(ConfigError, match=match):
-        score_transfer(*{**sound, **changed}.values(), folds=folds)
-
-
 # Entailment
 
 

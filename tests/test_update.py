@@ -27,7 +27,6 @@ from tests.update_helpers import (
 )
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import GateError
-from whiten_index.index import choice
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.pipeline.update_plan import plan_update
@@ -179,47 +178,6 @@ def test_an_index_of_another_kind_is_made_where_so_many_rows_need_it(tmp_path: P
     assert (after / "whitening.safetensors").read_bytes() == (
         before / "whitening.safetensors"
     ).read_bytes()
-    assert ids_of(place.out) == list(place.rows)
-
-
-def test_lists_are_kept_while_their_number_still_suits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Auto asks for other lists whenever the rows change; up to twice as many or few will do."""
-    monkeypatch.setattr(choice, "EXACT_UP_TO_ROWS", 100)
-    monkeypatch.setattr(choice, "LISTS_PER_ROOT", 1)
-    place = Place.new(tmp_path, factory="auto")
-    assert place.build().manifest["factory"]["built"].startswith("IVF17,")
-    codes, rows = codes_by_id(place.out), place.rows
-    place.files = {**place.files, "c.parquet": some_rows(range(900, 1100))}
-    place.write()
-    report = place.update(refit="never")
-    factory = report.manifest["factory"]
-    assert report.update["decision"]["index"] == "keep"
-    assert factory["built"].startswith("IVF17,")
-    assert factory["asked"] == "auto"
-    assert f"the lists of version {report.base} are kept" in factory["why"]
-    found = codes_by_id(place.out)
-    assert all(found[i] == codes[i] for i in rows)
-    # Fitted again, the index is the one of a fresh build, with its lists.
-    report = place.update(refit="always")
-    assert report.manifest["factory"]["built"].startswith("IVF22,")
-    assert report.manifest["identity"] == place.fresh().manifest["identity"]
-    many = some_rows(range(2000, 3000))
-    for name, numbers in (("d", range(2000, 2450)), ("e", range(2450, 3000))):
-        place.files = {**place.files, f"{name}.parquet": {i: many[i] for i in numbers}}
-        place.write()
-        report = place.update(refit="never", max_growth=9)
-        assert report.update["decision"]["index"] == "keep"
-    place.files = {**place.files, "f.parquet": some_rows(range(4000, 5000))}
-    place.write()
-    before = version_of(place.out)
-    report = place.update(refit="never")
-    assert report.update["decision"]["index"] == "train"
-    assert report.update["decision"]["index_why"] == "another index suits so many rows"
-    assert report.manifest["factory"]["built"].startswith("IVF50,")
-    name = "whitening.safetensors"
-    assert (version_of(place.out) / name).read_bytes() == (before / name).read_bytes()
     assert ids_of(place.out) == list(place.rows)
 
 

@@ -20,14 +20,12 @@ from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.versions.bundle import open_version
 from whiten_index.versions.published import (
-    Current,
     find_version,
     next_version,
     promote,
     publish_candidate,
     read_current,
     read_published,
-    read_version,
     set_current,
     version_names,
 )
@@ -87,30 +85,6 @@ def fill_from(out: Path, name: str, **changes: Any) -> Any:
 
 
 # CURRENT
-
-
-def test_current_says_what_is_published_and_what_was_withdrawn(out: Path) -> None:
-    first, second, *_ = names(out)
-    digest = sha256_file(out / "versions" / second / "manifest.json")
-    set_current(out, second, withdrawn=[first])
-    current = read_current(out)
-    assert current.same_version(Current(second, digest))
-    assert current.withdrawn == (first,)
-    fields = read_version(out / "versions" / first).fields
-    facts = {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
-    assert current.withdrawn_facts == {first: facts}
-    value = json.loads((out / "CURRENT").read_text())
-    assert set(value) == {
-        "version",
-        "manifest_sha256",
-        "withdrawn",
-        "withdrawn_facts",
-        "digest",
-    }
-    set_current(out, names(out)[2])
-    assert read_current(out).withdrawn == (first,), "carried over"
-    set_current(out, first)
-    assert read_current(out).withdrawn == (), "what is published is not withdrawn"
 
 
 @pytest.mark.parametrize(
@@ -188,53 +162,6 @@ def test_a_promotion_cut_in_two_is_found_and_finished(
     assert find_version(out, "f" * 32) == name
     set_current(out, name)
     assert k_of(out) == 2
-
-
-def test_what_is_promoted_is_on_the_disk_before_current_names_it(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Order of renames and fsyncs, as a power cut between any two of them needs it."""
-    seen: list[tuple[str, str]] = []
-    fsync, rename, replace = os.fsync, Path.rename, Path.replace
-
-    def note(kind: str, path: Path) -> None:
-        name = str(path.relative_to(out)) if path != out else "."
-        parts = ["TMP" if part.startswith(".tmp-") else part for part in name.split("/")]
-        seen.append((kind, "/".join(parts)))
-
-    def fsynced(descriptor: int) -> None:
-        note("fsync", Path(f"/proc/self/fd/{descriptor}").readlink())
-        fsync(descriptor)
-
-    def renamed(path: Path, target: Path) -> Path:
-        note("rename", target)
-        return rename(path, target)
-
-    def replaced(path: Path, target: Path) -> Path:
-        note("replace", target)
-        return replace(path, target)
-
-    monkeypatch.setattr(os, "fsync", fsynced)
-    monkeypatch.setattr(Path, "rename", renamed)
-    monkeypatch.setattr(Path, "replace", replaced)
-    name = next_version(out, "f" * 32)
-    publish_candidate(out, name, fill_from(out, names(out)[0]))
-    promote(out, name)
-    files = sorted({p.name for p in (out / "versions" / name).iterdir()} - {"manifest.json"})
-    assert seen == [
-        ("fsync", "."),  # candidates/ was made
-        *(("fsync", f"candidates/TMP/{file}") for file in files),
-        ("fsync", "candidates/TMP/manifest.json"),
-        ("fsync", "candidates/TMP"),
-        ("rename", f"candidates/{name}"),
-        ("fsync", "candidates"),
-        ("rename", f"versions/{name}"),
-        ("fsync", "versions"),
-        ("fsync", "candidates"),
-        ("fsync", "TMP/CURRENT"),
-        ("replace", "CURRENT"),
-        ("fsync", "."),
-    ]
 
 
 # Listing

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,6 @@ from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageEr
 from whiten_index.index.library import load_faiss
 from whiten_index.index.vector_search import vectors_of
 from whiten_index.pipeline.encode import encode_corpus
-from whiten_index.pipeline.update import update_index
-from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import list_versions, rollback
 from whiten_index.versions.verify import verify_paths
@@ -89,27 +84,6 @@ def test_a_second_opening_compares_and_downloads_nothing(
     assert len(caplog.messages) == 2
     assert "/index/CURRENT" in caplog.messages[0]
     assert "list-type=2&prefix=index/versions/" in caplog.messages[1]
-
-
-def test_two_processes_that_build_at_once(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
-    """Whichever comes first: what is published is one of them, and whole."""
-    out = f"s3://{bucket}/index"
-    children = []
-    for seed in (0, 1, 2):
-        corpus = corpus_file(tmp_path / f"{seed}.parquet", seed=seed, shards=SHARDS + seed)
-        options = ("--embedding-column", "embedding", "--id-column", "id", "--k", "6")
-        cache = {**os.environ, "WHITEN_INDEX_CACHE": str(tmp_path / f"cache{seed}")}
-        command = (sys.executable, "-c", "from whiten_index.cli import main; main()", "build")
-        children.append(subprocess.Popen((*command, corpus, *options, "--out", out), env=cache))
-    ended = [child.wait() for child in children]
-    assert set(ended) <= {0, 6}
-    assert 0 in ended
-    last = open_index(out)
-    assert len(last) in [(SHARDS + seed) * ROWS for seed in (0, 1, 2) if ended[seed] == 0]
-    assert len(list_versions(out)) >= ended.count(0)
-    assert all(facts.sound == "" for facts in list_versions(out))
 
 
 def test_the_same_build_on_two_machines_at_once(
@@ -243,18 +217,3 @@ def test_a_store_of_an_index_in_a_bucket_is_not_collected(
     with pytest.raises(ConfigError, match=rf"{out} was built from .*, and gc and compact do not"):
         gc_store(store, keep_days=0)
     assert all(report.sound for report in verify_paths([str(store)]))
-
-
-def test_an_update_of_a_local_index_fills_its_store_in_the_bucket(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
-    out, store = tmp_path / "index", f"s3://{bucket}/store"
-    build(corpus_file(tmp_path / "c.parquet"), out=str(out), store=store)
-    machine("second")
-    larger = corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
-    report = update_index(UpdateConfig(corpus=(larger,), index=str(out)))
-    assert report.to_json()["store"] == store
-    assert report.to_json()["counts"]["encoded"] == ROWS
-    machine("third")
-    assert len(hits(out, rerank=20)) == 7
-    assert build(larger, out=str(tmp_path / "other"), store=store).encoded.counts.encoded == 0

@@ -16,8 +16,7 @@ import pytest
 from tests.build_helpers import column_facts, random_rows
 from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index import BuildConfig
-from whiten_index.artifacts.cached_storage import Mirror
-from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.errors import ArtifactError
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
 from whiten_index.store import EmbeddingStore, StoreDtype
 
@@ -86,25 +85,6 @@ def test_killed_and_resumed_elsewhere(
     assert build(corpus, out=out).up_to_date
     build(corpus, out=str(tmp_path / "here"))
     assert hits(out) == hits(tmp_path / "here")
-
-
-def test_what_is_only_here_is_put_there(
-    s3: Any, bucket: str, store: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = corpus_file(tmp_path / "c.parquet")
-
-    def cut(self: Mirror, path: Path) -> None:
-        if path.parent.name == "shards":
-            raise StorageError("cut off")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Mirror, "push", cut)
-        with pytest.raises(StorageError, match="cut off"):
-            encode(corpus, store)
-    # Some were finished when the first one could not be put there.
-    assert encode(corpus, store).counts.reused >= ROWS
-    machine("second")
-    assert encode(corpus, store).counts.encoded == 0
 
 
 def require_all(store: EmbeddingStore, report: EncodeReport) -> None:

@@ -96,28 +96,3 @@ def test_the_folder_is_read_by_sentence_transformers_and_here_alike(
     ours = Encoder.load(str(report.out), device="cpu").encode(texts)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert ours.std() > 0
-
-
-def test_the_head_that_is_kept_is_what_was_scored(
-    config: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import whiten_index.training.train as module
-    from whiten_index.encoding import Encoder
-    from whiten_index.training import sentences as embedding
-
-    texts, seen = sentences(20, seed=7), list[Any]()
-    real = module._scorer
-
-    def scorer(asked: Any, collator: Any, dev: Any) -> Any:
-        inner = real(asked, collator, dev)
-
-        def score(model: Any) -> dict[str, float]:
-            seen.append(embedding.embed(model, texts, collator, with_head=True))
-            return {**inner(model), "stsb_dev": float(len(seen))}
-
-        return score
-
-    monkeypatch.setattr(module, "_scorer", scorer)
-    report = train_encoder(config(keep_head=True), pairs=pairs)
-    found = Encoder.load(str(report.out), device="cpu").encode(texts)
-    np.testing.assert_allclose(found, seen[-1], atol=2e-5)
