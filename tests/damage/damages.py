@@ -7,7 +7,6 @@ neither refused nor answered as before. COUNT cases are drawn; 0 stands for all.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+import whiten_index
 from tests.damage import worlds
 from tests.damage.worlds import READERS, WRITERS, RefusedError
 
@@ -256,8 +256,8 @@ class Fuzzer:
 def main(kind: str, folder: str, count: str, *only: str) -> int:
     """Try out the damages."""
     # Imported once, and not in every fork.
-    for name in ("build", "describe", "push", "reduce", "search", "update", "upkeep", "versions"):
-        importlib.import_module(f"whiten_index.{name}")
+    for name in whiten_index.__all__:
+        getattr(whiten_index, name)
     import faiss
 
     os.environ["TQDM_DISABLE"] = "1"
