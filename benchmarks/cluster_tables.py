@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md: rates, bytes, memory, hours and money, limits, the simulation."""
+"""The tables of docs/scaling.md: rates, bytes, memory, hours and money, limits."""
 
 from __future__ import annotations
 
@@ -177,30 +177,6 @@ def mended() -> str:
     return "\n".join(lines)
 
 
-def simulation() -> str:
-    """Return the simulated schedule beside the figure on paper."""
-    lines = [
-        "| shards | workers | on paper, h | nothing goes wrong, h | with mishaps, h "
-        "| over paper | deaths | machines lost | errors | copies | set aside | work used "
-        "| CPU time a shard, µs |",
-        "|---:|---:|" + "---:|" * 11,
-    ]
-    found = read("cluster_schedule")
-    calm = {(row["shards"], row["workers"]): row for row in found if row["kind"] == "calm"}
-    for row in (row for row in found if row["kind"] == "mishaps"):
-        events, paper = row["events"], row["paper_seconds"]
-        quiet = calm[row["shards"], row["workers"]]["simulated_seconds"]
-        micros = 1e6 * row["process_seconds"] / row["shards"]
-        lines.append(
-            f"| {row['shards']:,} | {row['workers']} | {paper / 3600:,.2f} | {quiet / 3600:,.2f} "
-            f"| {row['simulated_seconds'] / 3600:,.2f} | {row['simulated_seconds'] / paper:.2f} × "
-            f"| {events['deaths']} | {row['lost_machines']} | {events['failures']} "
-            f"| {events['copies']} | {row['set_aside']} | {row['useful_share']:.1%} "
-            f"| {micros:,.0f} |"
-        )
-    return "\n".join(lines)
-
-
 def empty() -> str:
     """Return what the driver takes for shards that have nothing in them."""
     lines = ["| shards | seconds | µs a shard | MiB of the driver |", "|---:|---:|---:|---:|"]
@@ -288,7 +264,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "scaling_plans": plans,
     "scaling_limits": breaks,
     "scaling_remedies": mended,
-    "cluster_schedule": simulation,
     "cluster_empty": empty,
     "cluster_equal": equal,
 }

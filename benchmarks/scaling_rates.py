@@ -6,7 +6,6 @@ marked so wherever it is shown. Results of ``benchmarks.cluster`` are read here 
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -36,21 +35,6 @@ class Figure:
     words: str
     source: str
     measured: bool = True
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How long a shard takes one worker, and how that varies.
-
-    Attributes:
-        seconds: in the mean over workers, weighted by what they get done.
-        worker_spread: of the logarithm of a worker's speed.
-        shard_spread: of the logarithm of a shard's time at one worker.
-    """
-
-    seconds: float
-    worker_spread: float
-    shard_spread: float
 
 
 GPU_ROWS = Figure(
@@ -107,8 +91,6 @@ class Rates:
     worker_mib: Figure
     coder_mib: Figure
     process_mib: Figure
-    worker_spread: Figure
-    shard_spread: Figure
     overhead: Figure | None = None
     join_bytes: Figure | None = None
     driver_shard: Figure | None = None
@@ -117,12 +99,7 @@ class Rates:
     @classmethod
     def read(cls) -> Rates:
         """Read all of them from the stored results."""
-        return cls(**_of_encoding(), **_of_builds(), **_of_growth(), **_spreads(), **_of_cluster())
-
-    def pace(self) -> Pace:
-        """Return how long shards take workers of two cores."""
-        seconds = SHARD_ROWS / self.cpu_rows.value
-        return Pace(seconds, self.worker_spread.value, self.shard_spread.value)
+        return cls(**_of_encoding(), **_of_builds(), **_of_growth(), **_of_cluster())
 
     def feeding(self) -> float:
         """Return the share of two cores that keeps one GPU of the published speed busy."""
@@ -250,28 +227,6 @@ def _rows(row: dict[str, Any]) -> int:
 
 def _lists(row: dict[str, Any]) -> int:
     return int(str(row["factory"]["built"]).removeprefix("IVF").partition(",")[0])
-
-
-def _spreads() -> dict[str, Figure]:
-    """Return how tokens/s differ between builds and machines, and between rounds of one."""
-    encoding = [row for row in read(_ENCODING) if row["figure"] == "contender"]
-    ours = [row for row in encoding if row["contender"].startswith("ours")]
-    night = _the(read("nightly_night"), figure="night", what="build")["report"]
-    a_row = night["counts"]["tokens"] / night["rows"]
-    rates = [row["tokens_per_second"] for row in ours]
-    rates.append(night["counts"]["tokens"] / night["seconds"]["encode/encode"])
-    rates += [a_row * row["rows_per_second"] for row in read("memory")]
-    rounds = [math.log(seconds) for seconds in ours[-1]["wall_seconds"]]
-    return {
-        "worker_spread": Figure(
-            statistics.stdev(math.log(rate) for rate in rates),
-            "spread of log tokens/s, five runs on two kinds of machine",
-            f"{_ENCODING}, nightly_night, memory",
-        ),
-        "shard_spread": Figure(
-            statistics.stdev(rounds), "spread of log seconds, rounds of one run", _ENCODING
-        ),
-    }
 
 
 def _of_cluster() -> dict[str, Figure]:

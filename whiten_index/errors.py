@@ -95,11 +95,11 @@ class ClusterError(WhitenIndexError):
     exit_code = 11
 
 
-class SetAsideError(WhitenIndexError):
-    """Items that failed every time, while all the others were done.
+class PartialFailureError(WhitenIndexError):
+    """Parts of the work that failed, while all the others were done.
 
     Attributes:
-        items: places, each with its name, its reason, and how many items it is.
+        items: parts, each with its name, its reason and its number of shards.
     """
 
     exit_code = 12

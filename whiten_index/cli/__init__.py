@@ -4,7 +4,7 @@ Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or que
 5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk, bucket ·
 8 the embeddings do not allow the whitening · 9 a gate kept a new version from being published ·
 10 a database cannot be reached, or refuses · 11 a cluster cannot be reached, or has no worker ·
-12 shards were set aside, all others are done · 130 interrupted · 141 whoever read the output ended.
+12 shards failed, all others are done · 130 interrupted · 141 whoever read the output ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from whiten_index.cli import (
     version_commands,
 )
 from whiten_index.collector import spare_what_was_imported
-from whiten_index.errors import ConfigError, SetAsideError, WhitenIndexError
+from whiten_index.errors import ConfigError, PartialFailureError, WhitenIndexError
 from whiten_index.signals import INTERRUPTED, stop_on_signals
 from whiten_index.streams import cell, guarded, open_closed_descriptors
 
@@ -77,8 +77,8 @@ class _Commands(click.Group):
             return super().invoke(context)
         except WhitenIndexError as error:
             click.echo(f"Error: {cell(error)}", err=True)
-            if isinstance(error, SetAsideError) and "--json" in sys.argv:
-                terminal.print_json({"error": str(error), "set_aside": error.items})
+            if isinstance(error, PartialFailureError) and "--json" in sys.argv:
+                terminal.print_json({"error": str(error), "failed": error.items})
             context.exit(error.exit_code)
         except (OSError, MemoryError) as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
@@ -106,7 +106,7 @@ class _Commands(click.Group):
     },
     epilog="Exit status: 0 done, 2 options, 3 corpus or queries, 4 encoder, 5 damaged or missing "
     "artifact, 6 folder in use, 7 disk or bucket, 8 whitening impossible, 9 kept back by a gate, "
-    "10 database, 11 cluster, 12 shards set aside, 130 interrupted, 141 broken pipe.",
+    "10 database, 11 cluster, 12 shards failed, 130 interrupted, 141 broken pipe.",
 )
 @click.version_option(whiten_index.__version__, prog_name="whiten-index")
 def cli() -> None:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import discard, remove_path
 from whiten_index.artifacts.files import exists, fsync_path
-from whiten_index.at_work import at_work
+from whiten_index.distributed.executors import Executor
+from whiten_index.distributed.remote_call import remote_call
 from whiten_index.index.build_local import (
     CodeReuse,
     IndexBuildResult,
@@ -37,7 +38,6 @@ from whiten_index.index.training import require_training_rows, train_index
 from whiten_index.index.transforms import EmbeddingReader, VectorSource, rotation_for
 from whiten_index.index.tuning import NEIGHBOURS, GroundTruth
 from whiten_index.progress import Silent, Stages
-from whiten_index.runners import Calls
 from whiten_index.whitening import Whitening
 
 _RANGES, _TRAINED = "ranges", "trained.faiss"
@@ -54,7 +54,7 @@ def build_faiss_index(
     folder: Path,
     *,
     reuse: CodeReuse | None = None,
-    calls: Calls | None = None,
+    executor: Executor | None = None,
 ) -> IndexBuildResult:
     """Write a FAISS index with every row in it, in order, into a folder.
 
@@ -67,7 +67,7 @@ def build_faiss_index(
         stages: receive the progress.
         folder: an existing folder; if workers on other machines do the work, on a shared disk.
         reuse: a version with the same transform and index, whose codes unchanged rows keep.
-        calls: executor, this process by default.
+        executor: runs the work; this process by default.
 
     Raises:
         ConfigError: FAISS cannot build or train the factory.
@@ -82,30 +82,27 @@ def build_faiss_index(
     if reuse is not None:
         return build_from_codes(reuse, vectors, plan, stages, folder)
     require_training_rows(inner, plan.built, rows=vectors.rows)
-    if calls is not None and calls.elsewhere:
-        return build_distributed(vectors, plan, stages, folder, calls)
+    if executor is not None and executor.remote:
+        return build_distributed(vectors, plan, stages, folder, executor)
     return build_local(vectors, plan, stages, folder)
 
 
 def build_distributed(
-    vectors: VectorSource, plan: IndexPlan, stages: Stages, folder: Path, calls: Calls
+    vectors: VectorSource, plan: IndexPlan, stages: Stages, folder: Path, executor: Executor
 ) -> IndexBuildResult:
     """Build an index by workers that share a disk; see ``build_faiss_index``."""
     parts = folder / _RANGES
     parts.mkdir()
-    device, held_out = at_work(calls, stages, _train, vectors, plan, parts)
+    device, held_out = remote_call(executor, stages, _train, vectors, plan, parts)
     split = vectors.embeddings.split(max(_RANGE_ROWS, vectors.rows // _MOST_RANGES))
     ranges = [(start, replace(vectors, embeddings=some)) for start, some in split]
     with stages.stage("project and add", vectors.rows) as watcher:
-        # Calling advance(0) regularly notices Ctrl-C.
-        done = calls.map(
-            functools.partial(_code, parts), ranges, advance=lambda _: watcher.advance(0)
-        )
+        done = executor.map(functools.partial(_code, parts), ranges)
         for (_, some_vectors), _ in zip(ranges, done, strict=True):
             watcher.advance(some_vectors.rows)
     starts = [start for start, _ in ranges]
-    result: IndexBuildResult = at_work(
-        calls, stages, _join, vectors, plan, parts, folder, starts, device, held_out
+    result: IndexBuildResult = remote_call(
+        executor, stages, _join, vectors, plan, parts, folder, starts, device, held_out
     )
     _remove(parts)
     return result

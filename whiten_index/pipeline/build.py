@@ -14,6 +14,7 @@ from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.paths import is_uri
 from whiten_index.artifacts.storage import Here, Place
 from whiten_index.corpus import ParquetCorpus
+from whiten_index.distributed.executors import Executor, SerialExecutor
 from whiten_index.encoding import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.pipeline.build_config import BuildConfig
@@ -25,15 +26,14 @@ from whiten_index.pipeline.encode import (
     note_runtimes,
     open_corpus,
 )
+from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
 from whiten_index.pipeline.fit import choose_index, fit_whitening, possible_widths, read_labels
 from whiten_index.pipeline.publish import Settled, settle, write_version
 from whiten_index.pipeline.select_labelled import Labels
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.runners import Calls, InThisProcess
 from whiten_index.store import EmbeddingStore
 from whiten_index.versions import published
 from whiten_index.whitening import Whitening
-from whiten_index.workers import hired, on_every_machine
 
 __all__ = ["BuildConfig", "BuildReport", "build_index", "encode_corpus"]
 
@@ -91,11 +91,11 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         BusyError: another process is writing the same folder.
         StorageError: the disk is full or cannot be written.
         ClusterError: the cluster cannot be reached, or has no worker left.
-        SetAsideError: some shards failed on every machine; the others are in the store.
+        PartialFailureError: some shards failed on every machine; the others are in the store.
     """
     if config.out is None:
         raise ConfigError("say where the index goes: --out DIR")
-    config = on_every_machine(config)
+    config = with_absolute_paths(config)
     out, mirror = place_of(config.out_place)
     stages = Stages(progress or Silent())
     faiss_index.load_faiss()
@@ -105,8 +105,8 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     with naming(), only_writer(out, what="index"):
         before = mirror.latest(out / published.CURRENT)
         published.tidy(out)
-        with hired(config, stages) as (config, calls):
-            encoded = embeddings(config, labels, stages, calls)
+        with executor_session(config, stages) as (config, executor):
+            encoded = embeddings(config, labels, stages, executor)
             register(encoded.store, config.out_place, stages)
             settled = _settle(config, encoded, labels, stages)
             return _published(config, encoded, settled, out, mirror, before)
@@ -164,16 +164,16 @@ def _current(out: Path) -> str | None:
 
 
 def embeddings(
-    config: BuildConfig, labels: Labels | None, stages: Stages, calls: Calls | None = None
+    config: BuildConfig, labels: Labels | None, stages: Stages, executor: Executor | None = None
 ) -> EncodeReport:
     """Return the store filled with the corpus, or as it is where no corpus is named."""
     if labels is not None:
         check_labels(config, labels)
     if not config.corpus:
-        return replace(_from_store_alone(config, stages), calls=calls or InThisProcess())
+        return replace(_from_store_alone(config, stages), executor=executor or SerialExecutor())
     corpus = open_corpus(config, stages)
     check_early(config, corpus)
-    return encode_shards(config, corpus, stages, calls=calls)
+    return encode_shards(config, corpus, stages, executor=executor)
 
 
 def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:

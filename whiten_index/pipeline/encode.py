@@ -10,22 +10,15 @@ from typing import Any
 from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard, plan_windows
-from whiten_index.encoding import (
-    window_factor,
-)
+from whiten_index.distributed.executors import Executor, SerialExecutor
 from whiten_index.errors import CorpusError
 from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.executor_session import executor_session
 from whiten_index.pipeline.shard_encoding import EncodedFacts, ShardResult, ShardWork, WindowResult
-from whiten_index.pipeline.shard_workers import devices_of, runner_of, shard_work, window_results
+from whiten_index.pipeline.shard_workers import encoding_executor, shard_work, window_results
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.runners import (
-    Calls,
-    CrewCalls,
-    InThisProcess,
-)
 from whiten_index.store import CorpusFile, CorpusPart, CorpusRecord, EmbeddingStore
 from whiten_index.store.dedup import RowFinder
-from whiten_index.workers import hired
 
 KeptFile = tuple[CorpusFile, tuple[CorpusPart, ...]]
 
@@ -79,7 +72,7 @@ class EncodeReport:
         counts: what became of the rows.
         stages: seconds and rows by stage.
         work: what read and encoded the corpus, None where a store alone was opened.
-        calls: who does the work.
+        executor: runs the work.
     """
 
     store: EmbeddingStore
@@ -87,7 +80,7 @@ class EncodeReport:
     counts: Counts
     stages: Stages
     work: ShardWork | None = field(default=None, repr=False)
-    calls: Calls = field(default_factory=InThisProcess, repr=False)
+    executor: Executor = field(default_factory=SerialExecutor, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -105,11 +98,11 @@ class EncodeReport:
     @property
     def runner(self) -> dict[str, Any] | None:
         """Return what happened on the cluster beside the plain course, None without one."""
-        return self.calls.to_json() if isinstance(self.calls, CrewCalls) else None
+        return self.executor.to_json()
 
     def elsewhere(self) -> EncodeReport:
         """Return the report as another machine can take it."""
-        return replace(self, stages=Stages(Silent()), calls=InThisProcess())
+        return replace(self, stages=Stages(Silent()), executor=SerialExecutor())
 
 
 def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> EncodeReport:
@@ -125,12 +118,12 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
         BusyError: another process is filling the same store.
         StorageError: the store cannot be written.
         ClusterError: the cluster cannot be reached, or has no worker left.
-        SetAsideError: some shards failed on every machine; the others are in the store.
+        PartialFailureError: some shards failed on every machine; the others are in the store.
     """
     stages = Stages(progress or Silent())
-    with naming(), hired(config, stages) as (config, calls):
+    with naming(), executor_session(config, stages) as (config, executor):
         corpus = open_corpus(config, stages)
-        return encode_shards(config, corpus, stages, calls=calls)
+        return encode_shards(config, corpus, stages, executor=executor)
 
 
 def open_corpus(config: BuildConfig, stages: Stages, *, dim: int | None = None) -> ParquetCorpus:
@@ -157,7 +150,7 @@ def encode_shards(
     before: CorpusRecord | None = None,
     known: Sequence[CorpusRecord] = (),
     remember: bool = True,
-    calls: Calls | None = None,
+    executor: Executor | None = None,
 ) -> EncodeReport:
     """Encode the rows that the store does not have, and remember the corpus in it.
 
@@ -168,7 +161,7 @@ def encode_shards(
         before: the corpus as it was indexed last; files that are as they were then are not read.
         known: records whose rows are in the store, beside those that the store itself remembers.
         remember: keep the record in the store, which else is the caller's to do.
-        calls: who does the work, this process where it is left out.
+        executor: runs the work; this process by default.
     """
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
@@ -177,7 +170,9 @@ def encode_shards(
         named = (shard for record in known for shard in record.shards)
         shards = dict.fromkeys((*named, *work.store.corpus_shards()))
         work = replace(work, rows=RowFinder(work.store, tuple(shards)))
-        report = _encode(config, work, kept_parts(work, before), stages, calls or InThisProcess())
+        report = _encode(
+            config, work, kept_parts(work, before), stages, executor or SerialExecutor()
+        )
         if remember:
             index = None if config.out is None else config.out_place
             work.store.save_corpus(report.record, index=index)
@@ -207,20 +202,19 @@ def _encode(
     work: ShardWork,
     kept: Mapping[int, KeptFile],
     stages: Stages,
-    calls: Calls,
+    executor: Executor,
 ) -> EncodeReport:
     counts, corpus = Counts(kept_files=len(kept)), work.corpus
-    devices = devices_of(config, corpus, calls)
-    runner = runner_of(config, work, devices, calls)
-    rows = corpus.config.shard_rows * window_factor(devices[0])
+    runner, factor = encoding_executor(config, work, executor)
+    rows = corpus.config.shard_rows * factor
     results = dict[Shard, ShardResult]()
     shards = [shard for shard in corpus.shards if shard.file not in kept]
-    windows = list(plan_windows(shards, rows=rows, size=SHARD_BYTES * window_factor(devices[0])))
+    windows = list(plan_windows(shards, rows=rows, size=SHARD_BYTES * factor))
     with stages.stage("encode", corpus.rows) as watcher:
         for file, parts in kept.values():
             _count_kept(counts, file, parts, passages=work.splitter is not None)
             watcher.advance(sum(part.read for part in parts))
-        for planned, window in window_results(corpus, runner, windows, watcher.advance):
+        for planned, window in window_results(work, runner, windows, watcher.advance):
             for shard, result in zip(planned, window.shards, strict=True):
                 results[shard] = result
                 _count(counts, result, wanted=work.dtype.value)
@@ -238,7 +232,7 @@ def _encode(
             f"({', '.join(f'{n} {reason}' for reason, n in counts.skipped.items())}); "
             "check the columns named and the row filter"
         )
-    report = EncodeReport(work.store, record, counts, stages, work, calls)
+    report = EncodeReport(work.store, record, counts, stages, work, executor)
     note_runtimes(report)
     return report
 

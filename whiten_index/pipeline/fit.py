@@ -13,15 +13,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index import index as faiss_index
-from whiten_index.at_work import at_work
 from whiten_index.corpus.batches import ID
+from whiten_index.distributed.executors import Executor
+from whiten_index.distributed.remote_call import remote_call
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.select import Wishes, choose_setting
 from whiten_index.pipeline.select_labelled import Labels
 from whiten_index.progress import Progress, Stages
-from whiten_index.runners import Calls
 from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, total_moments
 from whiten_index.store.sampling import mapped_part
 from whiten_index.whitening import Estimator, Whitening, WhiteningConfig, parse_shrinkage, unit_rows
@@ -73,7 +73,7 @@ def fit_whitening(
     if config.chooses:
         wishes = _wishes(config, labels, rows=encoded.record.rows, dim=moments.dim)
         given = encoded.elsewhere(), moments, wishes, weights
-        choice = at_work(encoded.calls, stages, _chosen, *given)
+        choice = remote_call(encoded.executor, stages, _chosen, *given)
         setting = choice.setting
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
@@ -189,14 +189,14 @@ def _moments(
     watcher: Progress,
 ) -> Moments:
     """Return the sum of the shards' moments, or those of another look at the store."""
-    store, record, calls = encoded.store, encoded.record, encoded.calls
+    store, record, executor = encoded.store, encoded.record, encoded.executor
     if weights is None and not wanted.normalize_input:
-        moments = sum_of_shards(store, record, calls, watcher.advance)
+        moments = sum_of_shards(store, record, executor, watcher.advance)
         needs_quartic = parse_shrinkage(wanted.shrinkage)[0] is Estimator.LEDOIT_WOLF
         if moments.quartic is not None or not needs_quartic:
             return moments
     return sum_of_rows(
-        store, record, calls, watcher.advance, weights=weights, normalize=wanted.normalize_input
+        store, record, executor, watcher.advance, weights=weights, normalize=wanted.normalize_input
     )
 
 
@@ -266,7 +266,7 @@ Weighed = tuple[tuple[CorpusPart, ...], NDArray[np.float64] | None]
 def sum_of_shards(
     store: EmbeddingStore,
     record: CorpusRecord,
-    calls: Calls,
+    executor: Executor,
     advance: Callable[[int], None],
 ) -> Moments:
     """Return the sum of the moments that the shards of a corpus keep.
@@ -276,21 +276,20 @@ def sum_of_shards(
     Args:
         store: holds the shards.
         record: the corpus.
-        calls: who adds up groups of shards.
+        executor: adds up groups of shards.
         advance: told the rows that are in.
     """
     parts = [part for part in record.parts if part.rows]
     groups = list(_groups(parts))
-    # Told 0 by and by, so that whoever wants to stop is heard.
     sum_up = functools.partial(_sum_of_group, store)
-    sums = calls.map(sum_up, groups, advance=lambda _: advance(0))
+    sums = executor.map(sum_up, groups)
     return _total(store, groups, sums, advance)
 
 
 def sum_of_rows(
     store: EmbeddingStore,
     record: CorpusRecord,
-    calls: Calls,
+    executor: Executor,
     advance: Callable[[int], None],
     *,
     weights: NDArray[np.float64] | None,
@@ -301,7 +300,7 @@ def sum_of_rows(
     Args:
         store: holds the shards.
         record: the corpus.
-        calls: who goes through groups of shards.
+        executor: reads groups of shards.
         advance: told the rows that are in.
         weights: (n,) of the rows, None for one each.
         normalize: take the rows at unit length.
@@ -314,7 +313,7 @@ def sum_of_rows(
         items.append((group, None if weights is None else weights[start:stop]))
         start = stop
     go_through = functools.partial(_moments_of_group, store, normalize)
-    sums = calls.map(go_through, items, advance=lambda _: advance(0))
+    sums = executor.map(go_through, items)
     return _total(store, groups, sums, advance)
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from whiten_index import index as faiss_index
 from whiten_index.artifacts.cached_storage import settled as settled_place
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.at_work import at_work
+from whiten_index.distributed.remote_call import remote_call
 from whiten_index.evaluation import Geometry
 from whiten_index.index import CodeReuse, IndexBuildResult, IndexPlan, build_faiss_index
 from whiten_index.pipeline.build_config import BuildConfig
@@ -164,11 +164,11 @@ def write_version(
                 folder,
                 reuse=settled.reuse,
                 # Workers join an index on a disk that all share, not in a copy of a bucket.
-                calls=None if isinstance(config.out_place, str) else encoded.calls,
+                executor=None if isinstance(config.out_place, str) else encoded.executor,
             )
             with stages.stage("diagnose", record.rows) as watcher:
                 given = store, record, fitted.whitening, config.seed
-                shape = at_work(encoded.calls, stages, _geometry, *given)
+                shape = remote_call(encoded.executor, stages, _geometry, *given)
                 watcher.advance(record.rows)
             _save_transform(settled, folder)
             write_documents(folder / published.DOCUMENTS, _documents(encoded))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +22,8 @@ from whiten_index.corpus.batches import (
     EmbeddingBatch,
     TextBatch,
 )
-from whiten_index.encoding import PassageSplitter
+from whiten_index.encoding import EncoderConfig, PassageSplitter, resolve_encoder
+from whiten_index.errors import EncoderError
 from whiten_index.store import (
     CorpusPart,
     EmbeddingStore,
@@ -132,16 +135,51 @@ class _Ran:
     seconds: dict[str, float]
 
 
+class LazyEncoder:
+    """An encoder that is loaded on first need; a pickled copy has loaded nothing."""
+
+    def __init__(self, config: EncoderConfig, *, expected: str | None = None) -> None:
+        """Take the encoder's configuration, and the fingerprint that it must have."""
+        self._config, self._expected = config, expected
+        self._encoder: Encoder | None = None
+
+    def __call__(self) -> Encoder:
+        """Return the encoder, the same one every time.
+
+        Raises:
+            EncoderError: it is not the one expected, as on a machine with another model.
+        """
+        if self._encoder is None:
+            from whiten_index.encoding import Encoder
+
+            spec, folder = resolve_encoder(self._config)
+            if self._expected not in (None, spec.fingerprint):
+                raise EncoderError(
+                    f"the model {spec.model} on {platform.node()} differs from that of the machine "
+                    "the build was started on; put the same one on all machines"
+                )
+            self._encoder = Encoder(spec, folder, self._config)
+        return self._encoder
+
+    def on_device(self, device: str, threads: int) -> LazyEncoder:
+        """Return the same encoder for a device, with so many threads at most."""
+        threads = min(self._config.threads or threads, threads)
+        config = replace(self._config, device=device, threads=threads)
+        return LazyEncoder(config, expected=self._expected)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(LazyEncoder, expected=self._expected), (self._config,)
+
+
 @dataclass(frozen=True)
 class ShardWork:
-    """Work in the four steps of a runner; its items are windows of shards.
+    """Work of an executor; its items are windows of shards.
 
     Attributes:
         corpus: where rows come from.
         store: where embeddings go.
         encoder: gives the encoder on first need; never called where all is reused.
         dtype: how embeddings are kept.
-        advance: told how many rows are done, as they are.
         splitter: cuts texts into passages, None where they stay whole.
         rows: looks up rows that are in the store among others, None where whole shards alone count.
     """
@@ -150,14 +188,17 @@ class ShardWork:
     store: EmbeddingStore
     encoder: Callable[[], Encoder]
     dtype: StoreDtype
-    advance: Callable[[int], None] | None = None
     splitter: PassageSplitter | None = None
     rows: RowFinder | None = None
-    _under_way: set[str] = field(default_factory=set, repr=False, compare=False)
+    _under_way: set[str] | None = field(default_factory=set, repr=False, compare=False)
 
-    def telling(self, advance: Callable[[int], None]) -> ShardWork:
-        """Return the same work, begun afresh, that tells ``advance`` how many rows are done."""
-        return replace(self, advance=advance, _under_way=set())
+    def on_device(self, device: str, threads: int) -> ShardWork:
+        """Return the same work for a worker, which keeps neither the plan nor what others do."""
+        corpus = replace(self.corpus, shards=(), footers=())
+        encoder = self.encoder
+        if isinstance(encoder, LazyEncoder):
+            encoder = encoder.on_device(device, threads)
+        return replace(self, corpus=corpus, encoder=encoder, _under_way=None)
 
     def read(self, window: Window) -> _Read:
         """Read the shards and look up which the store has.
@@ -181,18 +222,18 @@ class ShardWork:
         prepared = encoder.prepare(texts)
         return _Prepared(read.shards, prepared, {**seconds, "tokenise": clock.lap()})
 
-    def run(self, prepared: _Prepared) -> _Ran:
-        """Encode what is to be encoded."""
+    def run(self, prepared: _Prepared, advance: Callable[[int], None]) -> _Ran:
+        """Encode the texts that the store does not have."""
         read = sum(shard.batch.read for shard in prepared.shards)
         if prepared.texts is None:
-            self._done(read)
+            advance(read)
             return _Ran(prepared.shards, None, 0, prepared.seconds)
         clock, encoder = _Clock(), self.encoder()
         halved = encoder.budget.halvings
         rows = sum(_rows(shard.batch) for shard in prepared.shards if _texts_to_encode(shard))
         texts = len(prepared.texts.texts)
-        ran = encoder.run(prepared.texts, advance=_in_rows(self._done, rows=rows, texts=texts))
-        self._done(read - rows)
+        ran = encoder.run(prepared.texts, advance=_in_rows(advance, rows=rows, texts=texts))
+        advance(read - rows)
         seconds = {**prepared.seconds, "encode": clock.lap()}
         return _Ran(prepared.shards, ran, encoder.budget.halvings - halved, seconds)
 
@@ -257,10 +298,6 @@ class ShardWork:
         assert self.rows is not None, "nothing is found without it"
         return self.rows
 
-    def _done(self, rows: int) -> None:
-        if self.advance is not None:
-            self.advance(rows)
-
     def _look(self, shard: Shard) -> _Looked:
         batch = self.batch_of(shard)
         digests = batch.digests()
@@ -268,9 +305,10 @@ class ShardWork:
             return _Looked(batch, digests, "", there=True, remade=False)
         fingerprint = self.store.shard_fingerprint(digests, self.dtype)
         # A shard that occurs twice is kept once: by the time of the second the first is there.
-        there = fingerprint in self._under_way or self.store.find(fingerprint) is not None
+        there = fingerprint in (self._under_way or ()) or self.store.find(fingerprint) is not None
         remade = not there and self.store.shards.places.is_there(fingerprint)
-        self._under_way.add(fingerprint)
+        if self._under_way is not None:
+            self._under_way.add(fingerprint)
         looked = _Looked(batch, digests, fingerprint, there, remade)
         if there or self.rows is None:
             return looked

@@ -1,170 +1,124 @@
-"""Who encodes: the work on shards with its encoder, and the runner that does it."""
+"""The work on shards of a corpus, its executor, and the shards that failed."""
 
 from __future__ import annotations
 
-import functools
-import os
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard
+from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
+from whiten_index.distributed.process_executor import ProcessExecutor
+from whiten_index.distributed.ray_executor import RayExecutor
 from whiten_index.encoding import (
     EncoderConfig,
     EncoderSpec,
     PassageSplitter,
     chosen_devices,
     resolve_encoder,
+    window_factor,
 )
-from whiten_index.errors import ConfigError, CorpusError, EncoderError
+from whiten_index.errors import ConfigError, CorpusError, PartialFailureError
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.shard_encoding import ShardWork, Window, WindowResult
-from whiten_index.runners import (
-    Calls,
-    CrewCalls,
-    LocalRunner,
-    ProcessRunner,
-    RayRunner,
-    Runner,
-    SetAside,
-    Slot,
-    reason,
-    refusal,
-)
+from whiten_index.pipeline.shard_encoding import LazyEncoder, ShardWork, Window, WindowResult
 from whiten_index.store import EmbeddingStore
 
 if TYPE_CHECKING:
     from whiten_index.encoding import Encoder
 
 # Five shards of given embeddings at a time, each as read and as kept.
-_ROOM_TO_OVERLAP = 10 * SHARD_BYTES
+_BYTES_TO_OVERLAP = 10 * SHARD_BYTES
+_NAMED = 5
 
 
-class EncoderSource:
-    """Loads an encoder on first need; pickled, it is one that has loaded nothing yet."""
+def encoding_executor(
+    config: BuildConfig, work: ShardWork, executor: Executor
+) -> tuple[Executor, int]:
+    """Return the executor that encodes, and the number of full shards in its windows.
 
-    def __init__(self, config: EncoderConfig, *, expected: str | None = None) -> None:
-        """Take what the encoder is resolved with, and the fingerprint that it must have."""
-        self._config, self._expected = config, expected
-        self._encoder: Encoder | None = None
-
-    def __call__(self) -> Encoder:
-        """Return the encoder, the same one every time.
-
-        Raises:
-            EncoderError: it is not the one expected, as on a machine with another model.
-        """
-        if self._encoder is None:
-            from whiten_index.encoding import Encoder
-
-            spec, folder = resolve_encoder(self._config)
-            if self._expected not in (None, spec.fingerprint):
-                raise EncoderError(
-                    f"the model {spec.model} on {platform.node()} differs from that of the machine "
-                    "the build was started on; put the same one on all machines"
-                )
-            self._encoder = Encoder(spec, folder, self._config)
-        return self._encoder
-
-    def on(self, *, device: str, threads: int) -> EncoderSource:
-        """Return the same encoder for a device; ``threads`` give way to those asked for."""
-        config = replace(self._config, device=device, threads=self._config.threads or threads)
-        return EncoderSource(config, expected=self._expected)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(EncoderSource, expected=self._expected), (self._config,)
-
-
-def devices_of(config: BuildConfig, corpus: ParquetCorpus, calls: Calls) -> Sequence[str]:
-    """Return what encodes: on a cluster one kind for all, else each device of this machine."""
-    if corpus.dim is not None:
-        return ("cpu",)
-    if isinstance(calls, CrewCalls):
-        return ("cuda",) if calls.crew.gpu else ("cpu",)
-    return chosen_devices(config.encoder_config().device)
+    Workers of a cluster encode where there are any, else every device of this machine.
+    """
+    if isinstance(executor, RayExecutor):
+        return executor, window_factor(executor.device)
+    if work.corpus.dim is not None:
+        tight = config.budget is not None and config.budget < _BYTES_TO_OVERLAP
+        return SerialExecutor(one_by_one=tight), 1
+    devices = chosen_devices(config.encoder_config().device)
+    if len(devices) == 1:
+        return executor, window_factor(devices[0])
+    return ProcessExecutor(devices, threads=config.threads), window_factor(devices[0])
 
 
 def window_results(
-    corpus: ParquetCorpus,
-    runner: Runner,
+    work: ShardWork,
+    executor: Executor,
     windows: Sequence[Window],
     advance: Callable[[int], None],
 ) -> Iterator[tuple[Window, WindowResult]]:
-    """Yield each window and what came of it; one that was set aside is tried again by its shards.
+    """Yield each window and its result; one that failed is retried shard by shard.
 
     Raises:
-        SetAsideError: at the end, where shards failed every time.
+        PartialFailureError: at the end, if shards failed again.
     """
-    aside = list[tuple[Window, SetAside]]()
-    for window, result in zip(windows, runner.map(windows, advance), strict=True):
-        if isinstance(result, SetAside):
-            aside.append((window, result))
-        else:
-            yield window, result
-    singles = [(shard,) for window, _ in aside if len(window) > 1 for shard in window]
-    failed = [each for each in aside if len(each[0]) == 1]
-    for single, result in zip(singles, runner.map(singles, advance), strict=True):
-        if isinstance(result, SetAside):
-            failed.append((single, result))
-        else:
-            yield single, result
+    failed: list[Failure] = []
+    for window, result in _results(work, executor, windows, advance, failed):
+        yield window, result
+    singles = [(shard,) for failure in failed for shard in failure.item]
+    failed = []
+    for window, result in _results(work, executor, singles, advance, failed):
+        yield window, result
     if failed:
-        raise refusal(_together(corpus, failed), what="shard")
+        raise _partial_failure(work.corpus, failed)
 
 
-def _together(
-    corpus: ParquetCorpus, failed: Sequence[tuple[Window, SetAside]]
-) -> list[tuple[str, int, SetAside]]:
-    """Return names and counts of shards, neighbours that failed for one reason as one."""
+def _results(
+    work: ShardWork,
+    executor: Executor,
+    windows: Sequence[Window],
+    advance: Callable[[int], None],
+    failed: list[Failure],
+) -> Iterator[tuple[Window, WindowResult]]:
+    """Yield results as they come, and collect failures."""
+    for position, result in executor.map_unordered(work, windows, advance):
+        if isinstance(result, Failure):
+            failed.append(result)
+        else:
+            yield windows[position], result
+
+
+def _partial_failure(corpus: ParquetCorpus, failed: Sequence[Failure]) -> PartialFailureError:
+    """Return the error that names all failed shards; neighbours with one reason are one item."""
     places = {shard: place for place, shard in enumerate(corpus.shards)}
-    groups = list[tuple[list[Shard], SetAside]]()
-    for (shard,), aside in sorted(failed, key=lambda each: places[each[0][0]]):
-        before, same = groups[-1] if groups else ([], aside)
+    groups = list[tuple[list[Shard], str]]()
+    for failure in sorted(failed, key=lambda each: places[each.item[0]]):
+        (shard,) = failure.item
+        before, why = groups[-1] if groups else ([], "")
         follows = bool(before) and places[before[-1]] + 1 == places[shard]
-        if follows and before[-1].file == shard.file and reason(same) == reason(aside):
+        if follows and before[-1].file == shard.file and why == failure.reason:
             before.append(shard)
         else:
-            groups.append(([shard], aside))
-    return [(_name(corpus, shards), len(shards), aside) for shards, aside in groups]
+            groups.append(([shard], failure.reason))
+    items = [
+        {"name": _name(corpus, shards), "shards": len(shards), "why": why} for shards, why in groups
+    ]
+    shown = "; ".join(f"{each['name']}: {each['why']}" for each in items[:_NAMED])
+    more = f"; and {len(items) - _NAMED} more places" if len(items) > _NAMED else ""
+    counted = "1 shard" if len(failed) == 1 else f"{len(failed)} shards"
+    return PartialFailureError(
+        f"{counted} failed ({shown}{more}). All other shards are finished and kept: repair what is "
+        "named, and run the same command again",
+        items=items,
+    )
 
 
 def _name(corpus: ParquetCorpus, shards: Sequence[Shard]) -> str:
-    """Return how an error calls neighbouring shards."""
+    """Return the name of neighbouring shards in an error."""
     shard, first, last = shards[0], shards[0].spans[0], shards[-1].spans[-1]
     return (
         f"{corpus.files[shard.file].path}, row group {first.row_group} row {first.start} to row "
         f"group {last.row_group} row {last.stop - 1}"
     )
-
-
-def runner_of(config: BuildConfig, work: ShardWork, devices: Sequence[str], calls: Calls) -> Runner:
-    """Return who does the work: a crew, this process on one device, a process each on several."""
-    if isinstance(calls, CrewCalls):
-        return RayRunner(calls.crew, functools.partial(_work_for, work), events=calls.events)
-    if len(devices) == 1:
-        given = work.corpus.dim is not None
-        little = config.budget is not None and config.budget < _ROOM_TO_OVERLAP
-        return LocalRunner(work, one_by_one=given and little)
-    threads = (config.threads or os.cpu_count() or 1) // len(devices)
-    asked = at_commit(config.encoder_config(), work.store.encoder)
-    return ProcessRunner(
-        [
-            replace(work, encoder=EncoderSource(replace(each, device=device)))
-            for device in devices
-            for each in [replace(asked, threads=max(threads, 1))]
-        ]
-    )
-
-
-def _work_for(work: ShardWork, slot: Slot) -> ShardWork:
-    """Return the work of a worker on a cluster: the plan stays with who started the build."""
-    corpus = replace(work.corpus, shards=(), footers=())
-    source = work.encoder
-    if isinstance(source, EncoderSource):
-        source = source.on(device="cuda" if slot.gpus else "cpu", threads=slot.cpus)
-    return replace(work, corpus=corpus, encoder=source)
 
 
 def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True) -> ShardWork:
@@ -182,14 +136,14 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
         store = make(config.store_place, encoder_json, fingerprint(identity))
         known = encoder_json["query_encoder"]
         asked = config.encoder_config()
-        queries = EncoderSource(at_commit(asked, known)) if known else _no_encoder
+        queries = LazyEncoder(at_commit(asked, known)) if known else _no_encoder
         return ShardWork(corpus, store, queries, config.dtype_kept())
     encoder_config = config.encoder_config()
     spec, folder = resolve_encoder(encoder_config)
     passages = config.passage_config()
     splitter = None if passages is None else PassageSplitter.load(spec, folder, passages)
     store = make(config.store_place, spec.to_json(), spec.fingerprint)
-    source = EncoderSource(at_commit(encoder_config, store.encoder), expected=spec.fingerprint)
+    source = LazyEncoder(at_commit(encoder_config, store.encoder), expected=spec.fingerprint)
     return ShardWork(corpus, store, source, config.dtype_kept(), splitter=splitter)
 
 

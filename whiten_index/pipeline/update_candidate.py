@@ -23,7 +23,7 @@ from whiten_index.pipeline.gate_checks import run_gates
 from whiten_index.pipeline.gates import Base as GateBase
 from whiten_index.pipeline.gates import CanaryFile, Gate, require_passed
 from whiten_index.pipeline.publish import Settled, settle, write_version
-from whiten_index.pipeline.shard_workers import EncoderSource
+from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.pipeline.update_base import Base, named_config
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Stages
@@ -239,7 +239,7 @@ class Examination:
     def _encode(self) -> Callable[[Any], NDArray[np.floating]] | None:
         if self.canaries is None or not self.canaries.needs_encoder:
             return None
-        return EncoderSource(self.base.config.encoder_config())().encode_queries
+        return LazyEncoder(self.base.config.encoder_config())().encode_queries
 
 
 def make_candidate(

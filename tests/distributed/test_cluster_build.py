@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from whiten_index import BuildConfig
-from whiten_index.errors import ClusterError, SetAsideError
+from whiten_index.errors import ClusterError, PartialFailureError
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.whitening.moments import Moments
@@ -24,7 +24,7 @@ from whiten_index.whitening.moments import Moments
 pytestmark = pytest.mark.service
 ROWS, DIM, SHARD_ROWS = 6_000, 24, 250
 COLUMN = {"embedding_column": "e", "id_column": "id", "shard_rows": SHARD_ROWS, "whiten": "pca"}
-FACTORIES = ["Flat", "SQ8", "IVF16,Flat", "IVF16,SQ8", "IVF16,PQ6x4fs", "HNSW8"]
+FACTORIES = ["IVF16,SQ8", "IVF16,PQ6x4fs", "HNSW8"]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_a_build_on_a_cluster_is_that_of_one_machine_to_the_byte(
     here = build(column, tmp_path / "here", **options)
     there = build(column, tmp_path / "there", three_nodes.address, **options)
     require_same(here, there)
-    assert there.to_json()["runner"] == {"deaths": 0, "failures": 0, "copies": 0, "retired": 0}
+    assert there.to_json()["runner"] == {"deaths": 0, "failures": 0}
     assert here.to_json()["runner"] is None
     assert not list((tmp_path / "there").rglob(".tmp-*"))
     # It is the same build, and found to be.
@@ -169,7 +169,7 @@ def workers_of(node):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if command.startswith("ray::Actor"):
+        if command.startswith("ray::_Worker"):
             found.append(pid)
     return found
 
@@ -201,13 +201,6 @@ def survives(made, corpus, tmp_path, here):
 
 
 def test_a_worker_and_then_a_machine_die_and_nothing_shows(make_cluster, column, tmp_path):
-    here = build(column, tmp_path / "here", factory="IVF16,SQ8", k=12)
-    survives(make_cluster(nodes=3), column, tmp_path, here)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("round_", range(10))
-def test_ten_times_in_a_row(make_cluster, column, tmp_path, round_):
     here = build(column, tmp_path / "here", factory="IVF16,SQ8", k=12)
     survives(make_cluster(nodes=3), column, tmp_path, here)
 
@@ -261,7 +254,7 @@ def test_a_cluster_goes_on_with_what_this_machine_began(three_nodes, column, tmp
         assert stamp(out / "store", name) == stamped
 
 
-def test_a_shard_that_always_fails_is_set_aside_and_told_of_and_the_rest_is_done(
+def test_a_shard_that_fails_is_reported_and_the_rest_is_done(
     three_nodes, column, tmp_path, write_parquet_to
 ):
     rows = np.ones((SHARD_ROWS * 4, DIM), dtype=np.float32) * np.arange(SHARD_ROWS * 4)[:, None]
@@ -270,7 +263,7 @@ def test_a_shard_that_always_fails_is_set_aside_and_told_of_and_the_rest_is_done
     path = tmp_path / "c.parquet"
     write_parquet_to(path, {"id": [str(n) for n in range(len(rows))], "e": array})
     out = tmp_path / "out"
-    with pytest.raises(SetAsideError, match="1 shard failed every time and was set aside") as told:
+    with pytest.raises(PartialFailureError, match=r"1 shard failed \(") as told:
         build(path, out, three_nodes.address)
     assert told.value.exit_code == 12
     ((item),) = told.value.items
@@ -284,7 +277,7 @@ def test_a_shard_that_always_fails_is_set_aside_and_told_of_and_the_rest_is_done
     assert report.encoded.counts.skipped == {"not_finite": 1}
 
 
-def test_the_command_line_tells_shards_that_were_set_aside(three_nodes, tmp_path, write_parquet_to):
+def test_the_command_line_reports_shards_that_failed(three_nodes, tmp_path, write_parquet_to):
     rows = np.full((4, DIM), np.nan, dtype=np.float32)
     array = pa.FixedSizeListArray.from_arrays(rows.ravel(), DIM)
     write_parquet_to(tmp_path / "c.parquet", {"e": array})
@@ -297,18 +290,20 @@ def test_the_command_line_tells_shards_that_were_set_aside(three_nodes, tmp_path
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode == 12, ended.stderr
-    assert "1 shard failed every time" in ended.stderr
+    assert "1 shard failed" in ended.stderr
     told = json.loads(ended.stdout)
-    assert "row group 0 row 0" in told["set_aside"][0]["name"]
+    assert "row group 0 row 0" in told["failed"][0]["name"]
 
 
 def test_the_cluster_is_lost(make_cluster, column, tmp_path, monkeypatch):
-    monkeypatch.setattr("whiten_index.runners.crew._SECONDS_WITHOUT_ANY", 5.0)
+    monkeypatch.setattr("whiten_index.distributed.ray_executor._SECONDS_WITHOUT_WORKER", 5.0)
     made = make_cluster(nodes=1)
     out = tmp_path / "out"
     killer = Killer(out / "store", [(3, made.nodes["node0"].kill)])
     killer.start()
-    with pytest.raises(ClusterError, match=r"no worker could be started .* What was finished"):
+    with pytest.raises(
+        ClusterError, match=r"no worker could be started .* Finished shards are kept"
+    ):
         build(column, out, made.address)
     assert len(shards_of(out / "store")) >= 3
 
@@ -320,18 +315,6 @@ def test_places_relative_to_where_the_build_was_started(three_nodes, column, tmp
     assert version_of(there).is_relative_to(tmp_path / "out")
     require_same(here, there)
     assert shards_of(tmp_path / "kept") == shards_of(tmp_path / "here" / "store")
-
-
-def test_a_ray_address_where_nobody_listens(column, tmp_path, monkeypatch):
-    from benchmarks.local_cluster import free_port
-
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.2:{free_port()}")
-    began = time.monotonic()
-    with pytest.raises(ClusterError, match=r"no Ray cluster can be reached at 127\.0"):
-        build_index(
-            BuildConfig(corpus=(str(column),), out=str(tmp_path / "out"), runner="ray", **COLUMN)
-        )
-    assert time.monotonic() - began < 60
 
 
 def test_a_cluster_that_is_started_here_has_a_token_of_its_own(column, tmp_path):

@@ -1,4 +1,4 @@
-"""What is said of a cluster on the command line and in a job; no cluster is needed for it."""
+"""Options of clusters, and the check that all machines see the same folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from whiten_index import BuildConfig
 from whiten_index.cli import cli
 from whiten_index.errors import ConfigError, CorpusError, StorageError
-from whiten_index.workers import _require_shared, _shared
+from whiten_index.pipeline.executor_session import _shared_folders
 
 
 @pytest.mark.parametrize(
@@ -78,35 +78,40 @@ def test_a_job_file_names_a_cluster(tmp_path: Path, write_parquet: Any) -> None:
     assert "--workers belongs to a cluster" in done.output
 
 
-def test_folders_that_are_shared_are_found_to_be_and_nothing_is_left(tmp_path: Path) -> None:
-    folders = [tmp_path / "out", tmp_path / "deep" / "store"]
-    with _shared(folders) as check:
+def config(folder: Path, **options: Any) -> BuildConfig:
+    options = {
+        "corpus": ("c",),
+        "out": str(folder / "out"),
+        "store": str(folder / "deep/store"),
+    } | options
+    return BuildConfig(embedding_column="e", runner="ray", **options)
+
+
+def test_shared_folders_pass_the_check_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "c.parquet").write_bytes(b"")
+    corpus = (f"file://{tmp_path}/c.parquet", f"file://{tmp_path}/*.parquet", str(tmp_path))
+    with _shared_folders(config(tmp_path, corpus=corpus)) as check:
         check()
-    assert all(list(folder.iterdir()) == [] for folder in folders)
+    for folder in (tmp_path / "out", tmp_path / "deep" / "store"):
+        assert list(folder.iterdir()) == []
 
 
-def test_a_folder_that_is_another_one_there_is_told(tmp_path: Path) -> None:
-    with _shared([tmp_path / "store"]) as check:
-        (probe,) = (tmp_path / "store").iterdir()
+def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
+    with _shared_folders(config(tmp_path)) as check:
+        (probe,) = (tmp_path / "out").iterdir()
         probe.write_text("of another build")
         with pytest.raises(StorageError, match="is not the folder that the build was started"):
             check()
         probe.unlink()
         with pytest.raises(StorageError, match="a disk that all its machines mount at the same"):
             check()
-    with pytest.raises(StorageError):
-        _require_shared((tmp_path / "nowhere" / "probe",), "token")
 
 
-def test_a_corpus_at_a_uri_that_a_worker_cannot_reach_is_told(tmp_path: Path) -> None:
-    (tmp_path / "c.parquet").write_bytes(b"")
-    with _shared(
-        [], remote=(f"file://{tmp_path}/c.parquet", f"file://{tmp_path}/*.parquet")
-    ) as check:
-        check()
+def test_a_corpus_that_a_worker_cannot_reach(tmp_path: Path) -> None:
     said = r"gone.parquet of the corpus is not there.*ray start has"
+    corpus = (f"file://{tmp_path}/gone.parquet",)
     with (
-        _shared([], remote=(f"file://{tmp_path}/gone.parquet",)) as check,
+        _shared_folders(config(tmp_path, corpus=corpus)) as check,
         pytest.raises(CorpusError, match=said),
     ):
         check()

@@ -1,0 +1,175 @@
+"""Connection to a Ray cluster, and the workers of a build on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from whiten_index.artifacts.paths import require_no_secret
+from whiten_index.distributed.ray_executor import ClusterSize, RayExecutor, first_line
+from whiten_index.errors import ClusterError, ConfigError
+
+_SECONDS_TO_CONNECT = 10.0
+
+
+@contextlib.contextmanager
+def cluster(
+    address: str | None,
+    size: ClusterSize,
+    *,
+    check: Callable[[], None],
+    note: Callable[[str], None],
+) -> Iterator[RayExecutor]:
+    """Connect to a cluster for the block, and start workers on it.
+
+    Args:
+        address: ``host:port`` of its head, ``auto`` for the one of this machine, ``local`` for
+            one that is started here and ends with the block; None for the one that
+            ``RAY_ADDRESS`` names, else one that runs on this machine, else one started here.
+        size: of the pool of workers.
+        check: called by every new worker; it raises where the machine cannot do the work.
+        note: called with sentences for the user.
+
+    Raises:
+        ConfigError: Ray is not installed, or its cluster is too small.
+        ClusterError: there is no cluster at that address.
+    """
+    ray = _load_ray()
+    with _connection(ray, _resolve(address), note):
+        executor = RayExecutor(ray, size, check=check, note=note)
+        try:
+            yield executor
+        finally:
+            executor.close()
+
+
+def _load_ray() -> Any:
+    """Return the module, imported on first need."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        # Ray ignores a token without this mode, which it reads while it is imported.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    # Otherwise Ray hides GPUs from tasks that ask for none.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "--runner ray needs Ray, which is not installed; run: pip install 'whiten-index[ray]'"
+        ) from error
+    # Ray prints deaths of workers to standard output, which is for results.
+    if hasattr(ray._private.worker, "print_to_stdstream"):
+        ray._private.worker.print_to_stdstream = _print_nothing
+    return ray
+
+
+def _print_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _resolve(address: str | None) -> str:
+    """Return the address to use, empty for a cluster of this machine, if any."""
+    if address in (None, "auto"):
+        address = os.environ.get("RAY_ADDRESS") or address or ""
+    require_no_secret(address, what="--address")
+    return address
+
+
+class _Connection:
+    """State of this process: sessions that share the connection, and its address."""
+
+    lock = threading.Lock()
+    sessions = 0
+    address = ""
+
+
+@contextlib.contextmanager
+def _connection(ray: Any, address: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Be connected for the block; the last session of this process disconnects."""
+    with _Connection.lock:
+        connected = ray.is_initialized()
+        # A connection that the user's program made is left alone.
+        ours = not connected or _Connection.sessions > 0
+        if not connected:
+            _connect(ray, address)
+            _Connection.address = address
+        elif address not in ("", _Connection.address):
+            note(f"note: Ray is connected already, so that {address} is ignored")
+        _Connection.sessions += ours
+    try:
+        yield
+    finally:
+        with _Connection.lock:
+            _Connection.sessions -= ours
+            if ours and not _Connection.sessions:
+                with _kept_handlers():
+                    ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    where = f"at {address}" if address else "on this machine"
+    try:
+        _require_open_port(address)
+        with _kept_handlers():
+            if address == "local":
+                _init_local(ray)
+            elif address:
+                _init(ray, address)
+            else:
+                try:
+                    _init(ray, "auto")
+                except ConnectionError:
+                    _init_local(ray)
+    except Exception as error:
+        raise ClusterError(
+            f"no Ray cluster can be reached {where} ({first_line(error)}); check --address, or "
+            "RAY_ADDRESS, such as HEAD:6379; and, where it has a token, that RAY_AUTH_MODE=token "
+            "and RAY_AUTH_TOKEN are set as it has them; or start one with: ray start --head"
+        ) from error
+
+
+def _require_open_port(address: str) -> None:
+    """Fail at once for a wrong ``host:port``; Ray would retry for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and "/" not in host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
+
+
+def _init(ray: Any, address: str, **options: Any) -> None:
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False, **options)
+
+
+def _init_local(ray: Any) -> None:
+    """Start a cluster that only this process can use.
+
+    Whoever reaches its ports can run code, so it has a token of its own and an address of
+    loopback. For 127.0.0.1 Ray would take the address that other machines see.
+    """
+    if "RAY_AUTH_TOKEN" not in os.environ:
+        # Otherwise Ray writes a token into the home folder, where it counts for every cluster.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # Ray remembers that there was none.
+        if loader := getattr(ray._raylet, "AuthenticationTokenLoader", None):
+            loader.instance().reset_cache()
+    loopback = {"_node_ip_address": "127.0.0.2"} if platform.system() == "Linux" else {}
+    _init(ray, "local", include_dashboard=False, **loopback)
+
+
+@contextlib.contextmanager
+def _kept_handlers() -> Iterator[None]:
+    """Restore the handlers of signals that Ray replaces."""
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)

@@ -1,0 +1,205 @@
+"""The interface of all executors, and the executor of this process."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from whiten_index.artifacts.prefetch import overlapped
+from whiten_index.errors import ClusterError, StorageError, WhitenIndexError
+
+Advance = Callable[[int], None]
+
+
+class Work(Protocol):
+    """Work on one item in four steps, of which those around the costly ``run`` overlap with it.
+
+    Each step is called by one thread at a time. An item may be done again after a worker died.
+    """
+
+    def on_device(self, device: str, threads: int) -> Self:
+        """Return the same work for another process, which has this device and these cores."""
+
+    def read(self, item: Any) -> Any:
+        """Fetch what the item names."""
+
+    def prepare(self, read: Any) -> Any:
+        """Do what comes before the costly step, such as tokenising."""
+
+    def run(self, prepared: Any, advance: Advance) -> Any:
+        """Do the costly step, and report rows to ``advance`` as they are done."""
+
+    def finish(self, ran: Any) -> Any:
+        """Do what comes after, such as writing."""
+
+
+@dataclass(frozen=True)
+class FunctionWork:
+    """A plain function as work.
+
+    Attributes:
+        function: its result depends on the item alone.
+        threads: of BLAS and OpenMP; None leaves them as they are.
+    """
+
+    function: Callable[[Any], Any]
+    threads: int | None = None
+
+    def on_device(self, device: str, threads: int) -> FunctionWork:  # noqa: ARG002
+        """Return the function limited to these cores."""
+        return FunctionWork(self.function, threads)
+
+    def read(self, item: Any) -> Any:
+        """Return the item."""
+        return item
+
+    def prepare(self, read: Any) -> Any:
+        """Return the item."""
+        return read
+
+    def run(self, prepared: Any, advance: Advance) -> Any:  # noqa: ARG002
+        """Call the function."""
+        import threadpoolctl
+
+        with threadpoolctl.threadpool_limits(self.threads):
+            return self.function(prepared)
+
+    def finish(self, ran: Any) -> Any:
+        """Return the result."""
+        return ran
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The result of an item that failed.
+
+    Attributes:
+        item: that failed.
+        error: of its last try.
+    """
+
+    item: Any
+    error: BaseException
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, as text."""
+        return str(self.error) or type(self.error).__name__
+
+
+class Executor(ABC):
+    """Runs work on items.
+
+    Attributes:
+        remote: whether other processes do it, perhaps on other machines. Work, items and results
+            must pickle then.
+    """
+
+    remote = False
+
+    @abstractmethod
+    def map_unordered(
+        self, work: Work, items: Iterable[Any], advance: Advance | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the position and the result of every item as it is done.
+
+        Args:
+            work: to do.
+            items: drawn as they are needed.
+            advance: called in this thread with the rows that were done.
+        """
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """Yield the function's result for every item, in the order of the items.
+
+        Raises:
+            ClusterError: a step failed, or its workers died every time.
+            StorageError: a worker cannot read or write.
+        """
+        waiting: dict[int, Any] = {}
+        wanted = 0
+        for position, result in self.map_unordered(FunctionWork(function), items):
+            if isinstance(result, Failure):
+                raise _step_error(result) from result.error
+            waiting[position] = result
+            while wanted in waiting:
+                yield waiting.pop(wanted)
+                wanted += 1
+
+    def to_json(self) -> dict[str, int] | None:
+        """Return the counts of deaths and failures; None for this machine alone."""
+        return None
+
+    def call(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        """Return the function's result for one argument."""
+        (result,) = self.map(function, [argument])
+        return result
+
+
+class SerialExecutor(Executor):
+    """Runs work in this process, with the steps of several items side by side."""
+
+    def __init__(self, *, one_by_one: bool = False) -> None:
+        """Make an executor.
+
+        Args:
+            one_by_one: finish an item before the next is read, so that memory holds one. Otherwise
+                two are prepared ahead in other threads, and one is finished behind.
+        """
+        self._one_by_one = one_by_one
+
+    def map_unordered(
+        self, work: Work, items: Iterable[Any], advance: Advance | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield position and result in the order of the items."""
+        report = advance or _ignore
+        if self._one_by_one:
+            for position, item in enumerate(items):
+                prepared = work.prepare(work.read(item))
+                yield position, work.finish(work.run(prepared, report))
+            return
+        yield from enumerate(
+            overlapped(
+                items,
+                read=work.read,
+                prepare=work.prepare,
+                work=lambda prepared: work.run(prepared, report),
+                finish=work.finish,
+            )
+        )
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """Yield the function's result for every item, in the order of the items."""
+        return map(function, items)
+
+
+def portable(error: BaseException) -> BaseException:
+    """Return an error that another process can unpickle, the same one where possible."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return error
+
+
+def _step_error(failure: Failure) -> WhitenIndexError:
+    error = failure.error
+    if isinstance(error, WhitenIndexError):
+        return error
+    if isinstance(error, OSError):
+        return StorageError(
+            f"a worker cannot write or read ({error}). Repair that and run the same command again; "
+            "finished shards are kept"
+        )
+    return ClusterError(
+        f"a step of the build failed ({failure.reason}). Finished shards are kept: run the same "
+        "command again"
+    )
+
+
+def _ignore(_: int) -> None:
+    pass
