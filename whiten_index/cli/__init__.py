@@ -9,7 +9,9 @@ Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or que
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import sys
 import traceback
 from typing import Any
@@ -40,7 +42,6 @@ from whiten_index.cli import (
     upkeep_commands,
     version_commands,
 )
-from whiten_index.collector import spare_what_was_imported
 from whiten_index.errors import ConfigError, PartialFailureError, WhitenIndexError
 from whiten_index.signals import INTERRUPTED, stop_on_signals
 from whiten_index.streams import cell, guarded, open_closed_descriptors
@@ -155,6 +156,9 @@ def main() -> None:
     """Run the command line."""
     open_closed_descriptors()
     sys.excepthook = _print_exception
-    spare_what_was_imported()
+    # torch and transformers make a million lasting objects. By default Python walks them often.
+    gc.set_threshold(200_000, 20, 100)
+    # At the end it would walk them once more; this handler runs after all others.
+    atexit.register(gc.freeze)
     stop_on_signals()
     cli.main(args=sys.argv[1:])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from whiten_index.collector import collector_held_back
 from whiten_index.encoding.devices import chosen_devices, window_factor
 from whiten_index.encoding.models import ModelFolder, embedded_available, find_model
 from whiten_index.encoding.passages import PassageConfig, PassageSplitter
@@ -63,9 +62,6 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with collector_held_back():
-        found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    # Asked for again it is there: holding the collector back ends with gc.freeze() in a process of
-    # this package's own.
+    found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = found
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from whiten_index.collector import collector_held_back
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import EncoderError
@@ -17,21 +16,20 @@ def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
     Raises:
         EncoderError: it cannot be loaded.
     """
-    with collector_held_back():
-        import transformers
+    import transformers
 
-        # Loading prints reports of its own, which belong to no caller of this library.
-        transformers.utils.logging.set_verbosity_error()
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        try:
-            return transformers.AutoTokenizer.from_pretrained(
-                folder.path,
-                trust_remote_code=folder.trust_remote_code,
-                local_files_only=folder.local_files_only,
-                **code_pin(folder),
-            )
-        except Exception as error:
-            raise cannot_load(f"the tokenizer of {spec.model}", error) from error
+    # Loading prints reports of its own, which belong to no caller of this library.
+    transformers.utils.logging.set_verbosity_error()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            folder.path,
+            trust_remote_code=folder.trust_remote_code,
+            local_files_only=folder.local_files_only,
+            **code_pin(folder),
+        )
+    except Exception as error:
+        raise cannot_load(f"the tokenizer of {spec.model}", error) from error
 
 
 def code_pin(folder: ModelFolder) -> dict[str, str]:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from whiten_index.collector import collector_held_back
 from whiten_index.encoding.loading import cannot_load, code_pin, load_tokenizer
 from whiten_index.encoding.model_files import weight_files
 from whiten_index.encoding.models import ModelFolder
@@ -150,18 +149,16 @@ def load_transformer(
     tokenizer = load_tokenizer(spec, folder)
     transformers.utils.logging.disable_progress_bar()
     try:
-        # Most of transformers is imported here.
-        with collector_held_back():
-            model, loading = transformers.AutoModel.from_pretrained(
-                folder.path,
-                dtype=getattr(torch, spec.dtype),
-                trust_remote_code=folder.trust_remote_code,
-                local_files_only=folder.local_files_only,
-                **code_pin(folder),
-                # A pickle may hold code, which never runs.
-                weights_only=True,
-                output_loading_info=True,
-            )
+        model, loading = transformers.AutoModel.from_pretrained(
+            folder.path,
+            dtype=getattr(torch, spec.dtype),
+            trust_remote_code=folder.trust_remote_code,
+            local_files_only=folder.local_files_only,
+            **code_pin(folder),
+            # A pickle may hold code, which never runs.
+            weights_only=True,
+            output_loading_info=True,
+        )
     except Exception as error:
         raise cannot_load(f"model {spec.model}", error) from error
     # Poolers are left out of many checkpoints and never used here.

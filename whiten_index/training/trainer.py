@@ -12,28 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer import TRAINER_STATE_NAME
 
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
-from whiten_index.collector import collector_held_back
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.progress import Stages
 from whiten_index.training import checkpoints
 from whiten_index.training.model import ContrastiveModel
 from whiten_index.training.sentences import Collator, Sentences
 from whiten_index.training.training_config import BEST, Precision, TrainingConfig
-
-with collector_held_back():
-    import transformers
-    from transformers import (
-        PrinterCallback,
-        Trainer,
-        TrainerCallback,
-        TrainerControl,
-        TrainerState,
-        TrainingArguments,
-    )
-    from transformers.trainer import TRAINER_STATE_NAME
 
 _COLUMNS = ("step", "epoch", "loss", "learning_rate", BEST, "alignment", "uniformity")
 _LOG_STEPS = 25
