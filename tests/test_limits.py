@@ -250,3 +250,31 @@ def test_a_pipe_is_no_file_of_labels(run, tiny_model, tmp_path):  # type: ignore
     os.mkfifo(path := tmp_path / "p.tsv")
     found = run(["eval", "sts", str(path), "--model", str(tiny_model)])
     assert_says(found, 3, "is a pipe or a device")
+
+
+@pytest.mark.parametrize("name", ["qrels", "run"])
+def test_one_long_text_in_thousands_of_rows(run, sound, tmp_path, name):  # type: ignore[no-untyped-def]
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4000), pa.array(["a" * (1 << 20)]))
+    numbers, path = [1] * 4000, tmp_path / "f.parquet"
+    table, arguments = {
+        "qrels": (
+            {"query_id": ["q"] * 4000, "doc_id": texts, "relevance": numbers},
+            ["eval", "retrieval", "--run", str(sound / "run.trec"), "--qrels", str(path)],
+        ),
+        "run": (
+            {"query_id": ["q"] * 4000, "doc_id": texts, "score": numbers},
+            ["eval", "retrieval", "--run", str(path), "--qrels", str(sound / "qrels.tsv")],
+        ),
+    }[name]
+    pq.write_table(pa.table(table), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 1 << 20
+    limit = "unpacks to more than 1,073,741,824 bytes and 100 times its size"
+    assert_says(run(arguments), 3, limit)
+
+
+def test_a_text_of_a_corpus_that_is_too_long(run, tmp_path):  # type: ignore[no-untyped-def]
+    table = pa.table({"id": ["a", "b"], "text": ["a text", "a" * (17 << 20)]})
+    pq.write_table(table, path := tmp_path / "c.parquet", compression="zstd")
+    build = ["build", str(path), "--text-column", "text", "--id-column", "id", "--local-files-only"]
+    found = run([*build, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")])
+    assert_says(found, 3, "c.parquet#0:1 of the corpus has more than 16,777,216 bytes of text")

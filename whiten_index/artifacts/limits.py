@@ -19,6 +19,8 @@ _TOML_BYTES, _TOML_DOTS = 1 << 20, 200
 _QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'""")
 # One text, or one query with all its hits. The longest lines of published sets have about 1 MiB.
 LINE_BYTES = 16 << 20
+# Text is packed to a half or a tenth of its size, never to a hundredth.
+_EXPANSION, _EXPANDED_BYTES = 100, 1 << 30
 
 
 T = TypeVar("T")
@@ -50,6 +52,22 @@ def iterate_lines(file: IO[bytes]) -> Iterator[bytes]:
         if len(line) > LINE_BYTES:
             raise LimitError(f"line {number} has more than {LINE_BYTES:,} bytes")
         yield line
+
+
+def check_expanded(size: int, packed: int) -> None:
+    """Refuse a packed file that grows like no text does.
+
+    Args:
+        size: bytes that it unpacks to.
+        packed: bytes of the file.
+
+    Raises:
+        LimitError: it grows more.
+    """
+    if size > max(_EXPANDED_BYTES, _EXPANSION * packed):
+        raise LimitError(
+            f"it unpacks to more than {_EXPANDED_BYTES:,} bytes and {_EXPANSION} times its size"
+        )
 
 
 def load_toml(data: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from whiten_index.artifacts.limits import LINE_BYTES
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.arrow_types import without_views
 from whiten_index.corpus.batches import ID, EmbeddingBatch, TextBatch, row_digests
@@ -191,7 +192,11 @@ class ParquetCorpus:
         named = " and ".join(self.config.text_columns)
         blank = np.asarray(pc.equal(pc.utf8_length(texts), 0), dtype=bool)
         sieve.drop(blank, "blank_text", f"no text in {named}", blank=True)
-        kept = texts.filter(pa.array(~blank)).to_pylist()
+        # A tokenizer takes ten times the memory of a text, before it is cut.
+        long = np.asarray(pc.greater(pc.binary_length(texts), LINE_BYTES), dtype=bool)
+        what = f"more than {LINE_BYTES:,} bytes of text in {named}"
+        sieve.drop(long[~blank], "long_text", what, blank=False)
+        kept = texts.filter(pa.array(~(blank | long))).to_pylist()
         return TextBatch(self._documents(shard, sieve), kept, shard.rows, sieve.skipped)
 
     def _embedding_batch(self, shard: Shard, sieve: Sieve) -> EmbeddingBatch:

@@ -20,7 +20,14 @@ from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.metrics import Run
 from whiten_index.labels.readers import to_id, to_number
-from whiten_index.labels.table import check_readable, first_line, read_lines, shown
+from whiten_index.labels.table import (
+    check_readable,
+    check_texts,
+    first_line,
+    open_bounded,
+    read_lines,
+    shown,
+)
 
 TREC, PARQUET, JSONL = (".trec", ".run", ".txt"), ".parquet", ".jsonl"
 RUN_ENDINGS = (*TREC, PARQUET, JSONL)
@@ -238,7 +245,7 @@ def _jsonl_lines(path: Path) -> Iterator[_Line]:
 
 def _parquet_lines(path: Path) -> Iterator[_Line]:
     try:
-        with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with reading(path), open_bounded(path) as file:
             names = file.schema_arrow.names
             if missing := [name for name in _READ if name not in names]:
                 raise CorpusError(
@@ -250,6 +257,7 @@ def _parquet_lines(path: Path) -> Iterator[_Line]:
             numbers = itertools.count()
             for batch in file.iter_batches(columns=list(_READ)):
                 batch.validate(full=True)
+                check_texts(path, batch)
                 columns = (batch.column(name).to_pylist() for name in _READ)
                 # The numbers last: they never end, and none is to be lost between two batches.
                 for query, document, score, number in zip(*columns, numbers, strict=False):

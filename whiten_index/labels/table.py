@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.files import reading
-from whiten_index.artifacts.limits import LimitError, iterate_lines, load_json
+from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
 from whiten_index.errors import ConfigError, CorpusError
 
 PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
 TREC_COLUMNS = ("query_id", "iteration", "doc_id", "relevance")
 _LINE, _ROW = "line {}", "row {} (from 0)"
+# What a list takes for a value, at least.
+_VALUE_BYTES = 8
 _Value = TypeVar("_Value")
 
 
@@ -148,13 +151,15 @@ def _another(path: Path) -> str:
 
 def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
     try:
-        with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-            schema = file.schema_arrow
+        with reading(path):
+            schema = pq.read_schema(path)
             texts = [field.name for field in schema if _is_text(field.type)]
             wanted = {*known, *(texts if len(texts) == 2 else ())}
-            table = file.read([name for name in schema.names if name in wanted])
+            with open_bounded(path) as file:
+                table = file.read([name for name in schema.names if name in wanted])
         # Damage that decodes all the same shows as text that is not UTF-8.
         table.validate(full=True)
+        check_texts(path, table)
         columns = dict(zip(table.column_names, (c.to_pylist() for c in table.columns), strict=True))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise CorpusError(
@@ -162,6 +167,43 @@ def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
             "another"
         ) from error
     return LabelTable(path, columns, schema.names, texts, _ROW, range(table.num_rows))
+
+
+def open_bounded(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file whose texts stay in dictionaries until ``check_texts`` has seen them.
+
+    A file may hold a text once and name it in a billion rows.
+
+    Raises:
+        LimitError: its footer announces far more than the file can reasonably hold.
+    """
+    schema, packed = pq.read_schema(path), path.stat().st_size
+    # Arrow keeps one copy of what several views share.
+    texts = [
+        field.name for field in schema if _is_text(field.type) and field.type != pa.string_view()
+    ]
+    file = pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=texts)
+    groups = map(file.metadata.row_group, range(file.num_row_groups))
+    check_expanded(sum(group.total_byte_size for group in groups), packed)
+    check_expanded(file.metadata.num_rows * _VALUE_BYTES, packed)
+    return file
+
+
+def check_texts(path: Path, rows: pa.Table | pa.RecordBatch) -> None:
+    """Refuse rows of a Parquet file whose texts are far larger than the file.
+
+    Raises:
+        LimitError: they are.
+    """
+    total = 0
+    for column in rows.columns:
+        for chunk in getattr(column, "chunks", [column]):
+            if pa.types.is_dictionary(chunk.type) and _is_text(chunk.type):
+                lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+                total += pc.sum(lengths.take(chunk.indices)).as_py() or 0
+            elif _is_text(chunk.type):
+                total += pc.sum(pc.binary_length(chunk).cast(pa.int64())).as_py() or 0
+    check_expanded(total, path.stat().st_size)
 
 
 def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
