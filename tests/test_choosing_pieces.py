@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import faiss
@@ -18,15 +17,10 @@ from tests.choosing_helpers import (
     assert_scored_by_pieces,
     choice,
     kept_sample,
-    parquet,
     raw_embeddings,
 )
-from whiten_index import BuildConfig
-from whiten_index.errors import CorpusError
 from whiten_index.pipeline import pseudo_queries as sampling
 from whiten_index.pipeline.build import BuildReport
-from whiten_index.pipeline.encode import encode_shards, open_corpus
-from whiten_index.progress import Silent, Stages
 from whiten_index.whitening import Whitening
 from whiten_index.whitening.moments import Moments
 
@@ -87,26 +81,6 @@ def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> 
 
 
 # --------------------------------------------------------------------------- the corpus meanwhile
-
-
-def test_a_corpus_that_changed_after_it_was_encoded_is_not_cut_into_pieces(place: Place) -> None:
-    config = BuildConfig(
-        corpus=(place.corpus,),
-        store=str(place.root / "other"),
-        model=str(place.model),
-        text_columns=("text",),
-        id_column="id",
-        shard_rows=100,
-    )
-    stages = Stages(Silent())
-    encoded = encode_shards(config, open_corpus(config, stages), stages)
-    texts = list(place.texts)
-    texts[150] = texts[150].replace(" ", "  ", 1)
-    parquet(Path(place.corpus), id=[f"d{i}" for i in range(ROWS)], text=texts)
-    with pytest.raises(CorpusError, match=r"changed while it was read; run the same"):
-        sampling.sample_pieces(encoded, 60, 0, stages)
-    encoded = encode_shards(config, open_corpus(config, stages), stages)
-    assert len(sampling.sample_pieces(encoded, 60, 0, stages)) == 60
 
 
 # --------------------------------------------------------------------------- a limit of tokens

@@ -53,15 +53,6 @@ def test_a_glob_finds_what_python_globbing_finds(tmp_path, write_parquet, patter
     assert sorted(read_all(open_corpus(tmp_path / pattern))[1]) == sorted(expected)
 
 
-@pytest.mark.parametrize("again", ["a.parquet", "file://", "*.parquet", "sub/../a.parquet"])
-def test_a_file_named_twice_is_refused(tmp_path, write_parquet, again):
-    path = write_parquet(tmp_path / "a.parquet", {"text": ["x"]})
-    (tmp_path / "sub").mkdir()
-    second = path.as_uri() if again == "file://" else f"{tmp_path}/{again}"
-    with pytest.raises(CorpusError, match=r"a\.parquet is named twice"):
-        open_corpus(path, second)
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [

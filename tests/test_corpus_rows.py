@@ -72,19 +72,6 @@ def test_texts_are_joined_and_blank_rows_counted(
     assert skipped == ({"blank_text": blank} if blank else {})
 
 
-def test_kept_columns_stay_beside_their_rows(tmp_path, write_parquet):
-    columns = {
-        "text": ["a", None, "c", "d"],
-        "year": pa.array([1, 2, None, 4], pa.int16()),
-        "tags": [["x"], [], None, ["y", "z"]],
-    }
-    path = write_parquet(tmp_path / "a.parquet", columns)
-    (batch,) = open_corpus(path, keep=("tags", "year", "text")).batches()
-    expected = pa.table(columns).select(["tags", "year", "text"]).take([0, 2, 3])
-    assert batch.documents.drop_columns(["id"]).to_pydict() == expected.to_pydict()
-    assert batch.documents.schema.field("year").type == pa.int16()
-
-
 # --------------------------------------------------------------------------- ids
 
 WORDS = ["10", "20", "30"]
@@ -106,21 +93,6 @@ def test_ids_of_every_type_come_through(tmp_path, write_parquet, column, expecte
     corpus = open_corpus(path, id_column="k")
     corpus.check_ids()
     assert read_all(corpus)[0] == expected
-
-
-@pytest.mark.parametrize(
-    ("copies", "where"),
-    [(0, "a.parquet"), (1, "a.parquet, b.parquet"), (4, "a.parquet, b.parquet, c.parquet and o")],
-)
-def test_the_files_that_hold_an_id_twice_are_named(tmp_path, write_parquet, copies, where):
-    for name in "abcde"[: copies + 1]:
-        ids = ["x", "x"] if not copies else ["x", name]
-        write_parquet(tmp_path / f"{name}.parquet", {"text": ["t"] * 2, "k": ids})
-    write_parquet(tmp_path / "f.parquet", {"text": ["t"], "k": ["y"]})
-    with pytest.raises(
-        CorpusError, match=rf"such as 'x'\), in {where}.*; make them unique, filter"
-    ):
-        open_corpus(tmp_path, id_column="k").check_ids()
 
 
 @IN_TMP_PATH

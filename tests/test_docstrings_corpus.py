@@ -17,7 +17,6 @@ from pipelines.docstrings_corpus import (
     Passage,
     harvest,
     main,
-    sample,
 )
 
 TELLING = "Read the {} and give back all that it holds, in order."
@@ -51,13 +50,6 @@ def roots(tmp_path: Path) -> list[Path]:
     }
     small = {"small/__init__.py": function("read_small")}
     return [write(tmp_path / "library", library), write(tmp_path / "site", large | small)]
-
-
-def test_a_sample_has_exactly_so_many_passages_each_once(roots: list[Path]) -> None:
-    chosen = sample(roots, passages=100)
-    assert len(chosen) == 100
-    assert len({passage.id for passage in chosen}) == 100
-    assert len({passage.text for passage in chosen}) == 100
 
 
 def test_nothing_is_imported(tmp_path: Path) -> None:

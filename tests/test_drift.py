@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.whitening_helpers import fit, make_rows, quick, seeds
-from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.whitening import (
     DRIFT_THRESHOLD,
     Drift,
@@ -216,14 +215,3 @@ class TestDecide:
         figures = drift.to_json()
         assert figures["noise_kl"] is None
         json.dumps(figures, allow_nan=False)
-
-
-def test_what_does_not_belong_together_is_refused():
-    rows = make_rows(0)
-    moments, whitening = Moments.of(rows), fit(rows, k=K)
-    with pytest.raises(ConfigError, match=r"12 dims, fitted on moments of 12.*moments of 11"):
-        Drift.measure(whitening, moments, Moments.of(rows[:, :11]))
-    with pytest.raises(ConfigError, match="201 rows cannot be shared by 200 rows and 200"):
-        Drift.measure(whitening, moments, moments, shared=201)
-    with pytest.raises(WhiteningError, match="today are of no rows"):
-        Drift.measure(whitening, moments, Moments.empty(D))

@@ -18,11 +18,10 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import BuildConfig, build_index
 from whiten_index.cli import cli
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening import Whitening
-from whiten_index.whitening.moments import Moments
 
 Array = NDArray[np.float64]
 ROWS, DIM, K = 90, 8, 5
@@ -116,20 +115,6 @@ def test_unit_input_is_fitted_on_rows_of_length_one(tmp_path: Path, weighted: bo
     assert_same_but_for_scale(fitted(report).matrix(), matrix)
 
 
-def test_the_column_of_the_weights_is_kept_and_a_store_alone_weighs_by_it(tmp_path: Path) -> None:
-    corpus = write(tmp_path / "c.parquet", made(), f=frequencies())
-    store = str(tmp_path / "store")
-    first = build(tmp_path / "a", corpus, store=store, weight_column="f")
-    (hit,) = open_index(first.out).search_like("d3", top_k=1)
-    assert hit.columns["f"] == frequencies()[hit.row]
-    alone = build_index(
-        BuildConfig(
-            out=str(tmp_path / "b"), store=store, whiten="whitening", k=K, weight_column="f"
-        )
-    )
-    np.testing.assert_array_equal(fitted(alone).matrix(), fitted(first).matrix())
-
-
 # --------------------------------------------------------------------------- refused weights
 
 BAD = {
@@ -180,14 +165,3 @@ def test_shrinkage_of_a_build_is_that_of_scikit_learn(
     values = np.linalg.eigvalsh(expected)[::-1]
     # scikit-learn divides by n, we by n − 1.
     np.testing.assert_allclose(found.eigenvalues, values * ROWS / (ROWS - 1), rtol=1e-6)
-
-
-def test_the_published_moments_are_those_the_transform_is_fitted_on(tmp_path: Path) -> None:
-    rows, counts = made(), frequencies()
-    corpus = write(tmp_path / "c.parquet", rows, f=counts)
-    report = build(tmp_path / "out", corpus, weight_column="f", normalize_input=True)
-    moments = Moments.load(report.out / "versions" / report.version / "moments.safetensors")
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    assert moments.count == pytest.approx(ROWS)
-    mean = np.average(unit, axis=0, weights=counts)
-    np.testing.assert_allclose(moments.mean, mean, rtol=1e-9, atol=1e-12)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.build_helpers import build, write_rows
 from whiten_index.errors import CorpusError
-from whiten_index.index import IVF_DATA, inner_index, inner_of, load_faiss
+from whiten_index.index import IVF_DATA, inner_of, load_faiss
 from whiten_index.index.library import INDEX
 from whiten_index.pipeline.gate_checks import run_gates
 from whiten_index.pipeline.gates import Base, CanaryFile, GateConfig
@@ -165,17 +165,6 @@ class TestCounts:
         )
         assert "not tried" in failing["canaries"]
 
-    def test_vectors_lost(self, version):
-        made = version()
-
-        def without_the_last(inner: Any) -> Any:
-            other = inner_index("Flat", K)
-            other.add(inner.reconstruct_n(0, ROWS - 1))
-            return other
-
-        made.change_index(without_the_last)
-        assert f"the index holds {ROWS - 1} rows" in made.failing()["counts"]
-
     @pytest.mark.parametrize(
         ("counts", "why"),
         [
@@ -294,14 +283,6 @@ class TestSize:
         assert "too many beside the 749 before: --max-growth is 1" in why
         assert made.failing(GateConfig(max_growth=100), base=Base(20)) == {}
         assert made.failing(GateConfig(max_shrink=1), base=Base(10**9)) == {}
-
-    def test_bytes(self, version):
-        made = version()
-        size = sum(path.stat().st_size for path in made.folder.iterdir())
-        assert made.gates()["size"].found["bytes"] == size
-        assert made.failing(GateConfig(max_bytes=size)) == {}
-        why = made.failing(GateConfig(max_bytes="10KB"))["size"]
-        assert why == f"the files take {size:,} bytes, and --max-bytes is 10KB"
 
 
 class TestCanaryFile:

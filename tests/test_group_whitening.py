@@ -7,16 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
 from whiten_index.training.group_whitening import (
     ShuffledGroupWhitening,
     group_map,
-    inverse_root,
-    inverse_root_iterated,
 )
 from whiten_index.training.training_config import GroupMap
 
@@ -89,20 +85,6 @@ def test_gradients_are_those_of_finite_differences(
     module = ShuffledGroupWhitening(6, groups=2, epsilon=1e-3, shuffle=False, group_map=group_map)
     rows = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(module, (rows,))
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 12), st.floats(0, 4))
-def test_both_roots_agree_with_numpy(seed: int, size: int, log_condition: float) -> None:
-    rng = np.random.default_rng(seed)
-    turn, _ = np.linalg.qr(rng.standard_normal((3, size, size)))
-    values = 10 ** rng.uniform(-log_condition, 0, (3, 1, size)) * 10 ** rng.uniform(-3, 3)
-    matrices = (turn * values) @ turn.swapaxes(1, 2)
-    expected = (turn / np.sqrt(values)) @ turn.swapaxes(1, 2)
-    scale = np.abs(expected).max()
-    for root in (inverse_root, inverse_root_iterated):
-        found = root(torch.from_numpy(matrices)).numpy()
-        np.testing.assert_allclose(found, expected, atol=1e-7 * scale)
 
 
 def test_evaluation_is_the_affine_map_of_the_running_moments() -> None:

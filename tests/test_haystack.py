@@ -13,7 +13,6 @@ import pytest
 from haystack import Document, Pipeline
 from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
 from haystack.components.writers import DocumentWriter
-from haystack.core.errors import DeserializationError
 from haystack.document_stores.in_memory import InMemoryDocumentStore
 
 from tests.faces_helpers import (
@@ -95,13 +94,6 @@ def test_the_index_is_asked_without_a_store(places: Places) -> None:
         asked = {"query": places.queries[0], "top_k": 2, "row_filter": "year > 2003"}
         found = each.run({"retriever": asked})["retriever"]["documents"]
         expect_hits(found, places.expected(places.queries[0], top_k=2, row_filter="year > 2003"))
-
-
-def test_haystack_refuses_components_it_was_not_told_to_trust(places: Places) -> None:
-    pipeline = Pipeline()
-    pipeline.add_component("embedder", WhitenedTextEmbedder(places.index))
-    with pytest.raises(DeserializationError, match="allowed_modules"):
-        Pipeline.loads(pipeline.dumps())
 
 
 # --------------------------------------------------------------------------- the components

@@ -19,7 +19,7 @@ from tests.hub_server import Hub
 from tests.test_consent import FLAG, at_hub
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.encoding import Encoder, EncoderConfig, resolve_encoder
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.errors import EncoderError
 
 TEXTS = [*tiny_models.texts(12), "the [CLS] cat <s> sat </s> [SEP] [MASK] on the mat"]
 PROMPTS = {"query": "query the ", "document": "passage a "}
@@ -322,18 +322,6 @@ def test_a_setting_that_is_not_applied_is_refused(setting, value, tmp_path):
     edit_json(folder / "sentence_bert_config.json", **{setting: value})
     with pytest.raises(EncoderError, match=f"sets {setting}, which is not applied.*; take it out"):
         resolve_encoder(EncoderConfig(model=str(folder)))
-
-
-@pytest.mark.parametrize("setting", ["document_length", "query_length"])
-def test_lengths_of_documents_and_queries_that_differ_are_refused(setting, tmp_path):
-    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), max_length=24)
-    edit_json(folder / "sentence_bert_config.json", **{setting: 6})
-    with pytest.raises(ConfigError, match=r"cuts documents at .*; give it with --max-length"):
-        resolve_encoder(EncoderConfig(model=str(folder)))
-    chosen, _ = resolve_encoder(EncoderConfig(model=str(folder), max_length=8))
-    assert chosen.max_length == 8
-    edit_json(folder / "sentence_bert_config.json", document_length=6, query_length=6)
-    assert resolve_encoder(EncoderConfig(model=str(folder)))[0].max_length == 6
 
 
 # --------------------------------------------------------------------------- runtimes

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate, spearman
 
 Grades, Scores = Mapping[str, int], Mapping[str, float]
@@ -90,18 +89,6 @@ def test_random_runs_agree_with_the_textbook(
     expected = np.mean([formula(qrels[query], run[query], cut) for query in qrels])
     metric = f"{name}@{cut}"
     assert evaluate(qrels, run, [metric])[metric] == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    "metric",
-    [
-        *("ndcg", "ndcg@", "ndcg@0", "ndcg@-1", "ndcg@1.5", "ndcg@ten", "spam@10", "", "@10"),
-        *("ndcg@٣", "ndcg@²", "ndcg@1_0", "ndcg@ 3"),
-    ],
-)
-def test_an_unknown_metric_lists_the_known_ones(metric: str) -> None:
-    with pytest.raises(ConfigError, match=f"metric '{metric}' is unknown; use one such as ndcg@10"):
-        evaluate(QRELS, RUN, [metric])
 
 
 SCORES = st.floats(allow_nan=False) | st.integers(-2, 2).map(float)

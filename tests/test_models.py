@@ -22,8 +22,6 @@ from whiten_index.encoding import (
 )
 from whiten_index.errors import EncoderError
 
-LONGEST = 32
-
 
 def load(model: Path | str, **options) -> Encoder:
     # A tiny model is quickest on one thread, and does not disturb what runs beside the tests.
@@ -127,26 +125,6 @@ def test_a_model_that_gives_nan_is_an_error(copy_of):
         load(folder).encode(["the cat"])
 
 
-FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-}
-
-
-@pytest.mark.parametrize(("flag", "pooling"), FLAGS.items())
-def test_the_pooling_of_a_sentence_folder_is_honoured(copy_of, flag, pooling):
-    flags = {name: name == flag for name in FLAGS}
-    mode = "lasttoken" if pooling == "last" else pooling
-    old = copy_of("old", sentence_files(flags))
-    new = copy_of("new", sentence_files({"pooling_mode": mode}))
-    assert resolve(old).pooling == resolve(new).pooling == pooling
-    assert resolve(old, pooling="max").pooling == "max"
-
-
 @pytest.mark.parametrize(
     "pooling",
     [
@@ -161,13 +139,6 @@ def test_a_pooling_that_is_not_ours_is_refused_unless_another_is_chosen(copy_of,
     with pytest.raises(EncoderError, match=r"pools by .* not supported; choose --pooling mean"):
         resolve(folder)
     assert resolve(folder, pooling="mean").pooling == "mean"
-
-
-def test_a_normalisation_is_recorded_and_not_applied(copy_of, encoder, texts):
-    found = load(copy_of(files=sentence_files(more=("Normalize",), max_seq_length=LONGEST)))
-    assert found.spec.normalizes
-    assert not encoder.spec.normalizes
-    np.testing.assert_allclose(found.encode(texts), encoder.encode(texts), atol=5e-6)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import re
 import time
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.bad_input_helpers import run as run_command
 from whiten_index.monitoring import METRICS, LastRun, Outcome, write_metrics
 
 REPORT: dict[str, Any] = {
@@ -114,24 +111,6 @@ def test_a_run_says_what_it_did(place: tuple[Path, Path]) -> None:
     assert sum(kinds.values()) - kinds["deleted"] == REPORT["rows"]["total"]
     drift = {key[1] for key in found if key[0] == "update_drift"}
     assert drift == {"mean_shift", "kl_per_dim", "eigenvalues.min", "eigenvalues.max"}
-
-
-@pytest.mark.parametrize("run", [DONE, FAILED])
-def test_what_is_published_is_told_by_the_index(place: tuple[Path, Path], run: LastRun) -> None:
-    path, index = place
-    write_metrics(path, run, index=index)
-    found = read(path)
-    status, shown, _ = run_command("inspect", index, "--json")
-    fields = json.loads(shown)
-    assert status == 0
-    folder = index / "versions" / fields["version"]
-    assert found["published_info", fields["version"]] == 1
-    assert found["published_version_number",] == 1
-    assert found["published_rows",] == fields["rows"]
-    created = datetime.datetime.fromisoformat(fields["created"]).timestamp()
-    assert found["published_created_timestamp_seconds",] == created
-    sizes = {key[1]: value for key, value in found.items() if key[0] == "published_size_bytes"}
-    assert sizes == {file.name: file.stat().st_size for file in folder.iterdir()}
 
 
 def test_a_failed_run_keeps_the_last_success_and_says_nothing_of_rows(

@@ -172,13 +172,6 @@ def test_a_passage_has_the_tokens_asked_for_at_most_when_it_is_encoded(
         assert whole > tokens or spans == [(0, len(text))]
 
 
-def test_offsets_are_those_of_the_text_before_it_is_lowered(tiny_model: Path) -> None:
-    splitter = PassageSplitter(backend_of(tiny_model), PassageConfig(8), lower_case=True)
-    text = "İİİ cat. The DOG sat. The king ran İ mat. Red sun."
-    pieces = [text[start:end] for start, end in splitter.split([text])[0]]
-    assert pieces == ["İİİ cat.", "The DOG sat.", "The king ran İ mat.", "Red sun."]
-
-
 def load(model: Path, tokens: int, overlap: int = 0, **options: Any) -> PassageSplitter:
     spec, folder = resolve_encoder(EncoderConfig(model=str(model), **options))
     return PassageSplitter.load(spec, folder, PassageConfig(tokens, overlap))

@@ -126,23 +126,6 @@ def test_reduce_is_the_closed_form_at_unit_length() -> None:
     np.testing.assert_allclose(found, np.tile(expected, (40, 1)), atol=1e-6)
 
 
-def test_a_pickled_transform_is_the_same(
-    index: Path, folder: Path, tmp_path: Path, queries: list[str]
-) -> None:
-    moved = str(shutil.copytree(folder, tmp_path / "moved"))
-    whole = QueryTransform.of(index, model=moved, device="cpu")
-    written = pickle.dumps(whole)
-    for transform in (whole, whole.truncate(4)):
-        vectors = transform.encode_queries(queries)
-        read = pickle.loads(pickle.dumps(transform))
-        assert (read.k, read.version, read.spec) == (transform.k, whole.version, whole.spec)
-        assert (read.query_digest, read.fingerprint) == (transform.query_digest, whole.fingerprint)
-        np.testing.assert_array_equal(read.encode_queries(queries), vectors)
-        assert read.model_folder()[1].path == Path(moved)
-    # Neither the encoder nor the matrix that is made of the transform goes along.
-    assert pickle.dumps(whole) == written
-
-
 # --------------------------------------------------------------------------- the digest
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from whiten_index.errors import CorpusError, StorageError
+from whiten_index.errors import CorpusError
 from whiten_index.evaluation.metrics import evaluate
-from whiten_index.evaluation.trec_run import RUN_ENDINGS, check_place, read_run, write_run
+from whiten_index.evaluation.trec_run import RUN_ENDINGS, read_run, write_run
 
 METRICS = ("ndcg@10", "recall@20", "mrr@10", "map@20")
 
@@ -114,59 +111,3 @@ def test_bad_lines_are_named(tmp_path: Path, ending: str, text: str, message: st
     path.write_text(text)
     with pytest.raises(CorpusError, match=message):
         read_run(path)
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"query_id": ["q"], "doc_id": ["d"]}, "has no column score; its columns are query_id"),
-        ({"query_id": [], "doc_id": [], "score": []}, "is empty: it ranks nothing"),
-        (
-            {"query_id": ["q", "q"], "doc_id": ["d", None], "score": [1.0, 0.5]},
-            r"row 1 \(from 0\), has no document id",
-        ),
-        (
-            {"query_id": ["q", None], "doc_id": ["d", "e"], "score": [1.0, 0.5]},
-            r"row 1 \(from 0\), query id is None",
-        ),
-        (
-            {"query_id": ["q", "q"], "doc_id": ["d", "e"], "score": [1.0, None]},
-            r"row 1 \(from 0\), has None as score",
-        ),
-        (
-            {"query_id": ["q", "q"], "doc_id": ["d", "e"], "score": [1.0, float("nan")]},
-            r"row 1 \(from 0\), has nan as score",
-        ),
-        (
-            {"query_id": ["q", "q"], "doc_id": [7, 7], "score": [1.0, 0.5]},
-            r"row 1 \(from 0\), has document '7' of query 'q' again",
-        ),
-    ],
-)
-def test_bad_rows_are_named(tmp_path: Path, columns: dict[str, list[Any]], message: str):
-    path = tmp_path / "run.parquet"
-    pq.write_table(pa.table(columns), path)
-    with pytest.raises(CorpusError, match=message):
-        read_run(path)
-
-
-def test_a_place_is_checked_and_left_as_it_was(tmp_path):
-    (tmp_path / "file").touch()
-    (tmp_path / "folder.trec").mkdir()
-    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    for path, reason in (
-        ("file/r.trec", "a file stands where a folder is needed"),
-        ("file/deep/r.trec", "a file stands where a folder is needed"),
-        ("folder.trec", "a folder stands where a file is needed"),
-        ("nowhere/r.trec", "the folder it belongs in is not there"),
-    ):
-        with pytest.raises(StorageError, match=rf"^cannot write .*: {reason}; .* again$"):
-            check_place(tmp_path / path)
-    (tmp_path / "r.trec").write_text("earlier")
-    for path in ("r.trec", "new.trec", "new/deep/r.trec"):
-        check_place(tmp_path / path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("file", "folder.trec", "nowhere", "r.trec")
-    ]
-    with pytest.raises(StorageError, match=r"a folder stands where a file is needed; .* again$"):
-        write_run(tmp_path / "folder.trec", rankings(queries=1))

@@ -61,21 +61,6 @@ def test_a_shard_comes_back_as_it_was_kept(store):
     assert found.bytes == kept.nbytes
 
 
-@pytest.mark.parametrize(
-    ("came", "dtype"),
-    [
-        *((came, StoreDtype.OWN) for came in (np.float16, np.float32, np.float64)),
-        (np.float32, StoreDtype.FLOAT32),
-    ],
-)
-def test_every_bit_is_kept_where_that_is_asked(store, came, dtype):
-    embeddings = make_embeddings().astype(came) / 3
-    shard = write(store, embeddings, dtype=dtype)
-    kept = store.embeddings(shard.fingerprint)
-    assert (kept.dtype, shard.dtype) == (came, np.dtype(came).name)
-    np.testing.assert_array_equal(kept, embeddings)
-
-
 @pytest.mark.parametrize("dtype", StoreDtype)
 def test_moments_are_those_of_the_rows_as_kept(store, dtype):
     shard = write(store, make_embeddings(ratio=10).astype(np.float64), dtype=dtype)

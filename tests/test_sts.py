@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -88,18 +86,6 @@ def test_sets_by_their_names(write_parquet, tmp_path):
     assert second.scored.tolist() == [False, False, True, True]
     (all_of_it,) = chosen_sets(read_sts([path], splits={"STSB": "all"}), ["sts-b"])
     assert all_of_it.scored.all()
-
-
-def refused(path: Path, error: type[Exception], match: str, **options) -> None:
-    with pytest.raises(error, match=match):
-        read_sts([path], **options)
-
-
-def test_an_unknown_layout_names_the_columns(write_parquet, tmp_path):
-    path = write_parquet(tmp_path / "p.parquet", {"premise": ["a"], "hypothesis": ["b"]})
-    refused(path, CorpusError, r"no column sentence1 and no sentence2 and no score.*premise, hypo")
-    path = write_parquet(tmp_path / "q.parquet", {"sentence1": ["a"], "sentence2": ["b"]})
-    refused(path, CorpusError, "no column score.*its columns are sentence1, sentence2")
 
 
 def test_the_public_sets_have_their_official_sizes(data):

@@ -72,30 +72,6 @@ def edited(texts: Texts, words: tuple[str, ...]) -> Texts:
     return {**some_texts(words, [900, 901]), **now, "copy": texts["d5"]}
 
 
-def test_texts_that_changed_alone_are_encoded(
-    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
-) -> None:
-    texts = {**some_texts(tiny_words, range(90)), "blank": " ", "null": None}
-    corpus = write(tmp_path / "c.parquet", texts)
-    build(tmp_path / "out", corpus, tiny_model)
-    now = edited(texts, tiny_words)
-    write(tmp_path / "c.parquet", now)
-    foretold = planned(tmp_path / "out", refit="always")
-    report = update(tmp_path / "out", refit="always")
-    fresh = build(tmp_path / "fresh", corpus, tiny_model)
-    counts, theirs = report.encoded.counts, fresh.encoded.counts
-    assert counts.encoded == foretold.to_encode == 4
-    assert foretold.rows_per_second > 0
-    assert foretold.encode_seconds == pytest.approx(4 / foretold.rows_per_second)
-    assert counts.truncated == theirs.truncated > 5
-    assert dict(counts.skipped) == dict(theirs.skipped) == {"blank_text": 2}
-    assert report.manifest["identity"] == fresh.manifest["identity"]
-    assert_equals_fresh(tmp_path / "out", tmp_path / "fresh", within=ROUNDED)
-    assert report.changes.to_json() == {
-        "total": 91, "new": 3, "changed": 2, "document": 0, "deleted": 2, "unchanged": 86,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("refit", ["always", "never"])
 def test_documents_in_passages(
     tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...], refit: str

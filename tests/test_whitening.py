@@ -81,20 +81,6 @@ def test_the_inverse_reconstructs_at_full_rank(options, n):
 # Signs
 
 
-def mirrored_rows():
-    """Rows whose eigenvectors are (1, 1) and (1, −1) over √2, so that their entries tie."""
-    half = np.random.default_rng(0).normal(size=(20, 2))
-    return np.vstack([half, half[:, ::-1]])
-
-
-@pytest.mark.parametrize("rows", [*(make_rows(s, 300, 20) for s in range(5)), mirrored_rows()])
-def test_two_fits_of_the_same_rows_in_another_order_agree(rows):
-    first = fit(rows, k="full").apply(rows)
-    for seed in range(20):
-        order = np.random.default_rng(seed).permutation(len(rows))
-        np.testing.assert_allclose(fit(rows[order], k="full").apply(rows), first, atol=1e-8)
-
-
 # Rank
 
 
@@ -157,15 +143,6 @@ def test_a_share_of_variance_gives_the_smallest_k_that_holds_it(share, k):
 
 
 @pytest.mark.parametrize(
-    ("d", "n", "k"), [(2, 50, 1), (3, 50, 1), (8, 50, 2), (30, 90, 10), (30, 6, 5), (30, 2, 1)]
-)
-def test_the_default_is_a_third_within_the_rank_and_at_most_256(d, n, k):
-    assert fit(make_rows(0, n, d)).k == k
-    for dim, width in ((384, 128), (768, 256), (1024, 256), (4096, 256)):
-        assert WidthWish.parse(None).resolve(np.ones(dim), count=1e6) == width
-
-
-@pytest.mark.parametrize(
     ("texts", "wish"),
     [
         (["128", 128, 128.0, " 128 ", np.int64(128)], WidthWish(number=128)),
@@ -190,17 +167,6 @@ def test_what_is_no_width_is_refused_with_what_would_be(text):
 
 
 # Choices
-
-
-@pytest.mark.parametrize("rows", [*(make_rows(0, n) for n in (1, 3, 200)), np.full((5, 12), 0.1)])
-@pytest.mark.parametrize("k", [None, "full"])
-def test_none_keeps_every_embedding_as_it_is(rows, k):
-    whitening = fit(rows, kind=Kind.NONE, k=k)
-    np.testing.assert_array_equal(whitening.apply(rows), rows)
-    np.testing.assert_array_equal(whitening.inverse(rows), rows)
-    assert whitening.k == 12
-    if len(rows) == 200:
-        assert whitening.describe()["variance_kept"] == 1
 
 
 def test_unit_input_is_whitened_whatever_the_length():

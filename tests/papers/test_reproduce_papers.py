@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from pipelines.papers import models
 from pipelines.papers.published import COLUMNS, read_published
 from pipelines.papers.recipes import Kind, Measure, Recipe, Refusal
 from pipelines.papers.settings import recipe_of
-from tests.bad_input_helpers import CORPUS, OPTIONS
+from tests.bad_input_helpers import CORPUS
 from tests.bad_input_helpers import run as cli
 from whiten_index.errors import CorpusError
 
@@ -269,37 +268,7 @@ def test_the_tables_and_drawings_are_written(whole, place):
 # --------------------------------------------------------------------------- again, and stopped
 
 
-def test_a_second_run_computes_nothing(place, whole, unreported, monkeypatch):
-    def encodes(*_: Any, **__: Any) -> None:
-        raise AssertionError("nothing is left to encode")
-
-    monkeypatch.setattr("pipelines.papers.encoders.kept_states", encodes)
-    status, lines = place.run()
-    assert (status, lines[-1]["computed"]) == (0, 0)
-    assert lines[-1]["found"] > 0
-    again, first = place.results(), whole[0]
-    assert (again["tables"], again["figures"]) == (first["tables"], first["figures"])
-
-
 # --------------------------------------------------------------------------- what is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--only", "Nobody:Table 1"), "no table Nobody:Table 1; the tables are WhiteningBERT"),
-        (
-            ("--model", "gpt-2"),
-            "no row is of gpt-2; the models are .*bert-base-uncased.*--stand-in",
-        ),
-        (("--stand-in", "no-such-model"), "the stand-in cannot be used: model 'no-such-model'"),
-        (("--published", "nowhere.csv"), "no file nowhere.csv .* columns source, table, model"),
-    ],
-)
-def test_options_that_name_nothing_are_refused(place, options, message):
-    status, lines = place.run(*options, stand_in="--stand-in" not in options)
-    assert (status, lines[-1]["event"]) == (OPTIONS, "failed")
-    assert re.search(message, lines[-1]["message"])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from whiten_index.training.train import train_encoder
 
 
 # An epoch has 12 steps: at its end the sentences are drawn anew.
-@pytest.mark.parametrize("stop", [1, 3, 4, 11, 12, 13, 24, 26])
+@pytest.mark.parametrize("stop", [1, 11, 12, 26])
 def test_an_interrupted_training_that_is_gone_on_with_is_the_uninterrupted_one(
     config: Any, pairs: Path, tmp_path: Path, stop: int
 ) -> None:
@@ -80,8 +80,8 @@ def test_what_a_training_left_that_died_at_its_very_end_is_removed(
 @pytest.mark.parametrize(
     "name",
     [
-        "checkpoint-5/model.safetensors", "checkpoint-5/optimizer.pt", "checkpoint-5/scheduler.pt",
-        "checkpoint-5/rng_state.pth", "checkpoint-5/trainer_state.json", "best-{}.safetensors",
+        "checkpoint-5/model.safetensors", "checkpoint-5/optimizer.pt",
+        "checkpoint-5/trainer_state.json", "best-{}.safetensors",
     ],
 )  # fmt: skip
 def test_a_damaged_checkpoint_is_told(

@@ -61,14 +61,10 @@ def test_the_best_checkpoint_is_what_is_written(
 @pytest.mark.parametrize(
     "options",
     [
-        {"whiten": False, "groups": None, "positives": 1},
         {"whiten": False, "groups": None, "positives": 3},
         {"positives": 1},
         {"passes": 2},
-        {"passes": 1},
         {"positive_sum": PositiveSum.INSIDE},
-        {"groups": None, "group_size": 4},
-        {"shuffle": False},
         {"groups": 1, "shrinkage": 0.3},
         {"precision": Precision.BF16},
         {"pooling": "mean"},
