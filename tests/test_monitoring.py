@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from whiten_index.monitoring import METRICS, LastRun, Outcome, write_metrics
+from whiten_index.monitoring import METRICS, Outcome, write_metrics
 
 REPORT: dict[str, Any] = {
     "version": "000012-0123456789ab",
@@ -41,10 +41,9 @@ REPORT: dict[str, Any] = {
     "seconds": {"read": 1.5, "encode": 20.25},
     "stage_rows": {"read": 1003, "encode": 15},
 }
-DONE = LastRun(
-    outcome=Outcome.PUBLISHED, exit_code=0, seconds=33.5, report=REPORT, gates=REPORT["gates"]
-)
-FAILED = LastRun(outcome=Outcome.FAILED, exit_code=7, seconds=2.0)
+DONE: dict[str, Any] = {"outcome": Outcome.PUBLISHED, "exit_code": 0, "seconds": 33.5}
+DONE |= {"report": REPORT, "gates": REPORT["gates"]}
+FAILED: dict[str, Any] = {"outcome": Outcome.FAILED, "exit_code": 7, "seconds": 2.0}
 
 
 def read(path: Path) -> dict[tuple[str, ...], float]:
@@ -71,7 +70,7 @@ def place(tmp_path: Path, published: Path) -> tuple[Path, Path]:
 def test_a_run_says_what_it_did(place: tuple[Path, Path]) -> None:
     path, index = place
     before = time.time()
-    write_metrics(path, DONE, index=index)
+    write_metrics(path, **DONE, index=index)
     found = read(path)
     assert before <= found["last_run_timestamp_seconds",] <= time.time()
     assert found["last_success_timestamp_seconds",] == found["last_run_timestamp_seconds",]
@@ -117,19 +116,19 @@ def test_a_failed_run_keeps_the_last_success_and_says_nothing_of_rows(
     place: tuple[Path, Path],
 ) -> None:
     path, index = place
-    write_metrics(path, FAILED, index=index)
+    write_metrics(path, **FAILED, index=index)
     assert ("last_success_timestamp_seconds",) not in read(path)
-    write_metrics(path, DONE, index=index)
+    write_metrics(path, **DONE, index=index)
     success = read(path)["last_success_timestamp_seconds",]
     for _ in range(2):
-        write_metrics(path, FAILED, index=index)
+        write_metrics(path, **FAILED, index=index)
         found = read(path)
         assert found["last_success_timestamp_seconds",] == success
         assert found["last_run_timestamp_seconds",] > success
         assert found["last_run_exit_code",] == 7
         assert found["last_run_outcome", "failed"] == 1
         assert not [key for key in found if key[0].startswith("update_")]
-    write_metrics(path, FAILED, index=index.parent / "other")
+    write_metrics(path, **FAILED, index=index.parent / "other")
     assert ("last_success_timestamp_seconds",) not in read(path)
 
 

@@ -1,8 +1,4 @@
-"""Metrics of a scheduled update, as a text file that Prometheus' node_exporter picks up.
-
-The file belongs to one index and says what its last run did and which version is published. Of a
-run that failed it says so; what is published is told by the index itself, whatever happened.
-"""
+"""Metrics of the nightly job of an index, as a text file for Prometheus' node_exporter."""
 
 from __future__ import annotations
 
@@ -65,25 +61,6 @@ class Outcome(Enum):
     INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LastRun:
-    """What a run has to say for itself.
-
-    Attributes:
-        outcome: how it ended.
-        exit_code: its status.
-        seconds: wall time.
-        report: of the update as JSON values, None where it did not end well.
-        gates: their findings as JSON values.
-    """
-
-    outcome: Outcome
-    exit_code: int
-    seconds: float
-    report: Mapping[str, Any] | None = None
-    gates: Sequence[Mapping[str, Any]] = ()
-
-
 def check_metrics(path: Path) -> None:
     """Refuse before the work a file that could not be written, or would not be read, after it.
 
@@ -121,25 +98,48 @@ def check_metrics(path: Path) -> None:
         )
 
 
-def write_metrics(path: Path, run: LastRun, *, index: Path) -> None:
-    """Put the metrics of a run, and of what is published, at ``path`` in one step.
+def write_metrics(
+    path: Path,
+    *,
+    index: Path,
+    outcome: Outcome,
+    exit_code: int,
+    seconds: float,
+    report: Mapping[str, Any] | None = None,
+    gates: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write the metrics of a run and of the published version in one step.
 
-    Every metric has the label ``index``, the folder's absolute path.
+    Every metric has the label ``index``, the folder's absolute path. The time of the last success
+    is taken over from the file that is there.
 
     Args:
-        path: ends in ``.prom``; what it says of earlier successes is kept.
-        run: the run that just ended.
+        path: ends in ``.prom``.
         index: the index folder, whose published version need not be this run's.
+        outcome: of the run.
+        exit_code: of the run.
+        seconds: wall time.
+        report: of an update that succeeded, as JSON values.
+        gates: findings of the gates, as JSON values.
 
     Raises:
         ConfigError: prometheus-client is not installed.
         StorageError: the file cannot be written.
     """
-    label = _shown(str(index.absolute()))
-    samples = [*_of_run(run, _last_success(path, label)), *_published(index)]
-    if run.report is not None:
-        samples += _of_report(run.report)
-    for gate in run.gates:
+    label, now = _shown(str(index.absolute())), time.time()
+    samples: list[_Sample] = [
+        ("last_run_timestamp_seconds", {}, now),
+        ("last_run_duration_seconds", {}, seconds),
+        ("last_run_exit_code", {}, exit_code),
+        *(("last_run_outcome", {"outcome": o.value}, float(o is outcome)) for o in Outcome),
+    ]
+    # After an update that succeeded the index is as new as the corpus, even if a later step failed.
+    success = _last_success(path, label) if report is None else now
+    if success is not None:
+        samples.append((_LAST_SUCCESS, {}, success))
+    samples += _published(index)
+    samples += _of_report(report or {})
+    for gate in gates:
         samples.append(("update_gate_passed", {"gate": gate["name"]}, float(gate["passed"])))
     text: bytes = _client().generate_latest(_Collector(samples, label))
     # node_exporter reads no folders, so that it never sees half of the file.
@@ -177,19 +177,6 @@ class _Collector:
             for labels, value in found:
                 gauge.add_metric([self.index, *map(_shown, labels.values())], value)
             yield gauge
-
-
-def _of_run(run: LastRun, last_success: float | None) -> Iterator[_Sample]:
-    now = time.time()
-    yield "last_run_timestamp_seconds", {}, now
-    yield "last_run_duration_seconds", {}, run.seconds
-    yield "last_run_exit_code", {}, run.exit_code
-    for outcome in Outcome:
-        yield "last_run_outcome", {"outcome": outcome.value}, float(outcome is run.outcome)
-    # Who has a report is as new as the corpus, even if what came after it was interrupted.
-    success = last_success if run.report is None else now
-    if success is not None:
-        yield _LAST_SUCCESS, {}, success
 
 
 def _published(index: Path) -> Iterator[_Sample]:

@@ -47,7 +47,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from whiten_index.artifacts.paths import require_path
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
 from whiten_index.log_lines import Ending, LogForm, LogLines, failure, run_job
-from whiten_index.monitoring import LastRun, Outcome, check_metrics, write_metrics
+from whiten_index.monitoring import Outcome, check_metrics, write_metrics
 from whiten_index.pipeline.build_config import read_toml
 from whiten_index.signals import INTERRUPTED
 
@@ -172,13 +172,15 @@ def _planned(job: NightlyJob, lines: LogLines) -> Ending:
     from whiten_index.pipeline.changes import ids_lines
     from whiten_index.pipeline.update_config import UpdateConfig
     from whiten_index.pipeline.update_plan import plan_update
+    from whiten_index.vectordb.registry import require_client
+    from whiten_index.vectordb.vector_files import is_file, require_file
 
     if job.metrics is not None:
         check_metrics(job.metrics)
     status = 0
     for config in job.pushes:
         try:
-            _require_possible(config)
+            require_file(config.to) if is_file(config.to) else require_client(config.to)
         except ConfigError as error:
             status = DatabaseError.exit_code
             _PushLines(config, lines.form).log("push_failed", **failure(error), exit_code=status)
@@ -364,15 +366,16 @@ class _Night:
     def _write_metrics(self, outcome: Outcome, status: int) -> None:
         if self.job.metrics is None:
             return
-        last = LastRun(
-            outcome=outcome,
-            exit_code=status,
-            seconds=time.monotonic() - self.started,
-            report=self.report,
-            gates=self.gates,
-        )
         with self._step("metrics"):
-            write_metrics(self.job.metrics, last, index=self.job.index)
+            write_metrics(
+                self.job.metrics,
+                index=self.job.index,
+                outcome=outcome,
+                exit_code=status,
+                seconds=time.monotonic() - self.started,
+                report=self.report,
+                gates=self.gates,
+            )
 
 
 def _outcome(error: BaseException) -> tuple[Outcome, int]:
@@ -416,21 +419,6 @@ class _PushLines(LogLines):
     def log(self, event: str, /, **fields: Any) -> None:
         """Print one line."""
         super().log(event, **self._place, **fields)
-
-
-def _require_possible(config: PushConfig) -> None:
-    """Check that a client is installed, or that a file is one that a push wrote.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    from whiten_index.vectordb.registry import require_client
-    from whiten_index.vectordb.vector_files import is_file, require_file
-
-    if is_file(config.to):
-        require_file(config.to)
-    else:
-        require_client(config.to)
 
 
 def _read_push(where: str, index: str, table: Mapping[str, Any]) -> PushConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipelines.papers.recipes import Measure
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.errors import ConfigError
-from whiten_index.evaluate.data import data_path
+from whiten_index.evaluate.config import data_path
 from whiten_index.evaluate.geometry import GeometrySet, read_geometry_sets
 from whiten_index.labels import StsSet, Task, read_sts, read_task
 

@@ -71,8 +71,7 @@ def geometry(
     often a text is among another's neighbours, 0 where none is a hub. A transform is fitted on all
     splits of a set, which are encoded too.
     """
-    from whiten_index.evaluate.config import EvalConfig
-    from whiten_index.evaluate.data import data_path
+    from whiten_index.evaluate.config import EvalConfig, data_path
     from whiten_index.evaluate.geometry import evaluate_geometry, read_geometry_sets
 
     config = EvalConfig.from_options(options)

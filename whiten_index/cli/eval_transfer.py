@@ -40,8 +40,7 @@ def transfer(
     ends by normalising. No gain of whitening is to be expected here: a linear classifier can undo
     any invertible linear map.
     """
-    from whiten_index.evaluate.config import EvalConfig
-    from whiten_index.evaluate.data import data_path
+    from whiten_index.evaluate.config import EvalConfig, data_path
     from whiten_index.evaluate.transfer import evaluate_transfer
     from whiten_index.labels import read_task, task_files
 

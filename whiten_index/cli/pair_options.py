@@ -30,7 +30,7 @@ def read_pairs(
     data: Sequence[str], names: Sequence[str], splits: Mapping[str, str]
 ) -> list[StsSet]:
     """Return the sets of the files named, or of the public ones, those called ``names``."""
-    from whiten_index.evaluate.data import data_path
+    from whiten_index.evaluate.config import data_path
     from whiten_index.labels import chosen_sets, read_sts
 
     paths = data or (str(data_path("sts/sts_raw.parquet")),)

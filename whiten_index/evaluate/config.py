@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.paths import require_folder, require_no_secret
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
@@ -129,3 +132,24 @@ def transforms_of(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
             raise ConfigError("--whiten none keeps every embedding as it is; leave out --k")
         return ()
     return tuple(replace(config, k=k) for k in widths) or (config,)
+
+
+VARIABLE = "WHITEN_INDEX_DATA"
+
+
+def data_path(name: str) -> Path:
+    """Return the path of a public file or folder, such as ``sts/sts_raw.parquet``.
+
+    Raises:
+        ConfigError: the variable is not set, or there is nothing of that name.
+    """
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        raise ConfigError(
+            f"no data is named and {VARIABLE} is not set; name the files, or set it to the folder "
+            f"that holds {name}"
+        )
+    path = Path(folder) / name
+    if not exists(path):
+        raise ConfigError(f"{VARIABLE} is {folder}, which has no {name}; name the files instead")
+    return path

@@ -12,8 +12,7 @@ from whiten_index.artifacts.files import is_folder, list_folder, resolved
 from whiten_index.artifacts.paths import require_no_secret
 from whiten_index.encoding import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.evaluate.config import OF_OPENING, TARGET, EvalConfig
-from whiten_index.evaluate.data import VARIABLE
+from whiten_index.evaluate.config import OF_OPENING, TARGET, VARIABLE, EvalConfig
 from whiten_index.evaluation.metrics import parse_metric
 from whiten_index.evaluation.trec_run import RUN_ENDINGS, check_run_path
 from whiten_index.labels.beir import is_set
@@ -192,13 +191,10 @@ class RetrievalConfig:
     def _require_built(self) -> None:
         """Refuse what can only be said of sentences, or of indexes that are built here."""
         base = self.base
-        asked = {
-            "--fit": base.fit != TARGET,
-        }
-        if given := [name for name, value in asked.items() if value]:
+        if base.fit != TARGET:
             raise ConfigError(
-                f"{' and '.join(given)} is for pairs of sentences; retrieval searches indexes as a "
-                "build makes them, fitted on their corpus: leave it out"
+                "--fit is for pairs of sentences; retrieval searches indexes as a build makes "
+                "them, fitted on their corpus: leave it out"
             )
         of_builds = {
             "--whiten or --k": bool(base.transforms),

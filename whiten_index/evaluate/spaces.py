@@ -16,8 +16,7 @@ from whiten_index.artifacts.atomic import scratch_folder
 from whiten_index.encoding import recorded_spec
 from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
-from whiten_index.evaluate.fits import check_fit, fit_source, sentence_columns
-from whiten_index.evaluate.texts import TextEmbedder
+from whiten_index.evaluate.texts import TextEmbedder, check_fit, fit_source, sentence_columns
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Stages

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.files import list_folder, reading, writing
+from whiten_index.artifacts.tensors import content_digest, read_sealed, write_sealed
+from whiten_index.corpus import find_files
 from whiten_index.encoding import (
     EncoderConfig,
     EncoderSpec,
@@ -16,10 +24,8 @@ from whiten_index.encoding import (
     recorded_spec,
     resolve_encoder,
 )
-from whiten_index.errors import StorageError
-from whiten_index.evaluate.config import EvalConfig
-from whiten_index.evaluate.fits import check_fit
-from whiten_index.evaluate.kept import KeptTexts
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, StorageError
+from whiten_index.evaluate.config import OF_TASKS, EvalConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store import EmbeddingStore
@@ -154,3 +160,115 @@ def encoder_facts(spec: EncoderSpec) -> dict[str, Any]:
     if spec.document_prompt:
         facts["prompt"] = spec.document_prompt
     return {"kind": "transformer", **facts, "fingerprint": spec.fingerprint}
+
+
+_KIND, _VERSION = "texts", 1
+_BYTES = 16
+
+
+def text_digests(texts: Sequence[str]) -> NDArray[np.uint8]:
+    """Return the digests of n texts, (n, 16)."""
+    found = b"".join(hashlib.blake2b(t.encode(), digest_size=_BYTES).digest() for t in texts)
+    return np.frombuffer(found, np.uint8).reshape(len(texts), _BYTES)
+
+
+class KeptTexts:
+    """The texts of one encoder that are kept in a folder; damaged files are passed over."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what is kept; a folder that is not there holds nothing."""
+        self._folder = folder
+        self._blocks: list[NDArray[np.floating]] = []
+        self._places: dict[bytes, tuple[int, int]] = {}
+        for path in list_folder(folder, "*.safetensors"):
+            with contextlib.suppress(ArtifactError):
+                self._hold(*_read(path))
+
+    def find(self, texts: Sequence[str]) -> tuple[NDArray[np.bool_], list[NDArray[np.floating]]]:
+        """Return which of n texts are kept, (n,), and the embeddings (d,) of those in order."""
+        places = [self._places.get(digest.tobytes()) for digest in text_digests(texts)]
+        rows = [self._blocks[place[0]][place[1]] for place in places if place is not None]
+        return np.array([place is not None for place in places], bool), rows
+
+    def add(self, texts: Sequence[str], embeddings: NDArray[np.float32]) -> None:
+        """Keep the embeddings (n, d) of n texts that are not kept, whole or not at all.
+
+        Raises:
+            StorageError: the folder cannot be written, or the disk is full.
+        """
+        digests = text_digests(texts)
+        tensors: dict[str, NDArray[Any]] = {"digests": digests, "embeddings": embeddings}
+        path = self._folder / f"{content_digest(tensors, {})[:32]}.safetensors"
+        with writing(path):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                write_sealed(temporary, tensors, kind=_KIND, version=_VERSION)
+        self._hold(digests, embeddings)
+
+    def _hold(self, digests: NDArray[np.uint8], embeddings: NDArray[np.floating]) -> None:
+        block = len(self._blocks)
+        self._blocks.append(embeddings)
+        for row, digest in enumerate(digests):
+            self._places[digest.tobytes()] = block, row
+
+
+def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.floating]]:
+    shapes = {"digests": "nb", "embeddings": "nd"}
+    found, _ = read_sealed(path, kind=_KIND, version=_VERSION, shapes=shapes)
+    if found["digests"].shape[1] != _BYTES:
+        raise ArtifactError(f"{path} is damaged; remove it, and its texts are encoded again")
+    return found["digests"], found["embeddings"]
+
+
+# Columns of sentences that a corpus to fit on may have; each is a sentence of its own.
+_KNOWN_COLUMNS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence",), ("text",))
+
+
+def fit_source(config: EvalConfig) -> str | None:
+    """Return the corpus that transforms are fitted on, None for the task itself."""
+    return None if not config.transforms or config.fit in OF_TASKS else config.fit
+
+
+def check_fit(config: EvalConfig) -> None:
+    """Refuse, before anything is encoded, a corpus that cannot be fitted on.
+
+    Raises:
+        ConfigError: it is not named, or has no such column.
+        CorpusError: it cannot be read.
+    """
+    source = fit_source(config)
+    if source is not None:
+        sentence_columns(source, config.fit_columns)
+
+
+def sentence_columns(source: str, asked: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """Return the columns of sentences of a Parquet corpus: those asked for, or those known.
+
+    Raises:
+        ConfigError: it has no column that is asked for.
+        CorpusError: it has none of those known, or cannot be read.
+    """
+    try:
+        file = find_files([source])[0]
+        with reading(file.path):
+            names = pq.read_schema(file.path, filesystem=file.filesystem).names
+    except (CorpusError, OSError, pa.ArrowException) as error:
+        raise CorpusError(
+            f"{source} cannot be fitted on ({str(error).splitlines()[0][:160]}); --fit takes "
+            f"{', '.join(OF_TASKS)}, or a Parquet corpus of sentences"
+        ) from error
+    if asked is not None:
+        if lacking := [name for name in asked if name not in names]:
+            raise ConfigError(
+                f"{source} has no column {', '.join(lacking)}; --fit-column takes some of "
+                f"{', '.join(names)}"
+            )
+        return asked
+    for columns in _KNOWN_COLUMNS:
+        if set(columns) <= set(names):
+            return columns
+    known = ", ".join(" and ".join(columns) for columns in _KNOWN_COLUMNS)
+    raise CorpusError(
+        f"{source} has the columns {', '.join(names)} and none of {known}; name the columns of "
+        "sentences with --fit-column"
+    )

@@ -17,7 +17,6 @@ from whiten_index.evaluation.sts import (
     MEASURES,
     Correlation,
     correlate,
-    cosines_between,
     pair_cosines,
 )
 from whiten_index.evaluation.transfer import TransferScore, pair_features, score_transfer
@@ -32,7 +31,6 @@ __all__ = [
     "TransferScore",
     "alignment",
     "correlate",
-    "cosines_between",
     "effective_rank",
     "hubness",
     "isoscore",

@@ -50,21 +50,6 @@ def pair_cosines(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
     return _cosines(np.einsum("ij,ij->i", a, b), _squares(a), _squares(b))
 
 
-def cosines_between(
-    vectors: NDArray[np.float64], first: NDArray[np.int64], second: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return the cosines (n,) of pairs of rows of (m, k), named by (n,) and (n,) row numbers.
-
-    As ``pair_cosines``, without a copy of the vectors of all pairs.
-    """
-    dots = np.empty(len(first))
-    for start in range(0, len(first), _BLOCK):
-        inside = slice(start, start + _BLOCK)
-        np.einsum("ij,ij->i", vectors[first[inside]], vectors[second[inside]], out=dots[inside])
-    squares = _squares(vectors)
-    return _cosines(dots, squares[first], squares[second])
-
-
 def _squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     squares: NDArray[np.float64] = np.einsum("ij,ij->i", rows, rows)
     return squares
