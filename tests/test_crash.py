@@ -383,6 +383,7 @@ def kill(
 # Every moment of a small build of embeddings, which needs no model.
 
 
+@pytest.mark.slow
 def test_a_build_may_die_at_any_moment(tmp_path: Path) -> None:
     template = (
         f'corpus = "{tmp_path}/<corpus>"\nembedding-column = "embedding"\nid-column = "id"\n'

@@ -91,6 +91,7 @@ def by_hand(data) -> tuple[dict[str, list], dict[tuple[int, ...], np.ndarray]]:
     return columns, {layers: hidden_states(folder, texts, layers) for layers in ((1, 6), (6,))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [(1, 6), (6,)])
 @pytest.mark.parametrize("k", [None, 256, 128])
 def test_whitening_from_the_definition_gives_the_same_figures(data, by_hand, layers, k, sts_store):

@@ -13,7 +13,6 @@ import pytest
 
 from tests.bad_input_helpers import ARTIFACT, run
 from tests.build_helpers import build, random_rows, write_rows
-from whiten_index import index as faiss_index
 from whiten_index import open_index
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
@@ -154,7 +153,7 @@ def test_a_promotion_cut_in_two_is_found_and_finished(
     def die(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(faiss_index.versions, "set_current", die)
+    monkeypatch.setattr("whiten_index.versions.published.set_current", die)
     with pytest.raises(KeyboardInterrupt):
         promote(out, name)
     assert read_current(out) == before
