@@ -1,9 +1,8 @@
 """How the cost of a build grows: time and bytes a row, and memory, from 100,000 rows to a million.
 
 Run ``python -m benchmarks.growth WORK_FOLDER [ROWS …]``: embeddings of 768 dims from a Parquet
-column, PCA to 128, a Flat and an IVF index within a budget of 256 MiB, each build in a process and
-with a store of its own. ``python -m benchmarks.growth --plot`` draws ``docs/growth.png`` from the
-results.
+column, PCA to 128, an IVF index within a budget of 256 MiB, each build in a process and with its
+own store. ``python -m benchmarks.growth --plot`` draws ``docs/growth.png`` from the results.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from benchmarks.results_file import read, write
 from whiten_index import BuildConfig, build_index
 
 SIZES = (100_000, 200_000, 500_000, 1_000_000)
-KINDS = ("Flat", "IVF")
 K, BUDGET = 128, "256MiB"
 PLOT = Path(__file__).parents[1] / "docs/growth.png"
 _LOOK_SECONDS = 0.02
@@ -59,12 +57,7 @@ def anonymous_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def factory_of(kind: str, rows: int) -> str:
-    """Return the factory string measured: IVF has 4 √n lists."""
-    return "Flat" if kind == "Flat" else f"IVF{4 * math.isqrt(rows)},Flat"
-
-
-def one_build(corpus: str, kind: str, rows: int, folder: str) -> dict[str, Any]:
+def one_build(corpus: str, rows: int, folder: str) -> dict[str, Any]:
     """Build one index from scratch; return seconds, bytes and memory."""
     config = BuildConfig(
         corpus=(corpus,),
@@ -73,7 +66,7 @@ def one_build(corpus: str, kind: str, rows: int, folder: str) -> dict[str, Any]:
         limit=rows,
         whiten="pca",
         k=K,
-        factory=factory_of(kind, rows),
+        factory=f"IVF{4 * math.isqrt(rows)},Flat",
         memory_budget=BUDGET,
         out=folder,
     )
@@ -81,7 +74,7 @@ def one_build(corpus: str, kind: str, rows: int, folder: str) -> dict[str, Any]:
     with AnonymousMemory() as memory:
         report = build_index(config).to_json()
     return {
-        "kind": kind,
+        "kind": "IVF",
         "rows": rows,
         "k": K,
         "factory": report["factory"],
@@ -97,7 +90,7 @@ def one_build(corpus: str, kind: str, rows: int, folder: str) -> dict[str, Any]:
 
 
 def measure(work: Path, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each size and kind, smallest first."""
+    """Yield the figures of each size, smallest first."""
     work.mkdir(parents=True, exist_ok=True)
     corpus = work / f"clustered-{max(sizes)}.parquet"
     if not corpus.exists():
@@ -105,13 +98,12 @@ def measure(work: Path, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         write_clustered(partial, max(sizes))
         partial.rename(corpus)
     for rows in sizes:
-        for kind in KINDS:
-            folder = work / "index"
-            shutil.rmtree(folder, ignore_errors=True)
-            arguments = [str(corpus), kind, str(rows), str(folder)]
-            command = [sys.executable, "-m", "benchmarks.growth", "--one", *arguments]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            yield json.loads(done.stdout)
+        folder = work / "index"
+        shutil.rmtree(folder, ignore_errors=True)
+        arguments = [str(corpus), str(rows), str(folder)]
+        command = [sys.executable, "-m", "benchmarks.growth", "--one", *arguments]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        yield json.loads(done.stdout)
     shutil.rmtree(work / "index", ignore_errors=True)
 
 
@@ -123,16 +115,15 @@ def plot(path: Path = PLOT) -> None:
     figure: Any = Figure(figsize=(12, 3.6), layout="constrained")
     axes = figure.subplots(1, 3)
     names = ("µs a row, all of the build", "bytes a row, index file", "MiB held by the build")
-    for kind, colour, marker in zip(KINDS, ("#0b5fa5", "#c1440e"), "os", strict=True):
-        points = sorted((p for p in found if p["kind"] == kind), key=lambda p: p["rows"])
-        rows = [p["rows"] for p in points]
-        series = (
-            [1e6 * p["seconds"] / p["rows"] for p in points],
-            [p["bytes"]["index_file"] / p["rows"] for p in points],
-            [(p["anonymous_peak"] - p["anonymous_before"]) / 2**20 for p in points],
-        )
-        for panel, values in zip(axes, series, strict=True):
-            panel.plot(rows, values, color=colour, marker=marker, label=kind)
+    points = sorted(found, key=lambda p: p["rows"])
+    rows = [p["rows"] for p in points]
+    series = (
+        [1e6 * p["seconds"] / p["rows"] for p in points],
+        [p["bytes"]["index_file"] / p["rows"] for p in points],
+        [(p["anonymous_peak"] - p["anonymous_before"]) / 2**20 for p in points],
+    )
+    for panel, values in zip(axes, series, strict=True):
+        panel.plot(rows, values, color="#0b5fa5", marker="o", label="IVF")
     axes[2].axhline(256, color="#555555", ls="--", label=f"--memory-budget {BUDGET}")
     for panel, name in zip(axes, names, strict=True):
         panel.set(title=name, xlabel="rows", xscale="log")
@@ -148,8 +139,8 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["--plot"]:
         plot()
     elif arguments[:1] == ["--one"]:
-        corpus, kind, rows, folder = arguments[1:]
-        print(json.dumps(one_build(corpus, kind, int(rows), folder)))
+        corpus, rows, folder = arguments[1:]
+        print(json.dumps(one_build(corpus, int(rows), folder)))
     else:
         sizes = [int(size) for size in arguments[1:]] or list(SIZES)
         print(write("growth", measure(Path(arguments[0]), sizes)))

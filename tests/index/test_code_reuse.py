@@ -217,9 +217,9 @@ def test_lists_built_on_disk_are_those_of_an_index_built_afresh(
 @pytest.mark.parametrize(
     ("factory", "why"),
     [
-        ("NSG16", "IndexNSGFlat .*makes this graph of all its vectors in one call"),
-        ("IVF8,FlatDedup", "IndexIVFFlatDedup .*equal to others are kept outside its lists"),
-        ("IVF8,FlatPanorama4", "IndexIVFFlatPanorama .*in pieces, and give none back whole"),
+        ("NSG16", "IndexNSGFlat .*is not known here"),
+        ("IVF8,FlatDedup", "IndexIVFFlatDedup .*is not known here"),
+        ("IVF8,FlatPanorama4", "IndexIVFFlatPanorama .*is not known here"),
         ("PQ8x4fs_64", "IndexPQFastScan .*blocks of 64 rows back wrongly; blocks of 32 work"),
         ("IVF8,PQ8x4fs_64,RFlat", "IndexIVFPQFastScan .*blocks of 64 rows"),
         ("MinMax,SQ8", "IndexRowwiseMinMax .*is not known here"),

@@ -303,8 +303,8 @@ whitening_options = [
     ),
     click.option(
         "--memory-budget",
-        help="Bytes the index and making it may hold in memory, such as 512MB or 4GiB; one of "
-        "more than three quarters of it is made and kept on disk. [default: as many as it takes]",
+        help="Bytes the index and making it may hold in memory, such as 512MB or 4GiB; inverted "
+        "lists of more than three quarters of it are built and kept on disk. [default: no limit]",
     ),
     click.option(
         "--index-device",

@@ -77,8 +77,8 @@ how_options = [
         "--mapped",
         is_flag=True,
         default=None,
-        help="Read the index file as it is searched, not as a whole. [default: where it is larger "
-        "than the memory budget it was built with]",
+        help="Read the index file as it is searched, not as a whole. [default: if its lists "
+        "are in a file of their own]",
     ),
     verify_option,
     json_option,

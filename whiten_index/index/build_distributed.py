@@ -178,17 +178,15 @@ def _join(
         (folder / name).unlink(missing_ok=True)
     inner, truth = _read_trained(parts), None
     if len(held_out):
-        truth = _ground_truth(parts, starts, None if is_graph(inner) else held_out)
+        truth = _ground_truth(parts, starts, held_out, unseen=is_graph(inner))
     tuned = fill_and_tune(
         inner,
         _blocks(parts, starts, stages, vectors.rows),
         truth,
-        held_out,
         plan,
         stages,
         folder,
         rows=vectors.rows,
-        on_disk=lists_on_disk(inner),
         coded=_adds_codes(inner),
     )
     opened = vectors.wrap(inner)
@@ -209,7 +207,7 @@ def _blocks(
 
 
 def _ground_truth(
-    parts: Path, starts: Sequence[int], held_out: NDArray[np.int64] | None
+    parts: Path, starts: Sequence[int], held_out: NDArray[np.int64], *, unseen: bool
 ) -> GroundTruth:
     queries = np.load(parts / _QUERIES)
     scores = np.empty((len(queries), 0), dtype=np.float32)
@@ -217,7 +215,7 @@ def _ground_truth(
     for start in starts:
         more = [np.load(_file(parts, start, name)) for name in ("scores", "rows")]
         scores, rows = merged(scores, rows, more[0], more[1], NEIGHBOURS)
-    return GroundTruth.of(queries, scores, rows, held_out)
+    return GroundTruth.of(queries, scores, rows, held_out, unseen=unseen)
 
 
 def _file(parts: Path, start: int, name: str) -> Path:

@@ -101,29 +101,20 @@ def build_local(
         OSError: the disk is full or cannot be written.
     """
     index, held_out = train_index(vectors, plan, stages)
-    empty, results = index.on_cpu(), list[tuple[OperatingPoint, int | None]]()
-    on_disk = _on_disk(empty, plan)
+    empty = index.on_cpu()
+    if _on_disk(empty, plan):
+        index = DeviceIndex(empty, "cpu")
     # This comes before the index is filled, so that memory holds one or the other.
     truth = find_ground_truth(vectors, held_out, stages, unseen=is_graph(empty))
+    results = list[tuple[OperatingPoint, int | None]]()
 
     def fill(inner: Any) -> None:
         blocks = vectors.blocks(stages, "project and add")
-        results.append(
-            fill_and_tune(
-                inner, blocks, truth, held_out, plan, stages, folder,
-                rows=vectors.rows, on_disk=on_disk,
-            )
-        )  # fmt: skip
+        results.append(fill_and_tune(inner, blocks, truth, plan, stages, folder, rows=vectors.rows))
 
-    if on_disk:
-        fill(empty)
-        index = DeviceIndex(empty, index.device)
-        inner = empty
-    else:
-        note = stages.watcher.note
-        index = index.run_with_fallback(fill, fallback=empty, device=plan.device, note=note)
-        inner = index.on_cpu()
-    opened = vectors.wrap(inner)
+    note = stages.watcher.note
+    index = index.run_with_fallback(fill, fallback=empty, device=plan.device, note=note)
+    opened = vectors.wrap(index.on_cpu())
     write_index(opened, folder / INDEX)
     return IndexBuildResult.of(opened, folder, *results[-1], index.device)
 
@@ -156,13 +147,9 @@ def build_from_codes(
 def find_ground_truth(
     vectors: VectorSource, held_out: NDArray[np.int64], stages: Stages, *, unseen: bool
 ) -> GroundTruth | None:
-    """Return held-out rows with their exact neighbours, None without any.
+    """Return the held-out rows (q,) with their exact neighbours, None without any.
 
-    Args:
-        vectors: of all rows.
-        held_out: (q,) rising row numbers.
-        stages: receive the progress.
-        unseen: the index is tuned before these rows are added, and its rows numbered without them.
+    ``unseen`` leaves the rows out of their neighbours, because the index is tuned without them.
     """
     if not len(held_out):
         return None
@@ -171,7 +158,7 @@ def find_ground_truth(
     if unseen:
         blocks = (others for others, _ in separate_rows(blocks, held_out))
     near = exact_neighbours(blocks, queries, NEIGHBOURS)
-    return GroundTruth.of(queries, *near, None if unseen else held_out)
+    return GroundTruth.of(queries, *near, held_out, unseen=unseen)
 
 
 def separate_rows(
@@ -193,13 +180,11 @@ def fill_and_tune(
     inner: Any,
     blocks: Iterable[NDArray[Any]],
     truth: GroundTruth | None,
-    held_out: NDArray[np.int64],
     plan: IndexPlan,
     stages: Stages,
     folder: Path,
     *,
     rows: int,
-    on_disk: bool,
     coded: bool = False,
 ) -> tuple[OperatingPoint, int | None]:
     """Add all rows to a trained index and tune it.
@@ -208,32 +193,15 @@ def fill_and_tune(
     query than one from outside (recall .981 for .958). Held-out rows are therefore added to a graph
     after it is tuned, and then moved to their places.
 
-    Args:
-        inner: the trained index, empty.
-        blocks: vectors (m, k), or codes of ``sa_encode``, in order.
-        truth: held-out queries, None without any.
-        held_out: their row numbers, rising.
-        plan: the index to make.
-        stages: receive the progress.
-        folder: for lists on disk.
-        rows: of all blocks.
-        on_disk: build the lists on disk.
-        coded: blocks are codes.
-
-    Returns:
-        The setting, and how many candidates are scored again, None for the index's own scores.
+    Blocks are vectors (m, k), or if ``coded`` codes of ``sa_encode``, whose lists are joined on
+    disk. The result is that of ``tune_to_recall``.
     """
-    if is_graph(inner) and len(held_out):
-        late = []
-        for block, held in separate_rows(blocks, held_out):
+    late = list[NDArray[np.float32]]()
+    if truth is not None and len(truth.late):
+        for block, held in separate_rows(blocks, truth.late):
             inner.add(block)
             late.append(held)
-        tuned = tune_to_recall(inner, truth, plan, stages, rows=rows)
-        inner.add(np.concatenate(late))
-        others = np.delete(np.arange(rows), held_out)
-        _permute(inner, np.argsort(np.concatenate([others, held_out])))
-        return tuned
-    if on_disk:
+    elif _on_disk(inner, plan) or (coded and lists_on_disk(inner)):
         with OnDiskLists(inner, folder, most=plan.list_bytes or _LISTS_BYTES) as lists:
             for block in blocks:
                 lists.add_codes(block if coded else inner.sa_encode(block))
@@ -244,11 +212,13 @@ def fill_and_tune(
             inner.codes.resize(rows * int(inner.code_size))
             inner.codes.resize(0)
         for block in blocks:
-            if coded:
-                inner.add_sa_codes(block)
-            else:
-                inner.add(block)
-    return tune_to_recall(inner, truth, plan, stages, rows=rows)
+            (inner.add_sa_codes if coded else inner.add)(block)
+    tuned = tune_to_recall(inner, truth, plan, stages, rows=rows)
+    if truth is not None and late:
+        inner.add(np.concatenate(late))
+        others = np.delete(np.arange(rows), truth.late)
+        _permute(inner, np.argsort(np.concatenate([others, truth.late])))
+    return tuned
 
 
 def _permute(inner: Any, old_rows: NDArray[np.int64]) -> None:

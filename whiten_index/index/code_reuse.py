@@ -30,19 +30,10 @@ _LISTS = (
     "IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ", "IndexIVFRaBitQ", "IndexIVFEDEN",
     "IndexIVFPQFastScan", "IndexIVFRaBitQFastScan",
 )  # fmt: skip
-_REASONS = {
-    "IndexNSG": "FAISS makes this graph of all its vectors in one call",
-    "IndexIVFFlatDedup": "rows that are equal to others are kept outside its lists",
-    "IndexIVFFlatPanorama": "its lists keep vectors in pieces, and give none back whole",
-}
 
 
 def why_not_reusable(index: Any) -> str | None:
-    """Return the reason why the codes of a kind of index cannot be reused, None if they can.
-
-    Args:
-        index: filled or not, with or without transforms.
-    """
+    """Return the reason why the codes of a kind of index cannot be reused, None if they can."""
     faiss = load_faiss()
     # Under a name of its own: FAISS frees the index with the last name of the object.
     inner = faiss.downcast_index(index)
@@ -66,8 +57,7 @@ def why_not_reusable(index: Any) -> str | None:
                 f"{_BLOCK_ROWS} work"
             )
     else:
-        known = (why for name, why in _REASONS.items() if isinstance(inner, getattr(faiss, name)))
-        why = next(known, "its layout is not known here")
+        why = "its layout is not known here"
     return None if why is None else f"codes of an {kind} cannot be reused in another: {why}"
 
 
@@ -79,16 +69,12 @@ def reuse_codes(
     *,
     on_disk: OnDiskLists | None = None,
 ) -> None:
-    """Fill a new index with old rows' codes and new rows' vectors, in the order of ``old_rows``.
+    """Fill a new index with old rows' codes and new rows' vectors.
 
-    Args:
-        old: the published index with its transforms, which is only read; mapped, it takes no
-            memory.
-        new: the same file opened once more and emptied: FAISS cannot copy all kinds.
-        old_rows: (n,) the row of the old index whose code each new row gets, −1 for a new row. A
-            row may be reused several times.
-        vectors: of the new rows, as the transforms make them, in blocks of any length.
-        on_disk: builds the lists of ``new`` on disk; in memory by default.
+    ``old_rows`` (n,) has the row of the old index whose code each new row gets, −1 for a new row;
+    a row may be reused several times. ``vectors`` has the blocks of the new rows. ``new`` is the
+    file of ``old`` opened once more and emptied, because FAISS cannot copy all kinds. Its lists are
+    built in memory, or by ``on_disk``, which the caller joins.
 
     Raises:
         ArtifactError: the lists of the old index are damaged.

@@ -78,13 +78,7 @@ def exact_search(
     """Return inner products and row numbers of the nearest rows, best first, both (n, m).
 
     m is the lesser of top_k and the number of rows. Of rows with equal scores the earlier comes
-    first.
-
-    Args:
-        vectors: (rows, k).
-        queries: (n, k).
-        top_k: rows a query.
-        among: row numbers in rising order to search among, all by default.
+    first. ``among`` has the row numbers, rising, to search among, all by default.
     """
     total = len(vectors) if among is None else len(among)
     best = np.empty((len(queries), 0), dtype=np.float32)
@@ -152,12 +146,8 @@ def exact_neighbours(
 ) -> tuple[Scores, Rows]:
     """Return scores and row numbers of the nearest rows by inner product, both (q, top_k).
 
-    Memory is that of one block and the result, however many blocks there are.
-
-    Args:
-        blocks: float32 vectors (m, k), rows numbered as they come.
-        queries: (q, k).
-        top_k: neighbours; −1 and −inf fill up if there are fewer rows.
+    Rows are numbered as the blocks (m, k) come; −1 and −inf fill up if there are fewer. Memory is
+    that of one block and the result.
     """
     faiss = load_faiss()
     scores = np.full((len(queries), top_k), -np.inf, dtype=np.float32)

@@ -83,16 +83,9 @@ def over_fetch(
 ) -> tuple[Scores, Rows]:
     """Return the best hits that count, scores and rows (n, wanted), −1 in unfilled places.
 
-    Each search asks for twice as many hits as the one before, until enough count or all rows were
-    seen.
-
-    Args:
-        search: (n, ·) queries and a number -> scores and rows, best first, −1 in unfilled places.
-        counted: rows (m,) of one query -> positions of those that count, best first.
-        queries: (n, ·).
-        wanted: hits a query, 1 or more.
-        first: hits of the first search.
-        rows: in the index.
+    ``counted`` returns the positions of the hits that count, best first, of rows (m,) of a query.
+    The first search asks for ``first`` hits, each further one for twice as many as the one before,
+    until enough count or all ``rows`` were seen.
     """
     best = np.full((len(queries), wanted), -np.inf, dtype=np.float32)
     found = np.full((len(queries), wanted), -1, dtype=np.int64)
@@ -119,12 +112,7 @@ def search_selected(
 ) -> tuple[Scores, Rows]:
     """Return scores and rows of the nearest that pass, (n, m), m the lesser of top_k and those.
 
-    Args:
-        inner: FAISS's index over vectors.
-        search: searches it without a filter.
-        queries: (n, k) unit vectors.
-        top_k: hits a query.
-        selection: the rows that pass.
+    ``search`` searches the index without a filter.
     """
     wanted = min(top_k, selection.count)
     if not wanted or not len(queries):

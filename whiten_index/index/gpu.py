@@ -48,13 +48,10 @@ class DeviceIndex:
         note: Callable[[str], None] | None = None,
         to_search: bool = False,
     ) -> DeviceIndex:
-        """Move an index to the GPU, or leave it where it is.
+        """Move the index behind the transforms to the GPU, or leave it where it is.
 
-        Args:
-            inner: the index behind the transforms.
-            device: ``auto`` takes a GPU if there is one that can hold this kind, ``gpu`` insists.
-            note: receives the reason if ``auto`` stays on the CPU although there is a GPU.
-            to_search: search it there with its own settings, not only build it.
+        ``auto`` takes a GPU if there is one that can hold this kind, and notes the reason if not;
+        ``gpu`` insists. ``to_search`` checks the index's own settings too.
 
         Raises:
             ConfigError: ``gpu`` was requested and is not available.
@@ -103,16 +100,9 @@ class DeviceIndex:
         device: str,
         note: Callable[[str], None],
     ) -> DeviceIndex:
-        """Work on the index; if a GPU's memory runs out, repeat the work on a CPU's index.
+        """Return the index after the work; if a GPU's memory runs out, do it on the CPU's index.
 
-        Args:
-            work: changes the index that it is given.
-            fallback: the CPU's index, in the state before the work.
-            device: as requested; ``gpu`` insists.
-            note: receives a sentence if the CPU takes over.
-
-        Returns:
-            The index that holds the result.
+        ``fallback`` is the CPU's index in the state before the work. ``device`` is that requested.
 
         Raises:
             ConfigError: the memory of a GPU that was requested ran out.

@@ -93,12 +93,7 @@ class OnDiskLists:
         self.add_codes(self.inner.sa_encode(vectors))
 
     def add_codes(self, coded: Codes, numbers: NDArray[np.int64] | None = None) -> None:
-        """Add rows in the code of ``sa_encode`` (m, bytes), the number of the list first.
-
-        Args:
-            coded: the codes.
-            numbers: (m,) row numbers, the next ones by default.
-        """
+        """Add codes of ``sa_encode`` (m, bytes) under row numbers (m,), by default the next."""
         if numbers is None:
             numbers = np.arange(self._added, self._added + len(coded))
         while len(coded):
@@ -117,10 +112,9 @@ class OnDiskLists:
                 self._spill()
 
     def join(self, *, keep: bool = True) -> None:
-        """Join the parts, each list in one piece by row number, and give the index the lists.
+        """Join the parts, each list by row number, and give the index the lists.
 
-        Args:
-            keep: leave the lists in their file, or read them into memory and remove the file.
+        These stay in their file, or without ``keep`` are read into memory and the file is removed.
         """
         if self._held:
             self._spill()

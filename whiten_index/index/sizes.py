@@ -70,13 +70,7 @@ def measured_bytes(index: Any) -> IndexBytes:
 
 
 def expected_bytes(factory: str, *, rows: int, dim: int, k: int) -> IndexBytes:
-    """Return the bytes of an index to be, by the structure of the empty one.
-
-    Args:
-        factory: FAISS factory string of the index proper.
-        rows: that will be added.
-        dim: width d of the raw embeddings that go in.
-        k: width of the vectors kept.
+    """Return the bytes of an index of ``rows`` rows, by the structure of the empty one.
 
     Raises:
         ConfigError: FAISS cannot make the factory.

@@ -69,11 +69,7 @@ def _draw_rows(
 def training_rows(inner: Any, *, rows: int, k: int, most_bytes: int = _MOST_TRAINING_BYTES) -> int:
     """Return the rows of a sample to train ``inner``, 0 if it needs none.
 
-    Args:
-        inner: the untrained index.
-        rows: of the corpus.
-        k: width of a vector.
-        most_bytes: of the sample, which is never less than FAISS takes.
+    The sample has ``most_bytes`` bytes at most, but never fewer rows than FAISS takes.
     """
     if inner.is_trained:
         return 0

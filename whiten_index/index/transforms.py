@@ -220,13 +220,10 @@ class VectorSource:
     def blocks(
         self, stages: Stages, stage: str, *, rows: Rows | None = None, index: Any = None
     ) -> Iterator[Vectors]:
-        """Yield the vectors of all rows in blocks, as FAISS's transforms make them.
+        """Yield the vectors of all rows, or of rows (n,), in blocks, as FAISS's transforms do.
 
-        Args:
-            stages: receive the progress.
-            stage: name of the stage that lasts until the last block is used.
-            rows: (n,) rising row numbers, all by default.
-            index: has the transforms, made here by default.
+        The stage lasts until the last block is used. An ``index`` that has the transforms saves
+        making them.
 
         Raises:
             ConfigError: some embeddings or vectors are beyond float32.

@@ -61,53 +61,42 @@ class GroundTruth:
         queries: (q, k) unit vectors.
         neighbours: (q, n) row numbers, without the query itself; −1 is not counted.
         rows: (q,) row numbers of the queries themselves, None if the index lacks them.
+        late: (m,) rising numbers of rows that are added after the tuning, none by default.
     """
 
     queries: Vectors
     neighbours: Rows
     rows: Rows | None = None
+    late: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @classmethod
     def of(
-        cls, queries: Vectors, scores: Scores, near: Rows, rows: Rows | None, *, top_k: int = TOP_K
+        cls, queries: Vectors, scores: Scores, near: Rows, held_out: Rows, *, unseen: bool = False
     ) -> GroundTruth:
-        """Return the truth for queries, of the result of ``exact_neighbours``.
+        """Return the truth for held-out rows, of the result of ``exact_neighbours``.
 
         Queries whose last neighbour is no nearer than the next are left out: of equal rows, such as
         copies of one text, an index may rightly give others. If that leaves few, all are counted.
-
-        Args:
-            queries: (q, k) unit vectors.
-            scores: (q, top_k + 2) of the nearest rows.
-            near: their row numbers.
-            rows: (q,) row numbers of the queries, None if they are none of the rows.
-            top_k: neighbours counted.
+        ``unseen`` rows are added after the tuning, and ``near`` numbers the others.
         """
-        if rows is not None:
-            others = np.where(near == rows[:, None], np.nan, scores)
+        if not unseen:
+            others = np.where(near == held_out[:, None], np.nan, scores)
             # The query's own place goes to the end; one that did not find itself loses the last.
             order = np.argsort(np.isnan(others), axis=1, kind="stable")
-            near, scores = _without(near, rows), np.take_along_axis(others, order, axis=1)
+            near, scores = _without(near, held_out), np.take_along_axis(others, order, axis=1)
         # With fewer rows than neighbours both may be −∞: no tie, and no difference either.
-        clear = ~(scores[:, top_k - 1] < scores[:, top_k] + _TIED)
+        clear = ~(scores[:, TOP_K - 1] < scores[:, TOP_K] + _TIED)
         counted = np.flatnonzero(clear)
         if len(counted) * 2 < len(queries):
             counted = np.arange(len(queries))
-        own = None if rows is None else rows[counted]
-        return cls(queries[counted], near[counted, :top_k], own)
+        found = queries[counted], near[counted, :TOP_K]
+        return cls(*found, None, held_out) if unseen else cls(*found, held_out[counted])
 
 
 def tune_to_recall(
     inner: Any, truth: GroundTruth | None, plan: IndexPlan, stages: Stages, *, rows: int
 ) -> tuple[OperatingPoint, int | None]:
-    """Tune an index to the recall that its plan wants, and note a target that is not reached.
-
-    Args:
-        inner: the filled index, which is changed.
-        truth: held-out queries, None if no rows were held out.
-        plan: the index to make.
-        stages: receive the progress.
-        rows: of the index.
+    """Tune a filled index to the recall that its plan wants, and note a target not reached.
 
     Returns:
         The setting, and how many candidates are scored again, None for the index's own scores.
@@ -151,13 +140,8 @@ def tune(inner: Any, truth: GroundTruth, *, target: float, candidates: int = 0) 
     """Set an index to the least work that reaches the target, and return its recall.
 
     Each parameter goes up a ladder until the target is met and is then narrowed down by halves. If
-    no value meets it, the least within 0.002 of the best is taken.
-
-    Args:
-        inner: a filled index, which is changed.
-        truth: the queries and their exact neighbours.
-        target: index recall wanted, 0 … 1.
-        candidates: rows fetched for a query, if they are scored again.
+    no value meets it, the least within 0.002 of the best is taken. ``candidates`` rows are fetched
+    for a query if they are scored again.
     """
 
     def measure() -> float:

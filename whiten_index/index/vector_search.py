@@ -38,12 +38,7 @@ def nearest(
     """Return scores and row numbers of the nearest rows, best first, −1 in unfilled places.
 
     Both are (n, top_k), or with a selection (n, m), m the lesser of top_k and the rows that pass.
-
-    Args:
-        inner: FAISS's index over vectors, behind the transforms.
-        queries: (n, k) unit vectors.
-        top_k: rows a query, 1 or more and not above the rows of the index.
-        selection: the rows to search among, all by default.
+    ``top_k`` is not above the rows of the index.
     """
     if selection is not None:
         return search_selected(
@@ -60,13 +55,9 @@ def nearest(
 
 
 def nearest_on_gpu(index: Any, inner: Any, queries: Vectors, top_k: int) -> tuple[Scores, Rows]:
-    """Return the same as ``nearest`` of all rows, by a copy of the index on a GPU if it can.
+    """Return the same as ``nearest``, by a copy of the index on a GPU.
 
-    Args:
-        index: the copy.
-        inner: the CPU's index, which searches again if the copy finds too few rows.
-        queries: (n, k) unit vectors.
-        top_k: rows a query, 1 or more and not above the rows of the index.
+    The CPU's index searches what the copy cannot, or finds too few rows of.
     """
     if top_k > MOST_ON_GPU or not len(queries):
         return nearest(inner, queries, top_k)
@@ -97,10 +88,7 @@ def _thorough(inner: Any, queries: Vectors, top_k: int, parameters: Any) -> tupl
 def _parameters(inner: Any, top_k: int, *, thorough: bool) -> Any:
     """Return the parameters of a search for so many rows, None for the index's own.
 
-    Args:
-        inner: FAISS's index over vectors.
-        top_k: rows a query.
-        thorough: look into all lists, because those of the index's own setting hold too few rows.
+    A thorough search looks into all lists.
     """
     faiss = load_faiss()
     if isinstance(inner, faiss.IndexHNSW):
@@ -128,14 +116,8 @@ def search_documents(
 ) -> tuple[Scores, Rows]:
     """Return the best row of each of the nearest documents, scores and rows (n, top_k).
 
-    If fewer documents are found, the end of a query's rows is −1.
-
-    Args:
-        search: (n, ·) queries and a number -> scores and rows, best first, −1 in unfilled places.
-        document_of: rows -> the document of each, as a number.
-        queries: (n, ·).
-        top_k: documents a query, 1 or more.
-        rows: in the index.
+    If fewer documents are found, the end of a query's rows is −1. ``document_of`` returns the
+    document of each row, as a number.
     """
     return over_fetch(
         search,

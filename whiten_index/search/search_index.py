@@ -423,8 +423,8 @@ def open_index(
             that of each shard of the store before its first row ranks a hit again; ``manifest``
             compares sizes. A flipped bit that nobody looks for may give other hits or end the
             process, as FAISS and Arrow trust what they read.
-        mapped: read the index file as it is searched, not as a whole; by default where its lists
-            are in a file of their own, or it is larger than the memory budget of its build.
+        mapped: read the index file as it is searched, not as a whole; by default if its lists
+            are in a file of their own.
         rerank: candidates a query, top_k at least, whose order the raw embeddings in the store
             settle; 0 for none; by default as the index was built for, which is mostly none.
         rerank_by: ``vectors``, the index's transform of the embeddings in full precision, or
