@@ -191,39 +191,49 @@ def _entries(index: Any, old_rows: Rows) -> Iterator[tuple[Codes, Rows]]:
     Raises:
         ArtifactError: the lists do not hold each row once.
     """
-    faiss = load_faiss()
-    lists, width = faiss.downcast_InvertedLists(index.invlists), int(index.coarse_code_size())
     order = np.argsort(old_rows, kind="stable")[np.count_nonzero(old_rows < 0) :]
     kept, seen = old_rows[order], np.zeros(len(old_rows), dtype=np.bool_)
     read = 0
     for number in range(int(index.nlist)):
-        rows = int(lists.list_size(number))
-        if not rows:
-            continue
-        ids = faiss.rev_swig_ptr(lists.get_ids(number), rows)
+        ids = list_ids(index, number)
         first, last = (np.searchsorted(kept, ids, side=side) for side in ("left", "right"))
         times = last - first
-        places = np.repeat(np.arange(rows), times)
+        places = np.repeat(np.arange(len(ids)), times)
         if not len(places):
             continue
         within = np.arange(len(places)) - np.repeat(np.cumsum(times) - times, times)
-        pointer = lists.get_codes(number)
-        fast = _is_fast(index)
-        codes = (
-            _unpacked(index, pointer, rows) if fast else _view(pointer, rows, int(index.code_size))
-        )
-        prefix = np.frombuffer(number.to_bytes(width, "little"), dtype=np.uint8)
-        coded = np.hstack([np.broadcast_to(prefix, (len(places), width)), codes[places]])
         numbers = order[np.repeat(first, times) + within]
         seen[numbers] = True
         read += len(numbers)
-        yield coded, numbers
+        yield list_codes(index, number, places), numbers
     found = int(np.count_nonzero(seen))
     if not found == read == len(kept):
         raise ArtifactError(
             f"the published index is damaged: its lists hold {found} of {len(kept)} rows; restore "
             "it from a copy, or build again"
         )
+
+
+def list_ids(index: Any, number: int) -> Rows:
+    """Return the row numbers (n,) of an inverted list, not copied."""
+    lists = index.invlists
+    rows = int(lists.list_size(number))
+    if not rows:
+        return np.empty(0, dtype=np.int64)
+    ids: Rows = load_faiss().rev_swig_ptr(lists.get_ids(number), rows)
+    return ids
+
+
+def list_codes(index: Any, number: int, places: Rows) -> Codes:
+    """Return codes of an inverted list, as ``sa_encode`` has them: after the number of the list."""
+    rows, width = int(index.invlists.list_size(number)), int(index.coarse_code_size())
+    pointer = index.invlists.get_codes(number)
+    if _is_fast(index):
+        codes = _unpacked(index, pointer, rows)
+    else:
+        codes = _view(pointer, rows, int(index.code_size))
+    prefix = np.frombuffer(number.to_bytes(width, "little"), dtype=np.uint8)
+    return np.hstack([np.broadcast_to(prefix, (len(places), width)), codes[places]])
 
 
 def _is_flat(index: Any) -> bool:

@@ -1,14 +1,14 @@
-"""A look at everything an index holds: are all rows there once, and are their codes numbers."""
+"""Examination of an index: each row once, and codes, centroids and codebooks finite."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.index.code_reuse import list_codes, list_ids
 from whiten_index.index.library import load_faiss
 
 _ROWS_AT_A_TIME = 8192
@@ -16,16 +16,16 @@ _ROWS_AT_A_TIME = 8192
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found in an index of ``rows`` rows.
+    """Findings in an index.
 
     Attributes:
-        rows: rows it says it holds.
-        decoded: whether its codes could be decoded, all of them; codes that are packed in blocks
-            cannot, and hold whole numbers only.
+        rows: its number of rows.
+        decoded: whether all codes could be decoded; codes that are packed in blocks cannot, and
+            hold whole numbers only.
         broken: codes that decode to NaN or infinity.
         lost: rows that no list holds, 0 without lists.
-        strange: entries of lists that are no row, or a row that was there before.
-        learned: whether all that it has learned (centroids, codebooks) is finite.
+        strange: entries of lists that are no row, or a row for the second time.
+        learned: whether centroids and codebooks are finite.
     """
 
     rows: int
@@ -45,7 +45,7 @@ def examine(index: Any) -> Examined:
     inner = faiss.downcast_index(index)
     if isinstance(inner, faiss.IndexPreTransform):
         return examine(inner.index)
-    # What holds the codes: a refined index has two, a graph keeps them in an index of its own.
+    # A refined index has two indexes of codes, a graph has one.
     inside = [getattr(inner, name, None) for name in ("base_index", "refine_index", "storage")]
     parts = [examine(part) for part in inside if part is not None]
     if parts:
@@ -62,7 +62,7 @@ def examine(index: Any) -> Examined:
 
 
 def _joined(rows: int, parts: list[Examined]) -> Examined:
-    """Return what was found in parts, each of which should hold every row."""
+    """Return the findings in parts, each of which should hold every row."""
     return Examined(
         rows=rows,
         decoded=all(part.decoded for part in parts),
@@ -77,52 +77,21 @@ def _lists(inner: Any) -> Examined:
     faiss = load_faiss()
     rows, broken, strange = int(inner.ntotal), 0, 0
     seen = np.zeros(rows, dtype=np.bool_)
-    kept = faiss.downcast_InvertedLists(inner.invlists)
+    kind = type(faiss.downcast_InvertedLists(inner.invlists))
     # Packed codes, and those kept by level, come in blocks that only a search takes apart.
     decodes = not isinstance(inner, faiss.IndexIVFFastScan)
-    decodes = decodes and type(kept) in (faiss.ArrayInvertedLists, faiss.OnDiskInvertedLists)
-    for place, ids in _ids(kept, int(inner.nlist)):
+    decodes = decodes and kind in (faiss.ArrayInvertedLists, faiss.OnDiskInvertedLists)
+    for number in range(int(inner.nlist)):
+        ids = list_ids(inner, number)
         inside = ids[(ids >= 0) & (ids < rows)]
         fresh = np.unique(inside[~seen[inside]])
         strange += len(ids) - len(fresh)
         seen[fresh] = True
         for start in range(0, len(ids) if decodes else 0, _ROWS_AT_A_TIME):
-            count = min(_ROWS_AT_A_TIME, len(ids) - start)
-            broken += _not_finite(_decoded(inner, kept, place, start, count))
+            places = np.arange(start, min(start + _ROWS_AT_A_TIME, len(ids)))
+            broken += _not_finite(inner.sa_decode(list_codes(inner, number, places)))
     lost = rows - int(np.count_nonzero(seen))
     return Examined(rows, decodes, broken, lost, strange, _learned(inner))
-
-
-def _ids(kept: Any, lists: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each list that is not empty: its place and the row numbers in it."""
-    faiss = load_faiss()
-    for place in range(lists):
-        size = int(kept.list_size(place))
-        if size:
-            held = kept.get_ids(place)
-            try:
-                yield place, faiss.rev_swig_ptr(held, size).copy()
-            finally:
-                kept.release_ids(place, held)
-
-
-def _decoded(inner: Any, kept: Any, place: int, start: int, count: int) -> NDArray[np.float32]:
-    """Return the vectors (count, k) of a list's codes from ``start`` on.
-
-    FAISS decodes codes that begin with the number of their list, lowest byte first.
-    """
-    faiss = load_faiss()
-    size, width = int(inner.code_size), int(inner.coarse_code_size())
-    held = kept.get_codes(place)
-    try:
-        every = faiss.rev_swig_ptr(held, (start + count) * size)
-        codes = every[start * size :].reshape(count, size).copy()
-    finally:
-        kept.release_codes(place, held)
-    number = np.frombuffer(place.to_bytes(width, "little"), dtype=np.uint8)
-    whole = np.hstack([np.broadcast_to(number, (count, width)), codes])
-    vectors: NDArray[np.float32] = inner.sa_decode(np.ascontiguousarray(whole))
-    return vectors
 
 
 def _learned(inner: Any) -> bool:

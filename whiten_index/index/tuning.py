@@ -249,8 +249,6 @@ def _knobs(inner: Any) -> list[_Knob]:
     """Return the parameters, the costliest first; the others are at their greatest meanwhile."""
     faiss = load_faiss()
     index = faiss.downcast_index(inner)
-    if isinstance(index, faiss.IndexPreTransform):
-        return _knobs(faiss.downcast_index(index.index))
     if isinstance(index, faiss.IndexRefine):
         factor = _Knob("k_factor", _doubled(1, 64), lambda value: setattr(index, "k_factor", value))
         return [*_knobs(faiss.downcast_index(index.base_index)), factor]
