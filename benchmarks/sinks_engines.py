@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
 from whiten_index.vectordb.database_writer import VECTOR, Layout, PushedTable, VectorDtype
-from whiten_index.vectordb.lance.rows import as_stored, stored_schema
+from whiten_index.vectordb.lance_table import as_stored, stored_schema
 from whiten_index.vectordb.row_checks import vectors_of
 
 TABLE, TOP_K = "docs", 10
@@ -368,12 +368,12 @@ class Milvus:
 
     @contextmanager
     def _insert(self, rows: Rows) -> Iterator[Load]:
-        made = importlib.import_module("whiten_index.vectordb.milvus.rows")
+        made = importlib.import_module("whiten_index.vectordb.milvus_writer")
         # A server takes messages of so many bytes.
         parts = (part for batch in rows.batches for part in made.parts(batch))
-        ready = [made.as_rows(part, rows.layout) for part in parts]
+        ready = [made.as_objects(part, rows.layout) for part in parts]
         with _milvus(self._own_address) as client:
-            client.create_collection(_OWN, schema=made.schema_of(rows.layout))
+            client.create_collection(_OWN, schema=made.collection_schema(rows.layout))
 
             def load() -> None:
                 for objects in ready:
@@ -443,12 +443,12 @@ def size_of(path: Path) -> int:
 
 @contextmanager
 def _milvus(address: str) -> Iterator[Any]:
-    made = importlib.import_module("whiten_index.vectordb.milvus.connection")
-    client = made.Connection(address, made.IndexOptions.parse({}))
+    made = importlib.import_module("whiten_index.vectordb.milvus_connection")
+    connection = made.MilvusConnection(made.MilvusAddress.parse(address, ""), make=True)
     try:
-        yield client
+        yield connection.client
     finally:
-        client.close()
+        connection.close()
 
 
 def _index_exactly(client: Any, collection: str) -> None:

@@ -65,7 +65,7 @@ PLAIN = (
     "abfs://container@account.dfs.core.windows.net/x", "hdfs://user@host:8020/x", "gs://b/*.parquet",
     "https://host:8080/x.parquet?download=true&versionId=3sL4kqtJlcpXroDTDmJ+rmSpXd3dIbrHY",
     "hf://datasets/a/b@main/x.parquet", "zip://x.parquet::s3://bucket/y.zip", "x@y.org",
-    "postgresql://user@[::1]:5432/db?sslkey=/k&passfile=/p", "qdrant://:memory:", "git@host:a/b",
+    "postgresql://user@[::1]:5432/db?sslkey=/k&passfile=/p", "git@host:a/b",
     "https://www.youtube.com/watch?v=dQw4w9WgXcQ", "what does https://host/?q=1 say",
 )  # fmt: skip
 

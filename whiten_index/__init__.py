@@ -36,7 +36,7 @@ _HOME = {
     "Encoder": "encoding",
     "Moments": "whitening.moments",
     "ParquetCorpus": "corpus",
-    "PushConfig": "push",
+    "PushConfig": "vectordb.push_config",
     "QueryTransform": "search.query_transform",
     "TrainingConfig": "training.training_config",
     "WhitenIndexError": "errors",
@@ -44,8 +44,8 @@ _HOME = {
     "build_index": "pipeline.build",
     "encode_corpus": "pipeline.encode",
     "open_index": "search.search_index",
-    "push_index": "push",
-    "pushed_version": "push",
+    "push_index": "vectordb.push",
+    "pushed_version": "vectordb.push",
     "train_encoder": "training.train",
 }
 

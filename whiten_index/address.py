@@ -18,7 +18,7 @@ _WITHOUT_SCHEME = re.compile(
 )
 # As libpq has them: host=h user=u password=p
 _KEY_VALUE = re.compile(r"(.*\s)?(ssl)?pass(word|wd)\s*=\s*\S.*", re.DOTALL | re.I)
-_HOST = re.compile(r":memory:|(\[[\da-fA-F:.%]+\]|[^:@\[\]]*)(:\d*)?(,[^:@]*(:\d*)?)*")
+_HOST = re.compile(r"(\[[\da-fA-F:.%]+\]|[^:@\[\]]*)(:\d*)?(,[^:@]*(:\d*)?)*")
 # Schemes whose user is a name; in others it may be a token.
 _NAMED_USER = re.compile(
     r"postgres.*|pg.*|psql|hdfs|viewfs|ssh|sftp|ftp|smb|abfss?|wasbs?|git\+ssh"
@@ -120,7 +120,7 @@ def _secret_in(scheme: str, rest: str) -> str:
         # A folder may have any name.
         return ""
     # A password with a / or a ? in it ends the host too early.
-    ended_early = ":" in host and "@" in path + query and host != ":memory:"
+    ended_early = ":" in host and "@" in path + query
     if not _HOST.fullmatch(host) or ended_early or re.search(":[^/]*@", path):
         return "something that may be a password"
     for each in filter(None, re.split("[&;?#]", query)):

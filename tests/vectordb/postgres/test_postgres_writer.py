@@ -1,4 +1,4 @@
-"""Tables of a real PostgreSQL with pgvector: the contract, and interruptions."""
+"""Tables of a real PostgreSQL with pgvector: what is PostgreSQL's own, and interruptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -17,7 +17,6 @@ from psycopg import sql
 
 from tests.vectordb.postgres.helpers import Run, push_all
 from tests.vectordb.writer_contract import (
-    EngineContract,
     Rows,
     assert_finds,
     assert_holds,
@@ -28,14 +27,6 @@ from whiten_index.vectordb.database_writer import VectorDtype
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
-
-
-class TestPostgres(EngineContract):
-    impatient: ClassVar[dict[str, str]] = {"lock_timeout": "1"}
-
-    @pytest.fixture
-    def address(self, address: str) -> str:
-        return address
 
 
 def test_a_swap_of_another_push_while_one_looks(

@@ -1,0 +1,693 @@
+"""Behaviour of every database writer, on the real engine, against brute force."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.vectordb.memory_writer import MemoryWriter, Server
+from tests.vectordb.writer_contract import (
+    CHANGED,
+    COLUMNS,
+    DELETING,
+    FINISHING,
+    GONE,
+    HERE,
+    SWAPPED,
+    SWAPPING,
+    K,
+    Rows,
+    assert_clean,
+    assert_finds,
+    assert_holds,
+    changed_by_child,
+    contents,
+    fill,
+    pushed_by_child,
+    some_changes,
+)
+from whiten_index.corpus.batches import PASSAGE
+from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.vectordb.database_writer import DatabaseWriter, Metric, VectorDtype
+from whiten_index.vectordb.push_check import differences
+from whiten_index.vectordb.registry import open_writer
+from whiten_index.vectordb.row_checks import RowsError
+
+ODD_NAME = 'a "quoted" 5% %s na\'me; DROP TABLE docs --'
+ODD_IDS = ["", " ", "'", '"', "\\", "\\'", "a;b", "x" * 1000, "é", "e\u0301", "\U0001f600", "0",
+           "00", "file.parquet#0:12", "null", "NaN", "%s", "{}", "\n", "A", "a", "--"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An engine with nothing in it.
+
+    Attributes:
+        address: of the database.
+        folder: of an engine without a server.
+        options: of an approximate index.
+        halves: whether it keeps float16.
+        shared: whether it takes several connections at once.
+        transactions: whether changes that fail leave nothing behind.
+        any_name: whether a table may have any name.
+        impatient: options to give up soon if there is a lock.
+        big: rows of the test of many rows.
+    """
+
+    address: str
+    folder: Path | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    halves: bool = True
+    shared: bool = True
+    transactions: bool = True
+    any_name: bool = False
+    impatient: dict[str, str] = field(default_factory=dict)
+    big: int = 50_000
+
+    def open(self, name: str = "docs", **options: str) -> DatabaseWriter:
+        return open_writer(self.address, name, options=options)
+
+
+BACKENDS: dict[str, Callable[[Path, pytest.FixtureRequest], Backend]] = {
+    "postgresql": lambda _, request: Backend(
+        request.getfixturevalue("address"), any_name=True, impatient={"lock_timeout": "1"}
+    ),
+    "qdrant": lambda folder, _: Backend(
+        f"qdrant://{folder}/q", folder / "q", shared=False, transactions=False, big=2000
+    ),
+    "lancedb": lambda folder, _: Backend(
+        f"lancedb://{folder}/a folder", folder / "a folder",
+        {"index": "ivf_sq", "num_partitions": "100", "nprobes": "30"},
+    ),
+    "milvus": lambda folder, _: Backend(
+        f"milvus://{folder}/docs.db", folder / "docs.db", halves=False, transactions=False,
+        big=5000,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Memory(Backend):
+    """The stand-in that pushes are tested with where no database is installed."""
+
+    server: Server = field(default_factory=Server)
+
+    def open(self, name: str = "docs", **options: str) -> DatabaseWriter:
+        return MemoryWriter(self.server)
+
+
+REAL = [pytest.param(name, marks=pytest.mark.service) for name in BACKENDS]
+
+
+@pytest.fixture(params=["memory", "memory without transactions", *REAL])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    if request.param in BACKENDS:
+        return BACKENDS[request.param](tmp_path, request)
+    transactions = request.param == "memory"
+    return Memory("", transactions=transactions, server=Server(transactions=transactions))
+
+
+@pytest.fixture(params=REAL)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    """An engine that outlives a process, and has names and options."""
+    return BACKENDS[request.param](tmp_path, request)
+
+
+@pytest.fixture
+def shared(backend: Backend) -> Backend:
+    if not backend.shared:
+        pytest.skip("it takes one connection at a time")
+    return backend
+
+
+@pytest.fixture
+def writer(backend: Backend) -> Iterator[DatabaseWriter]:
+    with backend.open(**backend.options) as opened:
+        yield opened
+
+
+def taken(batches: list[pa.RecordBatch], writer: DatabaseWriter) -> None:
+    for batch in batches:
+        writer.append(batch)
+
+
+# Rows.
+
+
+def test_an_empty_database(writer: DatabaseWriter) -> None:
+    assert writer.published() is None
+    assert writer.pending() is None
+    writer.discard()
+    assert writer.engine
+    assert "docs" in writer.target
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.large_string()])
+@pytest.mark.parametrize("metric", list(Metric))
+def test_rows_come_back_and_are_found(
+    writer: DatabaseWriter, kind: pa.DataType, metric: Metric
+) -> None:
+    ids = pa.array([f"{7 * at}" for at in range(300)]).cast(kind)
+    rows = Rows.make(ids=ids, metric=metric, n=pa.array(range(300)))
+    fill(writer, rows)
+    assert_holds(writer, rows)
+    assert_finds(writer, rows)
+    assert_finds(writer, rows, exact=False, least=0.9)
+    assert_clean(writer, rows)
+    assert writer.pending() is None
+    assert len(writer.fetch([rows.ids[0]], rows.layout)) == 1
+    assert len(writer.fetch([], rows.layout)) == 0
+
+
+def test_ids_may_be_any_text(writer: DatabaseWriter) -> None:
+    odd = [*ODD_IDS, *(f"{each}#{at}" for at in range(50) for each in ODD_IDS)]
+    rows = Rows.make(len(odd), ids=pa.array(odd, pa.large_string()))
+    fill(writer, rows, batch=1000)
+    assert_holds(writer, rows)
+    for name in ODD_IDS:
+        assert writer.fetch([name], rows.layout)["id"].to_pylist() == [name]
+    with writer.changing(replace(rows.pushed, rows=5), rows.layout) as changing:
+        changing.delete(odd[5:])
+    assert_holds(writer, Rows(rows.table.slice(0, 5), rows.layout))
+
+
+def test_ids_at_the_edges_of_64_bits(writer: DatabaseWriter) -> None:
+    rows = Rows.make(5, ids=pa.array([-(2**63) + 1, -1, 0, 2**53 + 1, 2**63 - 1]))
+    fill(writer, rows)
+    assert_holds(writer, rows)
+
+
+def test_kept_columns_of_every_type(writer: DatabaseWriter) -> None:
+    columns = {name: pa.array([one, two, None], kind) for name, (kind, one, two) in COLUMNS.items()}
+    rows = Rows.make(3, **columns)
+    fill(writer, rows)
+    assert_holds(writer, rows)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([3_000_000, None, -3_000_000], pa.date32()),
+        pa.array([253_402_300_800, None, -253_402_300_800], pa.timestamp("s")),
+        pa.array([2**62, None, -(2**62)], pa.timestamp("ms", "UTC")),
+    ],
+)
+def test_far_dates_come_back_or_are_refused(engine: Backend, values: pa.Array) -> None:
+    rows = Rows.make(3, day=values)
+    with engine.open() as writer:
+        try:
+            fill(writer, rows)
+        except DatabaseError as error:
+            assert re.search("day|range", str(error))  # noqa: PT017
+            assert writer.published() is None
+        else:
+            assert_holds(writer, rows)
+
+
+def test_passages_have_keys_of_two_columns(writer: DatabaseWriter) -> None:
+    """Documents, each of which loses another number of passages."""
+    names = [f"d{number}" for number in range(200) for _ in range(5)]
+    numbers = pa.array([passage for _ in range(200) for passage in range(5)], pa.int32())
+    rows = Rows.make(1000, ids=pa.array(names, pa.large_string()), **{PASSAGE: numbers})
+    fill(writer, rows)
+    assert_holds(writer, rows)
+    assert len(writer.fetch(["d7"], rows.layout)) == 5
+    stays = [row for row in range(1000) if row % 5 < row // 5 % 6]
+    now = Rows(pa.Table.from_batches([rows.take(stays)]), rows.layout)
+    with writer.changing(now.pushed, rows.layout) as changing:
+        changing.delete(sorted(set(names)))
+        changing.upsert(rows.take(stays))
+    assert_holds(writer, now)
+
+
+@pytest.mark.parametrize("bad", ["nan", "infinity", "width", "columns", "twice", "null"])
+def test_rows_that_no_database_is_to_see(writer: DatabaseWriter, bad: str) -> None:
+    """They are refused as a whole, and the push can go on."""
+    rows = Rows.make()
+    first, batch, *rest = rows.batches(100)
+    good = batch
+    if bad in ("nan", "infinity"):
+        spoiled = rows.vectors[100:200].copy()
+        spoiled[3, 4] = np.nan if bad == "nan" else np.inf
+        column = pa.FixedSizeListArray.from_arrays(pa.array(spoiled.ravel()), K)
+        batch = batch.set_column(1, rows.layout.schema.field(1), column)
+    elif bad == "width":
+        batch = Rows.make(100, k=K + 1).batches()[0]
+    elif bad == "columns":
+        batch = Rows.make(100, n=pa.array(range(100))).batches()[0]
+    else:
+        names = [*range(100, 199), 100 if bad == "twice" else None]
+        batch = batch.set_column(0, rows.layout.schema.field(0), pa.array(names, pa.int64()))
+    writer.begin(rows.pushed, rows.layout)
+    writer.append(first)
+    with pytest.raises(RowsError):
+        writer.append(batch)
+    taken([good, *rest], writer)
+    writer.finish(rows.layout)
+    writer.swap()
+    assert_holds(writer, rows)
+
+
+def test_halves(writer: DatabaseWriter, backend: Backend) -> None:
+    rows = Rows.make(dtype=VectorDtype.FLOAT16)
+    if not backend.halves:
+        with pytest.raises(ConfigError, match="float16"):
+            writer.begin(rows.pushed, rows.layout)
+        return
+    fill(writer, rows)
+    assert_holds(writer, rows)
+    assert_finds(writer, rows)
+
+
+def test_few_rows_and_none(writer: DatabaseWriter) -> None:
+    for size in (1, 0):
+        fill(writer, Rows.make(size))
+        assert writer.count() == size
+        found = writer.search(Rows.make(2, seed=3).vectors, 10, exact=True)
+        assert [len(ids) for ids in found.ids] == [size, size]
+        assert np.isnan(found.scores[:, size:]).all()
+
+
+@pytest.mark.service
+def test_many_real_vectors(writer: DatabaseWriter, backend: Backend, wikinews: Rows) -> None:
+    rows = Rows(wikinews.table.slice(0, backend.big), wikinews.layout)
+    fill(writer, rows, batch=8192)
+    assert writer.count() == backend.big
+    some = np.random.default_rng(0).choice(backend.big, 500, replace=False)
+    sample = Rows(rows.table.take(pa.array(some)), rows.layout)
+    assert differences(sample.table, writer.fetch(sample.ids, rows.layout), rows.layout) == []
+    assert_finds(writer, rows, queries=50)
+    assert_finds(writer, rows, exact=False, least=0.95, queries=200)
+
+
+# The life of tables.
+
+
+def test_users_see_the_old_rows_until_the_swap(writer: DatabaseWriter) -> None:
+    old, new = Rows.make(), replace(Rows.make(200, seed=1, k=5), transform="t2")
+    fill(writer, old)
+    writer.begin(new.pushed, new.layout)
+    for batch in new.batches():
+        writer.append(batch)
+        assert_holds(writer, old)
+    writer.finish(new.layout)
+    assert_holds(writer, old)
+    assert_holds(writer, new, pending=True)
+    found = writer.search(new.vectors[:2], 3, exact=True, pending=True)
+    assert [ids[0] for ids in found.ids] == new.ids[:2]
+    writer.swap()
+    assert_holds(writer, new)
+    assert_finds(writer, new)
+    assert_clean(writer, new)
+
+
+def test_metadata_come_back(writer: DatabaseWriter) -> None:
+    old, after, put = some_changes()
+    fill(writer, old)
+    new = replace(old, transform="t2", options="", query_digest="q2")
+    writer.begin(new.pushed, new.layout)
+    taken(new.batches(), writer)
+    writer.resume(new.layout)
+    writer.finish(new.layout)
+    pending = writer.pending()
+    assert pending is not None
+    assert replace(pending, name="", lease="") == replace(new.pushed, done=300)
+    assert_clean(writer, old)
+    writer.swap()
+    assert_clean(writer, new)
+    after = replace(after, transform="t2", options="o3", query_digest="q3")
+    with writer.changing(after.pushed, new.layout) as changing:
+        changing.upsert(put)
+        changing.delete([7])
+    assert_clean(writer, after)
+
+
+def test_what_is_discarded_leaves_what_users_see(writer: DatabaseWriter) -> None:
+    old, new = Rows.make(), Rows.make(200, seed=1)
+    fill(writer, old)
+    writer.begin(new.pushed, new.layout)
+    writer.append(new.batches()[0])
+    writer.discard()
+    assert writer.pending() is None
+    assert_holds(writer, old)
+    # What was begun is replaced by what is begun next.
+    writer.begin(new.pushed, new.layout)
+    writer.append(new.batches()[0])
+    fill(writer, new)
+    assert_holds(writer, new)
+
+
+def test_an_interrupted_push_is_resumed(backend: Backend) -> None:
+    rows = Rows.make()
+    first, second, third = rows.batches(100)
+    with backend.open() as writer:
+        writer.begin(rows.pushed, rows.layout)
+        taken([first, second], writer)
+    for done, rest in ((200, [third]), (300, [])):
+        with backend.open() as writer:
+            assert writer.published() is None
+            pending = writer.pending()
+            assert pending is not None
+            assert replace(pending, name="", lease="") == replace(rows.pushed, done=done)
+            writer.resume(rows.layout)
+            taken(rest, writer)
+            writer.finish(rows.layout)
+            if not rest:
+                writer.swap()
+                assert_holds(writer, rows)
+                assert_finds(writer, rows)
+
+
+@pytest.mark.parametrize("name", ["docs", ODD_NAME])
+def test_tables_of_several_names(engine: Backend, name: str) -> None:
+    rows, last = Rows.make(), Rows.make(40, seed=2)
+    with engine.open("other") as other:
+        fill(other, rows)
+    if name == ODD_NAME and not engine.any_name:
+        with pytest.raises(ConfigError, match="name"):
+            engine.open(name)
+        return
+    with engine.open(name) as writer:
+        fill(writer, Rows.make(50, seed=1))
+        fill(writer, last)
+        assert_holds(writer, last)
+        assert_finds(writer, last)
+        with writer.changing(last.pushed, last.layout) as changing:
+            changing.delete(last.ids[:3])
+            changing.upsert(last.take([0, 1, 2]))
+        assert_holds(writer, last)
+    with engine.open("other") as other:
+        assert_holds(other, rows)
+
+
+@pytest.mark.parametrize("name", ["", "a" * 300])
+def test_names_that_no_engine_takes(engine: Backend, name: str) -> None:
+    with pytest.raises(ConfigError), engine.open(name) as writer:
+        fill(writer, Rows.make())
+
+
+def test_options_that_no_engine_knows(engine: Backend) -> None:
+    with pytest.raises(ConfigError, match="no_such_option"):
+        engine.open(no_such_option="1")
+
+
+# Changes.
+
+
+def test_changed_rows(writer: DatabaseWriter) -> None:
+    old = Rows.make(n=pa.array(range(300)))
+    fill(writer, old)
+    other = Rows.make(seed=1, n=pa.array(range(1000, 1300)))
+    names = [*range(10), *range(500, 510)]
+    changed = Rows.of(
+        other.vectors[:20], ids=pa.array(names), n=other.table["n"].combine_chunks()[:20]
+    )
+    kept = pa.Table.from_batches([old.take(range(25, 300))])
+    after = replace(Rows(pa.concat_tables([changed.table, kept]), old.layout), version="000002-def")
+    for _ in range(2):
+        # Twice is once.
+        with writer.changing(after.pushed, old.layout) as changing:
+            changing.delete([*range(10, 25), 12345])
+            changing.upsert(changed.take(range(20)))
+        assert_holds(writer, after)
+    assert_finds(writer, after)
+    assert_clean(writer, after)
+    assert writer.pending() is None
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_changes_that_fail(writer: DatabaseWriter, backend: Backend, rolled_back: bool) -> None:
+    """Metadata say which versions rows may be of, until changes end; these end the same."""
+    old, after, put = some_changes()
+    fill(writer, old)
+
+    def fail(to: Rows, rows: pa.RecordBatch) -> list[str]:
+        def change() -> None:
+            with writer.changing(to.pushed, to.layout) as changing:
+                changing.upsert(rows)
+                raise RuntimeError("on purpose")
+
+        with pytest.raises(RuntimeError, match="on purpose"):
+            change()
+        found = writer.published()
+        assert found is not None
+        assert found.version == old.version
+        return found.changing.split()
+
+    expected = [] if backend.transactions else [after.version]
+    assert fail(after, put) == expected
+    if backend.transactions:
+        assert_holds(writer, old)
+    if rolled_back:
+        assert set(fail(old, old.take([0]))) >= set(expected)
+    end = old if rolled_back else after
+    with writer.changing(end.pushed, old.layout) as changing:
+        changing.upsert(old.take([*range(5), 7]) if rolled_back else put)
+        changing.delete([] if rolled_back else [7])
+    assert_holds(writer, end)
+    assert_clean(writer, end)
+
+
+# Two pushes at once.
+
+
+@pytest.mark.parametrize("step", ["resume", "begin", "discard", "fill"])
+def test_of_two_pushes_one_alone_goes_on(shared: Backend, step: str) -> None:
+    """The one before is refused, or if there are locks the one that comes later."""
+    old, mine = Rows.make(200, seed=2), replace(Rows.make(), version="000002-def")
+    theirs = mine if step == "resume" else replace(Rows.make(seed=1), version="000003-fed")
+    first, *rest = mine.batches(100)
+
+    def take_over(writer: DatabaseWriter) -> None:
+        if step == "resume":
+            writer.resume(theirs.layout)
+        elif step == "begin":
+            writer.begin(theirs.pushed, theirs.layout)
+        elif step == "fill":
+            fill(writer, theirs)
+        else:
+            writer.discard()
+            # If there are locks it is left alone.
+            if writer.pending() is not None:
+                raise DatabaseError("left alone")
+
+    def assert_shut_out(writer: DatabaseWriter) -> None:
+        for call in (lambda: writer.append(rest[0]), lambda: writer.finish(mine.layout),
+                     writer.swap):  # fmt: skip
+            with pytest.raises(DatabaseError):
+                call()
+
+    with shared.open() as one, shared.open(**shared.impatient) as two:
+        fill(one, old)
+        one.begin(mine.pushed, mine.layout)
+        one.append(first)
+        try:
+            take_over(two)
+        except DatabaseError:
+            taken(rest, one)
+            one.finish(mine.layout)
+            one.swap()
+            assert_holds(two, mine)
+            return
+        assert_shut_out(one)
+        if step in ("resume", "begin"):
+            taken(rest if step == "resume" else theirs.batches(100), two)
+            two.finish(theirs.layout)
+            assert_shut_out(one)
+            two.swap()
+        now = old if step == "discard" else theirs
+        assert_holds(two, now)
+        assert_clean(two, now)
+        # The first one comes again when the other has ended.
+        fill(one, mine)
+        assert_holds(two, mine)
+
+
+def test_of_two_changes_one_alone_ends(shared: Backend) -> None:
+    old, after, put = some_changes()
+    other = replace(after, version="000003-fed")
+    with shared.open() as one, shared.open(**shared.impatient) as two:
+        fill(one, old)
+        assert one.published() == two.published()
+        with (  # noqa: PT012 - which of them is refused, and when, depends on the engine
+            pytest.raises(DatabaseError),
+            one.changing(after.pushed, old.layout) as mine,
+        ):
+            mine.upsert(put)
+            two.published()
+            with two.changing(other.pushed, old.layout) as theirs:
+                theirs.upsert(put)
+                theirs.delete([7])
+            mine.upsert(Rows.make(seed=5).take([100]))
+        found = two.published()
+        assert found is not None
+        ended = {each.version: each for each in (old, other)}[found.version]
+        assert_holds(two, ended)
+        assert_clean(two, ended)
+
+
+def test_what_another_push_replaced_is_not_changed(shared: Backend) -> None:
+    old, after, put = some_changes()
+    other = replace(Rows.make(200, seed=3), version="000003-fed")
+    with shared.open() as one, shared.open() as two:
+        fill(one, old)
+        assert one.published() is not None
+        fill(two, other)
+        with (
+            pytest.raises(DatabaseError, match="another push"),
+            one.changing(after.pushed, old.layout) as changing,
+        ):
+            changing.upsert(put)
+        assert_holds(two, other)
+        assert_clean(two, other)
+
+
+# Kills.
+
+
+def kill_after(event: int, does: str, backend: Backend, marker: Path) -> None:
+    marker.write_text("0")
+    child = subprocess.Popen(
+        [sys.executable, str(HERE / "writer_child.py"), does, backend.address, "docs", str(marker)],
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while int(marker.read_text() or 0) < event:
+            assert child.poll() is None, "it ended by itself"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+
+
+@pytest.mark.parametrize("wanted", [1, 9, FINISHING, SWAPPING, SWAPPED])
+def test_the_pushing_process_is_killed(engine: Backend, tmp_path: Path, wanted: int) -> None:
+    """Wherever it dies, users see all old rows or all new ones, and the next push ends."""
+    old, rows = Rows.make(seed=3), pushed_by_child()
+    with engine.open() as writer:
+        fill(writer, old)
+    kill_after(wanted, "push", engine, tmp_path / "marker")
+    with engine.open() as writer:
+        found = writer.published()
+        assert found is not None
+        assert found.changing == ""
+        if found.version == rows.version:
+            # It may have gone on for a while before it was hit.
+            assert_holds(writer, rows)
+            writer.discard()
+            assert writer.pending() is None
+            return
+        assert wanted < SWAPPED
+        assert_holds(writer, old)
+        pending = writer.pending()
+        assert pending is not None
+        assert min(wanted * 100, 2000) <= pending.done <= 2000
+        writer.resume(rows.layout)
+        taken(rows.batches(100)[pending.done // 100 :], writer)
+        writer.finish(rows.layout)
+        writer.swap()
+        assert_holds(writer, rows)
+        assert_clean(writer, rows)
+
+
+@pytest.mark.parametrize("wanted", [1, 9, DELETING, CHANGED])
+def test_the_changing_process_is_killed(engine: Backend, tmp_path: Path, wanted: int) -> None:
+    """Wherever it dies, the rows are of the version that metadata say, or of either."""
+    old, rows = Rows.make(2000, seed=8), changed_by_child()
+    with engine.open() as writer:
+        fill(writer, old)
+    kill_after(wanted, "change", engine, tmp_path / "marker")
+    with engine.open() as writer:
+        found = writer.published()
+        assert found is not None
+        if found.changing:
+            assert wanted < CHANGED
+            assert (found.version, found.changing) == (old.version, rows.version)
+        else:
+            assert_holds(writer, {each.version: each for each in (old, rows)}[found.version])
+        with writer.changing(rows.pushed, rows.layout) as changing:
+            for batch in rows.batches(100):
+                changing.upsert(batch)
+            changing.delete(GONE)
+        assert_holds(writer, rows)
+        assert_clean(writer, rows)
+
+
+# Folders of engines without a server.
+
+
+@pytest.fixture(params=[each for each in REAL if each.values != ("postgresql",)])
+def embedded(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    folder = tmp_path / "embedded"
+    folder.mkdir()
+    return BACKENDS[request.param](folder, request)
+
+
+def test_reading_makes_nothing(embedded: Backend) -> None:
+    assert embedded.folder is not None
+    with pytest.raises(DatabaseError, match=r"is not there, or .*; look at the path"):
+        open_writer(embedded.address, "docs", make=False)
+    assert list(embedded.folder.parent.iterdir()) == []
+    rows = Rows.make(50)
+    with embedded.open() as writer:
+        fill(writer, rows)
+    before = contents(embedded.folder)
+    assert before
+    with open_writer(embedded.address, "docs", make=False) as writer:
+        assert_clean(writer, rows)
+    with open_writer(embedded.address, "others", make=False) as writer:
+        assert writer.published() is None
+    assert contents(embedded.folder) == before
+
+
+@pytest.mark.parametrize("there", ["corpus.parquet", "meta.txt"])
+def test_a_folder_of_other_files_is_left_alone(embedded: Backend, there: str) -> None:
+    assert embedded.folder is not None
+    embedded.folder.mkdir()
+    (embedded.folder / there).write_text("mine")
+    with pytest.raises(ConfigError, match=f"other files than those of .*, such as '{there}'"):
+        embedded.open()
+    assert [each.name for each in embedded.folder.iterdir()] == [there]
+
+
+def test_hidden_files_and_ones_of_the_system_do_not_matter(embedded: Backend) -> None:
+    assert embedded.folder is not None
+    embedded.folder.mkdir()
+    for name in (".DS_Store", "lost+found"):
+        (embedded.folder / name).mkdir()
+    rows = Rows.make(20)
+    with embedded.open() as writer:
+        fill(writer, rows)
+        assert_holds(writer, rows)
+
+
+def test_a_second_process_is_refused_or_sees_the_same(embedded: Backend) -> None:
+    rows = Rows.make(50)
+    code = (
+        "import sys\n"
+        "from whiten_index.vectordb.registry import open_writer\n"
+        f"with open_writer({embedded.address!r}, 'docs') as writer: print(writer.count())\n"
+    )
+    with embedded.open() as writer:
+        fill(writer, rows)
+        ran = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(HERE.parents[1])}, timeout=60,
+        )  # fmt: skip
+    if ran.returncode:
+        assert re.search("one (connection|process)? ?at a time|takes one at a time", ran.stderr)
+    else:
+        assert ran.stdout.split() == ["50"]

@@ -1,0 +1,209 @@
+"""Options of the engines' indexes, connections and searches, given as ``--option NAME=VALUE``.
+
+They are read without the engine's client. Options in ``shapes_table`` are those that a table is
+made with; the others belong to a connection or to searches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from whiten_index.artifacts.paths import cut
+from whiten_index.errors import ConfigError
+
+_MOST = 999_999_999
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+Positive = Annotated[int, Field(ge=1, le=_MOST)]
+_STORAGE = "storage."
+
+
+class EngineOptions(BaseModel):
+    """Options of one engine; None leaves a value to the engine.
+
+    Attributes:
+        engine: its name.
+        shapes_table: names of the options that a table is made with.
+        of_index: kind of index -> names of the options that this kind alone has.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    engine: ClassVar[str]
+    shapes_table: ClassVar[tuple[str, ...]]
+    of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """Return the options given as text.
+
+        Raises:
+            ConfigError: an option is unknown, its value is out of bounds, or it belongs to another
+                kind of index.
+        """
+        try:
+            options = cls.model_validate(dict(given))
+        except ValidationError as error:
+            raise ConfigError(cls._explain(error, given)) from None
+        if useless := options._of_other_indexes() & options.model_fields_set:
+            raise ConfigError(
+                f"--option {min(useless)} is of no use to index={options._index}; leave it out"
+            )
+        return options
+
+    @classmethod
+    def _explain(cls, error: ValidationError, given: Mapping[str, str]) -> str:
+        first = error.errors(include_url=False)[0]
+        name = cut(str(first["loc"][0]), most=60)
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(cls.model_fields).replace("storage", f"{_STORAGE}NAME")
+            return f"--option {name} is unknown to {cls.engine}; use one of {known}"
+        return f"--option {name}: {first['msg']}; {cut(given[name], most=60)!r} was given"
+
+    def shaping(self) -> dict[str, str]:
+        """Return the options that the table is made with, defaults included, as text."""
+        names = set(self.shapes_table) - self._of_other_indexes()
+        values = self.model_dump(include=names, exclude_none=True)
+        return {name: str(value).lower() for name, value in values.items()}
+
+    @property
+    def _index(self) -> str:
+        return str(getattr(self, "index", ""))
+
+    def _of_other_indexes(self) -> set[str]:
+        every = {name for names in self.of_index.values() for name in names}
+        return every - set(self.of_index.get(self._index, ()))
+
+
+class QdrantOptions(EngineOptions):
+    """Options of a Qdrant server; ``hnsw_ef`` and ``oversampling`` are of the check's searches."""
+
+    engine = "Qdrant"
+    shapes_table = (
+        "m", "ef_construct", "indexing_threshold", "quantization", "on_disk", "shard_number",
+        "replication_factor",
+    )  # fmt: skip
+
+    m: Count | None = None
+    ef_construct: Positive | None = None
+    hnsw_ef: Positive | None = None
+    indexing_threshold: Count = 10_000
+    quantization: Literal["none", "scalar", "binary"] = "none"
+    oversampling: Annotated[float, Field(ge=1, le=1000)] | None = None
+    on_disk: bool | None = None
+    shard_number: Positive | None = None
+    replication_factor: Positive | None = None
+    prefer_grpc: bool = False
+    grpc_port: Annotated[int, Field(ge=1, le=65_535)] = 6334
+    timeout: Positive = 60
+    index_timeout: Positive = 3600
+    tls_ca: str | None = None
+
+
+class MilvusOptions(EngineOptions):
+    """Options of Milvus and Milvus Lite; ``ef`` and ``nprobe`` are of the check's searches."""
+
+    engine = "Milvus"
+    shapes_table = ("index", "m", "ef_construction", "nlist")
+    of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "hnsw": ("m", "ef_construction", "ef"),
+        "ivf_flat": ("nlist", "nprobe"),
+    }
+
+    db: str = ""
+    index: Literal["hnsw", "flat", "ivf_flat", "autoindex"] = "hnsw"
+    m: Positive = 16
+    ef_construction: Positive = 200
+    ef: Positive = 128
+    nlist: Positive | None = None
+    nprobe: Positive = 32
+
+    def index_params(self, rows: int) -> dict[str, int]:
+        """Return the parameters of the index of a collection with some rows."""
+        if self.index == "hnsw":
+            return {"M": self.m, "efConstruction": self.ef_construction}
+        if self.index == "ivf_flat":
+            # k-means wants 39 rows or more for each centre.
+            by_default = max(1, min(int(4 * math.sqrt(rows)), rows // 39))
+            return {"nlist": self.nlist or by_default}
+        return {}
+
+    def search_params(self, index_type: str, top_k: int) -> dict[str, int]:
+        """Return the parameters of a search of an index of some type."""
+        # Milvus refuses to compare fewer rows than it is to return.
+        found = {"HNSW": {"ef": max(self.ef, top_k)}, "IVF_FLAT": {"nprobe": self.nprobe}}
+        return found.get(index_type, {})
+
+
+_PARTITIONS = ("num_partitions", "sample_rate")
+
+
+class LanceOptions(EngineOptions):
+    """Options of LanceDB; ``nprobes``, ``refine_factor`` and ``ef`` are of the check's searches."""
+
+    engine = "LanceDB"
+    shapes_table = (
+        "index", *_PARTITIONS, "num_sub_vectors", "num_bits", "m", "ef_construction",
+    )  # fmt: skip
+    of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "auto": _PARTITIONS,
+        "ivf_flat": _PARTITIONS,
+        "ivf_sq": _PARTITIONS,
+        "ivf_pq": (*_PARTITIONS, "num_sub_vectors", "num_bits"),
+        "ivf_hnsw_sq": (*_PARTITIONS, "m", "ef_construction"),
+    }
+
+    index: Literal["auto", "none", "ivf_flat", "ivf_sq", "ivf_pq", "ivf_hnsw_sq"] = "auto"
+    num_partitions: Positive | None = None
+    sample_rate: Positive | None = None
+    num_sub_vectors: Positive | None = None
+    num_bits: Positive | None = None
+    m: Positive | None = None
+    ef_construction: Positive | None = None
+    nprobes: Positive | None = None
+    refine_factor: Positive = 2
+    ef: Positive | None = None
+    keep_days: Annotated[float, Field(ge=0, le=36_500)] = 7.0
+    storage: dict[str, str] = Field(default={}, repr=False)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """Return the options given as text; see ``EngineOptions.parse``."""
+        storage = {
+            name.removeprefix(_STORAGE): value
+            for name, value in given.items()
+            if name.startswith(_STORAGE)
+        }
+        others = {name: value for name, value in given.items() if not name.startswith(_STORAGE)}
+        if "storage" in others:
+            raise ConfigError("--option storage needs the name of a setting: storage.NAME=VALUE")
+        return super().parse(others).model_copy(update={"storage": storage})
+
+    def index_kind(self, rows: int) -> str:
+        """Return the kind of index of a table with some rows, ``none`` for no index."""
+        kind = self.index
+        if kind == "auto":
+            # A search reads so many vectors in tens of milliseconds.
+            kind = "ivf_sq" if rows >= 100_000 else "none"
+        # Codes are learnt from 256 rows at least, and few rows are read faster than an index.
+        return kind if rows >= 1000 else "none"
+
+    def index_params(self, rows: int) -> dict[str, int]:
+        """Return the arguments of the index of a table with some rows."""
+        given = self.model_dump(include=set(self.of_index.get(self.index, ())), exclude_none=True)
+        return {**given, "num_partitions": self._partitions(rows)}
+
+    def search_params(self, rows: int) -> dict[str, int]:
+        """Return how a table with some rows is searched by its index."""
+        nprobes = self.nprobes or max(20, self._partitions(rows) // 4)
+        found = {"nprobes": nprobes, "refine_factor": self.refine_factor}
+        return found if self.ef is None else {**found, "ef": self.ef}
+
+    def _partitions(self, rows: int) -> int:
+        if self.index == "ivf_hnsw_sq":
+            return self.num_partitions or 1
+        # The engine learns the place of each from 256 rows.
+        return self.num_partitions or max(1, min(math.isqrt(rows) // 2, rows // 256))

@@ -1,0 +1,132 @@
+"""Support for the writers of Qdrant, LanceDB and Milvus: their errors, folders and names."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from whiten_index.artifacts.files import is_folder, list_folder
+from whiten_index.artifacts.paths import cut
+from whiten_index.errors import ConfigError, DatabaseError, WhitenIndexError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# The words of C's library, as Python and Rust report them, Rust's numbers, and SQLite's words.
+_NOT_WRITABLE = re.compile(
+    r"permission denied|operation not permitted|read-only file system|readonly database"
+    r"|\(os error (1|13|30)\)",
+    re.IGNORECASE,
+)
+_FULL = re.compile(r"no space left|quota exceeded|\(os error (28|122)\)", re.IGNORECASE)
+# Names in every folder that are not the user's: systems make them.
+_SYSTEM_NAMES = ("lost+found",)
+
+
+class _Explains(Protocol):
+    target: str
+
+    @property
+    def explain(self) -> Callable[[Exception], tuple[str, str]]: ...
+
+
+S = TypeVar("S", bound=_Explains)
+
+
+def reports(doing: str) -> Callable[
+    [Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]
+]:  # fmt: skip
+    """Let a method raise ``DatabaseError`` in place of any error of the engine's client.
+
+    Args:
+        doing: what fails, such as ``rows could not be added``.
+    """
+
+    def decorate(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+        @functools.wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            with reporting(self.target, doing, self.explain):
+                return method(self, *args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+@contextmanager
+def reporting(
+    target: str, doing: str, explain: Callable[[Exception], tuple[str, str]]
+) -> Iterator[None]:
+    """Raise ``DatabaseError`` in place of any error of the engine's client.
+
+    Args:
+        target: what was used, as may be shown.
+        doing: what fails.
+        explain: returns the reason, without secrets, and what to do.
+    """
+    try:
+        yield
+    except (WhitenIndexError, MemoryError):
+        raise
+    except Exception as error:
+        # Clients raise errors of several libraries, which have no base in common.
+        reason, advice = explain(error)
+        # The error itself may show a secret.
+        raise DatabaseError(f"{target}: {doing} ({reason}); {advice}") from None
+
+
+def disk_advice(reason: str) -> str:
+    """Return what to do if an engine reports a full disk or missing permissions, else nothing."""
+    if _NOT_WRITABLE.search(reason):
+        return (
+            "this user may not write there: change the permissions of the folder, or name another"
+        )
+    return "make room on that disk, and push again to resume" if _FULL.search(reason) else ""
+
+
+def require_engine_folder(
+    folder: Path, *, engine: str, marks: Sequence[str], address: str, make: bool
+) -> None:
+    """Refuse a folder of other files, and one that reading would have to make.
+
+    Args:
+        folder: of the tables.
+        engine: name of the engine.
+        marks: patterns of names, one of which is in every folder of the engine.
+        address: of the folder, as it may be shown.
+        make: whether the folder may be made.
+
+    Raises:
+        ConfigError: the folder has other files in it.
+        DatabaseError: nothing was pushed there yet, and it may not be made.
+    """
+    # The engine itself refuses a file.
+    inside = list_folder(folder) if is_folder(folder) else []
+    others = [e.name for e in inside if not e.name.startswith(".") and e.name not in _SYSTEM_NAMES]
+    ours = any(list_folder(folder, each) for each in marks) if inside else False
+    if others and not ours:
+        raise ConfigError(
+            f"{address} is a folder with other files than those of {engine}, such as "
+            f"{cut(others[0])!r}; name a folder that is empty or not there yet"
+        )
+    if not make and not ours:
+        raise DatabaseError(
+            f"{address} is not there, or nothing was pushed to it yet; look at the path in the "
+            "address, or push an index to it first"
+        )
+
+
+def require_name(name: str, pattern: str, *, longest: int, engine: str, rule: str) -> None:
+    """Refuse a name that an engine gives no table.
+
+    Raises:
+        ConfigError: the name does not match the pattern, or has too many bytes.
+    """
+    if not re.fullmatch(pattern, name) or len(name.encode()) > longest:
+        raise ConfigError(
+            f"{engine} cannot give a table the name {cut(name)!r}; use 1 to {longest} bytes, {rule}"
+        )

@@ -1,0 +1,326 @@
+"""Writer of collections of Milvus.
+
+Ids are the primary keys; rows of passages have ``pk``, which is ``id#number``. Kept columns are
+dynamic fields, by which users can filter (``n > 5``). A column whose name Milvus keeps for itself
+gets underscores at its end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pymilvus import DataType, MilvusClient
+
+from whiten_index.corpus.batches import ID, PASSAGE
+from whiten_index.errors import ConfigError
+from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
+from whiten_index.vectordb.database_writer import (
+    VECTOR,
+    Layout,
+    Metric,
+    Neighbours,
+    PushedTable,
+    VectorDtype,
+)
+from whiten_index.vectordb.engine_options import MilvusOptions
+from whiten_index.vectordb.engine_support import reports, require_name
+from whiten_index.vectordb.json_rows import from_objects, to_objects
+from whiten_index.vectordb.milvus_connection import MilvusAddress, MilvusConnection
+from whiten_index.vectordb.row_checks import blocks, padded_scores, vectors_array, vectors_of
+
+_PRIMARY = "pk"
+# Names that the client or Milvus Lite keep for themselves.
+_RESERVED = (_PRIMARY, "$meta", "_seq", "_partition", "count(*)")
+_LONGEST_TEXT = 65_535
+_METRICS = {Metric.COSINE: "COSINE", Metric.INNER_PRODUCT: "IP"}
+_EXACT_INDEXES = ("FLAT", "BRUTE_FORCE")
+# A server takes 64 MB at once; JSON and base64 are longer than the columns of Arrow.
+_SENT_BYTES = 16 << 20
+_IDS_AT_ONCE, _QUERIES_AT_ONCE, _PAGE_ROWS = 500, 1000, 8192
+# What was written is read.
+_STRONG = {"consistency_level": "Strong"}
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+
+
+class MilvusWriter(AliasWriter):
+    """One alias of Milvus; see ``DatabaseWriter``."""
+
+    def __init__(
+        self, address: str, name: str, options: Mapping[str, str], *, make: bool = True
+    ) -> None:
+        super().__init__(name)
+        self._options = MilvusOptions.parse(options)
+        require_name(
+            name, "[A-Za-z_][A-Za-z0-9_]*", engine="Milvus", longest=255 - SUFFIX_BYTES,
+            rule="letters, digits and underscores, no digit first",
+        )  # fmt: skip
+        place = MilvusAddress.parse(address, self._options.db)
+        self.explain, self.target = place.explain, f"{place.shown}, collection {name}"
+        self._connection = MilvusConnection(place, make=make)
+        self._milvus, self.engine = self._connection.client, self._connection.engine
+        self._loaded: set[str] = set()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def begin(self, pushed: PushedTable, layout: Layout) -> None:
+        """Make an empty staged collection.
+
+        Raises:
+            ConfigError: this Milvus keeps no float16.
+        """
+        self._require_dtype(layout)
+        super().begin(pushed, layout)
+
+    def _require_dtype(self, layout: Layout) -> None:
+        lacking = self._connection.lite or not self._connection.has_2_4
+        if lacking and layout.dtype is VectorDtype.FLOAT16:
+            # A server before 2.4 takes such rows, and finds wrong ones.
+            raise ConfigError(
+                f"{self.engine} keeps no float16, which a Milvus server has from 2.4; leave --dtype "
+                "out, or push to a later server"
+            )
+
+    @reports("collections could not be listed")
+    def _collections(self) -> Sequence[str]:
+        return list(self._milvus.list_collections())
+
+    @reports("aliases could not be listed")
+    def _alias_target(self) -> str | None:
+        if self._name not in self._milvus.list_aliases()["aliases"]:
+            return None
+        return str(self._milvus.describe_alias(self._name)["collection_name"])
+
+    @reports("its metadata could not be read")
+    def _metadata(self, collection: str) -> Mapping[str, Any]:
+        properties = self._milvus.describe_collection(collection).get("properties") or {}
+        try:
+            found = json.loads(properties[METADATA_KEY])
+        except (KeyError, TypeError, ValueError):
+            return {}
+        return found if isinstance(found, Mapping) else {}
+
+    @reports("its metadata could not be written")
+    def _write_metadata(self, collection: str, metadata: Mapping[str, Any]) -> None:
+        # A server of 2.3.5 loses what was written last when it is started again.
+        for _ in range(1 if self._connection.has_2_4 else 2):
+            self._milvus.alter_collection_properties(collection, _properties(metadata))
+
+    @reports("the collection could not be made")
+    def _create(self, collection: str, layout: Layout, metadata: Mapping[str, Any]) -> None:
+        self._milvus.create_collection(
+            collection, schema=collection_schema(layout), properties=_properties(metadata)
+        )
+
+    @reports("the old collection could not be dropped")
+    def _drop(self, collection: str) -> None:
+        self._milvus.drop_collection(collection)
+
+    @reports("the new collection could not be swapped in")
+    def _point_alias(self, collection: str, *, exists: bool) -> None:
+        (self._milvus.alter_alias if exists else self._milvus.create_alias)(collection, self._name)
+
+    @reports("rows could not be added")
+    def _upsert(self, collection: str, rows: pa.RecordBatch, layout: Layout) -> None:
+        for part in parts(rows):
+            self._milvus.upsert(collection, as_objects(part, layout))
+
+    @reports("rows could not be deleted")
+    def _delete(self, collection: str, ids: Sequence[str | int], layout: Layout) -> None:  # noqa: ARG002
+        for some in blocks(ids, _IDS_AT_ONCE):
+            self._milvus.delete(collection, filter=_among(some))
+
+    @reports("the index could not be built")
+    def _build(self, pushed: PushedTable, layout: Layout) -> None:
+        self._milvus.flush(pushed.name)
+        if not self._index_type(pushed.name):
+            chosen = self._options.index_params(pushed.rows)
+            params = MilvusClient.prepare_index_params()
+            params.add_index(
+                field_name=VECTOR, index_type=self._options.index.upper(), index_name=VECTOR,
+                metric_type=_METRICS[layout.metric],
+                # The client sends each by itself; Milvus Lite sees them only as one object.
+                params={"params": chosen} if self._connection.lite else chosen,
+            )  # fmt: skip
+            self._milvus.create_index(pushed.name, params)
+        self._load(pushed.name)
+
+    @reports("rows could not be counted")
+    def _count(self, collection: str) -> int:
+        self._load(collection)
+        counted = self._milvus.query(collection, filter="", output_fields=["count(*)"], **_STRONG)
+        return int(counted[0]["count(*)"])
+
+    @reports("rows could not be read")
+    def _fetch(self, collection: str, ids: Sequence[str | int], layout: Layout) -> pa.Table:
+        self._load(collection)
+        found = list[dict[str, Any]]()
+        for some in blocks(ids, _IDS_AT_ONCE):
+            found += self._milvus.query(
+                collection, filter=_among(some), output_fields=["*"], **_STRONG
+            )
+        return _as_table(found, layout)
+
+    @reports("it could not be searched")
+    def _search(
+        self, collection: str, vectors: NDArray[np.float32], top_k: int, *, exact: bool
+    ) -> Neighbours:
+        self._load(collection)
+        index_type = self._index_type(collection)
+        if exact and index_type not in _EXACT_INDEXES:
+            return self._compare_all(collection, vectors, top_k)
+        params = self._options.search_params(index_type, top_k)
+        kind = next(e["type"] for e in self._fields(collection) if e["name"] == VECTOR)
+        dtype = np.float16 if kind == DataType.FLOAT16_VECTOR else np.float32
+        answers = list[Any]()
+        for some in blocks(list(vectors.astype(dtype)), _QUERIES_AT_ONCE):
+            answers += self._milvus.search(
+                collection, data=some, limit=top_k, output_fields=[ID], anns_field=VECTOR,
+                search_params={"params": params}, **_STRONG,
+            )  # fmt: skip
+        scores = padded_scores([[hit["distance"] for hit in hits] for hits in answers], top_k)
+        # The id is a field, or the primary key itself.
+        return Neighbours(
+            [[{**hit, **hit["entity"]}[ID] for hit in hits] for hits in answers], scores
+        )
+
+    def _compare_all(self, collection: str, vectors: NDArray[np.float32], top_k: int) -> Neighbours:
+        """Compare queries (q, k) with all vectors; Milvus has no exact search beside an index."""
+        ids = np.empty((len(vectors), 0), dtype=object)
+        scores = np.empty((len(vectors), 0), dtype=np.float32)
+        for page in self._pages(collection):
+            names = np.empty(len(page), dtype=object)
+            names[:] = [row[ID] for row in page]
+            block = _as_matrix([row[VECTOR] for row in page], vectors.shape[1])
+            scores = np.hstack([scores, vectors @ block.T])
+            ids = np.hstack([ids, np.broadcast_to(names, (len(vectors), len(names)))])
+            best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+            scores = np.take_along_axis(scores, best, axis=1)
+            ids = np.take_along_axis(ids, best, axis=1)
+        return Neighbours(ids.tolist(), padded_scores(scores.tolist(), top_k))
+
+    def _pages(self, collection: str) -> Iterator[Any]:
+        """Yield all rows in the order of the primary keys; the client's own way quotes no key."""
+        primary = str(next(e["name"] for e in self._fields(collection) if e.get("is_primary")))
+        # Pages are read with no consistency, so what was written is waited for before.
+        self._count(collection)
+        after = ""
+        while page := self._milvus.query(
+            collection, filter=after, limit=_PAGE_ROWS, output_fields=[primary, ID, VECTOR],
+            iterator="True", reduce_stop_for_best="True",
+        ):  # fmt: skip
+            yield page
+            # A page ends early where a segment does; the last one is empty.
+            after = f"{primary} > {_quoted(page[-1][primary])}"
+
+    def _load(self, collection: str) -> None:
+        if collection not in self._loaded:
+            self._milvus.load_collection(collection)
+            self._loaded.add(collection)
+
+    def _index_type(self, collection: str) -> str:
+        """Return the type of the index of a collection, empty if it has none."""
+        names = self._milvus.list_indexes(collection, field_name=VECTOR)
+        found = dict(self._milvus.describe_index(collection, names[0])) if names else {}
+        return str(found.get("index_type", ""))
+
+    def _fields(self, collection: str) -> Any:
+        return self._milvus.describe_collection(collection)["fields"]
+
+
+def _properties(metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {METADATA_KEY: json.dumps(dict(metadata))}
+
+
+def collection_schema(layout: Layout) -> Any:
+    """Return the schema of a collection: the primary key, the vector, and dynamic fields."""
+    schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=True)
+    text = {"datatype": DataType.VARCHAR, "max_length": _LONGEST_TEXT}
+    whole = pa.types.is_integer(layout.schema.field(ID).type)
+    passages = PASSAGE in layout.key
+    if passages:
+        schema.add_field(_PRIMARY, is_primary=True, **text)
+    schema.add_field(
+        ID, is_primary=not passages, **({"datatype": DataType.INT64} if whole else text)
+    )
+    half = layout.dtype is VectorDtype.FLOAT16
+    vector = DataType.FLOAT16_VECTOR if half else DataType.FLOAT_VECTOR
+    schema.add_field(VECTOR, vector, dim=layout.k)
+    return schema
+
+
+def _field_names(layout: Layout) -> dict[str, str]:
+    """Return kept column -> dynamic field."""
+    taken, found = set(layout.schema.names), dict[str, str]()
+    for name in layout.kept:
+        field = name
+        while field in _RESERVED or (field != name and field in taken):
+            field += "_"
+        taken.add(field)
+        found[name] = field
+    return found
+
+
+def as_objects(rows: pa.RecordBatch, layout: Layout) -> list[dict[str, Any]]:
+    """Return rows as the client takes them."""
+    fields, ids = _field_names(layout), rows[ID].to_pylist()
+    half = layout.dtype is VectorDtype.FLOAT16
+    vectors = vectors_of(rows).astype(np.float16 if half else np.float32, copy=False)
+    objects = to_objects(rows, layout.kept) if fields else [{}] * len(rows)
+    made = [
+        {ID: name, VECTOR: vector, **{fields[each]: value for each, value in kept.items()}}
+        for name, vector, kept in zip(ids, vectors, objects, strict=True)
+    ]
+    if PASSAGE in layout.key:
+        for row, number in zip(made, rows[PASSAGE].to_pylist(), strict=True):
+            row[_PRIMARY] = f"{row[ID]}#{number}"
+    return made
+
+
+def _as_table(found: Sequence[Mapping[str, Any]], layout: Layout) -> pa.Table:
+    """Return rows that the client returned, with the schema of the layout."""
+    fields = _field_names(layout)
+    objects = [{name: row.get(field) for name, field in fields.items()} for row in found]
+    kept = from_objects(objects, pa.schema([layout.schema.field(name) for name in layout.kept]))
+    vectors = _as_matrix([row[VECTOR] for row in found], layout.k)
+    columns = {
+        ID: pa.array([row[ID] for row in found], layout.schema.field(ID).type),
+        VECTOR: vectors_array(vectors, layout.k),
+    }
+    arrays = [columns[name] if name in columns else kept[name] for name in layout.schema.names]
+    return pa.table(arrays, schema=layout.schema)
+
+
+def _as_matrix(vectors: Sequence[Any], k: int) -> NDArray[np.float32]:
+    """Return vectors (n, k) as the client gives them: lists of numbers, or bytes of halves."""
+    plain = [each[0] if len(each) == 1 and isinstance(each[0], bytes) else each for each in vectors]
+    if plain and isinstance(plain[0], bytes):
+        halves = np.frombuffer(b"".join(plain), dtype=np.float16)
+        return halves.astype(np.float32).reshape(-1, k)
+    return np.array(plain, dtype=np.float32).reshape(-1, k)
+
+
+def parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield rows in parts that a server takes at once."""
+    if rows.nbytes <= _SENT_BYTES or len(rows) < 2:
+        if len(rows):
+            yield rows
+        return
+    half = len(rows) // 2
+    yield from parts(rows.slice(0, half))
+    yield from parts(rows.slice(half))
+
+
+def _among(ids: Sequence[str | int]) -> str:
+    """Return the filter of rows with some ids."""
+    return f"{ID} in [{', '.join(map(_quoted, ids))}]"
+
+
+def _quoted(value: str | int) -> str:
+    return f'"{value.translate(_ESCAPES)}"' if isinstance(value, str) else str(value)
