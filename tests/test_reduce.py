@@ -28,7 +28,7 @@ from whiten_index.errors import (
     EncoderError,
     StorageError,
 )
-from whiten_index.integrations.query_half import QueryHalf
+from whiten_index.integrations.lazy import QueryEmbedder
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
@@ -167,7 +167,7 @@ def test_other_vectors_of_queries_have_another_digest_name_and_pickle(
     tmp_path: Path, documents: list[str], queries: list[str]
 ) -> None:
     places = indexes_of_one_corpus(tmp_path, documents)
-    halves = [QueryHalf(place, device="cpu") for place in places]
+    halves = [QueryEmbedder(place, device="cpu") for place in places]
     transforms = [half.transform for half in halves]
     vectors = [transform.encode_queries(queries) for transform in transforms]
     for kind in (slice(0, 2), slice(2, 6)):
@@ -185,7 +185,7 @@ def test_other_vectors_of_queries_have_another_digest_name_and_pickle(
     at = tmp_path / "here"
     for before, place in zip(places, [*places[1:], places[0]], strict=True):
         QueryTransform.of(before).save(at)
-        half = QueryHalf(at, device="cpu")
+        half = QueryEmbedder(at, device="cpu")
         vector = half.query(queries[0])
         written = pickle.dumps(half)
         assert pickle.loads(pickle.dumps(pickle.loads(written))).query(queries[0]) == vector

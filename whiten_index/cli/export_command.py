@@ -162,10 +162,8 @@ def _print_facts(form: str, target: str, facts: Mapping[str, Any]) -> None:
 
 
 def _print_function(target: str, shape: str, facts: Mapping[str, Any]) -> None:
-    from whiten_index.integrations.sql_script import RUN
+    from whiten_index.integrations.sql import RUN
 
     click.echo(f"{target}: function {shape}, {terminal.in_words(facts['bytes'])}")
     click.echo(f"  make it: {RUN} {shlex.quote(target)}")
     click.echo(f"  call it: ORDER BY {terminal.one_line(facts['order_by'], 500)}")
-    if '"' in facts["call"]:
-        click.echo("  that is no plain name: it is found only if written with these quotes")

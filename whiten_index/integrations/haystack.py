@@ -14,15 +14,8 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from whiten_index.artifacts.paths import shown
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.index_reader import (
-    Found,
-    IndexReader,
-    plain_options,
-    require_top_k,
-)
-from whiten_index.integrations.query_half import QueryHalf
+from whiten_index.integrations.lazy import Found, LazyIndex, QueryEmbedder, plain_options
 
 try:
     from haystack import Document, component, default_from_dict, default_to_dict
@@ -36,7 +29,7 @@ __all__ = ["WhitenedDocumentEmbedder", "WhitenedIndexRetriever", "WhitenedTextEm
 
 
 class _Embedder:
-    """What both embedders share: the settings, and the query half that they open."""
+    """Settings of both embedders, and the encoder of queries that they open."""
 
     def __init__(
         self,
@@ -53,7 +46,7 @@ class _Embedder:
         Args:
             source: the folder of an index, or one that ``QueryTransform.save`` wrote.
             k: keep the first k numbers of each vector; None for all.
-            model: where the encoder is now, if no longer where it was; it must be the same one.
+            model: where the encoder is now, if it was moved; it must be the same one.
             trust_remote_code: let the encoder run Python code that comes with its model.
             device: of the encoder: ``auto``, ``cpu``, ``cuda``.
             threads: CPU threads of the encoder.
@@ -64,12 +57,13 @@ class _Embedder:
         self._settings: dict[str, Any] = {
             "source": str(source), "k": k, "model": model, "device": device, "threads": threads,
         }  # fmt: skip
-        # Not a setting that is written down: what a file says is no permission.
-        self._half = QueryHalf(**self._settings, trust_remote_code=trust_remote_code)
+        # Not written down: a file gives no permission.
+        self._embedder = QueryEmbedder(**self._settings, trust_remote_code=trust_remote_code)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values."""
-        return _written(self, self._settings)
+        written: dict[str, Any] = default_to_dict(self, **self._settings)
+        return written
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -83,18 +77,17 @@ class _Embedder:
         Raises:
             ArtifactError: the transform is missing or damaged.
             ConfigError: an option cannot be used, no encoder of texts is known, or the transform
-                is another one since this was pickled.
-            EncoderError: the model is gone, or is not the one the index was built with.
+                changed since this was pickled.
+            EncoderError: the model is missing, or is not the one the index was built with.
         """
-        _ = self._half.transform.encoder
+        _ = self._embedder.transform.encoder
 
 
 @component
 class WhitenedTextEmbedder(_Embedder):
     """A query to the vector that the index searches for: transformed, of unit length.
 
-    It keeps the transform that ``warm_up`` or the first text opened, also where the index is built
-    again; see ``WhitenedDocumentEmbedder``.
+    It keeps its transform, also after a refit of the index; see ``WhitenedDocumentEmbedder``.
     """
 
     @component.output_types(embedding=list[float])
@@ -104,28 +97,24 @@ class WhitenedTextEmbedder(_Embedder):
         Raises:
             ConfigError: the text is blank.
         """
-        return {"embedding": self._half.query(text)}
+        return {"embedding": self._embedder.query(text)}
 
     @component.output_types(embedding=list[float])
     async def run_async(self, text: str) -> dict[str, list[float]]:
         """Do as ``run``, in a thread."""
-        return {"embedding": await asyncio.to_thread(self._half.query, text)}
+        return await asyncio.to_thread(self.run, text)
 
 
 @component
 class WhitenedDocumentEmbedder(_Embedder):
-    """Documents to documents with the vectors that the index holds: transformed, of unit length.
+    """Documents to copies with the vectors that the index holds: transformed, of unit length.
 
-    Those given are left as they are; those returned are copies with ``embedding`` set.
+    It keeps its transform: after a refit of the index make a new one, and embed with it all that a
+    store holds. One that was pickled warm before a refit refuses to continue after it; a pipeline
+    that was written down takes the transform that it finds.
 
-    It keeps the transform that ``warm_up`` or the first documents opened: after a refit of the
-    index make a new one, and embed with it all that a store holds. One that was pickled warm
-    before a refit refuses to go on after it; a pipeline that was written down takes the transform
-    that it finds.
-
-    Documents longer than the encoder's limit are cut to it, and a warning in the log tells how
-    many. Where the index is one of passages, put a splitter before, to have vectors such as it
-    holds.
+    Documents longer than the encoder's limit are cut to it, and a warning in the log counts them.
+    If the index holds passages, put a splitter before, to get vectors such as it holds.
     """
 
     def __init__(
@@ -144,41 +133,29 @@ class WhitenedDocumentEmbedder(_Embedder):
         """Take the settings; ``warm_up`` reads files.
 
         Args:
-            source: the folder of an index, or one that ``QueryTransform.save`` wrote.
-            k: keep the first k numbers of each vector; None for all.
-            model: where the encoder is now, if no longer where it was; it must be the same one.
-            trust_remote_code: let the encoder run Python code that comes with its model.
-            device: of the encoder: ``auto``, ``cpu``, ``cuda``.
-            threads: CPU threads of the encoder.
+            source: see ``WhitenedTextEmbedder``.
+            k: see ``WhitenedTextEmbedder``.
+            model: see ``WhitenedTextEmbedder``.
+            trust_remote_code: see ``WhitenedTextEmbedder``.
+            device: see ``WhitenedTextEmbedder``.
+            threads: see ``WhitenedTextEmbedder``.
             meta_fields_to_embed: put before the content; empty ones are left out.
-            embedding_separator: between them; a space is what joins the text columns of an index.
+            embedding_separator: between them; a space joins the text columns of an index.
             progress_bar: show one.
 
         Raises:
             ConfigError: the path can name nothing.
         """
-        # Haystack makes the class anew, which ``super()`` would not know.
+        # Haystack makes the class again, so ``super()`` would not know it.
         _Embedder.__init__(
-            self,
-            source,
-            k=k,
-            model=model,
-            trust_remote_code=trust_remote_code,
-            device=device,
+            self, source, k=k, model=model, trust_remote_code=trust_remote_code, device=device,
             threads=threads,
-        )
-        self.meta_fields_to_embed = list(meta_fields_to_embed)
-        self.embedding_separator = embedding_separator
-        self.progress_bar = progress_bar
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
-        more = {
-            "meta_fields_to_embed": self.meta_fields_to_embed,
-            "embedding_separator": self.embedding_separator,
-            "progress_bar": self.progress_bar,
+        )  # fmt: skip
+        self._settings |= {
+            "meta_fields_to_embed": list(meta_fields_to_embed),
+            "embedding_separator": embedding_separator,
+            "progress_bar": progress_bar,
         }
-        return _written(self, {**self._settings, **more})
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
@@ -187,31 +164,22 @@ class WhitenedDocumentEmbedder(_Embedder):
         Raises:
             ConfigError: a document has no text.
         """
-        return {"documents": self._embedded(documents)}
+        texts = [self._text(each) for each in documents]
+        hidden = not self._settings["progress_bar"]
+        with tqdm(total=len(texts), desc="embed documents", unit="doc", disable=hidden) as bar:
+            vectors = self._embedder.documents(texts, advance=bar.update)
+        pairs = zip(documents, vectors, strict=True)
+        return {"documents": [replace(document, embedding=vector) for document, vector in pairs]}
 
     @component.output_types(documents=list[Document])
     async def run_async(self, documents: list[Document]) -> dict[str, list[Document]]:
         """Do as ``run``, in a thread."""
-        return {"documents": await asyncio.to_thread(self._embedded, documents)}
-
-    def _embedded(self, documents: list[Document]) -> list[Document]:
-        texts = [self._text(each) for each in documents]
-        with tqdm(
-            total=len(texts), desc="embed documents", unit="doc", disable=not self.progress_bar
-        ) as bar:
-            vectors = self._half.documents(texts, advance=bar.update)
-        pairs = zip(documents, vectors, strict=True)
-        return [replace(document, embedding=vector) for document, vector in pairs]
+        return await asyncio.to_thread(self.run, documents)
 
     def _text(self, document: Document) -> str:
-        if not isinstance(document, Document):
-            raise ConfigError(
-                f"{shown(document)} is no Document; a single query is embedded by "
-                "WhitenedTextEmbedder"
-            )
-        fields = (document.meta.get(name) for name in self.meta_fields_to_embed)
+        fields = (document.meta.get(name) for name in self._settings["meta_fields_to_embed"])
         parts = [str(each) for each in (*fields, document.content) if each not in (None, "")]
-        text = self.embedding_separator.join(parts)
+        text: str = self._settings["embedding_separator"].join(parts)
         if not text.strip():
             raise ConfigError(
                 f"the document {document.id} has no text; leave it out, or name parts of its meta "
@@ -243,25 +211,26 @@ class WhitenedIndexRetriever:
         Args:
             index: its folder.
             top_k: documents at most.
-            text_column: the kept column with the text; None for ``passage_text`` where the index
-                holds passages, else ``text``.
+            text_column: kept column with the text; None for ``passage_text`` if the index holds
+                passages, else ``text``.
             row_filter: condition on kept columns that documents must pass, as ``lang == 'en'``.
             options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
             trust_remote_code: let the encoder run Python code that comes with its model; it is
                 not written down.
 
         Raises:
-            ConfigError: the path can name nothing, top_k is below 1, or an option is unknown.
+            ConfigError: the path can name nothing, or an option is a permission.
         """
-        require_top_k(top_k)
-        self.index, self.options = str(index), plain_options(options or {})
-        self.top_k, self.text_column, self.row_filter = top_k, text_column, row_filter
-        self._reader = IndexReader(self.index, self.options, trust_remote_code)
+        self._settings: dict[str, Any] = {
+            "index": str(index), "top_k": top_k, "text_column": text_column,
+            "row_filter": row_filter, "options": plain_options(options or {}),
+        }  # fmt: skip
+        self._lazy = LazyIndex(index, options, trust_remote_code)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values."""
-        names = ("index", "top_k", "text_column", "row_filter", "options")
-        return _written(self, {name: getattr(self, name) for name in names})
+        written: dict[str, Any] = default_to_dict(self, **self._settings)
+        return written
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> WhitenedIndexRetriever:
@@ -276,20 +245,19 @@ class WhitenedIndexRetriever:
             ArtifactError: nothing is published there, or it is damaged.
             ConfigError: an option cannot be used, the text column is not kept, or the index knows
                 no encoder of queries.
-            EncoderError: the model is gone, or is not the one the index was built with.
+            EncoderError: the model is missing, or is not the one the index was built with.
         """
-        self._reader.check(
-            top_k=self.top_k, text_column=self.text_column, row_filter=self.row_filter
-        )
-        _ = self._reader.index.encoder
+        settings = self._settings
+        self._lazy.check(text_column=settings["text_column"], row_filter=settings["row_filter"])
+        _ = self._lazy.index.encoder
 
     def reload(self) -> bool:
-        """Open the version published since, and tell whether there is one.
+        """Open the version published since, and return whether there is one.
 
         Raises:
             WhitenIndexError: the new version cannot be opened; the one before stays in use.
         """
-        return self._reader.index.reload()
+        return self._lazy.index.reload()
 
     @component.output_types(documents=list[Document])
     def run(
@@ -305,29 +273,21 @@ class WhitenedIndexRetriever:
         Raises:
             ConfigError: the query is blank, or an option cannot be used.
         """
-        return {"documents": self._found(query, top_k, row_filter)}
+        found = self._lazy.search(
+            [query],
+            top_k=self._settings["top_k"] if top_k is None else top_k,
+            text_column=self._settings["text_column"],
+            row_filter=self._settings["row_filter"] if row_filter is None else row_filter,
+        )
+        return {"documents": [_document(each) for each in found]}
 
     @component.output_types(documents=list[Document])
     async def run_async(
         self, query: str, top_k: int | None = None, row_filter: str | None = None
     ) -> dict[str, list[Document]]:
         """Do as ``run``, in a thread."""
-        return {"documents": await asyncio.to_thread(self._found, query, top_k, row_filter)}
-
-    def _found(self, query: str, top_k: int | None, row_filter: str | None) -> list[Document]:
-        found = self._reader.search(
-            [query],
-            top_k=self.top_k if top_k is None else top_k,
-            text_column=self.text_column,
-            row_filter=self.row_filter if row_filter is None else row_filter,
-        )
-        return [_document(each) for each in found]
+        return await asyncio.to_thread(self.run, query, top_k, row_filter)
 
 
 def _document(found: Found) -> Document:
     return Document(id=str(found.id), content=found.text, meta=found.columns, score=found.score)
-
-
-def _written(made: object, settings: dict[str, Any]) -> dict[str, Any]:
-    written: dict[str, Any] = default_to_dict(made, **settings)
-    return written

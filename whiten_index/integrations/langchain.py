@@ -6,25 +6,19 @@ With ``WhitenedEmbeddings`` any vector store of LangChain holds whitened vectors
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.index_reader import Found, IndexReader
-from whiten_index.integrations.query_half import QueryHalf
+from whiten_index.integrations.lazy import Found, LazyIndex, QueryEmbedder
 
 try:
-    from langchain_core.callbacks import (
-        AsyncCallbackManagerForRetrieverRun,
-        CallbackManagerForRetrieverRun,
-    )
+    from langchain_core.callbacks import CallbackManagerForRetrieverRun
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
     from langchain_core.retrievers import BaseRetriever
-    from langchain_core.runnables.config import run_in_executor
-    from pydantic import ConfigDict, Field, field_validator, model_validator
+    from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 except ImportError as error:
     raise ConfigError(
         f"whiten_index's classes for LangChain need the package langchain-core ({error}); "
@@ -33,118 +27,88 @@ except ImportError as error:
 
 __all__ = ["WhitenedEmbeddings", "WhitenedRetriever"]
 
-# Held while a retriever takes another index, so that threads that share it open that one once.
-_TAKING = threading.Lock()
-
 
 class WhitenedEmbeddings(Embeddings):
     """Texts to the vectors that an index holds: transformed, of unit length, k numbers each.
 
     Queries and documents get the prompts that the index knows for them. Threads may share it.
 
-    It keeps the transform that it was made with: after a refit of the index make a new one, and
-    embed with it all that a store holds. One that was pickled before refuses to go on after it.
+    It keeps its transform: after a refit of the index make a new one, and embed with it all that a
+    store holds. One that was pickled before a refit refuses to continue after it.
 
-    Each text is one document: those longer than the encoder's limit are cut to it, and a
-    warning in the log tells how many. Where the index is one of passages, split the documents
-    before, to have vectors such as it holds.
+    Texts longer than the encoder's limit are cut to it, and a warning in the log counts them. If
+    the index holds passages, split documents first, to get vectors such as it holds.
 
     Attributes:
-        name: of the encoder and its transform, with the first digits of the query digest: another
-            one after a refit or with another prompt of queries, so what to give as the
+        name: of the encoder and its transform. It changes with each refit, so use it as the
             ``namespace`` of a ``CacheBackedEmbeddings``.
     """
 
-    def __init__(
-        self,
-        source: Path | str,
-        *,
-        k: int | None = None,
-        model: str | None = None,
-        trust_remote_code: bool = False,
-        device: str = "auto",
-        threads: int | None = None,
-    ) -> None:
+    def __init__(self, source: Path | str, **options: Any) -> None:
         """Read the transform; the encoder is loaded on the first text.
 
         Args:
             source: the folder of an index, or one that ``QueryTransform.save`` wrote.
-            k: keep the first k numbers of each vector; None for all.
-            model: where the encoder is now, if no longer where it was; it must be the same one.
-            trust_remote_code: let the encoder run Python code that comes with its model.
-            device: of the encoder: ``auto``, ``cpu``, ``cuda``.
-            threads: CPU threads of the encoder.
+            options: ``k``, ``model``, ``trust_remote_code``, ``device`` and ``threads``; see
+                ``QueryEmbedder``.
 
         Raises:
-            ArtifactError: there is none, or it is damaged.
+            ArtifactError: there is no transform, or it is damaged.
             ConfigError: an option cannot be used, or no encoder of texts is known.
         """
-        self._half = QueryHalf(
-            source,
-            k=k,
-            model=model,
-            trust_remote_code=trust_remote_code,
-            device=device,
-            threads=threads,
-        )
-        self.name = self._half.name
+        self._embedder = QueryEmbedder(source, **options)
+        self.name = self._embedder.name
 
     def __repr__(self) -> str:
         return f"WhitenedEmbeddings({self.name!r})"
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Return the vectors (n, k) of documents, each cut to what the encoder takes.
+        """Return the vectors (n, k) of documents.
 
         Raises:
-            ConfigError: a text is blank, or the transform is another one since this was pickled.
-            EncoderError: the model is gone, or is not the one the index was built with.
+            ConfigError: a text is blank, or the transform changed since this was pickled.
+            EncoderError: the model is missing, or is not the one the index was built with.
         """
-        return self._half.documents(texts)
+        return self._embedder.documents(texts)
 
     def embed_query(self, text: str) -> list[float]:
-        """Return the vector (k,) of a query.
-
-        Raises:
-            ConfigError: it is blank, or the transform is another one since this was pickled.
-            EncoderError: the model is gone, or is not the one the index was built with.
-        """
-        return self._half.query(text)
+        """Return the vector (k,) of a query; see ``embed_documents``."""
+        return self._embedder.query(text)
 
 
 class WhitenedRetriever(BaseRetriever):
     """A published index as a retriever; ``top_k`` and ``row_filter`` may be given to ``invoke``.
 
-    A document's ``page_content`` is its text column, and its metadata are ``id``, the score and
-    the other kept columns. Copies, as by ``with_config``, share the opened index; what was pickled
+    A document's ``page_content`` is its text column; its metadata are ``id``, the score and the
+    other kept columns. Copies, as by ``with_config``, share the opened index. One that was pickled
     or written down opens the version that is published then.
 
     Attributes:
         index: folder of the index.
         top_k: documents at most.
-        text_column: the kept column with the text; None for ``passage_text`` where the index holds
+        text_column: kept column with the text; None for ``passage_text`` if the index holds
             passages, else ``text``.
         row_filter: condition on kept columns that documents must pass, such as ``lang == 'en'``.
-        score_key: name of the score among the metadata.
+        score_key: name of the score in the metadata.
         options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
-        trust_remote_code: let the encoder run Python code that comes with its model; it is not
-            written down.
-        reader: the opened index, made from ``index`` and ``options``.
+        trust_remote_code: let the encoder run Python code that comes with its model; not written
+            down.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     index: str
-    top_k: int = 10
+    top_k: int = Field(default=10, ge=1)
     text_column: str | None = None
     row_filter: str | None = None
     score_key: str = "score"
     options: dict[str, Any] = Field(default_factory=dict)
     trust_remote_code: bool = Field(default=False, exclude=True)
-    reader: IndexReader | None = Field(default=None, exclude=True, repr=False)
+    _opened: tuple[Any, LazyIndex] | None = PrivateAttr(default=None)
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """Tell that ``langchain_core.load.dumps`` writes it down."""
+        """Let ``langchain_core.load.dumps`` write it down."""
         return True
 
     @field_validator("index", mode="before")
@@ -154,33 +118,32 @@ class WhitenedRetriever(BaseRetriever):
 
     @model_validator(mode="after")
     def _checked(self) -> WhitenedRetriever:
-        self._reader().check(
-            top_k=self.top_k, text_column=self.text_column, row_filter=self.row_filter
-        )
-        self._require_free_key(self._reader().index.bundle.documents.columns)
+        self._lazy.check(text_column=self.text_column, row_filter=self.row_filter)
+        self._require_free_key(self._lazy.index.bundle.documents.columns)
         return self
 
     def _require_free_key(self, columns: Collection[str]) -> None:
         if self.score_key == "id" or self.score_key in columns:
             raise ConfigError(
-                f"the index {self.index} has a column {self.score_key} of its own, so the score "
-                "of a document cannot be called that; name it otherwise with score_key"
+                f"the index {self.index} has a column {self.score_key}, so the score of a document "
+                "cannot have that name; give it another one with score_key"
             )
 
     def reload(self) -> bool:
-        """Open the version published since, and tell whether there is one; copies get it too.
+        """Open the version published since, and return whether there is one; copies get it too.
 
         Raises:
             WhitenIndexError: the new version cannot be opened; the one before stays in use.
         """
-        return self._reader().index.reload()
+        return self._lazy.index.reload()
 
-    def _reader(self) -> IndexReader:
-        with _TAKING:
-            how = (self.index, self.options, self.trust_remote_code)
-            if self.reader is None or not self.reader.serves(*how):
-                self.reader = IndexReader(*how)
-            return self.reader
+    @property
+    def _lazy(self) -> LazyIndex:
+        # A copy may have another index or other options than the original.
+        given = (self.index, dict(self.options), self.trust_remote_code)
+        if self._opened is None or self._opened[0] != given:
+            self._opened = given, LazyIndex(*given)
+        return self._opened[1]
 
     def _get_relevant_documents(
         self,
@@ -190,25 +153,13 @@ class WhitenedRetriever(BaseRetriever):
         top_k: int | None = None,
         row_filter: str | None = None,
     ) -> list[Document]:
-        found = self._reader().search(
+        found = self._lazy.search(
             [query],
             top_k=self.top_k if top_k is None else top_k,
             text_column=self.text_column,
             row_filter=self.row_filter if row_filter is None else row_filter,
         )
         return [self._document(each) for each in found]
-
-    async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **asked: Any
-    ) -> list[Document]:
-        found: list[Document] = await run_in_executor(
-            None,
-            self._get_relevant_documents,
-            query,
-            run_manager=run_manager.get_sync(),
-            **asked,
-        )
-        return found
 
     def _document(self, found: Found) -> Document:
         # A version published since may keep a column of that name.

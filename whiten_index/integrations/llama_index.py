@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.paths import shown
 from whiten_index.corpus.batches import PASSAGE_COLUMNS
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.index_reader import Found, IndexReader
-from whiten_index.integrations.query_half import QueryHalf
+from whiten_index.integrations.lazy import Found, LazyIndex, QueryEmbedder
 
 try:
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -33,8 +30,6 @@ except ImportError as error:
 
 __all__ = ["WhitenedEmbedding", "WhitenedIndexRetriever"]
 
-# What earlier transforms were called, as in what was written down.
-_MADE_NAME = re.compile(r".*-whitened-[0-9]+(-[0-9a-f]{8})?", re.DOTALL)
 # The encoder sorts texts by length and fills batches by tokens, the better the more it is given.
 _BATCH = 1024
 
@@ -45,27 +40,23 @@ class WhitenedEmbedding(BaseEmbedding):
     Queries and texts of nodes get the prompts that the index knows for queries and documents.
     Threads may share it.
 
-    It keeps the transform that it was made with: after a refit of the index make a new one, and
-    embed with it all that a store holds. ``model_name`` then is another one, so that the cache of
-    an ``IngestionPipeline`` gives no vector of the transform before. One that was pickled before a
-    refit refuses to go on after it; one that was written down as settings (``to_dict``) takes the
-    transform that it finds.
+    It keeps its transform: after a refit of the index make a new one, and embed with it all that a
+    store holds. ``model_name`` changes then, so the cache of an ``IngestionPipeline`` gives no
+    vector of the earlier transform. One that was pickled before a refit refuses to continue after
+    it; one that was written down as settings (``to_dict``) takes the transform that it finds.
 
-    The text of a node is one document: those longer than the encoder's limit are cut to it, and a
-    warning in the log tells how many. Where the index is one of passages, split the documents
-    before, to have vectors such as it holds.
-
-    What it is made with stays as it is: other settings need another one.
+    Texts longer than the encoder's limit are cut to it, and a warning in the log counts them. If
+    the index holds passages, split documents first, to get vectors such as it holds.
 
     Attributes:
-        model_name: of the encoder and its transform, with the first digits of the query digest.
-        embeddings_cache: None. It would tell vectors by their texts alone: not those of queries
-            from those of documents, nor those of one transform from those of another.
+        model_name: of the encoder and its transform, with digits of the query digest; set here.
+        embeddings_cache: None. It would find vectors by their texts alone, so mix those of queries
+            and documents, and of different transforms.
         source: the folder of an index, or one that ``QueryTransform.save`` wrote.
-        k: how many numbers of each vector are kept; None for all.
-        model: where the encoder is now, if no longer where it was; it must be the same one.
-        trust_remote_code: let the encoder run Python code that comes with its model; it is not
-            written down.
+        k: numbers of each vector that are kept; None for all.
+        model: where the encoder is now, if it was moved; it must be the same one.
+        trust_remote_code: let the encoder run Python code that comes with its model; not written
+            down.
         device: of the encoder: ``auto``, ``cpu``, ``cuda``.
         threads: CPU threads of the encoder.
     """
@@ -79,7 +70,7 @@ class WhitenedEmbedding(BaseEmbedding):
     trust_remote_code: bool = Field(default=False, frozen=True, exclude=True)
     device: str = Field(default="auto", frozen=True)
     threads: int | None = Field(default=None, frozen=True)
-    _half: QueryHalf = PrivateAttr()
+    _embedder: QueryEmbedder = PrivateAttr()
 
     def __init__(
         self,
@@ -101,51 +92,34 @@ class WhitenedEmbedding(BaseEmbedding):
             trust_remote_code: see ``WhitenedEmbedding``.
             device: see ``WhitenedEmbedding``.
             threads: see ``WhitenedEmbedding``.
-            settings: those of ``BaseEmbedding``, such as ``embed_batch_size``. ``model_name`` is
-                set here, and an ``embeddings_cache`` is refused.
+            settings: those of ``BaseEmbedding``, such as ``embed_batch_size``.
 
         Raises:
-            ArtifactError: there is none, or it is damaged.
+            ArtifactError: there is no transform, or it is damaged.
             ConfigError: an option cannot be used, or no encoder of texts is known.
         """
-        half = QueryHalf(
-            source,
-            k=k,
-            model=model,
-            trust_remote_code=trust_remote_code,
-            device=device,
-            threads=threads,
-        )
+        options: dict[str, Any] = {
+            "k": k, "model": model, "trust_remote_code": trust_remote_code, "device": device,
+            "threads": threads,
+        }  # fmt: skip
+        embedder = QueryEmbedder(source, **options)
         # What was written down names the transform of then.
-        named = settings.pop("model_name", None)
-        if not (named is None or _MADE_NAME.fullmatch(str(named))):
-            raise ConfigError(
-                f"model_name {shown(named)} cannot be given: caches tell by it which transform "
-                "vectors are of, so it is made of that; leave it out"
-            )
-        super().__init__(
-            source=str(source),
-            k=k,
-            model=model,
-            trust_remote_code=trust_remote_code,
-            device=device,
-            threads=threads,
-            **{"model_name": half.name, "embed_batch_size": _BATCH, **settings},
-        )
-        self._half = half
+        named = {**settings, "model_name": embedder.name}
+        super().__init__(source=str(source), **options, **{"embed_batch_size": _BATCH, **named})
+        self._embedder = embedder
 
     @field_validator("embeddings_cache", mode="before")
     @classmethod
     def _no_cache(cls, given: object) -> None:
         if given is not None:
             raise ConfigError(
-                "embeddings_cache cannot be given: it tells vectors by their texts alone, so it "
+                "embeddings_cache cannot be given: it finds vectors by their texts alone, so it "
                 "mixes those of queries and documents, and of other transforms; leave it out, and "
-                "give IngestionPipeline(cache=...) a cache, which tells them apart"
+                "give IngestionPipeline(cache=...) a cache, which keeps them apart"
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was pickled; the base makes it anew of its fields, with any transform."""
+        """Restore what was pickled; the base would open any transform again."""
         fields = type(self).model_fields
         # The base leaves out what cannot be pickled, such as handlers of callbacks.
         lost = fields.keys() - state["__dict__"].keys()
@@ -158,13 +132,13 @@ class WhitenedEmbedding(BaseEmbedding):
         return "WhitenedEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        return self._half.query(query)
+        return self._embedder.query(query)
 
     def _get_text_embedding(self, text: str) -> list[float]:
-        return self._half.documents([text])[0]
+        return self._embedder.documents([text])[0]
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return self._half.documents(texts)
+        return self._embedder.documents(texts)
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         return await asyncio.to_thread(self._get_query_embedding, query)
@@ -180,11 +154,11 @@ class WhitenedIndexRetriever(BaseRetriever):
     """A published index as a retriever of nodes with scores.
 
     A node's text is the text column, its id the document's, and its metadata are ``id`` and the
-    other kept columns; of these, where a passage lies in its document is not shown to the LLM.
+    other kept columns; the place of a passage in its document is not shown to the LLM.
 
-    What a query transform asks to embed in place of the query (``custom_embedding_strs``) is
-    searched for by the mean of its embeddings. An embedding that another retriever left in the
-    ``QueryBundle`` is not used, as it may be of another model.
+    Several texts that a query transform wants embedded (``custom_embedding_strs``) are searched for
+    by the mean of their embeddings. An embedding in the ``QueryBundle`` is not used, as it may be
+    of another model.
     """
 
     def __init__(
@@ -203,8 +177,8 @@ class WhitenedIndexRetriever(BaseRetriever):
         Args:
             index: its folder.
             top_k: nodes at most.
-            text_column: the kept column with the text; None for ``passage_text`` where the index
-                holds passages, else ``text``.
+            text_column: kept column with the text; None for ``passage_text`` if the index holds
+                passages, else ``text``.
             row_filter: condition on kept columns that nodes must pass, such as ``lang == 'en'``.
             options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
             trust_remote_code: let the encoder run Python code that comes with its model.
@@ -215,27 +189,24 @@ class WhitenedIndexRetriever(BaseRetriever):
             ConfigError: an option cannot be used, the text column is not kept, or the index knows
                 no encoder of queries.
         """
-        self._reader = IndexReader(index, options, trust_remote_code)
-        self._reader.check(top_k=top_k, text_column=text_column, row_filter=row_filter)
-        self._top_k, self._text_column, self._row_filter = top_k, text_column, row_filter
+        self._lazy = LazyIndex(index, options, trust_remote_code)
+        self._lazy.check(text_column=text_column, row_filter=row_filter)
+        self._asked: dict[str, Any] = {
+            "top_k": top_k, "text_column": text_column, "row_filter": row_filter
+        }  # fmt: skip
         super().__init__(**settings)
 
     def reload(self) -> bool:
-        """Open the version published since, and tell whether there is one.
+        """Open the version published since, and return whether there is one.
 
         Raises:
             WhitenIndexError: the new version cannot be opened; the one before stays in use.
         """
-        return self._reader.index.reload()
+        return self._lazy.index.reload()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        found = self._reader.search(
-            query_bundle.embedding_strs or [query_bundle.query_str],
-            top_k=self._top_k,
-            text_column=self._text_column,
-            row_filter=self._row_filter,
-        )
-        return [_node(each) for each in found]
+        texts = query_bundle.embedding_strs or [query_bundle.query_str]
+        return [_node(each) for each in self._lazy.search(texts, **self._asked)]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await asyncio.to_thread(self._retrieve, query_bundle)

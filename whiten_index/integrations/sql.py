@@ -34,16 +34,97 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import replacing, require_replaceable
 from whiten_index.artifacts.files import require_path, writing
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.sql_names import brief, dollar_tag, literal, quoted
-from whiten_index.integrations.sql_script import HEAD_BYTES, MADE_BY, OURS, RUN, SCRIPT
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening import Whitening
 
 NAME = "whiten"
 SCHEMA = "public"
+RUN = "psql -v ON_ERROR_STOP=1 -f"
+_MOST_NAME_BYTES = 63  # PostgreSQL cuts longer names
+# In the first lines of a script, which tell it from other files.
+_MADE_BY, _HEAD_BYTES = "-- Made by whiten-index.", 2000
+# First words of the comment of a function.
+_OURS = "whiten-index: "
 _TYPES = {"float32": "vector", "float16": "halfvec"}
 # Half a unit in the last place of 1: what rounding a number costs at most, relative to it.
 _ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11}
+
+
+_SCRIPT = """\
+-- {title}
+{made_by} Run it as a whole; it may be run again:
+--   {run} FILE
+-- {facts}
+BEGIN;
+SET LOCAL standard_conforming_strings = on;
+CREATE EXTENSION IF NOT EXISTS vector SCHEMA {home};
+DO {tag}
+DECLARE
+  place regnamespace := to_regnamespace({schema_text});
+  made regprocedure;
+  seen record;
+BEGIN
+  SELECT n.nspname AS home,
+      string_to_array(substring(e.extversion FROM '^[0-9]+[.][0-9]+'), '.')::int[] AS version
+    INTO seen
+    FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
+    WHERE e.extname = 'vector';
+  IF seen.home <> {home_text} THEN
+    RAISE EXCEPTION 'pgvector is in schema %, not in %', seen.home, {home_text}
+      USING HINT = 'Export again with --vector-schema and the name of that schema.';
+  END IF;
+  IF seen.version < ARRAY[0, 7] THEN
+    RAISE EXCEPTION 'pgvector is older than 0.7'
+      USING HINT = 'ALTER EXTENSION vector UPDATE, or install a later pgvector.';
+  END IF;
+  IF place IS NULL THEN
+    RAISE EXCEPTION 'there is no schema %', {schema_text} USING ERRCODE = 'invalid_schema_name',
+      HINT = 'CREATE SCHEMA ' || {schema_text} || '; or export again with --schema and another.';
+  END IF;
+  IF NOT has_schema_privilege(place, 'CREATE') THEN
+    RAISE EXCEPTION 'role % may not make functions in schema %', current_user, place
+      USING ERRCODE = 'insufficient_privilege',
+      HINT = format('Export again with --schema and a schema of your own, or let its owner run '
+        'GRANT CREATE ON SCHEMA %s TO %I;', place, current_user);
+  END IF;
+  made := to_regprocedure({signature_text});
+  SELECT p.prorettype::regtype AS type, p.prorettype = {type_text}::regtype AS same,
+      pg_get_userbyid(p.proowner) AS owner, pg_has_role(p.proowner, 'USAGE') AS mine,
+      starts_with(obj_description(p.oid, 'pg_proc'), {ours_text}) AS ours
+    INTO seen FROM pg_catalog.pg_proc p WHERE p.oid = made;
+  IF seen.ours IS NOT TRUE AND made IS NOT NULL THEN
+    RAISE EXCEPTION 'there is a function % already, and whiten-index did not make it as it is', made
+      USING ERRCODE = 'duplicate_function',
+      HINT = 'Export again with another --name, or DROP FUNCTION ' || {signature_text} || ';';
+  END IF;
+  IF NOT seen.mine THEN
+    RAISE EXCEPTION 'function % belongs to role %', made, seen.owner
+      USING ERRCODE = 'insufficient_privilege',
+      HINT = format('Run this as role %I, or let it run DROP FUNCTION %s; or export again with '
+        'another --name.', seen.owner, {signature_text});
+  END IF;
+  IF NOT seen.same THEN
+    RAISE EXCEPTION 'function % returns a % until now, and not a %', made, seen.type, {type_text}
+      USING ERRCODE = 'invalid_function_definition',
+      HINT = 'DROP FUNCTION ' || {signature_text} || '; and run this again: what uses it must be '
+        'dropped as well, and made again. Or export again with another --name or --dtype.';
+  END IF;
+END
+{tag};
+CREATE OR REPLACE FUNCTION {name}(embedding {home}.vector) RETURNS {type}
+  LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE COST {cost} AS {tag}
+BEGIN
+  IF {home}.vector_dims(embedding) <> {dim} THEN
+    RAISE EXCEPTION 'raw embeddings have {dim} numbers here; this one has %',
+      {home}.vector_dims(embedding) USING ERRCODE = 'data_exception';
+  END IF;
+{steps}
+  RETURN {home}.l2_normalize({vector}){cast};
+END
+{tag};
+COMMENT ON FUNCTION {name}({home}.vector) IS {comment};
+COMMIT;
+"""
 
 
 def sql_function(
@@ -75,32 +156,32 @@ def sql_function(
     """
     if dtype not in _TYPES:
         raise ConfigError(f"dtype {dtype!r} is unknown; use {' or '.join(_TYPES)}")
-    home = quoted(vector_schema, "--vector-schema")
-    function = f"{quoted(schema, '--schema')}.{quoted(name, '--name')}"
+    home = _quoted(vector_schema, "--vector-schema")
+    function = f"{_quoted(schema, '--schema')}.{_quoted(name, '--name')}"
     signature = f"{function}({home}.vector)"
     facts = _facts(transform)
     type_ = f"{home}.{_TYPES[dtype]}"
-    return SCRIPT.format(
+    return _SCRIPT.format(
         title=f"whitening of raw embeddings, {transform.dim} -> {transform.k} numbers",
-        made_by=MADE_BY,
+        made_by=_MADE_BY,
         run=RUN,
         facts=facts,
         name=function,
-        schema_text=literal(quoted(schema, "--schema")),
-        signature_text=literal(signature),
+        schema_text=_literal(_quoted(schema, "--schema")),
+        signature_text=_literal(signature),
         home=home,
-        home_text=literal(vector_schema),
-        tag=dollar_tag(signature),
+        home_text=_literal(vector_schema),
+        tag=_dollar_tag(signature),
         type=type_,
-        type_text=literal(type_),
-        ours_text=literal(OURS),
+        type_text=_literal(type_),
+        ours_text=_literal(_OURS),
         # In units of one operator; tells the planner what one call is worth.
         cost=max(transform.k, 1),
         dim=transform.dim,
         steps=_steps(transform.whitening, home),
         vector=_products(transform.whitening.export(centered=True).matrix, home),
         cast=f"::{type_}" if dtype == "float16" else "",
-        comment=literal(OURS + facts),
+        comment=_literal(_OURS + facts),
     )
 
 
@@ -118,10 +199,10 @@ def export_sql(
     Args:
         transform: of an index.
         file: the path of it.
-        name: see ``sql_function``.
-        schema: see ``sql_function``.
-        vector_schema: see ``sql_function``.
-        dtype: see ``sql_function``.
+        name: of the function; see ``sql_function`` for this and the others.
+        schema: that the function goes in.
+        vector_schema: that pgvector is in.
+        dtype: of the vectors that it returns.
 
     Returns:
         ``file``; as SQL with the place of a raw embedding as drivers of Python write it, the
@@ -156,7 +237,7 @@ def export_sql(
 def _is_function(path: Path) -> bool:
     """Tell by the head of a file whether it is an exported function."""
     with path.open("rb") as file:
-        return MADE_BY.encode() in file.read(HEAD_BYTES)
+        return _MADE_BY.encode() in file.read(_HEAD_BYTES)
 
 
 def _error(whitening: Whitening, dtype: str) -> float:
@@ -226,16 +307,46 @@ def _facts(transform: QueryTransform) -> str:
 
 
 def _usage(name: str, schema: str, vector_schema: str) -> dict[str, str]:
-    """Return how queries use the function, in names as short as they are sure to be found."""
-    options = {"--schema": schema, "--name": name, "--vector-schema": vector_schema}
+    """Return how queries use the function, for drivers that take ``%s``."""
     # Drivers that take %s take %% for a percent sign.
-    place, function, home = (
-        brief(quoted(given, option)).replace("%", "%%") for option, given in options.items()
+    function, home = (
+        ".".join(_quoted(each, "--name") for each in names).replace("%", "%%")
+        for names in ((schema, name), (vector_schema,))
     )
-    # By its name alone another one may be taken for a function of PostgreSQL's own.
-    function = function if (schema, name) == (SCHEMA, NAME) else f"{place}.{function}"
+    # Without its schema another name may be taken for a function of PostgreSQL.
+    function = NAME if (schema, name) == (SCHEMA, NAME) else function
     type_, operator = "vector", "<=>"
     if vector_schema != SCHEMA:
         type_, operator = f"{home}.vector", f"OPERATOR({home}.<=>)"
     call = f"{function}(%s::{type_})"
     return {"call": call, "order_by": f"vector {operator} (SELECT {call})"}
+
+
+def _quoted(name: str, option: str) -> str:
+    """Return a name as PostgreSQL reads it.
+
+    Raises:
+        ConfigError: PostgreSQL would cut or refuse it.
+    """
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if "\0" in name or not 1 <= size <= _MOST_NAME_BYTES:
+        raise ConfigError(
+            f"{option} {name[:80]!r} is no name of PostgreSQL, which has 1 to {_MOST_NAME_BYTES} "
+            "bytes of UTF-8; give another"
+        )
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _dollar_tag(body: str) -> str:
+    """Return a tag that quotes a body: nothing that is in it."""
+    tag = "$whiten$"
+    while tag in body:
+        tag = f"{tag[:-1]}_$"
+    return tag

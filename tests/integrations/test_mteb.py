@@ -55,7 +55,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Any:
     os.environ["MTEB_CACHE"] = str(tmp_path_factory.mktemp("mteb"))
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("datasets"))
     os.environ["HF_DATASETS_OFFLINE"] = "1"
-    return importlib.import_module("tests.mteb_tasks")
+    return importlib.import_module("tests.integrations.mteb_tasks")
 
 
 @pytest.fixture(scope="module")

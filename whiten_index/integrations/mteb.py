@@ -1,0 +1,487 @@
+"""The encoder with its whitening as a model of MTEB, and an index as its way of searching.
+
+``WhitenedEncoder`` runs every task on texts. ``IndexedSearch`` runs retrieval and reranking through
+an index as it is published, so the index itself is measured: its transform fitted on the task's own
+corpus, its embeddings rounded as the store keeps them, its kind of search.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+import whiten_index
+from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.corpus import CorpusConfig, ParquetCorpus
+from whiten_index.corpus.batches import TextBatch
+from whiten_index.encoding import Encoder, EncoderConfig, EncoderSpec, resolve_encoder
+from whiten_index.errors import ConfigError
+from whiten_index.pipeline.build import BuildConfig, build_index
+from whiten_index.search.search_index import SearchIndex, open_index
+from whiten_index.whitening import Whitening, WhiteningConfig, unit_rows
+from whiten_index.whitening.moments import Moments
+
+try:
+    from mteb._create_dataloaders import create_dataloader
+    from mteb.models import ModelMeta
+    from mteb.similarity_functions import cos_sim, pairwise_cos_sim
+    from mteb.types import PromptType
+except ImportError as error:
+    raise ConfigError(
+        f"MTEB's tasks need the package mteb ({error}); pip install 'whiten-index[mteb]'"
+    ) from error
+
+__all__ = ["IndexedSearch", "WhitenedEncoder"]
+
+Batch = Mapping[str, Any]
+_ROWS = 8192
+_SIDES = ("document", "query")
+# Set by the task, or leaving documents out of it.
+_NOT_OPTIONS = (
+    "corpus", "out", "text_columns", "id_column", "embedding_column", "keep", "row_filter",
+    "limit", "weight_column", "weighting",
+)  # fmt: skip
+# Options that change where and how fast an index is made, and not what it finds.
+_WITHOUT_EFFECT = ("store", "shard_rows", "index_device", *EncoderConfig.__dataclass_fields__)
+_SCHEMA = pa.schema({"id": pa.string(), "text": pa.large_string()})
+
+
+class WhitenedEncoder:
+    """An encoder and a transform fitted beforehand, as ``mteb.EncoderProtocol``.
+
+    Its vectors are those that an index holds: transformed, then of unit length. MTEB files results
+    by name and revision. The revision stands for the encoder, its prompts and the numbers of the
+    transform, so results of another fit are never taken for these.
+
+    Attributes:
+        encoder: of texts.
+        whitening: applied to its embeddings; None for none.
+        normalize: whether vectors are scaled to unit length, as in an index. It does not change
+            cosines, but matters to classifiers and clusterings.
+        symmetric: ``document`` or ``query``: prompt of texts in tasks without queries, such as STS;
+            models of the E5 family want ``query`` there.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        whitening: Whitening | None = None,
+        *,
+        normalize: bool = True,
+        symmetric: str = "document",
+    ) -> None:
+        """Join an encoder and a transform.
+
+        Args:
+            encoder: of texts.
+            whitening: fitted on embeddings of the same encoder; None for none.
+            normalize: see ``WhitenedEncoder``.
+            symmetric: see ``WhitenedEncoder``.
+
+        Raises:
+            ConfigError: the whitening is for embeddings of another width, or ``symmetric`` is
+                unknown.
+        """
+        if whitening is not None and whitening.dim != encoder.dim:
+            raise ConfigError(
+                f"the whitening takes embeddings of {whitening.dim} dims and {encoder.spec.model} "
+                f"gives {encoder.dim}; name the model that it was fitted on, or fit another"
+            )
+        if symmetric not in _SIDES:
+            raise ConfigError(f"symmetric {symmetric!r} is unknown; use {' or '.join(_SIDES)}")
+        self.encoder, self.whitening = encoder, whitening
+        self.normalize, self.symmetric = normalize, symmetric
+
+    @classmethod
+    def load(
+        cls,
+        model: str | None = None,
+        *,
+        whitening: Whitening | Path | str | None = None,
+        normalize: bool = True,
+        symmetric: str = "document",
+        **options: Any,
+    ) -> WhitenedEncoder:
+        """Load a model and, if one is named, a whitening.
+
+        Args:
+            model: hub name or local folder; None for the embedded one.
+            whitening: a fitted one, or the ``whitening.safetensors`` of an index, which lies in
+                its ``versions/<version>/``.
+            normalize: see ``WhitenedEncoder``.
+            symmetric: see ``WhitenedEncoder``.
+            options: the other fields of ``EncoderConfig``.
+
+        Raises:
+            EncoderError: the model cannot be found or loaded.
+            ArtifactError: the whitening cannot be read.
+            ConfigError: an option does not fit, or the whitening has another width.
+        """
+        if isinstance(whitening, Path | str):
+            whitening = Whitening.load(Path(whitening))
+        encoder = Encoder.load(model, **options)
+        return cls(encoder, whitening, normalize=normalize, symmetric=symmetric)
+
+    @classmethod
+    def of_index(
+        cls,
+        folder: Path | str,
+        *,
+        normalize: bool = True,
+        symmetric: str = "document",
+        **options: Any,
+    ) -> WhitenedEncoder:
+        """Take encoder and transform of a published index.
+
+        Args:
+            folder: of the index.
+            normalize: see ``WhitenedEncoder``.
+            symmetric: see ``WhitenedEncoder``.
+            options: those of ``open_index``, such as ``model`` and ``device``.
+
+        Raises:
+            ArtifactError: nothing is published there, or it is damaged.
+            EncoderError: the model is missing, or is not the one the index was built with.
+            ConfigError: the index knows no model.
+        """
+        index = open_index(folder, **options)
+        whitening = index.bundle.whitening
+        return cls(index.encoder, whitening, normalize=normalize, symmetric=symmetric)
+
+    @classmethod
+    def fitted(
+        cls,
+        model: str | None = None,
+        *,
+        on: Sequence[str] | Path,
+        config: WhiteningConfig | None = None,
+        text_columns: Sequence[str] = ("text",),
+        normalize: bool = True,
+        symmetric: str = "document",
+        **options: Any,
+    ) -> WhitenedEncoder:
+        """Load a model and fit a whitening on its embeddings of given texts.
+
+        MTEB gives texts piece by piece, so a transform cannot be fitted on a task while it runs. To
+        fit on the task's own texts, give them here.
+
+        Args:
+            model: hub name or local folder; None for the embedded one.
+            on: a list of texts, or the path of a Parquet file, folder or glob.
+            config: of the transform; whitening of the default width by default.
+            text_columns: of the Parquet file, joined by a space.
+            normalize: see ``WhitenedEncoder``.
+            symmetric: see ``WhitenedEncoder``.
+            options: the other fields of ``EncoderConfig``.
+
+        Raises:
+            EncoderError: the model cannot be found or loaded.
+            CorpusError: the file cannot be used.
+            WhiteningError: the embeddings do not allow the whitening.
+        """
+        config, encoder = config or WhiteningConfig(), Encoder.load(model, **options)
+        config.require_dim(encoder.dim)
+        moments = Moments.empty(encoder.dim)
+        for block in encoder.stream(_texts(on, text_columns)):
+            rows = unit_rows(block.astype(np.float64)) if config.normalize_input else block
+            moments = moments.update(rows)
+        whitening = Whitening.fit(moments, config)
+        return cls(encoder, whitening, normalize=normalize, symmetric=symmetric)
+
+    def encode(
+        self, inputs: Iterable[Batch], *, prompt_type: PromptType | None = None, **given: Any
+    ) -> NDArray[np.float32]:
+        """Return the vectors of the texts of a data loader, (n, k) float32.
+
+        Args:
+            inputs: batches with the key ``text``, to which mteb joined titles and instructions.
+            prompt_type: queries get the encoder's query prompt, documents its document prompt.
+            given: what else mteb passes: the task, split and subset, a batch size, which an encoder
+                that fills batches by tokens ignores, and a ``precision``.
+
+        Raises:
+            ConfigError: a batch has no text, or another precision than float32 is wanted.
+        """
+        _require_float32(given)
+        texts = [text for batch in inputs for text in _field(batch, "text")]
+        side = self.symmetric if prompt_type is None else prompt_type.value
+        encode = self.encoder.encode_queries if side == "query" else self.encoder.encode
+        return self._vectors(encode(texts))
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Return the cosines of all pairs of vectors (n, k) and (m, k), a tensor (n, m)."""
+        return cos_sim(embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Return the cosines of the pairs of rows of two arrays (n, k): a tensor (n,)."""
+        return pairwise_cos_sim(embeddings1, embeddings2)
+
+    @property
+    def mteb_model_meta(self) -> ModelMeta:
+        """Name and revision under which MTEB files results."""
+        whitening = self.whitening
+        kind = "none" if whitening is None else whitening.kind.value
+        identity = {
+            "whitening": None if whitening is None else _identity(whitening),
+            "normalize": self.normalize,
+            "symmetric": self.symmetric,
+        }
+        return _model_meta(self.encoder.spec, f"{kind}-k{self._k}", identity, k=self._k)
+
+    @property
+    def _k(self) -> int:
+        return self.encoder.dim if self.whitening is None else self.whitening.k
+
+    def _vectors(self, embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the vectors (n, k) of raw embeddings (n, d), in float64 a block at a time."""
+        vectors = np.empty((len(embeddings), self._k), dtype=np.float32)
+        for start in range(0, len(embeddings), _ROWS):
+            rows = embeddings[start : start + _ROWS].astype(np.float64)
+            if self.whitening is not None:
+                rows = self.whitening.apply(rows)
+            vectors[start : start + _ROWS] = unit_rows(rows) if self.normalize else rows
+        return vectors
+
+
+class IndexedSearch:
+    """An index built over a task's corpus, as ``mteb.SearchProtocol``: retrieval and reranking.
+
+    Documents without content are no rows of an index and are never found.
+
+    Attributes:
+        folder: of corpora, indexes and the store of embeddings. With one folder for all tasks and
+            settings, no text is encoded twice.
+    """
+
+    def __init__(self, folder: Path | str | None = None, **options: Any) -> None:
+        """Set how indexes are built.
+
+        Args:
+            folder: kept by the user; None for a temporary one that is removed with this object.
+            options: fields of ``BuildConfig``, such as ``model``, ``whiten``, ``k``, ``factory``.
+                By default the transform is chosen by the corpus.
+
+        Raises:
+            ConfigError: an option is unknown, is set by the task, or cannot be used.
+            EncoderError: the model cannot be found.
+        """
+        known = [name for name in BuildConfig.__dataclass_fields__ if name not in _NOT_OPTIONS]
+        if unfit := [name for name in options if name not in known]:
+            raise ConfigError(
+                f"IndexedSearch has no option {', '.join(unfit)}; it takes {', '.join(known)}, and "
+                "the task says which texts are indexed"
+            )
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="whiten-index-")
+            folder = self._temporary.name
+        self.folder = Path(folder)
+        self._config = BuildConfig(
+            corpus=("corpus.parquet",),
+            out=str(self.folder),
+            text_columns=("text",),
+            id_column="id",
+            **{"store": str(self.folder / "store"), **options},
+        )
+        self._spec = resolve_encoder(self._config.encoder_config())[0]
+        self._index: SearchIndex | None = None
+
+    def index(
+        self, corpus: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, **given: Any
+    ) -> None:
+        """Write the corpus as Parquet and build its index, or find it as it was built before.
+
+        Args:
+            corpus: data set with ``id``, ``text`` and perhaps ``title``.
+            task_metadata: of the task.
+            hf_split: of the task.
+            hf_subset: of the task.
+            given: what else mteb passes: ``encode_kwargs``, ``num_proc``.
+
+        Raises:
+            WhitenIndexError: see ``build_index``.
+        """
+        _require_float32(given.get("encode_kwargs") or {})
+        name = re.sub(r"[^\w.-]+", "_", f"{task_metadata.name}-{hf_subset}-{hf_split}")
+        place = self.folder / name
+        path = place / "corpus.parquet"
+        with writing(path):
+            place.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary, pq.ParquetWriter(temporary, _SCHEMA) as writer:
+                for batch in _batches(corpus, task_metadata, PromptType.document, given):
+                    columns = {each: _field(batch, each) for each in _SCHEMA.names}
+                    writer.write_table(pa.table(columns, schema=_SCHEMA))
+        config = replace(self._config, corpus=(str(path),), out=str(place / "index"))
+        build_index(config)
+        self._index = open_index(
+            place / "index",
+            trust_remote_code=config.trust_remote_code,
+            device=config.device,
+            threads=config.threads,
+        )
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        task_metadata: Any,
+        top_k: int,
+        top_ranked: Mapping[str, Sequence[str]] | None = None,
+        **given: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Return query id -> document id -> cosine, of the best documents.
+
+        Args:
+            queries: data set with ``id``, ``text`` and perhaps ``instruction``.
+            task_metadata: of the task.
+            top_k: documents a query.
+            top_ranked: query id -> the only documents to rank, if the task reranks.
+            given: what else mteb passes: split, subset, ``encode_kwargs``, ``num_proc``.
+
+        Raises:
+            ConfigError: nothing is indexed yet.
+        """
+        _require_float32(given.get("encode_kwargs") or {})
+        if self._index is None:
+            raise ConfigError("there is no index to search yet; call index() with a corpus first")
+        batches = list(_batches(queries, task_metadata, PromptType.query, given))
+        ids, texts = (
+            [value for batch in batches for value in _field(batch, name)] for name in ("id", "text")
+        )
+        found: dict[str, dict[str, float]] = {query: {} for query in ids}
+        embeddings = self._index.encoder.encode_queries(texts)
+        if top_ranked is None:
+            rankings = iter(self._index.rank_embeddings(ids, embeddings, top_k=top_k))
+        else:
+            # All rows that pass a filter of few are compared, so no named document is lost.
+            rankings = (
+                ranking
+                for query, embedding in zip(ids, embeddings, strict=True)
+                if (named := list(top_ranked.get(query, ())))
+                for ranking in self._index.rank_embeddings(
+                    [query], embedding[None], top_k=top_k, row_filter=f"id in {named!r}"
+                )
+            )
+        for each in rankings:
+            found[str(each.query_id)] = dict(zip(map(str, each.ids), each.scores, strict=True))
+        return found
+
+    @property
+    def mteb_model_meta(self) -> ModelMeta:
+        """Name and revision under which MTEB files results; the width if it is given."""
+        config = self._config
+        left_out = {*_NOT_OPTIONS, *_WITHOUT_EFFECT}
+        identity = {name: value for name, value in config.to_json().items() if name not in left_out}
+        # Another release may choose another transform.
+        identity["release"] = whiten_index.__version__
+        width = None if config.chooses else config.whitening_config().width(self._spec.dim)
+        k = config.k if config.chooses and isinstance(config.k, int) else width
+        factory = "" if config.factory == "auto" else f"-{config.factory}"
+        shown = "" if config.k is None and config.chooses else f"-k{k or config.k}"
+        return _model_meta(self._spec, f"{config.whiten}{shown}{factory}-index", identity, k=k)
+
+
+def _model_meta(
+    spec: EncoderSpec, setting: str, identity: Mapping[str, Any], *, k: int | None
+) -> ModelMeta:
+    """Return the metadata under which MTEB files results.
+
+    Args:
+        spec: of the encoder.
+        setting: of the transform, a part of the name.
+        identity: all else that changes a score, for the revision.
+        k: width of the vectors, None if the corpus decides.
+    """
+    whole = {"encoder": spec.fingerprint, "query_encoder": spec.query_fingerprint, **identity}
+    on_hub = spec.revision is not None and "/" in spec.model
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{Path(spec.model).name}-{setting}")
+    unknown = dict.fromkeys((
+        "loader", "release_date", "languages", "n_parameters", "memory_usage_mb", "license",
+        "open_weights", "public_training_code", "public_training_data", "training_datasets",
+    ))  # fmt: skip
+    return ModelMeta(
+        **unknown,
+        name=f"whiten-index/{name}",
+        revision=fingerprint(whole),
+        max_tokens=spec.max_length,
+        embed_dim=k,
+        framework=["PyTorch", "NumPy"],
+        similarity_fn_name="cosine",
+        use_instructions=bool(spec.query_prompt or spec.document_prompt),
+        adapted_from=spec.model if on_hub else None,
+    )
+
+
+def _identity(whitening: Whitening) -> dict[str, Any]:
+    """Return the fields of a transform, arrays by the digest of their bytes."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return value.value if isinstance(value, Enum) else value
+
+    return {each.name: plain(getattr(whitening, each.name)) for each in fields(whitening)}
+
+
+def _texts(on: Sequence[str] | Path, text_columns: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the texts to fit on, in lists."""
+    if not isinstance(on, str | Path):
+        yield on
+        return
+    corpus = ParquetCorpus.open(CorpusConfig(sources=(str(on),), text_columns=tuple(text_columns)))
+    for batch in corpus.batches():
+        assert isinstance(batch, TextBatch)
+        yield batch.texts
+
+
+def _batches(
+    rows: Any, task_metadata: Any, side: PromptType, given: Mapping[str, Any]
+) -> Iterable[Batch]:
+    """Return batches of documents or queries with the texts that MTEB gives to encoders.
+
+    MTEB's loader joins title and text, query and instruction, and the turns of a conversation.
+    """
+    batches: Iterable[Batch] = create_dataloader(
+        rows,
+        task_metadata=task_metadata,
+        prompt_type=side,
+        batch_size=_ROWS,
+        num_proc=given.get("num_proc"),
+    )
+    return batches
+
+
+def _field(batch: Batch, name: str) -> list[Any]:
+    """Return a column of a batch.
+
+    Raises:
+        ConfigError: there is none, as in tasks on images or sounds.
+    """
+    if name not in batch:
+        raise ConfigError(
+            f"the task gives {', '.join(batch) or 'nothing'} and no {name}; this model takes tasks "
+            "on texts"
+        )
+    return list(batch[name])
+
+
+def _require_float32(given: Mapping[str, Any]) -> None:
+    """Refuse encode_kwargs that ask for vectors of another precision."""
+    precision = given.get("precision", "float32")
+    if precision != "float32":
+        raise ConfigError(
+            f"encode_kwargs ask for precision {precision!r} and these vectors are float32; leave "
+            "it out, or measure an index of fewer bits: IndexedSearch(factory='SQ8')"
+        )
