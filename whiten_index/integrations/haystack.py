@@ -32,31 +32,19 @@ class _Embedder:
     """Settings of both embedders, and the encoder of queries that they open."""
 
     def __init__(
-        self,
-        source: str | Path,
-        *,
-        k: int | None = None,
-        model: str | None = None,
-        trust_remote_code: bool = False,
-        device: str = "auto",
-        threads: int | None = None,
+        self, source: str | Path, *, trust_remote_code: bool = False, **options: Any
     ) -> None:
         """Take the settings; ``warm_up`` reads files.
 
         Args:
             source: the folder of an index, or one that ``QueryTransform.save`` wrote.
-            k: keep the first k numbers of each vector; None for all.
-            model: where the encoder is now, if it was moved; it must be the same one.
             trust_remote_code: let the encoder run Python code that comes with its model.
-            device: of the encoder: ``auto``, ``cpu``, ``cuda``.
-            threads: CPU threads of the encoder.
+            options: ``k``, ``model``, ``device`` and ``threads``; see ``QueryEmbedder``.
 
         Raises:
             ConfigError: the path can name nothing.
         """
-        self._settings: dict[str, Any] = {
-            "source": str(source), "k": k, "model": model, "device": device, "threads": threads,
-        }  # fmt: skip
+        self._settings: dict[str, Any] = {"source": str(source), **options}
         # Not written down: a file gives no permission.
         self._embedder = QueryEmbedder(**self._settings, trust_remote_code=trust_remote_code)
 
@@ -121,36 +109,26 @@ class WhitenedDocumentEmbedder(_Embedder):
         self,
         source: str | Path,
         *,
-        k: int | None = None,
-        model: str | None = None,
-        trust_remote_code: bool = False,
-        device: str = "auto",
-        threads: int | None = None,
         meta_fields_to_embed: Sequence[str] = (),
         embedding_separator: str = " ",
         progress_bar: bool = True,
+        **options: Any,
     ) -> None:
         """Take the settings; ``warm_up`` reads files.
 
         Args:
-            source: see ``WhitenedTextEmbedder``.
-            k: see ``WhitenedTextEmbedder``.
-            model: see ``WhitenedTextEmbedder``.
-            trust_remote_code: see ``WhitenedTextEmbedder``.
-            device: see ``WhitenedTextEmbedder``.
-            threads: see ``WhitenedTextEmbedder``.
+            source: the folder of an index, or one that ``QueryTransform.save`` wrote.
             meta_fields_to_embed: put before the content; empty ones are left out.
             embedding_separator: between them; a space joins the text columns of an index.
             progress_bar: show one.
+            options: ``k``, ``model``, ``trust_remote_code``, ``device`` and ``threads``; see
+                ``QueryEmbedder``.
 
         Raises:
             ConfigError: the path can name nothing.
         """
         # Haystack makes the class again, so ``super()`` would not know it.
-        _Embedder.__init__(
-            self, source, k=k, model=model, trust_remote_code=trust_remote_code, device=device,
-            threads=threads,
-        )  # fmt: skip
+        _Embedder.__init__(self, source, **options)
         self._settings |= {
             "meta_fields_to_embed": list(meta_fields_to_embed),
             "embedding_separator": embedding_separator,

@@ -72,40 +72,23 @@ class WhitenedEmbedding(BaseEmbedding):
     threads: int | None = Field(default=None, frozen=True)
     _embedder: QueryEmbedder = PrivateAttr()
 
-    def __init__(
-        self,
-        source: Path | str,
-        *,
-        k: int | None = None,
-        model: str | None = None,
-        trust_remote_code: bool = False,
-        device: str = "auto",
-        threads: int | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, source: Path | str, **settings: Any) -> None:
         """Read the transform; the encoder is loaded on the first text.
 
         Args:
-            source: see ``WhitenedEmbedding``.
-            k: see ``WhitenedEmbedding``.
-            model: see ``WhitenedEmbedding``.
-            trust_remote_code: see ``WhitenedEmbedding``.
-            device: see ``WhitenedEmbedding``.
-            threads: see ``WhitenedEmbedding``.
-            settings: those of ``BaseEmbedding``, such as ``embed_batch_size``.
+            source: the folder of an index, or one that ``QueryTransform.save`` wrote.
+            settings: the other attributes, and those of ``BaseEmbedding``, such as
+                ``embed_batch_size``.
 
         Raises:
             ArtifactError: there is no transform, or it is damaged.
             ConfigError: an option cannot be used, or no encoder of texts is known.
         """
-        options: dict[str, Any] = {
-            "k": k, "model": model, "trust_remote_code": trust_remote_code, "device": device,
-            "threads": threads,
-        }  # fmt: skip
-        embedder = QueryEmbedder(source, **options)
+        names = ("k", "model", "trust_remote_code", "device", "threads")
+        embedder = QueryEmbedder(source, **{n: settings[n] for n in names if n in settings})
         # What was written down names the transform of then.
         named = {**settings, "model_name": embedder.name}
-        super().__init__(source=str(source), **options, **{"embed_batch_size": _BATCH, **named})
+        super().__init__(source=str(source), **{"embed_batch_size": _BATCH, **named})
         self._embedder = embedder
 
     @field_validator("embeddings_cache", mode="before")
