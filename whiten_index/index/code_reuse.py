@@ -35,7 +35,7 @@ _LISTS = (
 def why_not_reusable(index: Any) -> str | None:
     """Return the reason why the codes of a kind of index cannot be reused, None if they can."""
     faiss = load_faiss()
-    # Under a name of its own: FAISS frees the index with the last name of the object.
+    # A second name: FAISS frees the index with the last name of the object.
     inner = faiss.downcast_index(index)
     if isinstance(inner, faiss.IndexPreTransform):
         return why_not_reusable(inner.index)

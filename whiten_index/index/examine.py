@@ -39,7 +39,7 @@ class Examined:
 def examine(index: Any) -> Examined:
     """Read all of an index, with or without the transforms before it, block by block.
 
-    Memory is that of a block, and a byte a row where there are lists.
+    Memory is that of a block, and with lists a byte a row.
     """
     faiss = load_faiss()
     inner = faiss.downcast_index(index)

@@ -141,7 +141,7 @@ def _with_selector(
     try:
         scores, rows = inner.search(queries, wanted, params=parameters)
     except RuntimeError:
-        # Each kind refuses in words of its own. Any other fault shows in the plain search.
+        # Each kind refuses in other words. Any other fault shows in the plain search.
         return None
     # Some kinds take the parameters and ignore the selector.
     return (scores, rows) if (selection.holds(rows) | (rows < 0)).all() else None

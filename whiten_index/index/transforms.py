@@ -30,7 +30,7 @@ _BLOCK_ROWS, _LEAST_ROWS, _CHECKED_ROWS = 8192, 256, 256
 def wrap(inner: Any, whitening: Whitening, *, rotation: NDArray[np.floating] | None = None) -> Any:
     """Return ``inner`` behind the transforms: raw d-dim rows in, unit k-dim vectors inside.
 
-    The mean is subtracted by a transform of its own. Folded into the bias of the matrix it would
+    The mean is subtracted by a separate transform. Folded into the bias of the matrix it would
     cost float32 digits if the mean is large against the spread. A rotation (k, k) of the vectors is
     multiplied into the matrix.
     """
