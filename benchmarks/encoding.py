@@ -37,12 +37,13 @@ from benchmarks.encoding_inputs import (
 from benchmarks.encoding_memory import memory_rows
 from benchmarks.encoding_peers import Contender, Setting
 from benchmarks.results_file import data_folder, write
-from whiten_index.encoding import DEFAULT_MODEL, DTYPES, find_model
+from whiten_index.encoding.encoder_config import DEFAULT_MODEL, DTYPES, DtypeName
+from whiten_index.encoding.models import find_model
 from whiten_index.errors import WhitenIndexError
 
 _TEXTS = {"cpu": 4_096, "cuda": 200_000}
 _ROUNDS = {"cpu": 7, "cuda": 3}
-_DTYPE = {"cpu": "float32", "cuda": "float16"}
+_DTYPE: dict[str, DtypeName] = {"cpu": "float32", "cuda": "float16"}
 _FLOAT32_TEXTS = 4_096
 _MATRIX = {"cpu": (2_048, 4), "cuda": (8_192, 20)}
 # Threads that wait for work spin for a moment, on the time of whoever comes next.

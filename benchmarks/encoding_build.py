@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from benchmarks.encoding_inputs import MAX_LENGTH
 from benchmarks.encoding_peers import Setting, load_ours
 from whiten_index import BuildConfig, encode_corpus
-from whiten_index.encoding import Encoder
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.pipeline.encode import EncodeReport
 
 _LOADING = "encode/load encoder"

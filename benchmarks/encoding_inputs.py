@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from whiten_index.encoding import DEFAULT_MODEL, find_model
+from whiten_index.encoding.encoder_config import DEFAULT_MODEL
+from whiten_index.encoding.models import find_model
 
 MAX_LENGTH = 256
 # BERT-base of random weights: it costs what the published one costs, and needs no download.

@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.encoding_inputs import MAX_LENGTH
-from whiten_index.encoding import Encoder, find_model
 from whiten_index.encoding.batching import TokenWindow, tokenize
+from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.encoder_config import DtypeName
+from whiten_index.encoding.models import find_model
 from whiten_index.encoding.packing import PackedForward, can_pack
 from whiten_index.encoding.windows import LADDERS
 
@@ -71,7 +73,7 @@ class Setting:
 
     model: str
     device: str
-    dtype: str
+    dtype: DtypeName
 
 
 # --------------------------------------------------------------------------- we

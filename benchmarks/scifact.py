@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from whiten_index import BuildConfig, build_index
 from whiten_index.corpus import CorpusConfig
 from whiten_index.evaluation.metrics import evaluate
+from whiten_index.pipeline.build_options import TransformName
 from whiten_index.search.search_index import SearchIndex
 
 METRICS = ("ndcg@10", "recall@100", "mrr@10")
@@ -22,7 +23,7 @@ class Setting:
     """One transform to measure: name, kind, width, exponent."""
 
     name: str
-    whiten: str
+    whiten: TransformName
     k: int | None = None
     exponent: float | None = None
 

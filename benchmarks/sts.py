@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.results_file import data_folder, read, write
 from pipelines.papers.pictures import draw_heat_maps, heat_matrix
 from whiten_index import Encoder
-from whiten_index.encoding import EncoderConfig
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluate.config import DISTINCT, SCORED, TARGET, EvalConfig
 from whiten_index.evaluate.geometry import evaluate_geometry, read_geometry_sets
 from whiten_index.evaluate.layers import LayerStates, encode_states, evaluate_layers

@@ -21,7 +21,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_score
 from threadpoolctl import threadpool_limits
 
 from benchmarks.results_file import data_folder, write
-from whiten_index.encoding import EncoderConfig
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.texts import TextEmbedder, open_embedder
 from whiten_index.evaluate.transfer import evaluate_transfer

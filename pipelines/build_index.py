@@ -14,9 +14,11 @@ from pathlib import Path
 
 import click
 
+from whiten_index.artifacts.job_file import read_job
 from whiten_index.log_lines import Ending, LogLines, run_job
+from whiten_index.options import job_keys
 from whiten_index.pipeline.build import build_index
-from whiten_index.pipeline.build_config import BuildConfig, read_job
+from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.signals import stop_on_signals
 
 
@@ -26,7 +28,7 @@ def run(job: Path) -> int:
 
 
 def _build(job: Path) -> Ending:
-    report = build_index(BuildConfig(**read_job(job)), progress=LogLines())
+    report = build_index(BuildConfig(**read_job(job, job_keys(BuildConfig))), progress=LogLines())
     return Ending("up_to_date" if report.up_to_date else "published", report.to_json())
 
 

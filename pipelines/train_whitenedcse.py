@@ -38,7 +38,8 @@ from whiten_index.artifacts.files import exists, is_file, is_folder, reading, wr
 from whiten_index.artifacts.limits import load_toml, read_bounded
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.encoding import EncoderConfig, EncoderSpec
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError, EncoderError, WhiteningError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.sts import evaluate_sts
@@ -183,9 +184,7 @@ class Job:
             ConfigError: its options cannot be.
         """
         try:
-            return TrainingConfig.from_options(
-                {**run.options, "corpus": self.corpus, "out": str(folder)}
-            )
+            return TrainingConfig(**{**run.options, "corpus": self.corpus, "out": str(folder)})
         except ConfigError as error:
             raise ConfigError(f"{run.table}, {run.name}: {error}") from error
 

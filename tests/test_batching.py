@@ -11,14 +11,11 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index.encoding import (
-    Encoder,
-    batching,
-    find_model,
-    transformer,
-)
+from whiten_index.encoding import batching, transformer
 from whiten_index.encoding.batching import tokenize
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.inference_threads import Lanes
+from whiten_index.encoding.models import find_model
 from whiten_index.encoding.windows import LADDERS, TokenBudget
 from whiten_index.errors import EncoderError
 

@@ -26,7 +26,7 @@ from tests.choosing_helpers import (
     stages,
     vectors_of,
 )
-from whiten_index.encoding import Encoder
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening.moments import Moments
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 import transformers
 
-from whiten_index.encoding import Encoder, find_model
+from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.models import find_model
 from whiten_index.encoding.pooling import Pooling
 
 LONGEST = 32

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whiten_index.encoding import Encoder
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.retrieval import evaluate_retrieval
 from whiten_index.evaluate.retrieval_config import METRICS, RetrievalConfig

@@ -11,7 +11,7 @@ import scipy.stats
 from click.testing import CliRunner
 
 from whiten_index.cli import cli
-from whiten_index.encoding import EncoderConfig
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.sts import evaluate_sts
 from whiten_index.labels import chosen_sets, read_sts
@@ -81,7 +81,7 @@ def whitened(target: np.ndarray, k: int | None) -> tuple[np.ndarray, np.ndarray]
 @pytest.fixture(scope="module")
 def by_hand(data) -> tuple[dict[str, list], dict[tuple[int, ...], np.ndarray]]:
     """STS16's pairs and their embeddings, first sides first: layers 1 + 6 and the last."""
-    from whiten_index.encoding import find_model
+    from whiten_index.encoding.models import find_model
 
     table = pq.read_table(data / "sts" / "sts_raw.parquet").to_pydict()
     rows = [i for i, name in enumerate(table["dataset"]) if name == "STS16"]

@@ -13,7 +13,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 
 from tests.bad_input_helpers import run
 from whiten_index import Encoder
-from whiten_index.encoding import EncoderConfig
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.transfer import evaluate_transfer
 from whiten_index.labels import read_task

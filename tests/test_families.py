@@ -20,13 +20,10 @@ from tests.tiny_models import (
     truth,
     write_json,
 )
-from whiten_index.encoding import (
-    Encoder,
-    EncoderConfig,
-    EncoderSpec,
-    find_model,
-    resolve_encoder,
-)
+from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.models import find_model
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ConfigError, EncoderError
 
 

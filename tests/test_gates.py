@@ -19,7 +19,8 @@ from whiten_index.errors import CorpusError
 from whiten_index.index import IVF_DATA, inner_of, load_faiss
 from whiten_index.index.library import INDEX
 from whiten_index.pipeline.gate_checks import run_gates
-from whiten_index.pipeline.gates import Base, CanaryFile, GateConfig
+from whiten_index.pipeline.gates import Base, CanaryFile
+from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Silent, Stages
 from whiten_index.store import EmbeddingStore
 from whiten_index.versions.bundle import open_bundle, open_unsealed

@@ -14,7 +14,8 @@ import torch
 
 from whiten_index import BuildConfig, Encoder, build_index, open_index
 from whiten_index.encoding.windows import LADDERS, TokenBudget
-from whiten_index.sweep import run_sweep, sweep_config
+from whiten_index.sweep.sweep_config import sweep_config
+from whiten_index.sweep.sweep_run import run_sweep
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,9 @@ from tests.code_models import code_model, edit_json, write_texts
 from tests.hub_server import Hub
 from tests.test_consent import FLAG, at_hub
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
-from whiten_index.encoding import Encoder, EncoderConfig, resolve_encoder
+from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import EncoderError
 
 TEXTS = [*tiny_models.texts(12), "the [CLS] cat <s> sat </s> [SEP] [MASK] on the mat"]

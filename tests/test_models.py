@@ -13,13 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from whiten_index.encoding import (
-    Encoder,
-    EncoderConfig,
-    EncoderSpec,
-    find_model,
-    resolve_encoder,
-)
+from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.models import find_model
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import EncoderError
 
 

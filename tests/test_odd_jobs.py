@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index
+from whiten_index.artifacts.job_file import read_toml
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.pipeline.build_config import read_toml
 from whiten_index.pipeline.gates import CanaryFile
 
 ROWS, DIM = 200, 8

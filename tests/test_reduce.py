@@ -21,7 +21,7 @@ from tests import tiny_models
 from tests.build_helpers import build, closed_form, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.cli import cli
-from whiten_index.encoding import Encoder
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,

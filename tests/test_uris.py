@@ -11,8 +11,8 @@ import pytest
 from tests.build_helpers import random_rows, write_rows
 from whiten_index import BuildConfig, open_index
 from whiten_index.artifacts.object_store import plain_uri, split_uri
-from whiten_index.artifacts.paths import as_place
 from whiten_index.errors import ConfigError
+from whiten_index.paths import as_place
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.versions.compaction import compact_store

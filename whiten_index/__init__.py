@@ -12,7 +12,7 @@ from whiten_index.version import VERSION
 
 if TYPE_CHECKING:
     from whiten_index.corpus import CorpusConfig, ParquetCorpus
-    from whiten_index.encoding import Encoder
+    from whiten_index.encoding.encoder import Encoder
     from whiten_index.errors import WhitenIndexError
     from whiten_index.pipeline.build import build_index
     from whiten_index.pipeline.build_config import BuildConfig
@@ -33,7 +33,7 @@ _HOME = {
     "BuildConfig": "pipeline.build_config",
     "CorpusConfig": "corpus",
     "EmbeddingStore": "store",
-    "Encoder": "encoding",
+    "Encoder": "encoding.encoder",
     "Moments": "whitening.moments",
     "ParquetCorpus": "corpus",
     "PushConfig": "vectordb.push_config",

@@ -14,8 +14,8 @@ from typing import Any
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import is_folder, writing
 from whiten_index.artifacts.manifest import MANIFEST
-from whiten_index.artifacts.paths import cut, require_path
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
+from whiten_index.paths import cut, require_path
 from whiten_index.versions.published import read_published
 
 _PREFIX = "whiten_index_"

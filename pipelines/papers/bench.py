@@ -24,7 +24,7 @@ from pipelines.papers.words import (
     tokenize,
     word_scores,
 )
-from whiten_index.encoding import resolve_encoder
+from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.retrieval import evaluate_retrieval
 from whiten_index.evaluate.retrieval_config import RetrievalConfig

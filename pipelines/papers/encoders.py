@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pipelines.papers import models
 from pipelines.papers.data import Data
 from pipelines.papers.recipes import Kind, Measure, Recipe, Setting
 from pipelines.papers.states import kept_states
-from whiten_index.encoding import EncoderConfig, resolve_encoder
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.evaluate.layers import LayerStates
 from whiten_index.progress import Stages
@@ -52,12 +54,13 @@ class Model:
 
     def encoder(self, setting: Setting) -> EncoderConfig:
         """Return the encoder of a setting."""
-        return EncoderConfig(
-            model=self.name,
-            pooling=setting.pooling,
-            layers=setting.layers,
-            max_length=self.tokens(setting.max_length),
-        )
+        values: dict[str, Any] = {
+            "model": self.name,
+            "pooling": setting.pooling,
+            "layers": setting.layers,
+            "max_length": self.tokens(setting.max_length),
+        }
+        return EncoderConfig(**values)
 
 
 @dataclass

@@ -16,7 +16,9 @@ from whiten_index.artifacts.manifest import (
     read_manifest,
 )
 from whiten_index.artifacts.tensors import create_tensor, map_tensor
-from whiten_index.encoding import EncoderConfig, StateEncoder, resolve_encoder, states_spec
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.layer_encoder import StateEncoder
+from whiten_index.encoding.spec import resolve_encoder, states_spec
 from whiten_index.errors import ArtifactError
 from whiten_index.evaluate.layers import LayerStates, fill_states
 from whiten_index.progress import Stages

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from tests import tiny_models
 from whiten_index.cli import cli
-from whiten_index.encoding import EncoderConfig
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.layers import combinations, evaluate_layers

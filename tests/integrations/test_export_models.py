@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests import tiny_models
 from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
-from whiten_index.encoding import Encoder
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
 from whiten_index.whitening import Kind, Whitening, WhiteningConfig, unit_rows

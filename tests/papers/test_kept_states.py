@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipelines.papers.states import kept_states
-from whiten_index.encoding import EncoderConfig
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.progress import Silent, Stages
 
 

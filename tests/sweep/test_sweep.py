@@ -21,8 +21,9 @@ from whiten_index.errors import (
     StorageError,
 )
 from whiten_index.progress import Silent
-from whiten_index.sweep import plan_sweep, run_sweep, sweep_config
 from whiten_index.sweep.grid import grid
+from whiten_index.sweep.sweep_config import sweep_config
+from whiten_index.sweep.sweep_run import plan_sweep, run_sweep
 
 ROWS, DIM, HELD = 700, 24, 60
 

@@ -11,12 +11,14 @@ from click.testing import CliRunner
 
 from pipelines.retrieval_benchmark import main
 from whiten_index import BuildConfig, build_index
-from whiten_index.encoding import Encoder
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.labels.beir import set_files
 from whiten_index.store import EmbeddingStore
-from whiten_index.sweep import run_sweep, sweep_config, trial
+from whiten_index.sweep import trial
+from whiten_index.sweep.sweep_config import sweep_config
+from whiten_index.sweep.sweep_run import run_sweep
 
 DOCUMENTS = 160
 WISHES = {"transforms": "pca", "codecs": "fp32,sq8", "indexes": "flat", "baselines": True}
@@ -124,7 +126,7 @@ def test_queries_are_encoded_once(tmp_path, beir, tiny_model, store, monkeypatch
     def fail(*_):
         raise AssertionError("the queries were encoded again")
 
-    monkeypatch.setattr("whiten_index.encoding.Encoder.encode_queries", fail)
+    monkeypatch.setattr("whiten_index.encoding.encoder.Encoder.encode_queries", fail)
     assert run_sweep(sweep_config({**given, "widths": "8,16,20"})).measured > 0
 
 

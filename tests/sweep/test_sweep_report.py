@@ -29,9 +29,10 @@ from tests.sweep.sweep_records import (
 )
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.sweep import check_report, formatting, sweep_report, write_report
+from whiten_index.sweep import formatting, sweep_report
 from whiten_index.sweep.recommend import Recommendation, front, notes, recommend
 from whiten_index.sweep.results import Measured, read_sweeps
+from whiten_index.sweep.sweep_report import check_report, write_report
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")

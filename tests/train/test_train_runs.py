@@ -84,7 +84,7 @@ def test_the_folder_is_read_by_sentence_transformers_and_here_alike(
 ) -> None:
     from sentence_transformers import SentenceTransformer
 
-    from whiten_index.encoding import Encoder
+    from whiten_index.encoding.encoder import Encoder
 
     report = train_encoder(config(keep_head=keep_head), pairs=pairs)
     texts = sentences(20, seed=7)

@@ -39,7 +39,6 @@ from whiten_index.artifacts.files import (
 )
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.object_store import ANY, Bucket, ChangedError, Stat, Tag, plain_uri
-from whiten_index.artifacts.paths import as_place, is_uri, require_no_secret
 from whiten_index.artifacts.storage import (
     DOWNLOADS,
     FILE_NOTES,
@@ -55,6 +54,7 @@ from whiten_index.artifacts.storage import (
     stamp,
 )
 from whiten_index.errors import ArtifactError, BusyError, ConfigError
+from whiten_index.paths import as_place, is_uri, require_no_secret
 
 _AT_ONCE = 16
 # Folder of copies -> what it has copies of, for messages alone.

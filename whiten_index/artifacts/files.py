@@ -20,8 +20,8 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError
 
-from whiten_index.artifacts.paths import cut, require_folder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.paths import cut, require_folder
 
 _BLOCK, _SMALL_BLOCK = 1 << 20, 1 << 16
 _KEPT = "what was published and the shards already finished are kept"

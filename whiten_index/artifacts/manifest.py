@@ -38,8 +38,8 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.artifacts.limits import load_json
-from whiten_index.artifacts.paths import cut
 from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.paths import cut
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.address import hide_secrets
-from whiten_index.artifacts.paths import require_no_secret, require_plain_environment, shown
 from whiten_index.errors import ConfigError, StorageError
+from whiten_index.paths import require_no_secret, require_plain_environment, shown
 
 SCHEMES = ("s3", "gs", "az")
 _URI = re.compile(r"(s3|gs|az)://([^/]+)(?:/(.*))?", re.DOTALL)

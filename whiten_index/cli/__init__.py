@@ -21,7 +21,6 @@ import click
 import whiten_index
 from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import system_error
-from whiten_index.artifacts.paths import require_no_secret, require_plain_environment
 from whiten_index.cli import (
     commands,
     eval_commands,
@@ -43,12 +42,50 @@ from whiten_index.cli import (
     version_commands,
 )
 from whiten_index.errors import ConfigError, PartialFailureError, WhitenIndexError
+from whiten_index.paths import require_no_secret, require_plain_environment
 from whiten_index.signals import INTERRUPTED, stop_on_signals
 from whiten_index.streams import cell, guarded, open_closed_descriptors
+
+_SECTIONS: dict[str, tuple[click.Command, ...]] = {
+    "Build and search": (
+        commands.build,
+        commands.encode,
+        search_command.search,
+        commands.inspect,
+        export_command.export,
+        push_command.push,
+    ),
+    "Keep up to date": (
+        update_command.update,
+        nightly_command.nightly,
+        version_commands.versions,
+        version_commands.rollback,
+    ),
+    "Measure": (
+        sweep_commands.sweep,
+        report_command.report,
+        eval_commands.evaluate,
+        train_command.train,
+    ),
+    "Maintain": (
+        version_commands.prune,
+        upkeep_commands.gc,
+        upkeep_commands.compact,
+        upkeep_commands.verify,
+    ),
+}
 
 
 class _Commands(click.Group):
     """Turns this package's errors into one line on standard error and their exit status."""
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by section."""
+        for section, members in _SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl(
+                    [(str(each.name), each.get_short_help_str(limit=90)) for each in members]
+                )
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         # Before click itself names a value in an error of its own.
@@ -114,27 +151,9 @@ def cli() -> None:
     """Build and search whitened FAISS indexes of Parquet corpora."""
 
 
-for command in (
-    commands.build,
-    commands.encode,
-    search_command.search,
-    commands.inspect,
-    export_command.export,
-    update_command.update,
-    nightly_command.nightly,
-    push_command.push,
-    version_commands.versions,
-    version_commands.rollback,
-    version_commands.prune,
-    upkeep_commands.gc,
-    upkeep_commands.compact,
-    upkeep_commands.verify,
-    sweep_commands.sweep,
-    report_command.report,
-    eval_commands.evaluate,
-    train_command.train,
-):
-    cli.add_command(command)
+for members in _SECTIONS.values():
+    for command in members:
+        cli.add_command(command)
 
 # Each subcommand of eval, in the order of the group's help.
 for command in (

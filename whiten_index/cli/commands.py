@@ -9,35 +9,29 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import (
+from whiten_index.cli.schema_options import (
+    GroupedCommand,
     config_option,
-    corpus_options,
-    encoder_options,
+    given,
     json_option,
     log_option,
-    runner_options,
-    stored_options,
+    plan_option,
+    schema_options,
     verify_option,
-    whitening_options,
-    with_options,
 )
 from whiten_index.cli.update_command import update_lines
+from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
 
 corpus_argument = click.argument("corpus", nargs=-1)
-plan_option = click.option(
-    "--plan", is_flag=True, help="Only say what would be done, how long and how many bytes."
-)
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @corpus_argument
-@config_option()
-@click.option("--out", help="Folder of the index, or its place in a bucket: s3://BUCKET/PREFIX.")
-@click.option("--store", help="Folder or URI of raw embeddings, kept for all. [default: OUT/store]")
-@with_options(corpus_options, encoder_options, stored_options, whitening_options, runner_options)
+@config_option
+@schema_options(BuildOptions)
 @plan_option
 @log_option
 @json_option
@@ -46,7 +40,8 @@ def build(plan: bool, log: str | None, as_json: bool, **options: Any) -> None:
 
     Without CORPUS the index is built from --store alone, and no encoder is needed.
     """
-    if options["out"] is None:
+    options = given(options)
+    if "out" not in options:
         raise click.UsageError("say where the index goes: --out DIR")
     if log is not None and (plan or as_json):
         raise click.UsageError("--log prints the report as its last line; leave out --plan, --json")
@@ -89,18 +84,18 @@ def _build_logged(config: BuildConfig, form: str) -> None:
     click.get_current_context().exit(run_job(work, kept="shards", lines=lines))
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @corpus_argument
-@config_option()
-@click.option("--store", help="Folder or URI of the embeddings; several corpora may share it.")
-@with_options(corpus_options, encoder_options, stored_options, runner_options)
+@config_option
+@schema_options(EncodeOptions)
 @plan_option
 @json_option
 def encode(plan: bool, as_json: bool, **options: Any) -> None:
     """Encode a Parquet CORPUS into a store of raw embeddings, to index later or elsewhere."""
-    if not options["corpus"]:
+    options = given(options)
+    if "corpus" not in options:
         raise click.UsageError("name a corpus to encode: a Parquet file, folder, glob or URI")
-    if options["store"] is None:
+    if "store" not in options:
         raise click.UsageError("say where the embeddings go: --store DIR")
     if plan:
         _print_plan(options, as_json=as_json)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import (
-    KINDS,
+from whiten_index.cli.schema_options import (
     config_option,
-    encoder_options,
+    given,
     json_option,
-    shape_options,
+    schema_options,
     with_options,
 )
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.pipeline.build_options import SHAPES, TransformName, TransformOptions
 
 _INDEX = [
     click.option("--index", help="Evaluate the encoder and the transform of a published index."),
@@ -28,7 +29,7 @@ _STORE = [
 _KINDS = [
     click.option(
         "--whiten",
-        type=click.Choice([kind for kind in KINDS if kind != "auto"]),
+        type=click.Choice([name for name in get_args(TransformName) if name != "auto"]),
         help="The transform. [default: none; whitening with --k]",
     ),
     click.option(
@@ -41,8 +42,6 @@ _KINDS = [
 _FITS = [
     click.option(
         "--fit",
-        default="target",
-        show_default=True,
         help="What transforms are fitted on: target (all texts of the task, as often as they "
         "occur), target-distinct (each once), target-scored (those of the pairs that are scored), "
         "or a Parquet file of sentences.",
@@ -55,23 +54,15 @@ _FITS = [
     ),
 ]
 _SHAPES = [
-    *shape_options,
-    click.option(
-        "--seed", type=int, default=0, show_default=True, help="Of everything that is drawn."
-    ),
+    schema_options(TransformOptions, only=SHAPES),
+    click.option("--seed", type=int, help="Seed of every random draw. [default: 0]"),
 ]
-# What a job file may set beside the options of a build.
-_IN_FILES = {
-    "index": "index",
-    "fit": "fit",
-}
-_config = config_option(_IN_FILES)
-_encoded = [*encoder_options, *_KINDS]
-eval_options = [_config, *_INDEX, *_STORE, *_encoded, *_FITS, *_SHAPES, json_option]
+_encoded = [schema_options(EncoderConfig), *_KINDS]
+eval_options = [config_option, *_INDEX, *_STORE, *_encoded, *_FITS, *_SHAPES, json_option]
 # Layers are those of a model.
-layer_options = [_config, *_encoded, *_FITS, *_SHAPES, json_option]
+layer_options = [config_option, *_encoded, *_FITS, *_SHAPES, json_option]
 # A search encodes its corpus, and fits on it.
-search_options = [config_option(), *_INDEX, *_STORE, *_encoded, *_SHAPES, json_option]
+search_options = [config_option, *_INDEX, *_STORE, *_encoded, *_SHAPES, json_option]
 
 
 @click.group(name="eval")
@@ -128,6 +119,7 @@ __all__ = [
     "encoder_line",
     "eval_options",
     "evaluate",
+    "given",
     "heading",
     "layer_options",
     "parse_splits",

@@ -11,6 +11,7 @@ from whiten_index.cli import terminal
 from whiten_index.cli.eval_commands import (
     encoder_line,
     eval_options,
+    given,
     heading,
     parse_splits,
     print_report,
@@ -52,7 +53,7 @@ _FIGURES = (
     show_default=True,
     help="Texts measured at most; more are drawn from. The time grows with their square.",
 )
-@with_options(eval_options)
+@with_options(*eval_options)
 def geometry(
     data: tuple[str, ...],
     names: tuple[str, ...],
@@ -74,7 +75,7 @@ def geometry(
     from whiten_index.evaluate.config import EvalConfig, data_path
     from whiten_index.evaluate.geometry import evaluate_geometry, read_geometry_sets
 
-    config = EvalConfig.from_options(options)
+    config = EvalConfig.from_options(given(options))
     if data:
         sets = read_geometry_sets(data, names=names, splits=splits, above=positive_above)
     else:

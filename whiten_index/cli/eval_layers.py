@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from whiten_index.cli import terminal
-from whiten_index.cli.eval_commands import heading, layer_options, print_report, with_options
+from whiten_index.cli.eval_commands import given, heading, layer_options, print_report, with_options
 from whiten_index.cli.pair_options import pair_options, read_pairs
 
 # What every evaluation takes, and what says the same here.
@@ -17,7 +17,7 @@ _ELSEWHERE = {"pooling": "--token mean or cls", "layers": "--most N"}
 
 
 @click.command()
-@with_options(pair_options)
+@with_options(*pair_options)
 @click.option(
     "--token",
     type=click.Choice(["mean", "cls"]),
@@ -39,7 +39,7 @@ _ELSEWHERE = {"pooling": "--token mean or cls", "layers": "--most N"}
     show_default=True,
     help="Correlation that the tables show; --json has all three.",
 )
-@with_options(layer_options)
+@with_options(*layer_options)
 @click.pass_context
 def layers(
     context: click.Context,
@@ -64,7 +64,7 @@ def layers(
 
     _refuse_elsewhere(context)
     # A job file of a build names both, for other commands.
-    config = EvalConfig.from_options({**options, **dict.fromkeys(_ELSEWHERE)})
+    config = EvalConfig.from_options({**given(options), **dict.fromkeys(_ELSEWHERE)})
     sets, sizes = read_pairs(data, names, splits), range(1, most + 1)
     bars = terminal.Bars(facts=not as_json)
     report = evaluate_layers(config, sets, pooling=token, sizes=sizes, progress=bars)

@@ -10,6 +10,7 @@ import click
 from whiten_index.cli import terminal
 from whiten_index.cli.eval_commands import (
     encoder_line,
+    given,
     print_report,
     search_options,
     with_options,
@@ -44,7 +45,7 @@ _NOTES = {
 )
 @click.option("--id-column", help="Their ids. [default: id, or _id]")
 @click.option("--filter", "row_filter", help="Only documents where this holds.")
-@click.option("--factory", default="Flat", show_default=True, help="FAISS factory string.")
+@click.option("--factory", help="FAISS factory string. [default: Flat]")
 @click.option("--run", help="Judge this run: .trec, .run, .txt, .parquet or .jsonl.")
 @click.option(
     "--run-out", help="Write the rankings: a file as of --run, or a folder for several settings."
@@ -62,7 +63,7 @@ _NOTES = {
     help="Leave out hits with the query's own id, as BEIR does. [default: yes, unless the "
     "judgements call such a hit relevant]",
 )
-@with_options(search_options)
+@with_options(*search_options)
 def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search judged queries exactly and judge what is found: nDCG, recall, MRR, MAP.
 
@@ -73,7 +74,7 @@ def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     from whiten_index.evaluate.retrieval import evaluate_retrieval
     from whiten_index.evaluate.retrieval_config import RetrievalConfig
 
-    config = RetrievalConfig.from_options({**options, "sets": data})
+    config = RetrievalConfig.from_options({**given(options), "sets": data})
     report = evaluate_retrieval(config, progress=terminal.Bars())
     lines = [] if as_json else list(_lines(report, config.metrics))
     print_report(report, as_json=as_json, lines=lines)

@@ -11,6 +11,7 @@ from whiten_index.cli import terminal
 from whiten_index.cli.eval_commands import (
     encoder_line,
     eval_options,
+    given,
     heading,
     print_report,
     with_options,
@@ -19,7 +20,7 @@ from whiten_index.cli.pair_options import pair_options, read_pairs
 
 
 @click.command()
-@with_options(pair_options)
+@with_options(*pair_options)
 @click.option(
     "--measure",
     type=click.Choice(["spearman", "pearson"]),
@@ -27,7 +28,7 @@ from whiten_index.cli.pair_options import pair_options, read_pairs
     show_default=True,
     help="What the table shows; --json has both.",
 )
-@with_options(eval_options)
+@with_options(*eval_options)
 def sts(
     data: tuple[str, ...],
     names: tuple[str, ...],
@@ -46,7 +47,7 @@ def sts(
     from whiten_index.evaluate.config import EvalConfig
     from whiten_index.evaluate.sts import evaluate_sts
 
-    config = EvalConfig.from_options(options)
+    config = EvalConfig.from_options(given(options))
     sets = read_pairs(data, names, splits)
     report = evaluate_sts(config, sets, progress=terminal.Bars(facts=not as_json))
     print_report(report, as_json=as_json, lines=[] if as_json else list(_lines(report, measure)))

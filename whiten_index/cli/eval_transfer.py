@@ -11,6 +11,7 @@ from whiten_index.cli import terminal
 from whiten_index.cli.eval_commands import (
     encoder_line,
     eval_options,
+    given,
     heading,
     print_report,
     with_options,
@@ -27,7 +28,7 @@ from whiten_index.cli.eval_commands import (
     show_default=True,
     help="Of every cross-validation, outer and inner.",
 )
-@with_options(eval_options)
+@with_options(*eval_options)
 def transfer(
     data: tuple[str, ...], names: tuple[str, ...], folds: int, as_json: bool, **options: Any
 ) -> None:
@@ -44,7 +45,7 @@ def transfer(
     from whiten_index.evaluate.transfer import evaluate_transfer
     from whiten_index.labels import read_task, task_files
 
-    config = EvalConfig.from_options(options)
+    config = EvalConfig.from_options(given(options))
     paths = data or (str(data_path("senteval")),)
     tasks = [read_task(path) for path in task_files(paths, names)]
     bars = terminal.Bars(facts=not as_json)

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import json_option, trust_option, verify_option
+from whiten_index.cli.schema_options import json_option, schema_options, verify_option
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 
 MATRIX, QUERY, MODEL, SQL = "matrix", "query", "sentence-transformers", "sql"
@@ -28,7 +29,7 @@ _ENDINGS = {".safetensors": MATRIX, ".sql": SQL}
 )
 @click.option("--k", type=click.IntRange(min=1), help="Keep the first N numbers of each vector.")
 @click.option("--model", help="The encoder, if no longer where it was (sentence-transformers).")
-@trust_option
+@schema_options(EncoderConfig, only=["trust_remote_code"])
 @click.option("--name", help="Of the function (sql). [default: whiten]")
 @click.option("--schema", help="That the function goes in (sql). [default: public]")
 @click.option("--vector-schema", help="That pgvector is in (sql). [default: public]")
@@ -41,7 +42,7 @@ def export(
     form: str | None,
     k: int | None,
     model: str | None,
-    trust_remote_code: bool,
+    trust_remote_code: bool | None,
     verify: str,
     as_json: bool,
     **of_sql: str | None,
@@ -69,7 +70,7 @@ def export(
     from whiten_index.search.query_transform import QueryTransform
 
     transform = QueryTransform.of(
-        index, verify=verify, model=model, trust_remote_code=trust_remote_code
+        index, verify=verify, model=model, trust_remote_code=bool(trust_remote_code)
     )
     if k is not None:
         if k > transform.k:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import json_option
+from whiten_index.cli.schema_options import json_option
 
 
 @click.command()

@@ -11,6 +11,6 @@ import click
 @click.argument("folder", type=click.Path(readable=False, path_type=Path))
 def report(folder: Path) -> None:
     """Rebuild the report of a sweep from FOLDER/results.jsonl alone."""
-    from whiten_index.sweep import write_report
+    from whiten_index.sweep.sweep_report import write_report
 
     click.echo(write_report(folder / "results.jsonl", folder))

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from whiten_index.artifacts.paths import shown
 from whiten_index.cli import terminal
-from whiten_index.cli.options import (
-    device_option,
+from whiten_index.cli.schema_options import (
     json_option,
-    threads_option,
-    trust_option,
+    schema_options,
     verify_option,
     with_options,
 )
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.paths import shown
 from whiten_index.streams import cell
 
 if TYPE_CHECKING:
@@ -62,9 +61,7 @@ how_options = [
     ),
     click.option("--store", help="Where the raw embeddings are now, if they moved."),
     click.option("--model", help="Where the index's own encoder is now, if it moved."),
-    trust_option,
-    device_option,
-    threads_option,
+    schema_options(EncoderConfig, only=("trust_remote_code", "device", "threads")),
     click.option(
         "--index-device",
         type=click.Choice(["auto", "cpu", "gpu"]),
@@ -88,7 +85,7 @@ how_options = [
 @click.command()
 @click.argument("index", type=click.Path(readable=False))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@with_options(what_options, how_options)
+@with_options(*what_options, *how_options)
 def search(
     index: str,
     texts: tuple[str, ...],
@@ -108,7 +105,9 @@ def search(
             raise click.UsageError(f"{' and '.join(unused)} needs --queries FILE")
     from whiten_index.search.search_index import open_index
 
-    opened = open_index(index, **{name: options[name] for name in _OPENING})
+    opened = open_index(
+        index, **{name: options[name] for name in _OPENING if options[name] is not None}
+    )
     if row_filter is not None and not opened.matches(row_filter):
         click.echo(f"no row passes --filter {shown(row_filter)}", err=True)
     how: dict[str, Any] = {"top_k": top_k, "row_filter": row_filter}

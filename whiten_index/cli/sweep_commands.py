@@ -8,118 +8,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import (
+from whiten_index.cli.schema_options import (
+    GroupedCommand,
     config_option,
-    corpus_options,
-    encoder_options,
+    given,
     json_option,
-    stored_options,
-    with_options,
+    schema_options,
 )
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.pipeline.build_options import CorpusOptions, EncodeOptions
+from whiten_index.sweep.sweep_options import SweepOptions
 
 if TYPE_CHECKING:
-    from whiten_index.sweep import SweepConfig
+    from whiten_index.sweep.sweep_config import SweepConfig
 
-sweep_options = [
-    click.option("--queries", help="File of judged queries: .parquet or .jsonl, id and text."),
-    click.option("--qrels", help="Their judgements: .parquet, .tsv, or TREC's .qrels, .txt."),
-    click.option("--qrels-split", help="Which judgements, where the file has a column split."),
-    click.option(
-        "--k",
-        "widths",
-        multiple=True,
-        default=("32,64,128,256",),
-        show_default=True,
-        help="Widths, separated by commas; this and the next three may be repeated.",
-    ),
-    click.option(
-        "--transforms",
-        multiple=True,
-        default=("auto,pca,whitening,truncate",),
-        show_default=True,
-        help="Also all-but-the-top, random, and whitening with an exponent: whitening:0.25.",
-    ),
-    click.option(
-        "--codecs",
-        multiple=True,
-        default=("fp32,fp16,sq8,pq",),
-        show_default=True,
-        help="Also sq6, sq4, pqfs, rabitq, rabitq2, rabitq4, pqN for N bytes a vector, and FAISS's "
-        "own names such as PRQ16x3x8.",
-    ),
-    click.option(
-        "--indexes",
-        multiple=True,
-        default=("flat,ivf,hnsw",),
-        show_default=True,
-        help="Structures; a graph is built of the first codec at the two middle widths only.",
-    ),
-    click.option(
-        "--baselines/--no-baselines",
-        default=True,
-        show_default=True,
-        help="Also measure raw embeddings and FAISS's own PCA and whitening.",
-    ),
-    click.option(
-        "--rerank",
-        type=click.IntRange(min=0),
-        default=100,
-        show_default=True,
-        help="Candidates per query that coarse codecs rank again from the store; 0: none.",
-    ),
-    click.option(
-        "--target-recall",
-        type=float,
-        default=0.95,
-        show_default=True,
-        help="Index recall that lists and graphs are tuned for.",
-    ),
-    click.option(
-        "--choose-sample",
-        type=int,
-        default=1_000,
-        show_default=True,
-        help="Documents that the transform auto is chosen on at most.",
-    ),
-    click.option(
-        "--sample",
-        type=click.IntRange(min=30),
-        default=500,
-        show_default=True,
-        help="Rows held out as queries, if there are no judged ones.",
-    ),
-    click.option(
-        "--index-device",
-        type=click.Choice(["cpu", "gpu", "auto"]),
-        default="cpu",
-        show_default=True,
-        help="Where indexes are filled and searched; kinds that no GPU takes stay on the CPU.",
-    ),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of every random sample."),
-    click.option("--name", help="What the report calls the corpus. [default: its file or folder]"),
-]
 
 # Stages over points, whose rate means nothing.
 _OF_POINTS = ("make indexes", "measure")
-# Key of a job file that only a sweep has -> the parameter.
-_IN_JOB_FILES = {
-    "k": "widths",
-    "transforms": "transforms",
-    "codecs": "codecs",
-    "indexes": "indexes",
-    "baselines": "baselines",
-    "rerank": "rerank",
-    "sample": "sample",
-    "name": "name",
-}
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("corpus", nargs=-1)
-@config_option(_IN_JOB_FILES)
-@click.option("--out", help="Folder of results.jsonl and report.html, .md and .json.")
-@click.option("--store", help="Folder of raw embeddings, shared by builds. [default: OUT/store]")
-@with_options(sweep_options, corpus_options, encoder_options, stored_options)
+@config_option
+@schema_options(SweepOptions)
+@schema_options(CorpusOptions)
+@schema_options(EncoderConfig)
+@schema_options(EncodeOptions, only=["store_dtype"])
 @click.option(
     "--plan", is_flag=True, help="Only print the points to measure and the rows to encode."
 )
@@ -131,14 +45,16 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     indexes, and agreement with exact search of the raw embeddings is measured. Points that are in
     the results already are not measured again.
     """
-    if options["out"] is None:
+    options = given(options)
+    if "out" not in options:
         raise click.UsageError("say where results and report go: --out DIR")
     config = _config(options)
     if plan:
         _print_plan(config, as_json=as_json)
         return
-    from whiten_index.sweep import check_report, run_sweep, write_report
     from whiten_index.sweep.results import RESULTS
+    from whiten_index.sweep.sweep_report import check_report, write_report
+    from whiten_index.sweep.sweep_run import run_sweep
 
     check_report()
     report = run_sweep(config, progress=terminal.Bars()).to_json()
@@ -151,15 +67,20 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
 
 
 def _config(options: Mapping[str, Any]) -> SweepConfig:
-    from whiten_index.sweep import sweep_config
+    from whiten_index.sweep.sweep_config import sweep_config
 
-    several = ("widths", "transforms", "codecs", "indexes")
-    return sweep_config({**options, **{name: ",".join(options[name]) for name in several}})
+    # A list may be given in parts: --k 32,64 --k 128, or as a list in a job file.
+    lists = {
+        name: ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+        for name in ("widths", "transforms", "codecs", "indexes")
+        if (value := options.get(name)) is not None
+    }
+    return sweep_config({**options, **lists})
 
 
 def _print_plan(config: SweepConfig, *, as_json: bool) -> None:
-    from whiten_index.sweep import plan_sweep
     from whiten_index.sweep.formatting import by_reason
+    from whiten_index.sweep.sweep_run import plan_sweep
 
     plan = plan_sweep(config, progress=terminal.Bars()).to_json()
     if as_json:

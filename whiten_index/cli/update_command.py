@@ -8,55 +8,20 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import json_option, log_option, trust_option
+from whiten_index.cli.schema_options import (
+    GroupedCommand,
+    given,
+    json_option,
+    log_option,
+    schema_options,
+)
 from whiten_index.errors import GateError
+from whiten_index.pipeline.update_config import UpdateConfig
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("corpus", nargs=-1)
-@click.option("--index", required=True, help="Folder of the index to bring up to date.")
-@click.option("--store", help="Folder of the raw embeddings. [default: where they were]")
-@click.option("--model", help="Where the same encoder is now. [default: where it was]")
-@trust_option
-@click.option("--device", default="auto", show_default=True, help="Of the encoder.")
-@click.option("--threads", type=int, help="CPU threads of the encoder and of FAISS.")
-@click.option(
-    "--index-device",
-    default="auto",
-    show_default=True,
-    help="Where an index is trained that is not kept: auto, cpu or gpu.",
-)
-@click.option(
-    "--refit",
-    default="auto",
-    show_default=True,
-    help="Fit the transform again: auto (where it drifted), always or never.",
-)
-@click.option(
-    "--drift-threshold",
-    type=float,
-    help="Drift, in nats per dimension, from which on auto fits again. [default: 0.002]",
-)
-@click.option(
-    "--choose-again", is_flag=True, help="Choose k, exponent and centring again, and fit."
-)
-@click.option("--read-all", is_flag=True, help="Read files too that look as they were.")
-@click.option(
-    "--canaries", type=int, help="Documents that must find themselves again. [default: 200]"
-)
-@click.option(
-    "--canary-file", type=click.Path(readable=False), help="Parquet with queries of your own."
-)
-@click.option(
-    "--canary-recall",
-    type=float,
-    help="Least recall@10 against exact search. [default: the index's own, less 0.05]",
-)
-@click.option("--max-shrink", type=float, help="Share of the rows that may be gone. [default: 0.2]")
-@click.option(
-    "--max-growth", type=float, help="Share of the rows that may come on top. [default: 1]"
-)
-@click.option("--max-bytes", help="What a version may take on disk, such as 4GiB.")
+@schema_options(UpdateConfig)
 @log_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
 @json_option
@@ -71,11 +36,12 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
     if log is not None and as_json:
         raise click.UsageError("--log prints the report as its last line; leave --json out")
     from whiten_index.pipeline.update import update_index
-    from whiten_index.pipeline.update_config import UpdateConfig
     from whiten_index.pipeline.update_plan import plan_update
 
-    given = {name: value for name, value in options.items() if value is not None}
-    config = UpdateConfig(**given)
+    options = given(options)
+    if "index" not in options:
+        raise click.UsageError("name the index to bring up to date: --index DIR")
+    config = UpdateConfig(**options)
     if log is not None:
         _logged(config, log, dry_run=dry_run)
         return

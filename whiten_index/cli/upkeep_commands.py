@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import json_option
+from whiten_index.cli.schema_options import json_option
 from whiten_index.errors import ArtifactError, StorageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.options import json_option
+from whiten_index.cli.schema_options import json_option
 
 if TYPE_CHECKING:
     from whiten_index.versions.retention import VersionFacts

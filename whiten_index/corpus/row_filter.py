@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.paths import cut
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.paths import cut
 
 _Types = Mapping[str, pa.DataType]
 

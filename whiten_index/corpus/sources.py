@@ -18,8 +18,8 @@ import pyarrow.fs as pafs
 
 from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import exists, is_link, list_folder, reading, system_error
-from whiten_index.artifacts.paths import cut, require_no_secret, require_plain_environment
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.paths import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 _PLAIN = "".join(map(chr, range(33, 127)))

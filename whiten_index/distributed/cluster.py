@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from whiten_index.artifacts.paths import require_no_secret
 from whiten_index.distributed.ray_executor import ClusterSize, RayExecutor, first_line
 from whiten_index.errors import ClusterError, ConfigError
+from whiten_index.paths import require_no_secret
 
 _SECONDS_TO_CONNECT = 10.0
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.encoding.batching import TokenWindow, tokenize
 from whiten_index.encoding.devices import chosen_devices, moments_on_device
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.inference_threads import Lanes
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderConfig, EncoderSpec, prompt_tokens, resolve_encoder
+from whiten_index.encoding.spec import EncoderSpec, prompt_tokens, resolve_encoder
 from whiten_index.encoding.transformer import Transformer
 from whiten_index.encoding.windows import (
     LADDERS,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling
 from whiten_index.encoding.spec import (
-    EncoderConfig,
     EncoderSpec,
     resolve_encoder,
     states_spec,

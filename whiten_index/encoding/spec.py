@@ -9,81 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.artifacts.paths import require_no_secret
+from whiten_index.encoding.encoder_config import DEFAULT_MODEL, POOLINGS, EncoderConfig
 from whiten_index.encoding.models import EMBEDDED, ModelFolder, embedded_available, find_model
 from whiten_index.encoding.st_modules import head_sha256
 from whiten_index.errors import ConfigError, EncoderError
 
-DEFAULT_MODEL = "all-MiniLM-L6-v2"
-POOLINGS = (
-    "mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens", "first-last-avg",
-)  # fmt: skip
-DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_MAX_LENGTH = 512
-_MOST_THREADS = 1024
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus", "default")
 _QUERY_PROMPTS = ("query", "default")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """What a user asks of an encoder; None takes what the model's folder says.
-
-    Attributes:
-        model: hub name or local folder.
-        revision: commit or branch on the hub.
-        pooling: one of ``POOLINGS``; first-last-avg is the token mean of layers 1 and L.
-        layers: hidden states averaged, 0 = embeddings, negative from the end; None = the last.
-        max_length: tokens a text, special ones included; the rest is cut and counted.
-        dtype: one of ``DTYPES``; the model computes in it.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
-        threads: CPU threads of torch; None leaves its default.
-        document_prompt: text put before every document.
-        query_prompt: text put before every query.
-        document_prompt_name: name of the model's prompt for documents, instead of its text.
-        query_prompt_name: name of the model's prompt for queries, instead of its text.
-        trust_remote_code: run the model folder's own Python code.
-        local_files_only: use only a model that is on this machine, in a folder or the hub's cache.
-        code_revision: commit or branch of code that the model takes from another repository.
-    """
-
-    model: str | None = None
-    revision: str | None = None
-    pooling: str | None = None
-    layers: tuple[int, ...] | None = None
-    max_length: int | None = None
-    dtype: str = "float32"
-    device: str = "auto"
-    threads: int | None = None
-    document_prompt: str | None = None
-    query_prompt: str | None = None
-    document_prompt_name: str | None = None
-    query_prompt_name: str | None = None
-    trust_remote_code: bool = False
-    local_files_only: bool = False
-    code_revision: str | None = None
-
-    def __post_init__(self) -> None:
-        require_no_secret(self.model, what="--model")
-        require_one(self.document_prompt, self.document_prompt_name, "--document-prompt")
-        require_one(self.query_prompt, self.query_prompt_name, "--query-prompt")
-        if self.pooling is not None and self.pooling not in POOLINGS:
-            raise ConfigError(f"pooling {self.pooling!r} is unknown; use {', '.join(POOLINGS)}")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype {self.dtype!r} is unknown; use {', '.join(DTYPES)}")
-        if self.pooling == "first-last-avg" and self.layers is not None:
-            raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
-        if self.layers is not None and not self.layers:
-            raise ConfigError("--layers names no layer; write numbers such as 1,12 or 0,-1")
-        if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
-            raise ConfigError(
-                f"--threads takes a number from 1 to {_MOST_THREADS}; {self.threads} was given"
-            )
-        if self.max_length is not None and self.max_length < 3:
-            raise ConfigError(
-                f"--max-length {self.max_length} leaves no room for a word between the special "
-                "tokens; give at least 3"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,16 +219,6 @@ def _prompts(config: EncoderConfig, folder: ModelFolder) -> tuple[str, str]:
     return document, query
 
 
-def require_one(text: str | None, name: str | None, option: str) -> None:
-    """Refuse a prompt given both as text and by name.
-
-    Raises:
-        ConfigError: both were given.
-    """
-    if text is not None and name is not None:
-        raise ConfigError(f"{option} and {option}-name were both given; leave one of them out")
-
-
 def choose_prompt(
     prompts: Mapping[str, str],
     *,
@@ -398,18 +321,19 @@ def recorded_config(
         )
     # What was built with one commit of a model is searched with that one, whoever fetches it.
     keeps = model is None or (model == spec.model and fixed)
-    return EncoderConfig(
-        model=spec.model if model is None else model,
-        revision=spec.revision if keeps else None,
-        pooling=spec.pooling,
-        layers=spec.layers,
-        max_length=spec.max_length,
-        dtype=spec.dtype,
-        device=device,
-        threads=threads,
-        document_prompt=spec.document_prompt,
-        query_prompt=spec.query_prompt,
-        trust_remote_code=spec.needs_code,
-        local_files_only=model is None,
-        code_revision=spec.code_revision,
-    )
+    values: dict[str, Any] = {
+        "model": spec.model if model is None else model,
+        "revision": spec.revision if keeps else None,
+        "pooling": spec.pooling,
+        "layers": spec.layers,
+        "max_length": spec.max_length,
+        "dtype": spec.dtype,
+        "device": device,
+        "threads": threads,
+        "document_prompt": spec.document_prompt,
+        "query_prompt": spec.query_prompt,
+        "trust_remote_code": spec.needs_code,
+        "local_files_only": model is None,
+        "code_revision": spec.code_revision,
+    }
+    return EncoderConfig(**values)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import exists
-from whiten_index.artifacts.paths import require_folder, require_no_secret
-from whiten_index.encoding import EncoderConfig
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
+from whiten_index.paths import require_folder, require_no_secret
 from whiten_index.whitening import Kind, WhiteningConfig
 
 TARGET, DISTINCT, SCORED = "target", "target-distinct", "target-scored"

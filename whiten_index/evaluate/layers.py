@@ -17,7 +17,8 @@ from threadpoolctl import threadpool_limits
 
 from whiten_index.artifacts.atomic import scratch_folder
 from whiten_index.artifacts.tensors import create_tensor
-from whiten_index.encoding import EncoderConfig, EncoderSpec, resolve_encoder, states_spec
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder, states_spec
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import OF_TASKS, EvalConfig
 from whiten_index.evaluate.spaces import Spaces, raw_space
@@ -28,7 +29,7 @@ from whiten_index.labels import StsSet, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 
 if TYPE_CHECKING:
-    from whiten_index.encoding import StateEncoder
+    from whiten_index.encoding.layer_encoder import StateEncoder
 
 Layers = tuple[int, ...]
 MOST_COMBINATIONS = 20_000
@@ -109,7 +110,7 @@ def encode_states(
     Raises:
         EncoderError: the model cannot be found or used.
     """
-    from whiten_index.encoding import StateEncoder
+    from whiten_index.encoding.layer_encoder import StateEncoder
 
     spec, model = resolve_encoder(config)
     if model.head:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import writing
-from whiten_index.encoding import recorded_spec, resolve_encoder
+from whiten_index.encoding.spec import recorded_spec, resolve_encoder
 from whiten_index.evaluate.retrieval_config import RetrievalConfig
 from whiten_index.evaluate.retrieval_sets import RetrievalSet, judgements, naming, read_sets
 from whiten_index.evaluate.runs import drops_self, evaluate_run, run_figures

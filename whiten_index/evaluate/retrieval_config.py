@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import is_folder, list_folder, resolved
-from whiten_index.artifacts.paths import require_no_secret
-from whiten_index.encoding import EncoderConfig
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import OF_OPENING, TARGET, VARIABLE, EvalConfig
 from whiten_index.evaluation.metrics import parse_metric
 from whiten_index.evaluation.trec_run import RUN_ENDINGS, check_run_path
 from whiten_index.labels.beir import is_set
+from whiten_index.paths import require_no_secret
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.whitening import WhiteningConfig
 

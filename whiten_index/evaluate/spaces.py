@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import scratch_folder
-from whiten_index.encoding import recorded_spec
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
 from whiten_index.evaluate.texts import TextEmbedder, check_fit, fit_source, sentence_columns

@@ -17,13 +17,9 @@ from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import list_folder, reading, writing
 from whiten_index.artifacts.tensors import content_digest, read_sealed, write_sealed
 from whiten_index.corpus import find_files
-from whiten_index.encoding import (
-    EncoderConfig,
-    EncoderSpec,
-    ModelFolder,
-    recorded_spec,
-    resolve_encoder,
-)
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec, recorded_spec, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, StorageError
 from whiten_index.evaluate.config import OF_TASKS, EvalConfig
 from whiten_index.progress import Stages
@@ -95,7 +91,7 @@ class EncoderTexts:
     def _encode(self, texts: list[str], kept: KeptTexts | None) -> NDArray[np.float32]:
         """Return the embeddings (n, d) of texts, and keep each window of them as it is done."""
         if self._encoder is None:
-            from whiten_index.encoding import Encoder
+            from whiten_index.encoding.encoder import Encoder
 
             self._encoder = Encoder(self._spec, self._folder, self._config)
         made = np.empty((len(texts), self._spec.dim), np.float32)

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.manifest import MANIFEST
-from whiten_index.artifacts.paths import absolute, require_folder, require_path
 from whiten_index.corpus.batches import PASSAGE_TEXT
 from whiten_index.errors import ConfigError
+from whiten_index.paths import absolute, require_folder, require_path
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.search.search_index import Hit, SearchIndex, open_index
 from whiten_index.versions.published import CURRENT

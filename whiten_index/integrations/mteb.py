@@ -27,7 +27,9 @@ from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.corpus.batches import TextBatch
-from whiten_index.encoding import Encoder, EncoderConfig, EncoderSpec, resolve_encoder
+from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.pipeline.build import BuildConfig, build_index
 from whiten_index.search.search_index import SearchIndex, open_index

@@ -29,7 +29,6 @@ from whiten_index.artifacts.manifest import (
     read_manifest,
     write_manifest,
 )
-from whiten_index.encoding import EncoderSpec, ModelFolder
 from whiten_index.encoding.export_st import (
     MARK,
     POOLING_FLAGS,
@@ -40,6 +39,8 @@ from whiten_index.encoding.export_st import (
     write_settings,
     write_transformer,
 )
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ArtifactError, ConfigError, FormatError
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening.affine import Affine

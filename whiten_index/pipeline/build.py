@@ -11,12 +11,12 @@ from whiten_index import index as faiss_index
 from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.object_store import Tag
-from whiten_index.artifacts.paths import is_uri
 from whiten_index.artifacts.storage import Here, Place
 from whiten_index.corpus import ParquetCorpus
 from whiten_index.distributed.executors import Executor, SerialExecutor
-from whiten_index.encoding import resolve_encoder
+from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.paths import is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import (
     Counts,

@@ -20,7 +20,8 @@ from whiten_index.index import (
     is_lossy,
 )
 from whiten_index.index.vector_search import nearest
-from whiten_index.pipeline.gates import CanaryFile, Gate, GateConfig
+from whiten_index.pipeline.gates import CanaryFile, Gate
+from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.rerank import Reranker
 from whiten_index.store import CorpusRecord, EmbeddingStore

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.files import exists, is_folder, list_folder, reading, writing
-from whiten_index.artifacts.paths import is_uri
 from whiten_index.corpus import require_reachable
 from whiten_index.distributed.cluster import cluster
 from whiten_index.distributed.executors import Executor, SerialExecutor
 from whiten_index.distributed.ray_executor import ClusterSize
 from whiten_index.errors import CorpusError, StorageError
+from whiten_index.paths import is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.progress import Stages
 

@@ -12,7 +12,8 @@ from whiten_index.artifacts.files import walk_files
 from whiten_index.corpus.batches import ID
 from whiten_index.index import INDEX, IVF_DATA, Examined, examine
 from whiten_index.pipeline.canaries import Encode, Trial, check_canaries
-from whiten_index.pipeline.gates import Base, CanaryFile, Gate, GateConfig
+from whiten_index.pipeline.gates import Base, CanaryFile, Gate
+from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Stages
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.versions.bundle import Bundle

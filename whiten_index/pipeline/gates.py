@@ -1,4 +1,4 @@
-"""What gates ask of a new version, and what they found."""
+"""Findings of gates, and the file of canary queries."""
 
 from __future__ import annotations
 
@@ -13,64 +13,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import exists, is_file, reading
-from whiten_index.artifacts.paths import cut, is_finite, shown
 from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus
 from whiten_index.corpus.batches import TextBatch
-from whiten_index.errors import ConfigError, CorpusError, GateError
-from whiten_index.index import parse_bytes
-
-# Each canary is compared with every row.
-_MOST_CANARIES, _MOST_GROWTH = 1_000_000, 1e12
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateConfig:
-    """What a new version must show before it is published.
-
-    Attributes:
-        canaries: documents sampled that must find themselves and their neighbours; 0 for none.
-        canary_file: Parquet with queries of one's own; see ``CanaryFile``.
-        canary_recall: share of the exact neighbours that canaries must find; by default what the
-            index was set to reach, less 0.05.
-        max_shrink: share of the rows of the version before that may be gone.
-        max_growth: share of them that may come on top, 1 for twice as many.
-        max_bytes: what the version's files may take, such as ``4GiB``.
-
-    Raises:
-        ConfigError: a value outside its bounds.
-    """
-
-    canaries: int = 200
-    canary_file: str | None = None
-    canary_recall: float | None = None
-    max_shrink: float = 0.2
-    max_growth: float = 1.0
-    max_bytes: str | int | None = None
-
-    def __post_init__(self) -> None:
-        recall = 0.0 if self.canary_recall is None else self.canary_recall
-        for option, value, most, legal in (
-            ("--canaries", self.canaries, _MOST_CANARIES, "whole numbers from 0 to 1,000,000"),
-            ("--canary-recall", recall, 1, "0 to 1"),
-            ("--max-shrink", self.max_shrink, 1, "0 to 1"),
-            ("--max-growth", self.max_growth, _MOST_GROWTH, "numbers from 0 to 1e12"),
-        ):
-            inside = is_finite(value) and 0 <= value <= most
-            if not inside or (option == "--canaries" and value != int(value)):
-                raise ConfigError(f"{option} {shown(value)} is outside {legal}")
-        if self.max_bytes is not None:
-            parse_bytes(self.max_bytes, option="--max-bytes")
-
-    @property
-    def most_bytes(self) -> int | None:
-        """``max_bytes`` as a number."""
-        if self.max_bytes is None:
-            return None
-        return parse_bytes(self.max_bytes, option="--max-bytes")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what was asked as JSON values."""
-        return dict(vars(self))
+from whiten_index.errors import CorpusError, GateError
+from whiten_index.paths import cut
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from whiten_index.corpus import Shard
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
-from whiten_index.encoding import chosen_devices
+from whiten_index.encoding.devices import chosen_devices
 from whiten_index.errors import ConfigError
 from whiten_index.index import FactoryChoice
 from whiten_index.pipeline.build import check_early, check_labels

@@ -21,7 +21,7 @@ from whiten_index.store.sampling import drawn_rows, embeddings_of, ids_of
 from whiten_index.whitening.selection import Scores, Trial, Vectors, reciprocal_ranks
 
 if TYPE_CHECKING:
-    from whiten_index.encoding import Encoder
+    from whiten_index.encoding.encoder import Encoder
 
 _LEAST_QUERIES, _LEAST_PAIRS = 10, 30
 _MOST_QUERIES = _MOST_PAIRS = 2_000

@@ -22,7 +22,9 @@ from whiten_index.corpus.batches import (
     EmbeddingBatch,
     TextBatch,
 )
-from whiten_index.encoding import EncoderConfig, PassageSplitter, resolve_encoder
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.passages import PassageSplitter
+from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import EncoderError
 from whiten_index.store import (
     CorpusPart,
@@ -37,7 +39,9 @@ from whiten_index.store import (
 from whiten_index.store.dedup import RowFinder
 
 if TYPE_CHECKING:
-    from whiten_index.encoding import Encoded, Encoder, PassageSplitter, PreparedWindow, RanWindow
+    from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow
+    from whiten_index.encoding.passages import PassageSplitter
+    from whiten_index.encoding.windows import PreparedWindow
 
 Window = tuple[Shard, ...]
 
@@ -150,7 +154,7 @@ class LazyEncoder:
             EncoderError: it is not the one expected, as on a machine with another model.
         """
         if self._encoder is None:
-            from whiten_index.encoding import Encoder
+            from whiten_index.encoding.encoder import Encoder
 
             spec, folder = resolve_encoder(self._config)
             if self._expected not in (None, spec.fingerprint):

@@ -11,21 +11,17 @@ from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard
 from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
 from whiten_index.distributed.process_executor import ProcessExecutor
 from whiten_index.distributed.ray_executor import RayExecutor
-from whiten_index.encoding import (
-    EncoderConfig,
-    EncoderSpec,
-    PassageSplitter,
-    chosen_devices,
-    resolve_encoder,
-    window_factor,
-)
+from whiten_index.encoding.devices import chosen_devices, window_factor
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.passages import PassageSplitter
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, PartialFailureError
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.shard_encoding import LazyEncoder, ShardWork, Window, WindowResult
 from whiten_index.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from whiten_index.encoding import Encoder
+    from whiten_index.encoding.encoder import Encoder
 
 # Five shards of given embeddings at a time, each as read and as kept.
 _BYTES_TO_OVERLAP = 10 * SHARD_BYTES

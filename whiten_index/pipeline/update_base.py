@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.corpus import ParquetCorpus
-from whiten_index.encoding import recorded_spec
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.changes import apart

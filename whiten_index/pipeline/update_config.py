@@ -1,126 +1,150 @@
-"""What an update is asked to do: one frozen configuration, checked when it is made."""
+"""Options of an update and of its gates. Importing them loads nothing heavy."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from whiten_index.artifacts.paths import (
-    is_finite,
-    require_folder,
-    require_no_secret,
-    require_path,
-    shown,
-)
-from whiten_index.encoding import EncoderConfig
+from pydantic import Field
+
 from whiten_index.errors import ConfigError
-from whiten_index.index import DEVICES
-from whiten_index.pipeline.gates import GateConfig
-from whiten_index.whitening import DRIFT_THRESHOLD, Refit
+from whiten_index.options import MODEL, OUTPUT, RESOURCES, TRANSFORM, Option, flag_of, schema
+from whiten_index.paths import require_folder, require_path
+
+if TYPE_CHECKING:
+    from whiten_index.whitening import Refit
+
+GATES = "Gates"
+# Each canary is compared with every row.
+_MOST_CANARIES, _MOST_GROWTH = 1_000_000, 1e12
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateConfig:
-    """Everything an update can be told; all else is as the published version was built.
+@schema
+class GateConfig:
+    """Options of the gates that a new version must pass.
 
-    Attributes:
-        index: folder of the index.
-        corpus: Parquet files, folders, globs or URIs; empty for those that it was built from.
-        store: folder of the raw embeddings, where it is no longer where it was.
-        model: where the encoder is now, if no longer where it was; it must be the same one. What
-            is named here may be fetched from the hub.
-        trust_remote_code: let the encoder run Python code that comes with its model.
-        device: of the encoder.
-        threads: CPU threads of the encoder and of FAISS.
-        index_device: where an index is made that is trained anew: ``auto``, ``cpu`` or ``gpu``.
-        refit: ``auto`` fits the transform again where it drifted, ``always``, or ``never``.
-        drift_threshold: drift in nats per dimension from which on ``auto`` fits again.
-        choose_again: choose k, exponent and centring again where the build chose them; it fits
-            again, and the width of the vectors may change.
-        read_all: read files too that are as they were by size, time and footer.
-        canaries, canary_file, canary_recall, max_shrink, max_growth, max_bytes: see ``GateConfig``.
+    Raises:
+        ConfigError: a value is out of bounds.
     """
 
-    index: str
-    corpus: tuple[str, ...] = ()
-    store: str | None = None
-    model: str | None = None
-    trust_remote_code: bool = False
-    device: str = "auto"
-    threads: int | None = None
-    index_device: str = "auto"
-    refit: str = Refit.AUTO.value
-    drift_threshold: float = DRIFT_THRESHOLD
-    choose_again: bool = False
-    read_all: bool = False
-    canaries: int = GateConfig.canaries
-    canary_file: str | None = None
-    canary_recall: float | None = None
-    max_shrink: float = GateConfig.max_shrink
-    max_growth: float = GateConfig.max_growth
-    max_bytes: str | int | None = None
+    canaries: Annotated[
+        int,
+        Field(ge=0, le=_MOST_CANARIES),
+        Option("Sampled documents that must find themselves and their neighbours.", GATES),
+    ] = 200
+    canary_file: Annotated[str | None, Option("Parquet file with queries of your own.", GATES)] = (
+        None
+    )
+    canary_recall: Annotated[
+        float | None,
+        Field(ge=0, le=1),
+        Option(
+            "Least recall@10 against exact search.", GATES, default="the index's own, less 0.05"
+        ),
+    ] = None
+    max_shrink: Annotated[
+        float, Field(ge=0, le=1), Option("Share of the rows that may be gone.", GATES)
+    ] = 0.2
+    max_growth: Annotated[
+        float,
+        Field(ge=0, le=_MOST_GROWTH),
+        Option("Rows that may be added, as a share of those before.", GATES),
+    ] = 1.0
+    max_bytes: Annotated[
+        str | int | None, Option("Bytes that a version may take on disk, such as 4GiB.", GATES)
+    ] = None
 
     def __post_init__(self) -> None:
-        require_no_secret(vars(self), what="an option of an update")
-        object.__setattr__(self, "corpus", _paths(self.corpus))
-        index: Any = self.index
-        object.__setattr__(self, "index", str(index) if isinstance(index, Path) else index)
-        for name, expected in get_type_hints(UpdateConfig).items():
-            if name != "corpus":
-                _require_type(name, getattr(self, name), expected)
+        _ = self.most_bytes
+
+    @property
+    def most_bytes(self) -> int | None:
+        """``max_bytes`` as a number."""
+        from whiten_index.index import parse_bytes
+
+        if self.max_bytes is None:
+            return None
+        return parse_bytes(self.max_bytes, option="--max-bytes")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON values."""
+        return asdict(self)
+
+
+@schema
+class UpdateConfig(GateConfig):
+    """Options of an update; all others are those of the published version.
+
+    Without ``corpus``, the files that the version was built from are read. ``model`` must be the
+    same model at another place; a model named here may be fetched from the hub.
+
+    Raises:
+        ConfigError: a value is out of bounds, or options do not go together.
+
+    Example:
+        >>> UpdateConfig(index="index", refit="never").max_shrink
+        0.2
+    """
+
+    index: Annotated[str, Option("Folder of the index to bring up to date.", OUTPUT)]
+    corpus: tuple[str, ...] = ()
+    store: Annotated[
+        str | None,
+        Option("Folder of the raw embeddings.", OUTPUT, default="as in the published version"),
+    ] = None
+    model: Annotated[
+        str | None,
+        Option("Place of the same encoder.", MODEL, default="as in the published version"),
+    ] = None
+    trust_remote_code: Annotated[
+        bool, Option("Run Python code that comes with the model.", MODEL)
+    ] = False
+    device: Annotated[str, Option("Device of the encoder.", RESOURCES)] = "auto"
+    threads: Annotated[
+        int | None, Field(ge=1, le=1024), Option("CPU threads of encoder and FAISS.", RESOURCES)
+    ] = None
+    index_device: Annotated[
+        Literal["auto", "cpu", "gpu"],
+        Option("Device that trains a new index, if the old one is not kept.", RESOURCES),
+    ] = "auto"
+    refit: Annotated[
+        Literal["auto", "always", "never"],
+        Option("Fit the transform again: auto (if it drifted), always or never.", TRANSFORM),
+    ] = "auto"
+    drift_threshold: Annotated[
+        float,
+        Field(ge=0),
+        Option("Drift in nats per dimension from which auto fits again.", TRANSFORM),
+    ] = 0.002
+    choose_again: Annotated[
+        bool, Option("Choose k, exponent and centring again, and fit.", TRANSFORM)
+    ] = False
+    read_all: Annotated[
+        bool, Option("Read files too whose size, time and footer did not change.", OUTPUT)
+    ] = False
+
+    def __post_init__(self) -> None:
+        GateConfig.__post_init__(self)
         for name in ("index", "store", "model", "canary_file"):
             if (path := getattr(self, name)) is not None:
-                require_path(path, what=f"--{name.replace('_', '-')}")
+                require_path(path, what=flag_of(name))
         for name in ("index", "store"):
             require_folder(getattr(self, name) or "", what="an update")
         for path in self.corpus:
             require_path(path, what="the corpus")
-        if self.index_device not in DEVICES:
-            raise ConfigError(
-                f"--index-device {self.index_device!r} is unknown; use {', '.join(DEVICES)}"
-            )
-        order = Refit.parse(self.refit)
-        if self.choose_again and order is Refit.NEVER:
+        if self.choose_again and self.refit == "never":
             raise ConfigError(
                 "--choose-again fits the transform again, and --refit never keeps it; leave one out"
             )
-        if not (is_finite(self.drift_threshold) and self.drift_threshold >= 0):
-            raise ConfigError(
-                "--drift-threshold takes nats per dimension, 0 or more; "
-                f"{shown(self.drift_threshold)} was given"
-            )
-        if self.threads is not None:
-            EncoderConfig(threads=self.threads)
-        self.gates()
 
     def gates(self) -> GateConfig:
-        """Return what a new version must pass."""
+        """Return the options of the gates."""
         names = GateConfig.__dataclass_fields__
         return GateConfig(**{name: getattr(self, name) for name in names})
 
     @property
     def order(self) -> Refit:
-        """Whether the transform is fitted again; choosing it again is fitting it again."""
+        """Decision whether the transform is fitted again; to choose again is to fit again."""
+        from whiten_index.whitening import Refit
+
         return Refit.ALWAYS if self.choose_again else Refit.parse(self.refit)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
-
-
-def _paths(given: object) -> tuple[str, ...]:
-    """Return the corpus as paths, whether one was named or many."""
-    listed = [given] if isinstance(given, str | Path) else given
-    if not isinstance(listed, list | tuple) or not all(isinstance(p, str | Path) for p in listed):
-        raise ConfigError(f"corpus takes a path, or a list of paths; {shown(given)} was given")
-    return tuple(map(str, listed))
-
-
-def _require_type(name: str, value: object, expected: Any) -> None:
-    """Refuse a value that a job file or a caller gave in another type than the field's."""
-    kinds = get_args(expected) or (expected,)
-    fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
-    if not fits or (isinstance(value, bool) and bool not in kinds):
-        legal = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-        raise ConfigError(f"--{name.replace('_', '-')} takes {legal}; {shown(value)} was given")

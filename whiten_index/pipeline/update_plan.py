@@ -13,7 +13,7 @@ import numpy as np
 from whiten_index.artifacts.disk_space import free_bytes
 from whiten_index.corpus import Shard
 from whiten_index.corpus.batches import PASSAGE
-from whiten_index.encoding import chosen_devices
+from whiten_index.encoding.devices import chosen_devices
 from whiten_index.pipeline.build import check_early
 from whiten_index.pipeline.changes import (
     Changes,

@@ -13,22 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.artifacts.paths import shown
-from whiten_index.encoding import (
-    EncoderConfig,
-    EncoderSpec,
-    ModelFolder,
-    recorded_config,
-    recorded_spec,
-    resolve_encoder,
-)
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec, recorded_config, recorded_spec, resolve_encoder
 from whiten_index.errors import ConfigError, EncoderError, StorageError
+from whiten_index.paths import shown
 from whiten_index.progress import Stages
 from whiten_index.store import EmbeddingStore
 from whiten_index.whitening import Whitening
 
 if TYPE_CHECKING:
-    from whiten_index.encoding import Encoder
+    from whiten_index.encoding.encoder import Encoder
 
 _OF_AN_INDEX = "search with --like or with embeddings"
 
@@ -118,7 +113,7 @@ class QueryEncoder:
         return spec, folder, config
 
     def _load(self) -> Encoder:
-        from whiten_index.encoding import Encoder
+        from whiten_index.encoding.encoder import Encoder
 
         return Encoder(*self.resolve(documents=False))
 

@@ -29,9 +29,10 @@ from whiten_index.artifacts.manifest import (
     publish_folder,
     read_manifest,
 )
-from whiten_index.artifacts.paths import require_folder
-from whiten_index.encoding import EncoderSpec, ModelFolder, recorded_spec
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec, recorded_spec
 from whiten_index.errors import ConfigError, FormatError, WhitenIndexError
+from whiten_index.paths import require_folder
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_same, require_texts
 from whiten_index.store import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
@@ -40,7 +41,7 @@ from whiten_index.whitening import Whitening, unit_rows
 from whiten_index.whitening.affine import write_matrix
 
 if TYPE_CHECKING:
-    from whiten_index.encoding import Encoder
+    from whiten_index.encoding.encoder import Encoder
 
 KIND, FORMAT_VERSION = "query transform", 1
 _ROWS = 8192

@@ -12,19 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.paths import absolute
 from whiten_index.artifacts.storage import HERE, Here, Place
 from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus, RowFilter
 from whiten_index.corpus.batches import TextBatch
-from whiten_index.encoding import EncoderConfig, recorded_spec
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.index import set_threads
+from whiten_index.paths import absolute
 from whiten_index.search.query_encoder import QueryEncoder, require_texts
 from whiten_index.search.rerank import Reranker, open_reranker
 from whiten_index.versions.bundle import Bundle, open_files
 from whiten_index.versions.published import Current, Version, read_current, with_published
 
 if TYPE_CHECKING:
-    from whiten_index.encoding import Encoder
+    from whiten_index.encoding.encoder import Encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.cached_storage import settled
 from whiten_index.artifacts.files import exists, writing
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
-from whiten_index.artifacts.paths import is_uri
 from whiten_index.artifacts.storage import Here, Place
 from whiten_index.errors import ArtifactError
+from whiten_index.paths import is_uri
 
 _KIND, _VERSION = "registered_index", 1
 

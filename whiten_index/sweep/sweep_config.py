@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.paths import is_uri, require_folder, require_no_secret
 from whiten_index.errors import ConfigError
+from whiten_index.paths import is_uri, require_folder, require_no_secret
 from whiten_index.pipeline.build_config import BuildConfig
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"

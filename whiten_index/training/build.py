@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import transformers
 
-from whiten_index.encoding import EncoderSpec, ModelFolder
+from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling
+from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.transformer import load_transformer
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.training.group_whitening import ShuffledGroupWhitening

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from whiten_index.artifacts.files import walk_files
-from whiten_index.encoding import EncoderSpec, ModelFolder
 from whiten_index.encoding.export_st import (
     Module,
     flush,
@@ -15,6 +14,8 @@ from whiten_index.encoding.export_st import (
     write_settings,
     write_transformer,
 )
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.training.model import ContrastiveModel
 
 

@@ -18,7 +18,9 @@ from whiten_index.artifacts.files import is_file, list_folder, require_path, res
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import Described, Schema
 from whiten_index.corpus import CorpusConfig, ParquetCorpus
-from whiten_index.encoding import EncoderConfig, EncoderSpec, ModelFolder, resolve_encoder
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError
 from whiten_index.labels import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Silent, Stages

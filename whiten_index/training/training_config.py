@@ -1,23 +1,22 @@
-"""What a training is asked to do, checked when it is made."""
+"""Options of a training."""
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from whiten_index.artifacts.paths import require_no_secret
+from pydantic import Field
+
 from whiten_index.errors import ConfigError
+from whiten_index.options import CORPUS, MODEL, OUTPUT, RESOURCES, Option, schema
 
-POOLINGS, DEVICES = ("cls", "mean"), ("auto", "cpu", "cuda")
-# What checkpoints are compared by, as results call it: Spearman's correlation × 100.
+HEAD, LOSS, TRAINING = "Head", "Loss", "Training"
+# Score that checkpoints are compared by: Spearman's correlation × 100.
 BEST = "stsb_dev"
 # Of the published code.
 GROUPS = 128
-# What is no part of what is trained, or is told by fingerprints.
+POOLINGS = ("cls", "mean")
+# Not part of the identity of trained weights, or identified by fingerprints.
 _NO_PART = ("corpus", "out", "text_columns", "model", "revision", "trust_remote_code", "device",
             "limit", "save_steps")  # fmt: skip
 
@@ -26,7 +25,7 @@ _OF_WHITENING = ("group_map", "shuffle", "epsilon", "shrinkage", "momentum")
 
 
 class GroupMap(Enum):
-    """What whitens a group: all give covariance I, and differ by a rotation.
+    """Map that whitens a group; all give covariance I, and differ by a rotation.
 
     ``ZCA`` is UΛ^(-1/2)Uᵀ, nearest to what it is given; ``NEWTON`` the same by iterated products;
     ``PCA`` is Λ^(-1/2)Uᵀ, whose rotation counts as constant in the gradient, since that of
@@ -40,211 +39,144 @@ class GroupMap(Enum):
 
 
 class PositiveSum(Enum):
-    """Where the positives are summed: ``OUTSIDE`` the logarithm (eq. 7) or ``INSIDE`` (eq. 8)."""
+    """Sum over the positives: ``OUTSIDE`` the logarithm (eq. 7) or ``INSIDE`` (eq. 8)."""
 
     OUTSIDE = "outside"
     INSIDE = "inside"
 
 
 class Precision(Enum):
-    """What the encoder computes in while it is trained; weights are float32 in any case."""
+    """Type that the encoder computes in during training; weights are float32 in any case."""
 
     FLOAT32 = "float32"
     BF16 = "bf16"
     FP16 = "fp16"
 
 
-_CHOICES: dict[str, type[Enum]] = {
-    "group_map": GroupMap,
-    "positive_sum": PositiveSum,
-    "precision": Precision,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
+@schema
 class TrainingConfig:
-    """Everything a training can be told; the defaults are the paper's for BERT-base.
+    """Options of a training; the defaults are the paper's for BERT-base.
 
-    Attributes:
-        corpus: Parquet files, folders, globs or URIs with the sentences.
-        out: folder of the model.
-        text_columns: of the sentences, joined by a space.
-        limit: use only the first so many sentences.
-        model, revision, trust_remote_code: what is trained, see ``EncoderConfig``.
-        pooling: cls or mean; None for the model's own.
-        max_length: tokens of a sentence.
-        whiten: whether the head whitens; without, and with one positive, this is SimCSE.
-        groups: how many groups of channels (the published code's reading); 128 by default.
-        group_size: channels a group (the paper's text); one of the two where ``whiten``.
-        group_map: zca, newton, pca or cholesky.
-        shuffle: permute the channels at each call.
-        epsilon, shrinkage, momentum: see ``ShuffledGroupWhitening``.
-        positives: m, of each sentence.
-        passes: through the encoder for a sentence's m + 1 views; as many as views by default.
-        positive_sum: outside (eq. 7) or inside (eq. 8) the logarithm.
-        temperature: of the similarities.
-        batch_size: sentences.
-        epochs: over the sentences.
-        max_steps: stop after so many, None for whole epochs.
-        learning_rate: at the end of the warm-up, from where it falls to 0 linearly.
-        warmup: share of the steps in which it rises.
-        weight_decay: of AdamW.
-        max_grad_norm: gradients are cut to this length.
-        precision: float32, bf16 or fp16, of the encoder's products; head and loss are in float32.
-        eval_steps: steps between evaluations, of which the best one's weights are kept.
-        save_steps: steps between checkpoints, which are three times as large: the last one is gone
-            on from.
-        seed: of everything drawn.
-        keep_head: write the head too, whitening by its running moments; else the encoder alone.
-        device: auto, cpu or cuda.
+    Raises:
+        ConfigError: a value is out of bounds, or two options exclude each other.
+
+    Example:
+        >>> TrainingConfig(corpus="sentences.parquet", out="model", positives=1).views
+        2
     """
 
     corpus: tuple[str, ...]
     out: str
-    text_columns: tuple[str, ...] = ("text",)
-    limit: int | None = None
-    model: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    pooling: str | None = "cls"
-    max_length: int = 32
-    whiten: bool = True
-    groups: int | None = None
-    group_size: int | None = None
-    group_map: GroupMap = GroupMap.ZCA
-    shuffle: bool = True
-    epsilon: float = 1e-5
-    shrinkage: float = 0.0
-    momentum: float = 0.1
-    positives: int = 3
-    passes: int | None = None
-    positive_sum: PositiveSum = PositiveSum.OUTSIDE
-    temperature: float = 0.05
-    batch_size: int = 64
-    epochs: float = 1.0
-    max_steps: int | None = None
-    learning_rate: float = 3e-5
-    warmup: float = 0.0
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    precision: Precision = Precision.FLOAT32
-    eval_steps: int = 125
-    save_steps: int = 500
-    seed: int = 0
-    keep_head: bool = False
-    device: str = "auto"
+    text_columns: Annotated[
+        tuple[str, ...],
+        Option("Column of the sentences; may be repeated.", CORPUS, flag="--text-column"),
+    ] = ("text",)
+    limit: Annotated[int | None, Field(ge=1), Option("Use only the first N sentences.", CORPUS)] = (
+        None
+    )
+    model: Annotated[
+        str | None,
+        Option("Hub name or local folder.", MODEL, default="all-MiniLM-L6-v2, if installed"),
+    ] = None
+    revision: Annotated[str | None, Option("Commit or branch on the hub.", MODEL)] = None
+    trust_remote_code: Annotated[
+        bool, Option("Run Python code that comes with the model.", MODEL)
+    ] = False
+    pooling: Annotated[
+        Literal["cls", "mean"] | None,
+        Option("The paper pools by cls; most sentence-transformers models by mean.", MODEL),
+    ] = "cls"
+    max_length: Annotated[
+        int, Field(ge=3), Option("Tokens of a sentence, special tokens included.", MODEL)
+    ] = 32
+    whiten: Annotated[
+        bool, Option("Whiten in the head; without it, --positives 1 is SimCSE.", HEAD)
+    ] = True
+    groups: Annotated[
+        int | None, Field(ge=1), Option("Groups of channels.", HEAD, default=str(GROUPS))
+    ] = None
+    group_size: Annotated[
+        int | None, Field(ge=1), Option("Channels of a group, instead of --groups.", HEAD)
+    ] = None
+    group_map: Annotated[
+        GroupMap,
+        Option("Map that whitens a group; newton is zca by iterated products.", HEAD),
+    ] = GroupMap.ZCA
+    shuffle: Annotated[bool, Option("Permute the channels at each call.", HEAD)] = True
+    epsilon: Annotated[
+        float, Field(ge=0), Option("Added to the diagonal of each covariance.", HEAD)
+    ] = 1e-5
+    shrinkage: Annotated[
+        float,
+        Field(ge=0, le=1),
+        Option("Towards a multiple of I; needed by batches not larger than a group.", HEAD),
+    ] = 0.0
+    momentum: Annotated[
+        float,
+        Field(ge=0, le=1),
+        Option("Weight of a batch in the running moments of --keep-head.", HEAD),
+    ] = 0.1
+    positives: Annotated[int, Field(ge=1), Option("Positives of each sentence.", LOSS)] = 3
+    passes: Annotated[
+        int | None,
+        Field(ge=1),
+        Option("Passes of a sentence through the encoder.", LOSS, default="positives + 1"),
+    ] = None
+    positive_sum: Annotated[
+        PositiveSum,
+        Option("Sum over positives outside (equation 7) or inside (8) the logarithm.", LOSS),
+    ] = PositiveSum.OUTSIDE
+    temperature: Annotated[float, Field(gt=0), Option("Of the similarities.", LOSS)] = 0.05
+    batch_size: Annotated[int, Field(ge=2), Option("Sentences of a batch.", TRAINING)] = 64
+    epochs: Annotated[
+        float, Field(gt=0, le=_MOST_EPOCHS), Option("Passes over the sentences.", TRAINING)
+    ] = 1.0
+    max_steps: Annotated[int | None, Field(ge=1), Option("Stop after N steps.", TRAINING)] = None
+    learning_rate: Annotated[
+        float, Field(gt=0), Option("Peak, from which it falls to 0 linearly.", TRAINING)
+    ] = 3e-5
+    warmup: Annotated[
+        float,
+        Field(ge=0, le=1),
+        Option("Share of the steps in which the learning rate rises.", TRAINING),
+    ] = 0.0
+    weight_decay: Annotated[float, Field(ge=0), Option("Of AdamW.", TRAINING)] = 0.0
+    max_grad_norm: Annotated[
+        float, Field(gt=0), Option("Gradients are cut to this norm.", TRAINING)
+    ] = 1.0
+    precision: Annotated[
+        Precision,
+        Option("Of the encoder; head and loss are in float32.", TRAINING),
+    ] = Precision.FLOAT32
+    eval_steps: Annotated[int, Field(ge=1), Option("Steps between evaluations.", TRAINING)] = 125
+    save_steps: Annotated[
+        int,
+        Field(ge=1),
+        Option("Steps between checkpoints in OUT.training, from which a run resumes.", TRAINING),
+    ] = 500
+    seed: Annotated[int, Field(ge=0, le=_LAST_SEED), Option("Of every random draw.", TRAINING)] = 0
+    keep_head: Annotated[bool, Option("Write the head too, with its running moments.", OUTPUT)] = (
+        False
+    )
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Option("Device of the training.", RESOURCES)
+    ] = "auto"
 
     def __post_init__(self) -> None:
-        """Take single paths for lists and choices by their names; refuse what cannot be.
-
-        Raises:
-            ConfigError: a value is out of its range, or two do not go together.
-        """
-        require_no_secret(vars(self), what="an option of a training")
-        for name in ("corpus", "text_columns"):
-            given = getattr(self, name)
-            listed = (given,) if isinstance(given, str | os.PathLike) else given
-            if isinstance(listed, list | tuple):
-                places = tuple(str(e) if isinstance(e, os.PathLike) else e for e in listed)
-                object.__setattr__(self, name, places)
-        if isinstance(self.out, os.PathLike):
-            object.__setattr__(self, "out", str(self.out))
-        for name, choice in _CHOICES.items():
-            known = {each.value: each for each in choice}
-            given = getattr(self, name)
-            if isinstance(given, str) and given in known:
-                object.__setattr__(self, name, known[given])
         if not self.corpus:
             raise ConfigError("no sentences are named; name Parquet files or folders")
-        self._require_kinds()
-        self._require_numbers()
-        self._require_together()
-
-    def _require_kinds(self) -> None:
-        for name in ("whiten", "shuffle", "keep_head", "trust_remote_code"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ConfigError(f"{name} is {value!r}; give true or false")
-        for name in ("out", "model", "revision", "pooling", "device"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise ConfigError(f"{name} is {value!r}; give text")
-        for name in ("corpus", "text_columns"):
-            value = getattr(self, name)
-            if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
-                raise ConfigError(f"{name} is {value!r}; give text, or a list of it")
-        for name, choice in _CHOICES.items():
-            value = getattr(self, name)
-            if not isinstance(value, choice):
-                known = ", ".join(each.value for each in choice)
-                raise ConfigError(f"{name} is {value!r}; give one of {known}")
-
-    def _require_numbers(self) -> None:
-        for name, least, why in (
-            ("positives", 1, ""),
-            ("batch_size", 2, ": sentences are told from the others of their batch"),
-            ("max_length", 3, ": two of the tokens are the model's own"),
-            ("eval_steps", 1, ""),
-            ("save_steps", 1, ""),
-            ("limit", 1, ""),
-            ("max_steps", 1, ""),
-            ("groups", 1, ""),
-            ("group_size", 1, ""),
-            ("passes", 1, ""),
-            ("seed", 0, ""),
-        ):
-            value = getattr(self, name)
-            if value is not None and type(value) is not int:
-                raise ConfigError(f"{name} is {value!r}; give a whole number")
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; give {least} or more{why}")
-        if self.seed > _LAST_SEED:
-            raise ConfigError(f"seed is {self.seed}; give {_LAST_SEED} or less")
-        for name, low, high in (
-            ("epsilon", 0.0, None), ("shrinkage", 0.0, 1.0), ("momentum", 0.0, 1.0),
-            ("warmup", 0.0, 1.0), ("weight_decay", 0.0, None), ("epochs", 0.0, _MOST_EPOCHS),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            self._require_number(name)
-            if not low <= value <= (math.inf if high is None else high) or value == math.inf:
-                wish = "0 or more" if high is None else f"a number from 0 to {high:g}"
-                raise ConfigError(f"{name} is {value}; give {wish}")
-        for name in ("temperature", "epochs", "learning_rate", "max_grad_norm"):
-            value = getattr(self, name)
-            self._require_number(name)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{name} is {value}; give a number above 0")
-
-    def _require_number(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{name} is {value!r}; give a number")
-
-    def _require_together(self) -> None:
-        if self.device not in DEVICES:
-            raise ConfigError(f"device is {self.device}; give one of {', '.join(DEVICES)}")
-        if self.pooling is not None and self.pooling not in POOLINGS:
-            raise ConfigError(f"pooling is {self.pooling}; give one of {', '.join(POOLINGS)}")
         if self.groups is not None and self.group_size is not None:
-            raise ConfigError("give either the number of groups or the channels of a group")
+            raise ConfigError("give either --groups or --group-size, not both")
         if not self.whiten and (self.groups or self.group_size):
-            raise ConfigError("groups are of a head that whitens; leave them out, or let it whiten")
-        if self.passes is not None and not 1 <= self.passes <= self.views:
             raise ConfigError(
-                f"passes is {self.passes}; a sentence has {self.views} views, so give 1 to "
-                f"{self.views}"
+                "--groups and --group-size belong to a head that whitens; leave them out, or let "
+                "it whiten"
             )
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> TrainingConfig:
-        """Return a configuration of options by name, as of a command or a sweep.
-
-        Raises:
-            ConfigError: an unknown name, or see ``TrainingConfig``.
-        """
-        if unknown := sorted(options.keys() - cls.__dataclass_fields__.keys()):
-            raise ConfigError(f"{', '.join(unknown)}: no such option of a training")
-        return cls(**options)
+        if self.passes is not None and self.passes > self.views:
+            raise ConfigError(
+                f"--passes {self.passes} is more than the {self.views} views of a sentence; give "
+                f"1 to {self.views}"
+            )
 
     @property
     def views(self) -> int:

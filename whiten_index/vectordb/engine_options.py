@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from whiten_index.artifacts.paths import cut
 from whiten_index.errors import ConfigError
+from whiten_index.paths import cut
 
 _MOST = 999_999_999
 Count = Annotated[int, Field(ge=0, le=_MOST)]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from whiten_index.artifacts.files import is_folder, list_folder
-from whiten_index.artifacts.paths import cut
 from whiten_index.errors import ConfigError, DatabaseError, WhitenIndexError
+from whiten_index.paths import cut
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from whiten_index.artifacts.paths import require_folder, require_no_secret
 from whiten_index.errors import ConfigError
+from whiten_index.paths import require_folder, require_no_secret
 from whiten_index.vectordb.database_writer import Metric, VectorDtype
 from whiten_index.vectordb.registry import require_address, shaping_options
 from whiten_index.vectordb.vector_files import is_file, require_file_name

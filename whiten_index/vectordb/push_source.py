@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import exists
 from whiten_index.corpus.arrow_types import without_views
 from whiten_index.corpus.batches import ID
-from whiten_index.encoding import recorded_spec
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.search.query_encoder import digest_of
 from whiten_index.store import CorpusRecord, EmbeddingStore

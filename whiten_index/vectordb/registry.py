@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from whiten_index.address import Address
-from whiten_index.artifacts.paths import cut, require_no_secret
 from whiten_index.errors import ConfigError
+from whiten_index.paths import cut, require_no_secret
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.engine_options import EngineOptions
 from whiten_index.vectordb.secrets import require_no_secrets

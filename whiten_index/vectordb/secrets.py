@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from whiten_index.address import Address
-from whiten_index.artifacts.paths import require_no_secret
 from whiten_index.errors import ConfigError
+from whiten_index.paths import require_no_secret
 
 # What may stand there is known; what a secret may be called is not.
 _OF_POSTGRES = frozenset((

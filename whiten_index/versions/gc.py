@@ -14,8 +14,8 @@ from typing import Any
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import is_folder, reading, require_path, writing
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.paths import is_finite, shown
 from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.paths import is_finite, shown
 from whiten_index.store import EmbeddingStore
 from whiten_index.versions.live_set import Keeping, Kept, Removed, remove
 from whiten_index.versions.published import read_index_id

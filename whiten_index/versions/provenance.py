@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.paths import cut, is_uri
 from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.paths import cut, is_uri
 from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.versions.published import RECORD, Version
 

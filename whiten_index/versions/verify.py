@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from whiten_index.artifacts.files import require_path
-from whiten_index.artifacts.paths import absolute, is_uri
 from whiten_index.errors import ArtifactError
+from whiten_index.paths import absolute, is_uri
 from whiten_index.versions.references import is_index, real_place
 from whiten_index.versions.store_scan import encoder_folders
 from whiten_index.versions.verify_bucket import verify_bucket

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whiten_index.artifacts.paths import shown
 from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
+from whiten_index.paths import shown
 from whiten_index.whitening.affine import Affine
 from whiten_index.whitening.covariance import Estimator, parse_shrinkage
 from whiten_index.whitening.directions import Fit, find_directions

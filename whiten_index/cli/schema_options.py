@@ -1,0 +1,187 @@
+"""Click options made from the schemas of ``whiten_index.options``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from whiten_index.options import (
+    CORPUS,
+    INDEX,
+    MODEL,
+    OUTPUT,
+    RESOURCES,
+    TRANSFORM,
+    OptionField,
+    job_keys,
+    options_of,
+)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_TYPES: dict[type, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT}
+_OTHER = "Other options"
+# Groups of a command's own come before the resources.
+_ORDER = (CORPUS, MODEL, TRANSFORM, INDEX, RESOURCES, OUTPUT, _OTHER)
+_JOB = "whiten_index.job"
+_NOT_IN_JOBS = ("as_json", "plan", "config", "help")
+
+
+class GroupedCommand(click.Command):
+    """Command that lists its options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, those of each group under its heading, the others last."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                heading = getattr(parameter, "group", None) or _OTHER
+                groups.setdefault(heading, []).append(record)
+        for heading in sorted(groups, key=_place_of_group):
+            with formatter.section(heading):
+                formatter.write_dl(groups[heading])
+
+
+def _place_of_group(heading: str) -> int:
+    return _ORDER.index(heading) if heading in _ORDER else _ORDER.index(RESOURCES) - 1
+
+
+class GroupedOption(click.Option):
+    """Option with the heading that it is listed under."""
+
+    def __init__(self, *arguments: Any, group: str = "", **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.group = group
+
+
+def schema_options(
+    made_from: type,
+    *,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options of a schema, whose value is ``None`` if not given.
+
+    Args:
+        made_from: the schema.
+        only: names of the fields to offer; all where it is left out.
+        without: names of fields that the command does not offer.
+    """
+    fields = [
+        each
+        for each in options_of(made_from)
+        if each.name not in without and (only is None or each.name in only)
+    ]
+
+    def decorate(command: Command) -> Command:
+        for each in reversed(fields):
+            command = _option(each)(command)
+        return command
+
+    return decorate
+
+
+def with_options(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Return a decorator that adds several options, shown in the order given."""
+    return lambda command: functools.reduce(
+        lambda wrapped, decorate: decorate(wrapped), reversed(decorators), command
+    )
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the job file, and over them those of the command line."""
+    job = click.get_current_context().meta.get(_JOB, {})
+    return {**job, **{name: value for name, value in values.items() if value not in (None, ())}}
+
+
+def _read_job(context: click.Context, _: click.Parameter, path: str | None) -> None:
+    if path is None:
+        return
+    from whiten_index.artifacts.job_file import read_job
+    from whiten_index.pipeline.build_options import BuildOptions
+
+    own: dict[str, str] = {}
+    for parameter in context.command.params:
+        if parameter.name is not None and parameter.name not in _NOT_IN_JOBS:
+            flags = [flag[2:].replace("-", "_") for flag in parameter.opts if flag[:2] == "--"]
+            own |= dict.fromkeys([parameter.name, *flags], parameter.name)
+    # One job serves a build and other commands, which ignore what only a build knows.
+    known = {**job_keys(BuildOptions), **own}
+    job = read_job(Path(path), known)
+    context.meta[_JOB] = {name: value for name, value in job.items() if name in own.values()}
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(dir_okay=False, readable=False),
+    is_eager=True,
+    expose_value=False,
+    callback=_read_job,
+    help="Job file (TOML) with values of the options below.",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
+)
+log_option = click.option(
+    "--log",
+    type=click.Choice(["text", "json"]),
+    help="Print events as lines of text or JSON, the last with the report.",
+)
+plan_option = click.option(
+    "--plan", is_flag=True, help="Only say what would be done, how long and how many bytes."
+)
+verify_option = click.option(
+    "--verify",
+    type=click.Choice(["full", "manifest"]),
+    default="full",
+    show_default=True,
+    help="Compare every file's checksum, or only its size, which misses flipped bits.",
+)
+
+
+def _option(each: OptionField) -> Callable[[Command], Command]:
+    settings: dict[str, Any] = {
+        "cls": GroupedOption,
+        "group": each.option.group,
+        "help": _help(each),
+        "default": None,
+    }
+    flag = each.flag
+    if each.kind is bool:
+        flag = flag if each.default is False else f"{flag}/--no-{flag[2:]}"
+        settings["is_flag"] = True
+    elif each.kind is tuple and each.option.commas:
+        settings["callback"] = _numbers
+        settings["metavar"] = "N,N,…"
+    elif each.kind is tuple:
+        settings["multiple"] = True
+    elif each.choices:
+        settings["type"] = click.Choice(each.choices)
+    else:
+        settings["type"] = _TYPES.get(each.kind, click.STRING)
+    return click.option(flag, each.name, **settings)
+
+
+def _help(each: OptionField) -> str:
+    default = each.option.default
+    if default is None and each.default not in (None, False, (), ""):
+        value = each.default.value if isinstance(each.default, Enum) else each.default
+        if value is True:
+            default = "yes"
+        else:
+            default = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return each.option.help + (f" [default: {default}]" if default else "")
+
+
+def _numbers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a list of numbers, such as 1,12") from error

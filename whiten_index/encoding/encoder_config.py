@@ -1,0 +1,118 @@
+"""Options of an encoder."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from whiten_index.errors import ConfigError
+from whiten_index.options import MODEL, RESOURCES, Option, schema
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+PoolingName = Literal[
+    "mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens", "first-last-avg"
+]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+POOLINGS: tuple[str, ...] = get_args(PoolingName)
+DTYPES: tuple[str, ...] = get_args(DtypeName)
+_MOST_THREADS = 1024
+
+
+@schema
+class EncoderConfig:
+    """Options of an encoder; ``None`` takes the setting of the model's folder.
+
+    Raises:
+        ConfigError: a value is out of bounds, or two options exclude each other.
+
+    Example:
+        >>> EncoderConfig(pooling="mean", max_length=256).dtype
+        'float32'
+    """
+
+    model: Annotated[
+        str | None,
+        Option("Hub name or local folder.", MODEL, default="all-MiniLM-L6-v2, if installed"),
+    ] = None
+    revision: Annotated[str | None, Option("Commit or branch on the hub.", MODEL)] = None
+    pooling: Annotated[
+        PoolingName | None,
+        Option(
+            "Pooling of token states; first-last-avg averages the first and the last layer.",
+            MODEL,
+            default="the model's own, else mean",
+        ),
+    ] = None
+    layers: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Hidden states to average, 0 = embedding layer, -1 = last: e.g. 1,12.",
+            MODEL,
+            default="the last",
+            commas=True,
+        ),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        Option(
+            "Tokens of a text, special tokens included; longer texts are cut and counted.",
+            MODEL,
+            default="the model's own",
+        ),
+    ] = None
+    dtype: Annotated[DtypeName, Option("Type that the model computes in.", MODEL)] = "float32"
+    device: Annotated[
+        str,
+        Option("auto (every GPU), cpu, cuda:1, mps, or several: cuda:0,cuda:1.", RESOURCES),
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        Field(ge=1, le=_MOST_THREADS),
+        Option("CPU threads of the encoder and of FAISS.", RESOURCES, default="torch's own"),
+    ] = None
+    document_prompt: Annotated[
+        str | None, Option("Text put before every document.", MODEL, default="the model's own")
+    ] = None
+    query_prompt: Annotated[
+        str | None, Option("Text put before every query.", MODEL, default="the model's own")
+    ] = None
+    document_prompt_name: Annotated[
+        str | None, Option("Name of the model's prompt for documents, instead of its text.", MODEL)
+    ] = None
+    query_prompt_name: Annotated[
+        str | None, Option("Name of the model's prompt for queries, instead of its text.", MODEL)
+    ] = None
+    trust_remote_code: Annotated[
+        bool, Option("Run Python code that comes with the model.", MODEL)
+    ] = False
+    local_files_only: Annotated[
+        bool, Option("Use a model of this machine; fetch nothing from the hub.", MODEL)
+    ] = False
+    code_revision: Annotated[
+        str | None,
+        Option("Commit or branch of code that the model takes from another repository.", MODEL),
+    ] = None
+
+    def __post_init__(self) -> None:
+        require_one(self.document_prompt, self.document_prompt_name, "--document-prompt")
+        require_one(self.query_prompt, self.query_prompt_name, "--query-prompt")
+        if self.pooling == "first-last-avg" and self.layers is not None:
+            raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
+        if self.layers is not None and not self.layers:
+            raise ConfigError("--layers names no layer; write numbers such as 1,12 or 0,-1")
+        if self.max_length is not None and self.max_length < 3:
+            raise ConfigError(
+                f"--max-length {self.max_length} leaves no room for a word between the special "
+                "tokens; give at least 3"
+            )
+
+
+def require_one(text: str | None, name: str | None, option: str) -> None:
+    """Refuse a prompt given both as text and by name.
+
+    Raises:
+        ConfigError: both were given.
+    """
+    if text is not None and name is not None:
+        raise ConfigError(f"{option} and {option}-name were both given; leave one of them out")

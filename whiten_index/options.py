@@ -1,0 +1,221 @@
+"""Schemas of options: types, bounds, defaults and help texts, declared once.
+
+A schema is a dataclass whose fields carry an ``Option``. This one declaration checks Python
+arguments and job files, makes the options of the command line, and is recorded in manifests.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass as validated_dataclass
+
+from whiten_index.errors import ConfigError
+from whiten_index.paths import require_no_secret, shown
+
+CORPUS, MODEL, TRANSFORM = "Corpus", "Model", "Transform"
+INDEX, RESOURCES, OUTPUT = "Index", "Resources", "Output"
+Schema = TypeVar("Schema")
+_KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """Face of a field on the command line.
+
+    Attributes:
+        help: text of ``--help``.
+        group: heading that it is listed under.
+        flag: name on the command line, by default the field's with dashes.
+        default: description of the default, where the value itself says nothing.
+        commas: the values of a list are given as one text, separated by commas.
+    """
+
+    help: str
+    group: str = OUTPUT
+    flag: str | None = None
+    default: str | None = None
+    commas: bool = False
+
+
+@dataclass(frozen=True)
+class OptionField:
+    """A field of a schema with its option.
+
+    Attributes:
+        name: of the field.
+        kind: its type without ``None`` and annotations: ``bool``, ``int``, ``float``, ``str`` or
+            ``tuple``.
+        choices: the values allowed, where the type is a ``Literal``.
+        default: value where none is given.
+        option: its face on the command line.
+    """
+
+    name: str
+    kind: type
+    choices: tuple[str, ...]
+    default: Any
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        """Name on the command line."""
+        return self.option.flag or flag_of(self.name)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def schema(made_from: type[Schema]) -> type[Schema]:
+    """Make a class a frozen, checked dataclass that takes keyword arguments only.
+
+    A single value is taken for a list of one, a list for a tuple, and a path for a text.
+
+    Raises:
+        ConfigError: on making an instance, where a value has the wrong type or is out of bounds, or
+            where it holds a secret.
+
+    Example:
+        >>> from typing import Annotated
+        >>> from pydantic import Field
+        >>> @schema
+        ... class Job:
+        ...     rows: Annotated[int, Field(ge=1), Option("Rows at most.")] = 10
+        >>> Job(rows="ten")
+        Traceback (most recent call last):
+        whiten_index.errors.ConfigError: --rows takes a whole number; 'ten' was given
+    """
+    config = ConfigDict(
+        strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
+    )
+    made = validated_dataclass(frozen=True, kw_only=True, config=config)(made_from)
+    check = made.__init__
+
+    @functools.wraps(check)
+    def __init__(self: Any, **values: Any) -> None:  # noqa: N807
+        flags = {each.name: each.flag for each in options_of(made)}
+        for name, value in values.items():
+            require_no_secret(value, what=flags.get(name, flag_of(name)))
+        hints = _hints(made)
+        plain = {name: _plain(value, hints.get(name)) for name, value in values.items()}
+        try:
+            check(self, **plain)
+        except ValidationError as error:
+            raise ConfigError(_message(made, error)) from None
+
+    made.__init__ = __init__  # type: ignore[method-assign]
+    return cast("type[Schema]", made)
+
+
+def options_of(made: type) -> tuple[OptionField, ...]:
+    """Return the fields of a schema that have an option, in the order declared."""
+    return _options_of(made)
+
+
+@functools.cache
+def _options_of(made: type) -> tuple[OptionField, ...]:
+    found = []
+    hints = _hints(made)
+    for each in fields(made):
+        metadata = getattr(hints[each.name], "__metadata__", ())
+        option = next((value for value in metadata if isinstance(value, Option)), None)
+        if option is not None:
+            kinds, choices = _kinds(hints[each.name])
+            found.append(OptionField(each.name, kinds[0], choices, each.default, option))
+    return tuple(found)
+
+
+def job_keys(made: type) -> dict[str, str]:
+    """Return key of a job file -> field of a schema: the field's name, or its flag's."""
+    keys = {each.name: each.name for each in fields(made)}
+    return keys | {each.flag[2:].replace("-", "_"): each.name for each in options_of(made)}
+
+
+def flag_of(name: str) -> str:
+    """Return the name of a field on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+@functools.cache
+def _hints(made: type) -> dict[str, Any]:
+    return get_type_hints(made, include_extras=True)
+
+
+def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[str, ...]]:
+    """Return the plain types that a hint allows, and its choices."""
+    if get_origin(hint) is Annotated:
+        return _kinds(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        parts = [_kinds(part) for part in get_args(hint) if part is not type(None)]
+        kinds = dict.fromkeys(kind for found, _ in parts for kind in found)
+        return tuple(kinds), tuple(choice for _, found in parts for choice in found)
+    if get_origin(hint) is Literal:
+        return (str,), get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return (hint,), tuple(str(each.value) for each in hint)
+    return (get_origin(hint) or hint,), ()
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """Return a value as its field keeps it: tuple, text or member of an enumeration."""
+    if hint is None:
+        return value
+    kinds, choices = _kinds(hint)
+    if tuple in kinds:
+        if isinstance(value, str | Path):
+            return (str(value),)
+        if isinstance(value, list | tuple):
+            return tuple(str(each) if isinstance(each, Path) else each for each in value)
+    for kind in kinds:
+        if issubclass(kind, Enum) and isinstance(value, str) and value in choices:
+            return kind(value)
+    return str(value) if isinstance(value, Path) and Path not in kinds else value
+
+
+def _message(made: type, error: ValidationError) -> str:
+    """Return the first finding in words: the option, its allowed values, the value given."""
+    found = error.errors()[0]
+    name = str(found["loc"][0]) if found["loc"] else ""
+    option = next((each for each in options_of(made) if each.name == name), None)
+    flag = option.flag if option else flag_of(name)
+    kinds, choices = _kinds(_hints(made).get(name, Any))
+    if found["type"] == "unexpected_keyword_argument":
+        known = ", ".join(sorted(each.name for each in fields(made)))
+        return f"{name} is unknown; known are {known}"
+    if found["type"] == "missing":
+        return f"{flag} is missing"
+    given = shown(found["input"])
+    if choices:
+        return f"{flag} {given} is unknown; use {', '.join(choices)}"
+    said = str(found["msg"]).removeprefix("Input should be ")
+    if found["type"] == "finite_number":
+        return f"{flag} takes a finite number; {given} was given"
+    if found["type"].startswith(("greater", "less")):
+        return f"{flag} takes a value {said}; {given} was given"
+    if len(found["loc"]) > 1 and tuple in kinds:
+        return (
+            f"{flag} takes a list, each of them {said.removeprefix('a valid ')}; {given} was given"
+        )
+    wanted = " or ".join(_KINDS.get(kind, kind.__name__) for kind in kinds)
+    return f"{flag} takes {wanted}; {given} was given"

@@ -1,0 +1,258 @@
+"""Schemas of the options of a build and an encode. Importing them loads nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.options import CORPUS, INDEX, OUTPUT, RESOURCES, TRANSFORM, Option, schema
+
+TransformName = Literal[
+    "auto", "none", "pca", "whitening", "zca", "zca-cor", "group", "all-but-the-top", "random",
+    "truncate",
+]  # fmt: skip
+
+# Options that shape a transform whose kind and width are given.
+SHAPES = (
+    "exponent", "center", "normalize_input", "groups", "group_size", "shuffle", "shrinkage",
+    "floor", "remove_top",
+)  # fmt: skip
+
+
+@schema
+class CorpusOptions:
+    """Options of reading a corpus."""
+
+    text_columns: Annotated[
+        tuple[str, ...],
+        Option(
+            "Text to encode; may be repeated, and is joined by a space.",
+            CORPUS,
+            flag="--text-column",
+        ),
+    ] = ()
+    embedding_column: Annotated[
+        str | None, Option("List column of floats that takes the place of the encoder.", CORPUS)
+    ] = None
+    id_column: Annotated[
+        str | None, Option("String or integer column that names the rows.", CORPUS)
+    ] = None
+    keep: Annotated[
+        tuple[str, ...],
+        Option("Metadata column kept with the index; may be repeated.", CORPUS),
+    ] = ()
+    row_filter: Annotated[
+        str | None,
+        Option("Use only rows that satisfy this, e.g. \"lang == 'en'\".", CORPUS, flag="--filter"),
+    ] = None
+    limit: Annotated[
+        int | None, Field(ge=1), Option("Read only the first N rows, before --filter.", CORPUS)
+    ] = None
+    on_bad_row: Annotated[
+        Literal["blank", "skip", "error"],
+        Option(
+            "skip or stop at unusable rows; blank skips rows without content and stops at damaged "
+            "ones (null id, NaN, wrong width).",
+            CORPUS,
+        ),
+    ] = "blank"
+    shard_rows: Annotated[
+        int, Field(ge=1), Option("Rows of a shard at most: the unit of resume and reuse.", CORPUS)
+    ] = 16_384
+    passage_tokens: Annotated[
+        int | None,
+        Field(ge=1),
+        Option(
+            "Cut long texts into passages of N tokens at most; search then shows each document "
+            "once, with its best passage.",
+            CORPUS,
+        ),
+    ] = None
+    overlap: Annotated[
+        int | None,
+        Field(ge=0),
+        Option(
+            "Tokens that neighbouring passages share, half a passage at most.",
+            CORPUS,
+            default="0",
+        ),
+    ] = None
+
+
+@schema
+class TransformOptions:
+    """Options of the transform; with ``whiten="auto"``, those given are not chosen."""
+
+    whiten: Annotated[
+        TransformName,
+        Option(
+            "The transform; auto chooses k, exponent and centring by the corpus, or by labels.",
+            TRANSFORM,
+        ),
+    ] = "auto"
+    k: Annotated[
+        str | int | float | None,
+        Option(
+            "Width kept: a number, full, or a share of variance such as 0.95.",
+            TRANSFORM,
+            default="auto chooses it; else a third of the embedding's width, at most 256",
+        ),
+    ] = None
+    exponent: Annotated[
+        float | None,
+        Option(
+            "0 is PCA, 1 is whitening, between is soft.",
+            TRANSFORM,
+            default="auto chooses it; else 1, or 0 with pca",
+        ),
+    ] = None
+    center: Annotated[
+        bool | None,
+        Option(
+            "Subtract the mean.",
+            TRANSFORM,
+            default="auto chooses it; else yes, but not for none, random and truncate",
+        ),
+    ] = None
+    normalize_input: Annotated[bool, Option("Fit on embeddings of unit length.", TRANSFORM)] = False
+    groups: Annotated[
+        int | None, Field(ge=1), Option("Groups of channels for --whiten group.", TRANSFORM)
+    ] = None
+    group_size: Annotated[
+        int | None, Field(ge=1), Option("Channels of a group, instead of --groups.", TRANSFORM)
+    ] = None
+    shuffle: Annotated[bool, Option("Permute the channels before grouping them.", TRANSFORM)] = (
+        False
+    )
+    shrinkage: Annotated[
+        str | float | None,
+        Option("Shrink the covariance: ledoit-wolf, oas, or a coefficient from 0 to 1.", TRANSFORM),
+    ] = None
+    floor: Annotated[
+        float | None,
+        Option("Drop directions whose variance is below this share of the first one's.", TRANSFORM),
+    ] = None
+    remove_top: Annotated[
+        int | None, Field(ge=0), Option("Drop the first N directions.", TRANSFORM)
+    ] = None
+    queries: Annotated[
+        str | None, Option("File of queries that auto chooses by; with --qrels.", TRANSFORM)
+    ] = None
+    qrels: Annotated[
+        str | None,
+        Option("Judgements of the queries: .parquet, .tsv, or TREC's .qrels, .txt.", TRANSFORM),
+    ] = None
+    qrels_split: Annotated[
+        str | None, Option("Split of the judgements, where the file has a column split.", TRANSFORM)
+    ] = None
+    pairs: Annotated[
+        str | None,
+        Option("File of pairs of texts, scored or not, that auto chooses by.", TRANSFORM),
+    ] = None
+    choose_sample: Annotated[
+        int, Option("Documents that auto chooses on at most, without labels.", TRANSFORM)
+    ] = 1_000
+    weight_column: Annotated[
+        str | None,
+        Option("Column of frequencies that weigh the rows in the fit; it is kept.", TRANSFORM),
+    ] = None
+    weighting: Annotated[
+        Literal["zipfian", "inverse-frequency"],
+        Option("Weigh rows in proportion to the frequencies, or rare rows more.", TRANSFORM),
+    ] = "zipfian"
+
+
+@schema
+class IndexOptions:
+    """Options of the FAISS index."""
+
+    factory: Annotated[
+        str,
+        Option(
+            "FAISS factory string; auto: exact search up to 200,000 rows, then lists (IVF), or a "
+            "graph (HNSW) for a --target-recall of 0.99 or more if it fits --memory-budget; in the "
+            "most precise codec that fits the budget, float32 without one.",
+            INDEX,
+        ),
+    ] = "auto"
+    target_recall: Annotated[
+        float,
+        Field(gt=0, le=1),
+        Option("Share of the exact neighbours that a search is set to find.", INDEX),
+    ] = 0.95
+    memory_budget: Annotated[
+        str | int | None,
+        Option(
+            "Memory of the index during a build, on top of the Python process, such as 512MB or "
+            "4GiB; a larger index is built on disk and mapped.",
+            RESOURCES,
+            default="unlimited",
+        ),
+    ] = None
+    index_device: Annotated[
+        Literal["auto", "cpu", "gpu"],
+        Option("Device that trains and fills the index; auto: a GPU that FAISS sees.", RESOURCES),
+    ] = "auto"
+
+
+@schema
+class RunnerOptions:
+    """Options of the machines that do the work."""
+
+    runner: Annotated[
+        Literal["local", "ray"],
+        Option("This machine, or workers on a Ray cluster.", RESOURCES),
+    ] = "local"
+    address: Annotated[
+        str | None,
+        Option(
+            "Head of the cluster, host:port; auto for the one on this machine, local to start one.",
+            RESOURCES,
+            default="RAY_ADDRESS, else one that runs here, else one started here",
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        Field(ge=1),
+        Option(
+            "Workers on the cluster.",
+            RESOURCES,
+            default="one for each GPU, or for each machine without GPUs",
+        ),
+    ] = None
+
+
+@schema
+class EncodeOptions(RunnerOptions, CorpusOptions, EncoderConfig):
+    """Options of an encode."""
+
+    corpus: tuple[str, ...] = ()
+    store: Annotated[
+        str | None,
+        Option(
+            "Folder or URI of the raw embeddings; several corpora may share it.",
+            OUTPUT,
+            default="OUT/store",
+        ),
+    ] = None
+    store_dtype: Annotated[
+        Literal["float16", "float32", "own"] | None,
+        Option(
+            "Type of the stored embeddings.",
+            OUTPUT,
+            default="float16; own for an embedding column",
+        ),
+    ] = None
+
+
+@schema
+class BuildOptions(IndexOptions, TransformOptions, EncodeOptions):
+    """Options of a build."""
+
+    out: Annotated[
+        str | None,
+        Option("Folder of the index, or its place in a bucket: s3://BUCKET/PREFIX.", OUTPUT),
+    ] = None
+    seed: Annotated[int, Option("Seed of every random sample, direction and group.", INDEX)] = 0
