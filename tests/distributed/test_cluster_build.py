@@ -263,15 +263,15 @@ def test_a_shard_that_fails_is_reported_and_the_rest_is_done(
     path = tmp_path / "c.parquet"
     write_parquet_to(path, {"id": [str(n) for n in range(len(rows))], "e": array})
     out = tmp_path / "out"
-    with pytest.raises(PartialFailureError, match=r"1 shard failed \(") as told:
+    with pytest.raises(PartialFailureError, match=r"1 shard failed \(") as raised:
         build(path, out, three_nodes.address)
-    assert told.value.exit_code == 12
-    ((item),) = told.value.items
+    assert raised.value.exit_code == 12
+    ((item),) = raised.value.items
     assert "c.parquet, row group 0 row 250 to row group 0 row 499" in item["name"]
     assert "NaN" in item["why"]
     assert len(shards_of(out / "store")) == 3
     assert not (out / "CURRENT").exists()
-    # With what is wrong told to be left out, only that shard is read into the store.
+    # With bad rows skipped, only that shard is read into the store.
     report = build(path, out, three_nodes.address, on_bad_row="skip")
     assert report.encoded.counts.reused == SHARD_ROWS * 3
     assert report.encoded.counts.skipped == {"not_finite": 1}
@@ -291,8 +291,8 @@ def test_the_command_line_reports_shards_that_failed(three_nodes, tmp_path, writ
     )  # fmt: skip
     assert ended.returncode == 12, ended.stderr
     assert "1 shard failed" in ended.stderr
-    told = json.loads(ended.stdout)
-    assert "row group 0 row 0" in told["failed"][0]["name"]
+    report = json.loads(ended.stdout)
+    assert "row group 0 row 0" in report["failed"][0]["name"]
 
 
 def test_the_cluster_is_lost(make_cluster, column, tmp_path, monkeypatch):
