@@ -183,7 +183,7 @@ class Postgres:
 
     @contextmanager
     def _blocks(self, rows: Rows) -> Iterator[Load]:
-        blocks_of = importlib.import_module("whiten_index.vectordb.postgres.blocks")
+        blocks_of = importlib.import_module("whiten_index.vectordb.postgres_copy")
         with self._own_table(rows) as (connection, form, order):
             blocks = [block for batch in rows.batches for block in form.blocks(batch)]
 
@@ -200,7 +200,7 @@ class Postgres:
     def _write_row(self, rows: Rows) -> Iterator[Load]:
         with self._own_table(rows) as (connection, form, order):
             kinds = [
-                ("halfvec" if self._half else "vector") if name == VECTOR else form.kinds[name].sql
+                ("halfvec" if self._half else "vector") if name == VECTOR else form.types[name].sql
                 for name in rows.layout.schema.names
             ]
             ready = list[tuple[Any, ...]]()
@@ -225,7 +225,7 @@ class Postgres:
     def _own_table(self, rows: Rows) -> Iterator[tuple[Any, Any, Any]]:
         """Make an empty table as the writer does; look at it and drop it when it is loaded."""
         sql = importlib.import_module("psycopg.sql")
-        made = importlib.import_module("whiten_index.vectordb.postgres.rows")
+        made = importlib.import_module("whiten_index.vectordb.postgres_copy")
         form = made.RowFormat(rows.layout, "public")
         with self._connected() as connection:
             table = sql.Identifier(_OWN)

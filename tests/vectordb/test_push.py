@@ -19,11 +19,9 @@ from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateE
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.database_writer import Layout
-from whiten_index.vectordb.push import push_index, pushed_version
+from whiten_index.vectordb.push import PushReport, push_index, pushed_version
 from whiten_index.vectordb.push_check import differences
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.push_report import PushReport
-from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.row_checks import RowsError
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.retention import prune, rollback
@@ -209,14 +207,6 @@ def test_many_changes_make_a_new_table(world: World) -> None:
     world.assert_same()
 
 
-def test_a_build_in_between_makes_a_new_table(world: World) -> None:
-    world.push()
-    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-    world.build()
-    assert world.push().mode == "all"
-    world.assert_same()
-
-
 def test_a_push_that_was_cut_off_goes_on(world: World) -> None:
     world.server.fails_after = 2
     with pytest.raises(DatabaseError):
@@ -304,17 +294,6 @@ def test_a_change_that_was_cut_off_whose_version_is_gone(world: World) -> None:
     assert [path.name for path in (world.root / "index" / "versions").iterdir()] == [first.version]
     report = world.push()
     assert (report.mode, report.why[:12]) == ("all", "what changed")
-    world.assert_same()
-
-
-def test_deletes_go_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whiten_index.vectordb.push_table._GONE_AT_ONCE", 2)
-    world.push()
-    for i in range(5):
-        del world.rows[f"d{i}"]
-    world.update()
-    assert world.push().deleted == 5
-    assert world.server.deletes == [2, 2, 1]
     world.assert_same()
 
 
@@ -456,22 +435,6 @@ def drop_version(world: World) -> str:
     return was
 
 
-def test_a_version_that_is_pruned_while_it_is_opened(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = list[str]()
-
-    def opening(path: Path) -> Documents:
-        if not opened:
-            opened.append(drop_version(world))
-        return Documents(path)
-
-    monkeypatch.setattr("whiten_index.vectordb.push_source.Documents", opening)
-    report = world.push()
-    assert report.version != opened[0]
-    world.assert_same()
-
-
 def test_a_version_that_is_pruned_while_it_is_pushed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,20 +455,6 @@ def test_a_version_that_is_pruned_while_it_is_pushed(
     report = world.push()
     assert (report.resumed, report.mode) == (0, "all")
     world.assert_same()
-
-
-def test_damage_of_a_version_that_is_still_there_is_told_as_such(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin = MemoryWriter.begin
-
-    def dropping(self: MemoryWriter, *given: Any) -> None:
-        shutil.rmtree(world.root / "index" / "store")
-        begin(self, *given)
-
-    monkeypatch.setattr(MemoryWriter, "begin", dropping)
-    with pytest.raises(ArtifactError, match=r"^(?!.*pruned)"):
-        world.push()
 
 
 def test_the_index_itself_is_not_read(world: World) -> None:
@@ -559,15 +508,6 @@ def test_what_is_read_is_checked(world: World, name: str) -> None:
         world.push()
 
 
-def test_the_fingerprint_is_of_what_is_stored(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A product of matrices depends on the processor."""
-    world.push()
-    monkeypatch.setattr(Whitening, "matrix", None)
-    assert world.push().mode == "nothing"
-
-
 def test_a_table_tells_which_query_half_fits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pushed_version("memory://here", "docs", options={}) is None
     report = world.push(k=4)
@@ -617,22 +557,6 @@ def test_a_few_deleted_rows_are_no_shrinking(world: World) -> None:
     world.build()
     with pytest.raises(GateError, match="--max-shrink is 0:"):
         world.push(max_shrink=0)
-
-
-def test_documents_that_cannot_be_read_are_told_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def broken(self: Documents, rows: np.ndarray) -> pa.Table:
-        asked.append(len(rows))
-        raise pa.ArrowInvalid("the file is broken")
-
-    monkeypatch.setattr(Documents, "take", broken)
-    with pytest.raises(ArtifactError, match="the file is broken"):
-        world.push()
-    # Blocks that were being read ahead.
-    assert len(asked) < 5
 
 
 def test_rows_that_no_push_sent_are_not_lost(world: World) -> None:
@@ -714,39 +638,9 @@ def test_an_index_that_does_not_know_what_is_there(world: World) -> None:
     world.assert_same()
 
 
-@pytest.mark.parametrize("error", [None, DatabaseError("gone")])
-def test_notes_undo_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch, error: DatabaseError | None
-) -> None:
-    def notes(self: MemoryWriter) -> list[str]:
-        if error is not None:
-            raise error
-        return ["odd"]
-
-    monkeypatch.setattr(MemoryWriter, "notes", notes)
-    assert world.push().notes == (() if error else ("odd",))
-    world.assert_same()
-
-
 def test_what_is_odd_there_is_told(world: World) -> None:
     world.server.notes = ("an index is gone",)
     assert [world.push().notes for _ in range(2)] == [("an index is gone",)] * 2
-
-
-def test_rows_that_were_begun_before_digests_are_begun_anew(world: World) -> None:
-    world.server.fails_after = 2
-    with pytest.raises(DatabaseError):
-        world.push()
-    world.server.fails_after = None
-    table = world.server.pending
-    assert table is not None
-    table.pushed = replace(table.pushed, query_digest="")
-    assert world.push().resumed == 0
-    assert world.server.published is not None
-    assert (
-        world.server.published.pushed.query_digest
-        == QueryTransform.of(world.root / "index").query_digest
-    )
 
 
 def test_text_that_no_batch_can_hold(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -760,31 +654,6 @@ def test_text_that_no_batch_can_hold(world: World, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Documents, "take", some)
     assert world.push().pushed == ROWS
     world.assert_same()
-
-
-def test_rows_in_several_batches_are_all_sent(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where text of more than 2 GiB cannot be one chunk."""
-    at = PushSource.at
-
-    def cut(self: PushSource, rows: np.ndarray) -> list[pa.RecordBatch]:
-        (batch,) = at(self, rows)
-        return [batch.slice(0, 7), batch.slice(7)]
-
-    monkeypatch.setattr(PushSource, "at", cut)
-    assert world.push().check["compared"] == 100
-    world.assert_same()
-
-
-def test_no_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PushSource, "__len__", lambda _: 0)
-    report = world.push()
-    assert (report.mode, report.rows, report.pushed, report.check) == ("all", 0, 0, {"rows": 0})
-    assert world.push().mode == "nothing"
-    table = world.server.published
-    assert table is not None
-    assert table.rows == {}
 
 
 def test_vectors_of_zeros_are_left_out_of_the_check(
@@ -804,26 +673,6 @@ def test_vectors_of_zeros_are_left_out_of_the_check(
     report = world.push(check=ROWS)
     assert (report.check["zero_vectors"], report.check["queries"]) == (10, 20)
     assert report.check["exact_recall"] == 1
-
-
-def test_queries_are_drawn_from_the_whole_sample(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = list[np.ndarray]()
-    search = MemoryWriter.search
-
-    def asking(self: MemoryWriter, vectors: np.ndarray, *given: Any, **more: Any) -> Any:
-        asked.append(vectors)
-        return search(self, vectors, *given, **more)
-
-    monkeypatch.setattr(MemoryWriter, "search", asking)
-    assert world.push(batch_rows=1).check["queries"] == 20
-    assert world.server.published is not None
-    rows = np.array([row["vector"] for row in world.server.published.rows.values()])
-    numbers = [int(np.abs(rows - query).sum(axis=1).argmin()) for query in asked[0]]
-    assert len(set(numbers)) == 20
-    # Of 20 of 300, all among the first third: less than one in a hundred million.
-    assert max(numbers) > ROWS // 3
 
 
 def test_nan_inside_columns_comes_back(world: World) -> None:
@@ -890,17 +739,6 @@ def test_what_does_not_come_back_is_not_swapped_in(
     world.assert_same()
 
 
-def test_lost_rows_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lossy(self: MemoryWriter, layout: Any) -> None:
-        assert self.server.pending is not None
-        self.server.pending.indexed = True
-        self.server.pending.rows.popitem()
-
-    monkeypatch.setattr(MemoryWriter, "finish", lossy)
-    with pytest.raises(GateError, match="counts 299 rows and should have 300"):
-        world.push()
-
-
 def test_changes_that_do_not_come_back_are_taken_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -953,52 +791,6 @@ def test_a_missing_table_is_told_after_a_wrong_address(tmp_path: Path) -> None:
         assert "--table" not in str(caught.value)
 
 
-def test_an_address_that_cannot_be_used_is_told_before_anything_is_read(tmp_path: Path) -> None:
-    for to in ("mysql://h/db", "qdrnt://h", "docs.csv"):
-        with pytest.raises(ConfigError, match="address of no database"):
-            push_index(PushConfig(index=str(tmp_path / "none"), to=to, table="docs"))
-
-
-@pytest.mark.parametrize(
-    ("to", "shaping", "others"),
-    [
-        (
-            "postgresql://h/db",
-            {"index": "ivfflat", "lists": "5"},
-            {"probes": "5", "lock_timeout": "3", "maintenance_work_mem": "1GB", "schema": "s"},
-        ),
-        ("postgres://h/db", {"m": "8", "ef_construction": "99"}, {"ef_search": "100"}),
-        (
-            "qdrant://h",
-            {"m": "8", "quantization": "scalar", "shard_number": "2", "ef_construct": "9"},
-            {"hnsw_ef": "99", "timeout": "7", "index_timeout": "7", "oversampling": "2",
-             "prefer_grpc": "true", "grpc_port": "7", "tls_ca": "file"},
-        ),
-        (
-            "lancedb:///folder",
-            {"index": "ivf_pq", "num_sub_vectors": "4"},
-            {"storage.aws_secret_access_key": "hunter2", "nprobes": "9", "refine_factor": "3",
-             "ef": "9", "keep_days": "1"},
-        ),
-        (
-            "milvus:///file.db",
-            {"index": "ivf_flat", "nlist": "4", "m": "8", "ef_construction": "9"},
-            {"nprobe": "9", "ef": "99", "db": "other"},
-        ),
-    ],
-)  # fmt: skip
-def test_options_that_shape_no_table_are_not_told_beside_it(
-    to: str, shaping: dict[str, str], others: dict[str, str]
-) -> None:
-    def shaped(**options: str) -> str:
-        return PushConfig(index="i", to=to, table="docs", options=options).shaping
-
-    assert shaped(**others) == shaped()
-    assert shaped(**shaping, **others) == shaped(**shaping) != shaped()
-    for name in shaping:
-        assert shaped(**{**shaping, name: "11"}) != shaped(**shaping)
-
-
 def test_a_kept_column_that_is_called_as_the_vectors_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1017,15 +809,3 @@ def test_a_kept_column_that_is_called_as_the_vectors_are(
     config = PushConfig(index=str(tmp_path / "index"), to="memory://here", table="docs")
     with pytest.raises(ConfigError, match="'vector' has the name that the vectors take"):
         push_index(config)
-
-
-def test_a_row_that_someone_took_away_is_put_back(world: World) -> None:
-    """A change would leave it out, and the check would keep every night from ending."""
-    world.push()
-    assert world.server.published is not None
-    world.server.published.rows.popitem()
-    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-    world.update()
-    report = world.push()
-    assert (report.mode, report.why) == ("all", f"it counts {ROWS - 1} rows and should have {ROWS}")
-    world.assert_same()

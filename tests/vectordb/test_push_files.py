@@ -16,12 +16,11 @@ import pytest
 from tests.bad_input_helpers import succeed
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.errors import ConfigError, GateError, StorageError
-from whiten_index.vectordb.database_writer import Layout, PushedTable, VectorDtype
-from whiten_index.vectordb.push import push_index, pushed_version
+from whiten_index.vectordb.database_writer import Layout, PushedTable
+from whiten_index.vectordb.push import PushReport, push_index, pushed_version
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.push_report import PushReport
 from whiten_index.vectordb.push_source import PushSource
-from whiten_index.vectordb.vector_files import is_file, write_rows, written_files
+from whiten_index.vectordb.vector_files import write_rows, written_files
 from whiten_index.whitening import Whitening
 
 ROWS, DIM, K = 200, 12, 6
@@ -76,20 +75,6 @@ def read(path: Path) -> pa.Table:
         return pq.read_table(path)
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source).read_all()
-
-
-@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "V.PARQUET", "V.Arrow"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_table(index: Path, vectors: np.ndarray, tmp_path: Path, name: str, dtype: str) -> None:
-    report = push(index, tmp_path / name, dtype=dtype)
-    table = read(tmp_path / name)
-    kind = pa.float16() if dtype == "float16" else pa.float32()
-    assert table.schema.field("vector").type == pa.list_(kind, K)
-    assert table["id"].to_pylist() == list(range(ROWS))
-    assert table["text"].to_pylist() == [f"t{i}" for i in range(ROWS)]
-    assert np.abs(matrix(table) - vectors).max() < (1e-3 if dtype == "float16" else 1e-6)
-    assert (report.engine, report.rows) == (Path(name).suffix.lower(), ROWS)
-    assert report.target == str(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.NPY"])
@@ -226,18 +211,6 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, name: str) -> 
     assert {each.read_text() for each in written_files(path)} == {"before"}
 
 
-@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])
-@pytest.mark.parametrize("dtype", list(VectorDtype))
-def test_no_rows(tmp_path: Path, name: str, dtype: VectorDtype) -> None:
-    schema = pa.schema([("id", pa.int64()), ("vector", pa.list_(pa.float32(), 3))])
-    with write_rows(tmp_path / name, Layout(schema, dtype), told(0, 3)) as write:
-        write(pa.record_batch([pa.array([], each.type) for each in schema], schema=schema))
-    if name == "v.npy":
-        assert np.load(tmp_path / name).shape == (0, 3)
-    else:
-        assert len(read(tmp_path / name)) == 0
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -256,13 +229,6 @@ def test_options_that_a_file_has_no_use_for(
     with pytest.raises(ConfigError, match=f"is a file, which takes no {told}$"):
         push(index, tmp_path / "v.parquet", **options)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_names_a_file() -> None:
-    for name in ("a.parquet", "/x/a.PARQUET", "a.Arrow", "a.npy"):
-        assert is_file(name)
-    for name in ("a.csv", "parquet", "lancedb:///x/a.parquet", ""):
-        assert not is_file(name)
 
 
 @pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy", "V.PARQUET"])
@@ -310,11 +276,3 @@ def test_what_may_be_the_address_of_a_database_is_no_file(index: Path, address: 
     with pytest.raises(ConfigError, match=r"names no file|may be, a secret") as caught:
         push_index(PushConfig(index=str(index), to=address))
     assert "geheim" not in str(caught.value)
-
-
-def test_a_path_may_have_a_colon(
-    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    push_index(PushConfig(index=str(index), to="./postgres:x@h.parquet"))
-    assert pq.read_metadata(tmp_path / "postgres:x@h.parquet").num_rows == ROWS

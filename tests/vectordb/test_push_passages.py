@@ -14,9 +14,8 @@ from tests.vectordb.memory_writer import MemoryWriter, Server
 from whiten_index import BuildConfig, build_index
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.vectordb.push import push_index
+from whiten_index.vectordb.push import PushReport, push_index
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.push_report import PushReport
 from whiten_index.versions.bundle import open_bundle
 
 

@@ -59,7 +59,8 @@ class EngineOptions(BaseModel):
         first = error.errors(include_url=False)[0]
         name = cut(str(first["loc"][0]), most=60)
         if first["type"] == "extra_forbidden":
-            known = ", ".join(cls.model_fields).replace("storage", f"{_STORAGE}NAME")
+            names = (field.alias or name for name, field in cls.model_fields.items())
+            known = ", ".join(names).replace("storage", f"{_STORAGE}NAME")
             return f"--option {name} is unknown to {cls.engine}; use one of {known}"
         return f"--option {name}: {first['msg']}; {cut(given[name], most=60)!r} was given"
 
@@ -207,3 +208,56 @@ class LanceOptions(EngineOptions):
             return self.num_partitions or 1
         # The engine learns the place of each from 256 rows.
         return self.num_partitions or max(1, min(math.isqrt(rows) // 2, rows // 256))
+
+
+class PostgresOptions(EngineOptions):
+    """Options of PostgreSQL; ``ef_search`` and ``probes`` are of the check's searches.
+
+    ``lock_timeout`` is in seconds, also for the attempts of a swap to lock the published table.
+    """
+
+    engine = "PostgreSQL"
+    shapes_table = ("index", "m", "ef_construction", "lists")
+    of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "hnsw": ("m", "ef_construction", "ef_search"),
+        "ivfflat": ("lists", "probes"),
+    }
+
+    index: Literal["hnsw", "ivfflat", "none"] = "hnsw"
+    m: Annotated[int, Field(ge=2, le=100)] = 16
+    ef_construction: Annotated[int, Field(ge=4, le=1000)] = 64
+    ef_search: Annotated[int, Field(ge=1, le=1000)] | None = None
+    lists: Annotated[int, Field(ge=1, le=32_768)] | None = None
+    probes: Annotated[int, Field(ge=1, le=32_768)] | None = None
+    maintenance_work_mem: Annotated[str, Field(pattern=r"^\d{1,12}(kB|MB|GB|TB)$")] | None = None
+    max_parallel_maintenance_workers: Annotated[int, Field(ge=0, le=1024)] | None = None
+    lock_timeout: Annotated[int, Field(ge=1, le=86_400)] = 10
+    schema_name: str | None = Field(None, alias="schema")
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """Return the options given as text; see ``EngineOptions.parse``."""
+        options = super().parse(given)
+        if options.ef_construction < 2 * options.m:
+            raise ConfigError(
+                f"--option ef_construction takes twice m or more; m is {options.m} and "
+                f"ef_construction {options.ef_construction}"
+            )
+        return options
+
+    def index_params(self, rows: int) -> dict[str, int]:
+        """Return the parameters of the index of a table with some rows."""
+        if self.index == "hnsw":
+            return {"m": self.m, "ef_construction": self.ef_construction}
+        return {"lists": self._lists(rows)}
+
+    def search_params(self, rows: int, top_k: int) -> dict[str, int]:
+        """Return the settings of a search by the index of a table with some rows."""
+        found = {"ivfflat.probes": self.probes or max(1, round(math.sqrt(self._lists(rows))))}
+        # Otherwise the server's own setting applies, as it does for users; pgvector's is 40.
+        wide = self.ef_search or (top_k if top_k > 40 else None)
+        return found if wide is None else {**found, "hnsw.ef_search": min(wide, 1000)}
+
+    def _lists(self, rows: int) -> int:
+        by_default = rows // 1000 if rows <= 1_000_000 else math.isqrt(rows)
+        return self.lists or max(1, min(32_768, by_default))

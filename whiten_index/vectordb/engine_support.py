@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, DatabaseError, WhitenIndexError
 from whiten_index.paths import cut
@@ -25,6 +26,8 @@ _NOT_WRITABLE = re.compile(
 _FULL = re.compile(r"no space left|quota exceeded|\(os error (28|122)\)", re.IGNORECASE)
 # Names in every folder that are not the user's: systems make them.
 _SYSTEM_NAMES = ("lost+found",)
+# Characters shown of a message of an engine.
+_SHOWN = 500
 
 
 class _Explains(Protocol):
@@ -130,3 +133,13 @@ def require_name(name: str, pattern: str, *, longest: int, engine: str, rule: st
         raise ConfigError(
             f"{engine} cannot give a table the name {cut(name)!r}; use 1 to {longest} bytes, {rule}"
         )
+
+
+def first_line(told: object) -> str:
+    """Return the first line of a message or an error, without secrets, cut to a length.
+
+    If an error has no message, return the name of its class.
+    """
+    # A secret may contain a line break.
+    lines = hide_secrets(str(told)).strip().splitlines()
+    return lines[0][:_SHOWN] if lines else type(told).__name__

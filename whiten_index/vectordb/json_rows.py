@@ -1,4 +1,4 @@
-"""Rows as objects of JSON, for databases that keep nothing else beside a vector, and back."""
+"""Rows as JSON objects, for databases that keep only these with a vector, and back."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from whiten_index.vectordb.row_checks import RowsError
 
 _Change = Callable[[Any], Any]
 
-# The years 1 to 9999 in days from 1970 on: those that ISO 8601 writes in four digits.
+# The years 1 to 9999, which ISO 8601 writes in four digits, in days since 1970.
 _FIRST, _LAST = -719_162, 2_932_896
 _DAY = 86_400
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def to_objects(rows: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return columns of rows as objects of JSON.
+    """Return columns of rows as JSON objects.
 
     Dates, timestamps and decimals become text (ISO 8601, those with a zone in UTC), times of day
-    and durations numbers of their unit, bytes base64, the pairs of a map lists of two, what is no
-    number null; all else stays what it is.
+    and durations numbers of their unit, bytes base64, pairs of a map lists of two, and NaN null.
 
     Raises:
         RowsError: a date lies outside the years 1 to 9999, or a number is infinite.
@@ -58,10 +57,10 @@ def to_objects(rows: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any
 
 
 def from_objects(objects: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Return a table of what ``to_objects`` made, by the types of its columns.
+    """Return the table from which ``to_objects`` made objects.
 
     Raises:
-        DatabaseError: a value is none that it made.
+        DatabaseError: a value has another type.
     """
     columns = []
     for field in schema:
@@ -70,7 +69,7 @@ def from_objects(objects: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.
         try:
             if change is not None:
                 values = [change(value) for value in values]
-            columns.append(pa.array(values, _plain(field.type)).cast(field.type))
+            columns.append(_cast(pa.array(values, _plain(field.type)), field.type))
         except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
             told = (str(error).splitlines() or [type(error).__name__])[0]
             raise DatabaseError(
@@ -80,8 +79,21 @@ def from_objects(objects: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.
     return pa.table(columns, schema=schema)
 
 
+def _cast(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Cast an array; the fields of a null struct are null, where Arrow would parse empty texts."""
+    if pa.types.is_struct(type_):
+        members = zip(array.flatten(), type_, strict=True)
+        arrays = [_cast(member, field.type) for member, field in members]
+        return pa.StructArray.from_arrays(arrays, fields=list(type_), mask=array.is_null())
+    is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_)
+    if is_list and pa.types.is_nested(type_.value_type):
+        values, mask = _cast(array.values, type_.value_type), array.is_null()
+        return type(array).from_arrays(array.offsets, values, type=type_, mask=mask)
+    return array.cast(type_)
+
+
 def _leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield the arrays inside a column, at whatever depth."""
+    """Yield the arrays of plain values in a column, at any depth."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         yield from _leaves(column.dictionary_decode())
@@ -89,7 +101,6 @@ def _leaves(column: pa.Array) -> Iterator[pa.Array]:
         for each in column.flatten():
             yield from _leaves(each)
     elif pa.types.is_map(kind):
-        # Those of nulls count too; they are harmless.
         yield from _leaves(column.keys)
         yield from _leaves(column.items)
     elif pa.types.is_nested(kind):
@@ -99,7 +110,7 @@ def _leaves(column: pa.Array) -> Iterator[pa.Array]:
 
 
 def _too_far(leaf: pa.Array) -> bool:
-    """Tell whether a date or timestamp cannot be written in ISO 8601 with a year of four digits."""
+    """Tell whether a date or timestamp is outside the years 1 to 9999."""
     kind = leaf.type
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         return False
@@ -110,14 +121,14 @@ def _too_far(leaf: pa.Array) -> bool:
 
 
 def _infinite(leaf: pa.Array) -> bool:
-    """Tell whether a number is infinite, for which JSON has no word."""
+    """Tell whether a number is infinite, which JSON cannot express."""
     if not pa.types.is_floating(leaf.type):
         return False
     return bool(pc.any(pc.is_inf(leaf.cast(pa.float64()))).as_py())
 
 
 def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """Return a type whose zones are UTC: offsets before 1900 have seconds, which ISO 8601 lacks."""
+    """Return a type in UTC: offsets before 1900 have seconds, which ISO 8601 lacks."""
 
     def leaf(of: pa.DataType) -> pa.DataType:
         zoned = pa.types.is_timestamp(of) and of.tz
@@ -127,7 +138,7 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type that stands for one in JSON, bytes and floats apart."""
+    """Return the type in JSON, except for bytes and floats."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
 
@@ -142,7 +153,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _to_json(kind: pa.DataType) -> _Change | None:
-    """Return what turns a value of Python into one of JSON, None where it is one already."""
+    """Return the conversion of a Python value to JSON, None if it needs none."""
     if _is_bytes(kind):
         return _unless_null(lambda value: base64.b64encode(value).decode())
     if pa.types.is_floating(kind):
@@ -162,7 +173,7 @@ def _from_json(kind: pa.DataType) -> _Change | None:
 def _inside(
     kind: pa.DataType, change: Callable[[pa.DataType], _Change | None], *, from_json: bool
 ) -> _Change | None:
-    """Return what changes what a list, struct or map holds, None where nothing is to be."""
+    """Return the conversion of a list, struct or map, None if it needs none."""
     if pa.types.is_map(kind):
         key, item = (change(each) or _same for each in (kind.key_type, kind.item_type))
         pair = tuple if from_json else list

@@ -22,8 +22,7 @@ from whiten_index.vectordb.database_writer import (
     RowChanges,
     VectorDtype,
 )
-from whiten_index.vectordb.engine_support import reporting
-from whiten_index.vectordb.option_values import first_line
+from whiten_index.vectordb.engine_support import first_line, reporting
 from whiten_index.vectordb.row_checks import (
     blocks,
     new_lease,

@@ -49,6 +49,7 @@ from whiten_index.vectordb.database_writer import (
 from whiten_index.vectordb.engine_options import LanceOptions
 from whiten_index.vectordb.engine_support import (
     disk_advice,
+    first_line,
     reporting,
     reports,
     require_engine_folder,
@@ -64,7 +65,6 @@ from whiten_index.vectordb.lance_table import (
     stored_schema,
     with_ids,
 )
-from whiten_index.vectordb.option_values import first_line
 from whiten_index.vectordb.row_checks import (
     new_lease,
     not_begun,

@@ -15,8 +15,12 @@ from pymilvus import MilvusClient
 
 from whiten_index.artifacts.files import is_file, is_folder
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.engine_support import disk_advice, reporting, require_engine_folder
-from whiten_index.vectordb.option_values import first_line
+from whiten_index.vectordb.engine_support import (
+    disk_advice,
+    first_line,
+    reporting,
+    require_engine_folder,
+)
 
 _TOKEN = "MILVUS_TOKEN"
 _PORT = 19530
@@ -97,7 +101,7 @@ class MilvusAddress:
             return reason, f"give user:password, or the token, in {_TOKEN}"
         if "json" in lower and "length" in lower:
             return reason, (
-                "leave the longest column out of --keep, or raise common.JSONMaxLength of the server"
+                "leave the longest column out of --keep, or raise the server's common.JSONMaxLength"
             )
         if "connect" in lower or "unavailable" in lower or "timeout" in lower:
             return reason, "check that the server runs and that the address is right"

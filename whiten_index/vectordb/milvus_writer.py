@@ -83,7 +83,7 @@ class MilvusWriter(AliasWriter):
         if lacking and layout.dtype is VectorDtype.FLOAT16:
             # A server before 2.4 takes such rows, and finds wrong ones.
             raise ConfigError(
-                f"{self.engine} keeps no float16, which a Milvus server has from 2.4; leave --dtype "
+                f"{self.engine} keeps no float16, as a Milvus server from 2.4 does; leave --dtype "
                 "out, or push to a later server"
             )
 

@@ -1,19 +1,27 @@
-"""From the published version of an index to the rows of a database."""
+"""Push of the published version of an index to a database or a file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from whiten_index.artifacts.files import resolved
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.files import exists, resolved
 from whiten_index.artifacts.prefetch import ahead
+from whiten_index.errors import DatabaseError, GateError
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.vectordb.database_writer import PushedTable
+from whiten_index.vectordb.database_writer import DatabaseWriter, PushedTable
+from whiten_index.vectordb.push_check import check_rows
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.push_replacing import of_query_halves, require_rows
-from whiten_index.vectordb.push_report import PushReport
+from whiten_index.vectordb.push_delta import Delta, delta_since
 from whiten_index.vectordb.push_source import PushSource
-from whiten_index.vectordb.push_table import TablePush
 from whiten_index.vectordb.registry import open_writer
+from whiten_index.vectordb.row_checks import RowsError
 from whiten_index.vectordb.vector_files import (
     ending,
     is_file,
@@ -23,57 +31,115 @@ from whiten_index.vectordb.vector_files import (
     written_version,
 )
 
+# Ids of deleted documents that are handed over at once.
+_IDS_AT_ONCE = 10_000
+_IF_SO = "is it the right index, and the right table? If so, push with"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushReport:
+    """Result of a push.
+
+    Attributes:
+        engine: database and release, or the format of a file.
+        target: address and name that users query, without credentials.
+        version: of the index in the database now.
+        was: the version before, None if there was none.
+        rows_before: number of rows before.
+        mode: ``all`` rows into a new table, ``changes`` into the existing one, or ``nothing``.
+        why: reason for the mode.
+        rows: in the database now.
+        pushed: rows sent.
+        deleted: documents deleted.
+        resumed: rows that an interrupted push had sent before.
+        k: width of the vectors.
+        dtype: precision of the vectors.
+        query_digest: digest of encoder and transform; a ``QueryTransform`` that fits has the same.
+        columns: of the rows, in order.
+        check: number of rows compared, exact and approximate recall@10; empty if nothing was.
+        notes: requests without effect, and remarks on the table.
+        seconds: stage -> wall seconds.
+        stage_rows: stage -> rows handled.
+    """
+
+    engine: str
+    target: str
+    version: str
+    was: str | None = None
+    rows_before: int | None = None
+    mode: str
+    why: str
+    rows: int
+    pushed: int = 0
+    deleted: int = 0
+    resumed: int = 0
+    k: int
+    dtype: str
+    query_digest: str
+    columns: tuple[str, ...]
+    check: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    stage_rows: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        found = {
+            name: dict(value) if isinstance(value, Mapping) else value
+            for name, value in vars(self).items()
+        }
+        return found | {"notes": list(self.notes), "columns": list(self.columns)}
+
 
 def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushReport:
-    """Bring a database to the published version of an index.
+    """Bring a database or a file to the published version of an index.
 
-    Where it has an earlier version by the same transform, the documents that changed since are
-    changed there. Else all rows go into a new table beside the one there is, which is indexed,
-    checked against brute force on a sample, and swapped in under the name in one step; a push that
-    was cut off goes on where it was.
+    If the table has an earlier version by the same transform, only the documents that changed since
+    are changed there. Otherwise all rows go into a new table, which is indexed, checked against
+    brute force on a sample, and published under the name in one step. An interrupted push is
+    resumed by the same call.
 
     Args:
         config: what to push, and where to.
-        progress: told of the stages.
+        progress: receives the stages.
 
     Raises:
         ConfigError: an option or the address cannot be used, or the database's client is missing.
         ArtifactError: the index or its store is missing or damaged.
         DatabaseError: the database cannot be reached, or refuses.
-        GateError: what the database gives back is not what was pushed, or programs that query it
-            would trip over it: far fewer rows, another width or type, a column gone. What its
-            users see stays.
+        GateError: the database does not give back what was pushed, or the push would break
+            programs that query it: far fewer rows, another width or type, a missing column. Users
+            see the table as it was.
     """
     stages = Stages(progress or Silent())
     config.require_usable()
     if is_file(config.to):
-        return _write(config, stages)
+        return _write_file(config, stages)
     assert config.table is not None
-    # Before the checksums, which take long: an address may be wrong.
+    # Before the checksums, which take long: the address may be wrong.
     with open_writer(config.to, config.table, options=config.options) as writer:
-        return TablePush(config, PushSource.open(config), writer, stages).run()
+        return _TablePush(config, PushSource.open(config), writer, stages).run()
 
 
 def pushed_version(
     to: str, table: str | None = None, *, options: Mapping[str, str] | None = None
 ) -> PushedTable | None:
-    """Return what a table, collection or file holds: a version of an index, by which transform.
+    """Return the version of an index in a table, collection or file, without writing anything.
 
-    A client tells by ``query_digest`` whether a ``QueryTransform`` fits, which has the same one.
-    Nothing is written or made.
+    A ``QueryTransform`` with the same ``query_digest`` fits.
 
     Args:
         to: URL of the database, or the file.
-        table: what its users query; None for a file.
-        options: as it was pushed with; of PostgreSQL the schema, of a store its keys.
+        table: name that users query; None for a file.
+        options: those of the push, such as PostgreSQL's schema.
 
     Returns:
-        None where there is nothing of that name.
+        None if nothing has the name.
 
     Raises:
         ConfigError: the address, name or an option cannot be used, the client is missing, or no
             push wrote the file.
-        DatabaseError: the database cannot be reached, or something that no push made has the name.
+        DatabaseError: the database cannot be reached, or no push made what has the name.
     """
     config = PushConfig(index="", to=to, table=table, options=dict(options or {}))
     config.require_usable()
@@ -84,12 +150,11 @@ def pushed_version(
         return writer.published()
 
 
-def _write(config: PushConfig, stages: Stages) -> PushReport:
-    """Write all rows to a file."""
+def _write_file(config: PushConfig, stages: Stages) -> PushReport:
     path = require_file(config.to)
     before, source = written_version(path), PushSource.open(config)
     if before is not None:
-        require_rows(config, str(path), source, before, there=before.rows)
+        _require_rows(config, str(path), source, before, there=before.rows)
     with (
         write_rows(path, source.layout, source.pushed()) as write,
         stages.stage("write", len(source)) as watcher,
@@ -98,7 +163,7 @@ def _write(config: PushConfig, stages: Stages) -> PushReport:
             for batch in batches:
                 write(batch)
                 watcher.advance(batch.num_rows)
-    return PushReport.of(
+    return _report(
         source,
         stages,
         engine=ending(path),
@@ -108,5 +173,282 @@ def _write(config: PushConfig, stages: Stages) -> PushReport:
         mode="all",
         why="a file is written as a whole",
         pushed=len(source),
-        notes=tuple(of_query_halves(before, source.pushed())),
+        notes=tuple(_new_queries_note(before, source.pushed())),
+    )
+
+
+def _report(source: PushSource, stages: Stages, **found: Any) -> PushReport:
+    after = source.pushed()
+    same = {
+        name: getattr(after, name)
+        for name in ("version", "rows", "k", "dtype", "query_digest", "columns")
+    }
+    seconds, rows = dict(stages.seconds), dict(stages.rows)
+    return PushReport(**same, seconds=seconds, stage_rows=rows, **found)
+
+
+@dataclass(frozen=True, eq=False)
+class _TablePush:
+    """Push to one table or collection.
+
+    Attributes:
+        config: of the push.
+        source: rows that the table is to have.
+        writer: of the table.
+        stages: receives progress.
+        notes: remarks for the report.
+        was: version and rows before, as in the report.
+    """
+
+    config: PushConfig
+    source: PushSource
+    writer: DatabaseWriter
+    stages: Stages
+    notes: list[str] = field(default_factory=list)
+    was: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> PushReport:
+        """Change the rows that changed, fill a new table, or do nothing."""
+        after = replace(self.source.pushed(), options=self.config.shaping)
+        before, there = self._published()
+        if before is None:
+            return self._fill(None, after, "there was nothing of that name")
+        target = self.writer.target
+        _require_rows(self.config, target, self.source, before, there=there)
+        self.was.update({"was": before.version, "rows_before": there})
+        if self.config.full:
+            return self._fill(before, after, "--full")
+        if not before.same_vectors(after):
+            _require_form(target, before, after)
+            return self._fill(before, after, _difference(self.source, before, after))
+        if not before.changing and there != before.rows:
+            why = f"it counts {there:,} rows and should have {before.rows:,}"
+            return self._fill(before, after, why)
+        if before.version == after.version and not before.changing:
+            self.writer.discard()
+            self._note_options(before, after)
+            return self._report(before, "nothing", "it has this version already")
+        delta, why = delta_since(self.source, before, after)
+        if delta is None:
+            return self._fill(before, after, why)
+        try:
+            return self._change(before, after, delta, why)
+        except GateError as error:
+            if not before.changing:
+                raise
+            # Rows of an interrupted change: repeating it would end the same way every night.
+            return self._fill(before, after, str(error))
+
+    def _published(self) -> tuple[PushedTable | None, int]:
+        """Return the published table, and its number of rows."""
+        while True:
+            before = self.writer.published()
+            there = 0 if before is None else self.writer.count()
+            # Another push may have ended in between.
+            if before is None or there == before.rows or self.writer.published() == before:
+                return before, there
+
+    def _fill(self, before: PushedTable | None, after: PushedTable, why: str) -> PushReport:
+        resumed = self._begin(after)
+        try:
+            with self.stages.stage("push", len(self.source) - resumed) as watcher:
+                for batches in ahead(self.source.blocks(resumed), self.source.at):
+                    for batch in batches:
+                        self.writer.append(batch)
+                        watcher.advance(batch.num_rows)
+            with self.stages.stage("index", len(self.source)):
+                self.writer.finish(self.source.layout)
+        except RowsError:
+            # To resume with these rows would fail again.
+            self._drop()
+            raise
+        check = self._checked(pending=True)
+        self.writer.swap()
+        pushed = len(self.source) - resumed
+        return self._report(before, "all", why, pushed=pushed, resumed=resumed, check=check)
+
+    def _begin(self, after: PushedTable) -> int:
+        """Begin or resume the pending table; return the number of rows that it has."""
+        pending = self.writer.pending()
+        if (
+            pending is None
+            or (pending.version, pending.rows) != (after.version, after.rows)
+            or not pending.same_vectors(after)
+            or pending.query_digest != after.query_digest
+            or pending.done > after.rows
+        ):
+            self.writer.begin(after, self.source.layout)
+            return 0
+        self.writer.resume(self.source.layout)
+        # Until then the connection that filled it may have added rows.
+        pending = self.writer.pending() or pending
+        self.stages.watcher.note(f"an interrupted push had sent {pending.done:,} rows; resuming")
+        if pending.options != after.options:
+            self._note(
+                f"the table was begun with other options ({_other_options(pending, after)}), and "
+                "may keep them; push with --full after this to rebuild it"
+            )
+        return pending.done
+
+    def _change(
+        self, before: PushedTable, after: PushedTable, delta: Delta, why: str
+    ) -> PushReport:
+        self._note_options(before, after)
+        self.writer.discard()
+        after = replace(after, options=before.options)
+        integers = pa.types.is_integer(self.source.layout.schema.types[0])
+        with self.writer.changing(after, self.source.layout) as changes:
+            total = len(delta.rows) + len(delta.gone)
+            with self.stages.stage("push changes", total) as watcher:
+                for first in range(0, len(delta.gone), _IDS_AT_ONCE):
+                    ids = delta.gone.slice(first, _IDS_AT_ONCE).to_pylist()
+                    changes.delete([int(each) for each in ids] if integers else ids)
+                    watcher.advance(len(ids))
+                for batch in self.source.batches_of(delta.rows):
+                    changes.upsert(batch)
+                    watcher.advance(batch.num_rows)
+            check = self._checked(pending=False, among=delta.rows)
+        return self._report(
+            before, "changes", why, pushed=len(delta.rows), deleted=delta.deleted, check=check
+        )
+
+    def _checked(self, *, pending: bool, among: NDArray[np.int64] | None = None) -> dict[str, Any]:
+        """Compare the rows in the database with those sent.
+
+        Raises:
+            GateError: they differ. A pending table is dropped, since resuming would fail again.
+        """
+        with self.stages.stage("check", self.config.checked):
+            found, faults = check_rows(
+                self.source, self.writer, self.config, pending=pending, among=among
+            )
+        if not faults:
+            return found
+        advice = "push all rows with --full"
+        if pending:
+            self._drop()
+            advice = "users see the table as it was, and the new rows were dropped: push again"
+        raise GateError(
+            f"{self.writer.target} does not give back what was pushed: {'; '.join(faults)}; "
+            f"{advice}"
+        )
+
+    def _drop(self) -> None:
+        # The error that is being raised says more than that this failed.
+        with suppress(DatabaseError):
+            self.writer.discard()
+
+    def _note_options(self, before: PushedTable, after: PushedTable) -> None:
+        if before.options != after.options:
+            self._note(
+                f"the table was made with other options ({_other_options(before, after)}), and "
+                "keeps them; push with --full to rebuild it"
+            )
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.stages.watcher.note(text)
+
+    def _report(self, before: PushedTable | None, mode: str, why: str, **found: Any) -> PushReport:
+        for note in _new_queries_note(before, self.source.pushed()):
+            self._note(note)
+        # The push has succeeded, even if the notes cannot be read.
+        with suppress(DatabaseError):
+            for note in self.writer.notes():
+                self._note(note)
+        writer, notes = self.writer, tuple(self.notes)
+        return _report(
+            self.source, self.stages, engine=writer.engine, target=writer.target, **self.was,
+            mode=mode, why=why, notes=notes, **found,
+        )  # fmt: skip
+
+
+def _require_rows(
+    config: PushConfig, target: str, source: PushSource, before: PushedTable, *, there: int
+) -> None:
+    """Refuse to delete rows that users search, or that others inserted.
+
+    Raises:
+        GateError: the table would lose more than ``max_shrink`` of its rows, or rows that no push
+            sent.
+    """
+    if there > before.rows and not before.changing and not config.full:
+        raise GateError(
+            f"{target} has {there:,} rows, and {there - before.rows:,} of them were put there by "
+            "something else than a push, and would be lost; move them to a table of their own, "
+            "or push with --full to have them replaced"
+        )
+    rows = len(source)
+    if rows < before.rows * (1 - config.max_shrink):
+        raise GateError(
+            f"{target} has {before.rows:,} rows and version {source.folder.name} of {source.root} "
+            f"has {rows:,}, and --max-shrink is {config.max_shrink:g}: {_IF_SO} --max-shrink 1"
+        )
+
+
+def _require_form(target: str, before: PushedTable, after: PushedTable) -> None:
+    """Refuse rows that would break programs that query the table.
+
+    Raises:
+        GateError: they have another width or type, or lack a column.
+    """
+    broken = list[str]()
+    if before.k != after.k:
+        broken.append(
+            f"vectors of {before.k} numbers would have {after.k} (--k {before.k} keeps them)"
+        )
+    if before.dtype != after.dtype:
+        broken.append(f"{before.dtype} would be {after.dtype} (--dtype {before.dtype} keeps it)")
+    if lost := _only_in(before, after):
+        broken.append(f"{lost} would be gone (build the index with --keep for each)")
+    if broken:
+        raise GateError(
+            f"{target} is in use, and programs that query it would trip over this push: "
+            f"{'; '.join(broken)}: {_IF_SO} --full"
+        )
+
+
+def _difference(source: PushSource, before: PushedTable, after: PushedTable) -> str:
+    """Return why rows of one table cannot be changed into those of the other."""
+    reasons = [
+        f"{name} is {new} and was {old}"
+        for name, old, new in (("k", before.k, after.k), ("dtype", before.dtype, after.dtype))
+        if new != old
+    ]
+    if lost := _only_in(before, after):
+        reasons.append(f"without {lost}")
+    if new := _only_in(after, before):
+        reasons.append(f"with {new}")
+    if before.k == after.k and before.query_digest != after.query_digest:
+        reasons.append("the transform or the encoder is another one")
+        if not exists(source.folder.with_name(before.version)):
+            reasons.append(f"and {source.root} has no version {before.version}, which is there")
+    return ", ".join(reasons) or "the metric, or the type of a column, is another one"
+
+
+def _only_in(one: PushedTable, other: PushedTable) -> str:
+    names = [name for name in one.columns if name not in other.columns]
+    return f"column{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
+
+
+def _new_queries_note(before: PushedTable | None, after: PushedTable) -> list[str]:
+    """Return the note that queries must be reduced by another transform than before."""
+    if before is None or before.query_digest == after.query_digest:
+        return []
+    return [
+        f"queries must be reduced anew: the query digest was {before.query_digest}; open query "
+        "halves again, and export again what was exported (folders, models, SQL functions)"
+    ]
+
+
+def _other_options(before: PushedTable, after: PushedTable) -> str:
+    """Return the options that differ between two tables."""
+    old, new = (
+        {name: value for name, _, value in (one.partition("=") for one in each.options.split())}
+        for each in (before, after)
+    )
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    return ", ".join(
+        f"{name} is {old.get(name, 'not set')} there and {new.get(name, 'nothing')} was given"
+        for name in names
     )

@@ -1,4 +1,4 @@
-"""Whether a database gives back what was pushed, before its users see it."""
+"""Comparison of the rows in a database with those that were pushed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.row_checks import vectors_of
 
 TOP_K, QUERIES = 10, 20
-# What a number of a unit vector loses as float32 arithmetic of another order, or as a half.
+# Rounding of a coordinate of a unit vector.
 _LOST = {VectorDtype.FLOAT32: 1e-6, VectorDtype.FLOAT16: 5e-4}
-# Scores are sums of k products: they may differ by more than a number does.
+# Rounding of a score, a sum of k products.
 _TIED = {VectorDtype.FLOAT32: 1e-5, VectorDtype.FLOAT16: 2e-3}
 # Characters of a value in a fault.
 _SHOWN = 120
@@ -35,14 +35,17 @@ def check_rows(
     pending: bool,
     among: NDArray[np.int64] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what was found out about rows in a database, and what is wrong with them.
+    """Compare a sample of rows, and search a pending table against brute force.
 
     Args:
-        source: the rows that it should have.
-        writer: the database.
-        config: says how many rows to look at.
-        pending: whether they are in the table that is not swapped in yet.
-        among: the rows to draw from, all by default.
+        source: rows that the table should have.
+        writer: of the table.
+        config: with the number of rows to compare.
+        pending: whether to read the pending table.
+        among: rows to sample from, all by default.
+
+    Returns:
+        Counts and recalls for the report, and the faults, one sentence each.
     """
     found: dict[str, Any] = {"rows": writer.count(pending=pending)}
     faults = []
@@ -67,7 +70,7 @@ def check_rows(
 
 
 def differences(sent: pa.Table, there: pa.Table, layout: Layout) -> list[str]:
-    """Return what is wrong with rows that came back: one sentence a column."""
+    """Return the faults of rows that came back, one sentence a column."""
     mine, theirs = (
         {key: row for row, key in enumerate(_keys(each, layout))} for each in (sent, there)
     )
@@ -101,13 +104,13 @@ def _changed(ours: pa.Array, came: pa.Array) -> list[int]:
     """Return the rows in which two columns differ."""
     if ours.equals(came):
         return []
-    # Of dates and times Python knows fewer than Arrow.
+    # Python knows fewer dates and times than Arrow.
     pairs = zip(*(times_as_numbers(each).to_pylist() for each in (ours, came)), strict=True)
     return [at for at, (one, two) in enumerate(pairs) if not _same(one, two)]
 
 
 def _same(one: Any, two: Any) -> bool:
-    """Tell whether a value came back; what is no number may do so as null, at any depth."""
+    """Tell whether a value came back; NaN may do so as null, at any depth."""
     if isinstance(one, float) and one != one:
         return two is None or two != two
     if isinstance(one, dict) and isinstance(two, dict):
@@ -131,10 +134,7 @@ def _keys(rows: pa.Table, layout: Layout) -> Iterator[Any]:
 
 
 def _queries(sent: pa.Table, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Return up to ``QUERIES`` vectors of rows drawn from those sent.
-
-    A row whose vector is all zeros has no direction: no search finds it, and it finds nothing.
-    """
+    """Return up to ``QUERIES`` vectors that are not all zeros: these have no neighbours."""
     vectors = np.concatenate([vectors_of(batch) for batch in sent.to_batches()])
     some = np.flatnonzero(vectors.any(axis=1))
     chosen: NDArray[np.float32] = vectors[rng.permutation(some)[:QUERIES]]
@@ -144,7 +144,7 @@ def _queries(sent: pa.Table, rng: np.random.Generator) -> NDArray[np.float32]:
 def _searched(
     source: PushSource, writer: DatabaseWriter, queries: NDArray[np.float32]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Search exactly and by the index, against brute force over all vectors."""
+    """Compare exact and approximate search with brute force over all vectors."""
     zeros = 0
 
     def vectors() -> Iterator[NDArray[np.float32]]:
@@ -152,7 +152,7 @@ def _searched(
         for block in source.vectors():
             live = block.any(axis=1)
             zeros += int(np.count_nonzero(~live))
-            # Engines leave them out, or rank them as they like.
+            # Engines differ in how they rank zeros.
             if live.any():
                 yield block if live.all() else block[live]
 

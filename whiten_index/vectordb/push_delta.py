@@ -1,66 +1,139 @@
-"""Which rows of a table changed since the version that it has."""
+"""Rows that changed between the version in a database and the published one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.corpus.batches import PASSAGE
+from whiten_index.artifacts.files import exists, reading
+from whiten_index.corpus.batches import ID, PASSAGE
+from whiten_index.errors import ArtifactError
 from whiten_index.vectordb.database_writer import PushedTable
-from whiten_index.vectordb.push_changes import changed_ids
 from whiten_index.vectordb.push_source import PushSource
+from whiten_index.versions.published import CHANGES, VERSIONS, read_version
 
-# From this share of the rows on a new table is filled sooner than the old one is changed, whose
-# index takes every row one by one.
+# From this share of the rows on, filling a new table is faster than changing the old one, whose
+# index takes each row on its own.
 _MOST_CHANGED = 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class Delta:
-    """What is to be changed in a database.
+    """Changes to make in a database.
 
     Attributes:
-        rows: (n,) numbers of those to put.
-        gone: ids of documents to take away first, as text; where rows are passages, of all that
-            changed, since they may be fewer than they were.
-        deleted: documents that are there no more.
+        rows: (n,) numbers of the rows to upsert.
+        gone: ids, as text, of the documents to delete first. If rows are passages, these are all
+            changed documents, which may have fewer passages than before.
+        deleted: number of documents that are no longer in the corpus.
     """
 
     rows: NDArray[np.int64]
     gone: pa.Array
     deleted: int
 
-    @property
-    def touched(self) -> int:
-        """How many rows that is, a deleted document counted as one."""
-        return len(self.rows) + self.deleted
+
+@dataclass(frozen=True, eq=False)
+class _Update:
+    """Change list of one update: ids, the version before it, and whether the transform stayed."""
+
+    ids: pa.ChunkedArray
+    base: str
+    keeps: bool
 
 
 def delta_since(
     source: PushSource, before: PushedTable, after: PushedTable
 ) -> tuple[Delta | None, str]:
-    """Return what to change, None for all rows, and why."""
+    """Return the changes to make, None for all rows, and the reason.
+
+    Raises:
+        ArtifactError: the change list of an update is damaged.
+    """
     total, most = len(source), int(_MOST_CHANGED * len(source))
-    # Of these versions rows may be that a push was cut off over.
-    cut_off = before.changing.split()
-    others = [after.version, *cut_off]
-    changes = changed_ids(source.root, before.version, others, most=most)
-    if not changes.known:
+    interrupted = before.changing.split()
+    updates = _updates_between(source.root, before.version, [after.version, *interrupted])
+    if updates is None:
         return None, f"what changed since version {before.version} is not known"
     many = f"more than a tenth of the {total:,} rows changed since version {before.version}"
-    if changes.ids is None:
+    ids = pa.array([], pa.large_string())
+    # Each list names a document once: if one is too long, none has to be read.
+    for update in [] if any(len(each.ids) > most for each in updates) else updates:
+        ids = pc.unique(pa.chunked_array([ids, *update.ids.cast(pa.large_string()).chunks]))
+    if any(len(each.ids) > most for each in updates) or len(ids) > most:
         return None, many
-    rows, there = source.rows_of(changes.ids)
-    passages = PASSAGE in source.layout.schema.names
-    gone = changes.ids if passages else changes.ids.filter(pa.array(~there))
+    rows, there = source.rows_of(ids)
+    gone = ids if PASSAGE in source.layout.schema.names else ids.filter(pa.array(~there))
     delta = Delta(rows, gone, int(np.count_nonzero(~there)))
-    if delta.touched > most:
+    touched = len(rows) + delta.deleted
+    if touched > most:
         return None, many
-    rows_changed = f"{delta.touched:,} row{'s' * (delta.touched != 1)} changed"
-    why = f"{rows_changed} since version {before.version}"
-    if cut_off:
-        why += f", those among them that a push to {' and '.join(cut_off)} had begun to change"
+    why = f"{touched:,} row{'s' * (touched != 1)} changed since version {before.version}"
+    if interrupted:
+        why += f", including those that a push to {' and '.join(interrupted)} had begun to change"
     return delta, why
+
+
+def _updates_between(root: Path, was: str, others: Iterable[str]) -> list[_Update] | None:
+    """Return the updates between a version and some others, earlier or later.
+
+    Returns:
+        None if a build or a new transform lies between two of them, or a version was pruned.
+    """
+    one, needed = _history(root, was), dict[str, _Update]()
+    for now in others:
+        other = _history(root, now)
+        common = next((name for name in other if name in one), None)
+        if common is None:
+            return None
+        for history in (one, other):
+            for name, update in history.items():
+                if name == common:
+                    break
+                if update is None or not update.keeps:
+                    return None
+                needed[name] = update
+    return list(needed.values())
+
+
+def _history(root: Path, version: str) -> dict[str, _Update | None]:
+    """Return a version and its predecessors, the latest first, as far back as is known."""
+    updates = dict[str, _Update | None]()
+    while version not in updates:
+        updates[version] = update = _update(root / VERSIONS / version)
+        if update is None:
+            break
+        version = update.base
+    return updates
+
+
+def _update(folder: Path) -> _Update | None:
+    """Return the change list of a version, None if it was pruned or a build made it."""
+    path = folder / CHANGES
+    try:
+        if not exists(folder):
+            return None
+        version = read_version(folder)
+        if CHANGES not in version:
+            return None
+        path = version.file(CHANGES)
+        with reading(path), pa.memory_map(str(path)) as file:
+            table = pa.ipc.open_file(file).read_all()
+        metadata = table.schema.metadata or {}
+        base, keeps = metadata[b"base"].decode(), metadata.get(b"whitening") == b"keep"
+        return _Update(table[ID], base, keeps)
+    except ArtifactError as error:
+        if not exists(folder):
+            return None  # it was pruned meanwhile
+        raise ArtifactError(f"{error}; or push all rows with --full") from error
+    except (OSError, pa.ArrowException, LookupError, ValueError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ArtifactError(
+            f"{path} cannot be read ({why}); restore it, or push all rows with --full"
+        ) from error

@@ -1,4 +1,4 @@
-"""The rows of the published version, with their vectors, as any database takes them."""
+"""Rows of the published version with their vectors, in the layout of a database."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from whiten_index.versions.published import (
 )
 from whiten_index.whitening import Whitening, unit_rows
 
-# Rows whose raw embeddings are in memory, twice as wide in float64 as they are kept.
+# Rows whose raw embeddings are in memory in float64.
 _ROWS_AT_ONCE = 8192
 # Ids that are looked up at once.
 _IDS_AT_ONCE = 1 << 16
@@ -47,18 +47,18 @@ _REMEDY = "name the store it was built from with --store DIR, or build the index
 
 @dataclass(frozen=True, eq=False)
 class PushSource:
-    """The published version of an index, and the embeddings it was built from.
+    """Published version of an index, and the embeddings it was built from.
 
     Attributes:
-        root: the index folder.
+        root: index folder.
         folder: of the version.
-        fields: its manifest.
+        fields: manifest of the version.
         documents: row -> id and kept columns.
-        whitening: the transform, as wide as the vectors pushed.
-        store: the embeddings.
-        record: the corpus, row by row that of the version.
+        whitening: transform, as wide as the vectors to push.
+        store: raw embeddings.
+        record: corpus of the version, row by row.
         layout: of the rows.
-        rows_at_once: how many rows are sent, or read back, at once.
+        rows_at_once: number of rows sent, or read back, at once.
     """
 
     root: Path
@@ -73,7 +73,7 @@ class PushSource:
 
     @classmethod
     def open(cls, config: PushConfig) -> PushSource:
-        """Open the published version, the checksums looked at of all files that a push reads.
+        """Open the published version, checking the checksums of all files that a push reads.
 
         Raises:
             ArtifactError: nothing is published, or it or its store is damaged or missing.
@@ -116,7 +116,7 @@ class PushSource:
         return self.record.rows
 
     def pushed(self) -> PushedTable:
-        """Return what a database holds that has all rows."""
+        """Return the description of a table with all rows."""
         return PushedTable(
             version=self.folder.name,
             transform=self.transform,
@@ -134,28 +134,24 @@ class PushSource:
 
     @cached_property
     def transform(self) -> str:
-        """Fingerprint of all that a row's vector depends on beside its text, and of the layout.
+        """Fingerprint of encoder, transform and layout, the same on every machine.
 
-        Rows of two versions that have the same one, id and content are the same in a database. It
-        is made of what is stored alone, not of what is computed or how a library writes a type, so
-        it is the same on every machine.
+        Rows of two versions with equal fingerprint, id and content are equal in a database.
         """
-        told = hashlib.blake2b(digest_size=16)
-        told.update(self.fields["encoder_fingerprint"].encode())
-        told.update(self.whitening.digest.encode())
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(self.fields["encoder_fingerprint"].encode())
+        digest.update(self.whitening.digest.encode())
         columns = [[field.name, _written(field.type)] for field in self.layout.schema]
-        told.update(json.dumps([self.layout.metric.value, columns]).encode())
-        return told.hexdigest()
+        digest.update(json.dumps([self.layout.metric.value, columns]).encode())
+        return digest.hexdigest()
 
     def blocks(self, start: int = 0) -> Iterator[NDArray[np.int64]]:
-        """Yield the numbers of all rows from ``start`` on, in order, some at a time."""
+        """Yield the numbers of all rows from ``start`` on, in order, in blocks."""
         for first in range(start, len(self), self.rows_at_once):
             yield np.arange(first, min(first + self.rows_at_once, len(self)))
 
     def at(self, rows: NDArray[np.int64]) -> list[pa.RecordBatch]:
-        """Return rows by their numbers, in that order.
-
-        They are several batches where one cannot hold the text of all.
+        """Return rows by their numbers, in that order, as few batches as can hold their texts.
 
         Raises:
             ArtifactError: an embedding cannot be read, or is no number.
@@ -163,7 +159,7 @@ class PushSource:
         try:
             table = self.documents.take(rows)
         except pa.ArrowInvalid as error:
-            # Text of more than 2 GiB: offsets of 32 bits do not reach so far.
+            # Offsets of 32 bits reach 2 GiB of text.
             if len(rows) < 2 or "offset overflow" not in str(error):
                 raise ArtifactError(
                     f"{self.folder / DOCUMENTS} cannot be read ({error}); {mending(self.root)}"
@@ -176,24 +172,23 @@ class PushSource:
             vectors if field.name == VECTOR else table[field.name].cast(field.type)
             for field in schema
         ]
-        # As few batches as the types of the columns allow.
         batches: list[pa.RecordBatch] = (
             pa.table(columns, schema=schema).combine_chunks().to_batches()
         )
         return batches
 
     def batches_of(self, wanted: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-        """Yield rows by their numbers, in that order, some at a time."""
+        """Yield rows by their numbers, in that order, in batches."""
         for first in range(0, len(wanted), self.rows_at_once):
             yield from self.at(wanted[first : first + self.rows_at_once])
 
     def vectors(self) -> Iterator[NDArray[np.float32]]:
-        """Yield the vectors (n, k) of all rows, in order, some at a time."""
+        """Yield the vectors (n, k) of all rows, in order, in blocks."""
         for block in self.blocks():
             yield self._vectors(block)
 
     def rows_of(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the rows, in order, that documents with some ids have, and which ids have any.
+        """Return the rows of documents, in order, and a mask of the ids that have any.
 
         Args:
             ids: integers or strings; an integer is the document of the same digits.
@@ -213,7 +208,7 @@ class PushSource:
         return CorpusEmbeddings(self.store, self.record)
 
     def _vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the vectors (n, k) of rows; the raw embeddings of a few at a time are there."""
+        """Return the vectors (n, k) of rows."""
         vectors = np.empty((len(rows), self.whitening.k), dtype=np.float32)
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             some = slice(first, first + _ROWS_AT_ONCE)
@@ -241,7 +236,6 @@ class PushSource:
 
 
 def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:
-    """Return the layout of rows with these documents."""
     ids = schema.field(ID).type
     kept = [pa.field(field.name, _taken(field.type)) for field in schema if field.name != ID]
     return Layout(
@@ -258,19 +252,18 @@ def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:
 
 
 def _taken(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which a kept column is handed on, which every client of Arrow knows."""
-    # Of the types of extensions clients know as what they are kept.
+    """Return the plain type of a kept column, which every client of Arrow knows."""
     plain = without_views(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
     return plain.value_type if pa.types.is_dictionary(plain) else plain
 
 
 def _written(kind: pa.DataType) -> str | list[Any]:
-    """Return a type as it is hashed; how Arrow writes nested ones depends on its release."""
+    """Return a type as it is hashed: Arrow's own text of nested types depends on its release."""
     if not pa.types.is_nested(kind):
         return str(kind)
     size = kind.list_size if pa.types.is_fixed_size_list(kind) else None
     fields = [kind.field(number) for number in range(kind.num_fields)]
-    # What the item of a list is called says nothing.
+    # The name of a list's item carries no meaning.
     named = [each.name if pa.types.is_struct(kind) else "" for each in fields]
     inside = [[name, _written(each.type)] for name, each in zip(named, fields, strict=True)]
     return [type(kind).__name__, size, inside]

@@ -14,8 +14,12 @@ from qdrant_client import QdrantClient
 
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.engine_options import QdrantOptions
-from whiten_index.vectordb.engine_support import disk_advice, reporting, require_engine_folder
-from whiten_index.vectordb.option_values import first_line
+from whiten_index.vectordb.engine_support import (
+    disk_advice,
+    first_line,
+    reporting,
+    require_engine_folder,
+)
 
 # Collections keep metadata, in which a push writes what they hold, from this release on.
 _LEAST_RELEASE = (1, 16)

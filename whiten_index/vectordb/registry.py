@@ -1,4 +1,4 @@
-"""Which database an address names, and the client that it needs."""
+"""Databases by the scheme of their address, and their clients."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from whiten_index.vectordb.secrets import require_no_secrets
 
 @dataclass(frozen=True)
 class _Kind:
-    """A database that rows can be pushed to.
+    """Database that rows can be pushed to.
 
     Attributes:
-        writer: module and name of what connects.
+        writer: module and class of its writer.
         extra: that installs the client.
-        client: name by which that is imported.
-        options: module and name of the class of its options, which needs no client.
+        client: module of the client.
+        options: module and class of its options, which need no client.
         example: addresses.
     """
 
@@ -37,10 +37,10 @@ class _Kind:
 
 
 _POSTGRES = _Kind(
-    "postgres:connect",
+    "postgres_writer:PostgresWriter",
     "postgres",
     "psycopg",
-    "postgres.options:PostgresOptions",
+    "engine_options:PostgresOptions",
     "postgresql://user@host/database",
 )
 _QDRANT = _Kind(
@@ -77,7 +77,7 @@ _KINDS = {
     "milvus+https": _MILVUS,
 }
 _TLS = "with TLS qdrant+https:// or milvus+https://, in PostgreSQL's address sslmode"
-# Scheme -> those that may be meant by it.
+# Scheme -> schemes that may be meant.
 _MEANT = {
     "http": ("qdrant", "milvus"),
     "https": ("qdrant+https", "milvus+https"),
@@ -91,33 +91,27 @@ _MEANT = {
     "pgvector": ("postgresql",),
     "psql": ("postgresql",),
 }
-# Where a server listens unless it was told otherwise.
-_PORTS = {"5432": "postgresql", "6333": "qdrant", "6334": "qdrant", "19530": "milvus"}
-_INDEX = "index"
 _FILES = ".parquet, .arrow or .npy"
-# A file by its ending, of whatever kind.
-_A_FILE = re.compile(r"[^:@=?\s]*[^:@=?\s/.]\.[A-Za-z]\w{0,8}")
 
 
 def open_writer(
     address: str, name: str, *, options: Mapping[str, str] | None = None, make: bool = True
 ) -> DatabaseWriter:
-    """Connect to a table or collection, which need not be there yet.
+    """Connect to a table or collection, which need not exist.
 
     Args:
         address: URL of the database, without credentials; its client reads these from the
             environment.
         name: of the table or collection that users query.
         options: of the database's index and load, as ``--option NAME=VALUE`` gives them.
-        make: whether to make what rows need: the folder or file of an engine without a server, the
-            extension ``vector`` of PostgreSQL. Else nothing is made or written, and the writer is
-            for reading alone: a server that lacks it has nothing published.
+        make: whether to create what rows need: the folder or file of an engine without a server,
+            the extension ``vector`` of PostgreSQL. If false, nothing is written.
 
     Raises:
-        ConfigError: the address names no database known here or holds a secret, its client is not
+        ConfigError: the address names no known database or holds a secret, its client is not
             installed, or the name or an option cannot be used.
-        DatabaseError: the database cannot be reached, or refuses; or there is no such folder or file,
-            and none is to be made.
+        DatabaseError: the database cannot be reached, or refuses; or its folder or file is missing
+            and not to be created.
     """
     kind = require_address(address)
     require_no_secrets(address, options or {})
@@ -127,36 +121,33 @@ def open_writer(
 
 
 def require_address(address: str) -> _Kind:
-    """Refuse an address of no database known here; its client need not be installed.
+    """Refuse an address of an unknown database; its client need not be installed.
 
     Raises:
-        ConfigError: with those known, and what may be meant; or it holds a secret.
+        ConfigError: with the known ones, and a suggestion; or the address holds a secret.
     """
     require_no_secret(address, what="the address")
     scheme, slashes, _ = address.partition("://")
     kind = _KINDS.get(scheme.lower()) if slashes else None
-    if kind is None:
-        # Without slashes, it may be a connection string with a password.
-        hidden = not slashes and not _with_slashes(address) and re.search(r"[@:=\s]", address)
-        told = "…" if hidden else cut(address)
-        named = "the address given is of" if told in ("", "…") else f"{told} is the address of"
-        meant = _meant(address)
-        examples = list(dict.fromkeys(each.example for each in _KINDS.values()))
-        schemes = ", ".join(f"{each.partition('://')[0]}://" for each in examples)
-        raise ConfigError(
-            f"{named} no database that rows can be pushed to ({schemes}); {meant}"
-            if meant
-            else f"{named} no database that rows can be pushed to; give one of "
-            f"{', '.join(examples)} ({_TLS}), or a file that ends in {_FILES}"
-        )
-    return kind
+    if kind is not None:
+        return kind
+    # Without slashes, it may be a connection string with a password.
+    hidden = not address or (not slashes and re.search(r"[@:=\s]", address))
+    named = "the address given is of" if hidden else f"{cut(address)} is the address of"
+    examples = list(dict.fromkeys(each.example for each in _KINDS.values()))
+    advice = _suggestion(address) or (
+        f"give one of {', '.join(examples)} ({_TLS}), or a file that ends in {_FILES}"
+    )
+    schemes = ", ".join(f"{each.partition('://')[0]}://" for each in examples)
+    raise ConfigError(f"{named} no database that rows can be pushed to ({schemes}); {advice}")
 
 
-def _meant(address: str) -> str:
-    """Return what may be meant by an address of no database, without any secret; else nothing."""
+def _suggestion(address: str) -> str:
+    """Return a suggestion for an address of no database, without secrets; "" if there is none."""
     scheme, slashes, rest = address.partition("://")
     if not slashes:
-        return _meant_without_slashes(address)
+        known = address.partition(":")[0].lower()
+        return f"after {known}: two slashes are missing" if known in _KINDS else ""
     name = scheme.lower()
     if name == "file" or re.search(r"\.(parquet|arrow|npy)$", re.split("[?#]", rest)[0], re.I):
         return (
@@ -166,41 +157,24 @@ def _meant(address: str) -> str:
     plain = name.partition("+")[0]
     meant = _MEANT.get(name) or ([plain] if _KINDS.get(plain) is _POSTGRES else None)
     meant = meant or difflib.get_close_matches(name, _KINDS, n=1, cutoff=0.75)
-    told = [str(Address(f"{each}://{rest}")) for each in meant]
-    return f"did you mean {' or '.join(told)}?" if told else ""
-
-
-def _meant_without_slashes(address: str) -> str:
-    scheme = re.match(r"([a-z0-9+]+):/?(?!\d)", address, re.IGNORECASE)
-    if scheme and scheme[1].lower() in _KINDS:
-        meant = _with_slashes(address) or f"{scheme[1]}://…"
-        return f"after {scheme[1]}: two slashes are missing; did you mean {meant}?"
-    place = re.fullmatch(r"[\w.-]+:(\d+)(/[\w.-]*)?", address)
-    if place and place[1] in _PORTS:
-        return f"did you mean {_PORTS[place[1]]}://{address}?"
-    return f"a file ends in {_FILES}" if _A_FILE.fullmatch(address) else ""
-
-
-def _with_slashes(address: str) -> str:
-    """Return an address of a folder with the two slashes that it lacks, "" where it is another."""
-    found = re.fullmatch(r"(qdrant|lancedb|milvus):(/[^/@?#:;=\s][^@?#:;=\s]*)", address)
-    return f"{found[1]}://{found[2]}" if found else ""
+    addresses = [str(Address(f"{each}://{rest}")) for each in meant]
+    return f"did you mean {' or '.join(addresses)}?" if addresses else ""
 
 
 def require_client(address: str) -> None:
     """Refuse an address whose client is not installed, or cannot be loaded.
 
     Raises:
-        ConfigError: with the command that installs it; or the address is of no database known here.
+        ConfigError: with the command that installs it; or the database is unknown.
     """
     kind = require_address(address)
     try:
         importlib.import_module(kind.client)
     except Exception as error:
-        # A client whose parts do not fit together fails in ways of its own.
+        # A broken client raises errors of any kind.
         raise _unusable(kind, error) from error
     try:
-        # What it takes of the client may be lacking in another release.
+        # Another release of the client may lack what the writer imports.
         _load(kind.writer)
     except ImportError as error:
         raise _unusable(kind, error) from error
@@ -237,11 +211,5 @@ def shaping_options(address: str, options: Mapping[str, str]) -> dict[str, str]:
     kind = _KINDS.get(address.partition("://")[0].lower())
     if kind is None:
         return dict(options)
-    chosen = _load(kind.options)
-    if issubclass(chosen, EngineOptions):
-        found: dict[str, str] = chosen.parse(options).shaping()
-        return found
-    of = importlib.import_module(chosen.__module__)
-    another = options.get("index", of.DEFAULTS["index"]) != of.DEFAULTS["index"]
-    every = {**({} if another else of.DEFAULTS), **options}
-    return {name: value for name, value in every.items() if name in of.SHAPING}
+    chosen: type[EngineOptions] = _load(kind.options)
+    return chosen.parse(options).shaping()

@@ -1,4 +1,4 @@
-"""Rows on their way into a database: their vectors, and what no database is to see."""
+"""Checks of rows before they are sent to a database, and their vectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 300
 
 
 class RowsError(DatabaseError):
-    """Rows that no database takes, or not this one: sent again, they are refused again."""
+    """Rows that the database refuses; they would be refused again."""
 
 
 def vectors_of(rows: pa.RecordBatch) -> NDArray[np.float32]:
@@ -34,10 +34,7 @@ def vectors_of(rows: pa.RecordBatch) -> NDArray[np.float32]:
 
 
 def vectors_array(matrix: NDArray[Any], k: int) -> pa.FixedSizeListArray:
-    """Return vectors (n, k), of float32 or float16, as a column; what is contiguous is not copied.
-
-    The width is given because a matrix without rows may not have one.
-    """
+    """Return vectors (n, k), of float32 or float16, as a column; contiguous ones are not copied."""
     return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(matrix).ravel()), k)
 
 
@@ -50,13 +47,13 @@ def padded_scores(scores: Sequence[Sequence[float]], top_k: int) -> NDArray[np.f
 
 
 def blocks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
-    """Yield items in their order, so many at a time: ids of one filter, queries of one call."""
+    """Yield items in order, ``size`` at a time."""
     for first in range(0, len(items), size):
         yield items[first : first + size]
 
 
 def new_lease() -> str:
-    """Return a word by which a push knows a table that it writes; no two are the same."""
+    """Return a unique token by which a push knows a table that it writes."""
     return secrets.token_hex(8)
 
 
@@ -73,12 +70,10 @@ def taken_over(target: str) -> DatabaseError:
 
 
 def require_rows(rows: pa.RecordBatch, layout: Layout) -> None:
-    """Refuse rows that a database might take, and give back as others.
-
-    Every writer calls it before it sends anything: some engines keep NaN, or the last of two rows.
+    """Refuse rows that some engines accept but change: they keep NaN, or the last of two rows.
 
     Raises:
-        RowsError: the columns are others than those of the layout, a vector has another width or
+        RowsError: the columns differ from those of the layout, a vector has another width or
             holds NaN or infinity, an id is missing, or two rows have one key.
     """
     if rows.schema != layout.schema:
@@ -86,7 +81,7 @@ def require_rows(rows: pa.RecordBatch, layout: Layout) -> None:
             f"the rows have columns {_told(rows.schema)} and the table takes {_told(layout.schema)}"
         )
     vectors = vectors_of(rows)
-    # What is no finite number makes the sum none, which takes half the time to look at.
+    # The sum is finite only if all numbers are, and takes half the time to test.
     with np.errstate(invalid="ignore", over="ignore"):
         total = vectors.sum()
     if not np.isfinite(total) and not np.isfinite(vectors).all():

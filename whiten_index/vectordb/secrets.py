@@ -1,4 +1,4 @@
-"""Whether what was given for a database holds a secret, which a file that many read must not."""
+"""Refusal of secrets in the address and the options of a database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whiten_index.address import Address
 from whiten_index.errors import ConfigError
 from whiten_index.paths import require_no_secret
 
-# What may stand there is known; what a secret may be called is not.
+# Lists of what is allowed: the names of secrets are not known.
 _OF_POSTGRES = frozenset((
     "application_name", "channel_binding", "client_encoding", "connect_timeout", "dbname",
     "fallback_application_name", "gssdelegation", "gssencmode", "gsslib", "host", "hostaddr",
@@ -25,7 +25,7 @@ _OF_POSTGRES = frozenset((
 _OF_MILVUS = frozenset(
     ("ca_pem_path", "client_key_path", "client_pem_path", "server_name", "server_pem_path")
 )
-# Of object stores; AWS's, Azure's and Google's have a prefix too.
+# Of object stores, without the prefixes of AWS, Azure and Google.
 _OF_STORES = frozenset((
     "account_name", "allow_http", "allow_invalid_certificates", "application_credentials",
     "bucket", "bucket_name", "client_id", "client_max_retries", "client_retry_timeout",
@@ -40,12 +40,12 @@ _OF_STORES = frozenset((
 ))  # fmt: skip
 _STORAGE = "storage."
 _PREFIX = re.compile(r"^(aws|azure_storage|azure|google)_")
-# No URL with a user or a query in it, and no JSON.
+# Neither a URL with a user or a query, nor JSON.
 _PLAIN = re.compile(r"[\w./:,+~ \[\]-]*")
 
 _HOST = r"(?:\[[\da-fA-F:.]+\]|(?:[\w.~-]|%2[Ff])*)(?::\d{0,5})?"
 _QUERY = r"(?:\?(?P<query>[^@#\s]*))?"
-# It may be called anything, but for what a password before a host looks like.
+# Any name that does not look like a password before a host.
 _FOLDER = r"(?![^?#]*:[^/]*@)/[^?#]*"
 _SETTING = (
     r"(?:search_path|role|statement_timeout|lock_timeout|idle_in_transaction_session_timeout)"
@@ -55,18 +55,18 @@ _SETTINGS = re.compile(rf"(?:\s*-c\s*{_SETTING}=[\w$\",.-]+)+\s*")
 
 @dataclass(frozen=True)
 class _Engine:
-    """What an address may be.
+    """Form of the addresses of an engine.
 
     Attributes:
-        form: of the address after ``://``.
-        parameters: that may stand behind the question mark.
+        form: regular expression of the address after ``://``.
+        parameters: allowed after the question mark.
     """
 
     form: str
     parameters: frozenset[str] = frozenset()
 
 
-# A role is named before the @, with a colon where the password is empty.
+# The role before the @ may have a colon and an empty password.
 _POSTGRES = _Engine(
     rf"(?:(?P<user>[^:@/?#\s]*):?@)?{_HOST}(?:,{_HOST})*(?P<path>/[^:@/?#;=\s]*)?/?{_QUERY}",
     _OF_POSTGRES,
@@ -82,14 +82,14 @@ _ENGINES = {
 
 
 def require_no_secrets(address: str, options: Mapping[str, str]) -> None:
-    """Refuse an address and options in which a password, key or token is, or may be.
+    """Refuse an address and options that may hold a password, key or token.
 
     Args:
-        address: of a database that is known here; folders may be called anything.
-        options: that it has; only those of an object store can be secrets.
+        address: of a known database.
+        options: of the database; only those of an object store can be secrets.
 
     Raises:
-        ConfigError: it names the variables for the secret, and not the secret.
+        ConfigError: with the variables to use, without the secret.
     """
     require_no_secret(address, what="the address")
     scheme, _, rest = address.partition("://")
@@ -116,7 +116,7 @@ def _secret(what: str, address: str) -> ConfigError:
 
 
 def _is_plain(parts: Mapping[str, str | None]) -> bool:
-    """Tell whether user and path hold nothing but a name, percent signs decoded."""
+    """Tell whether user and path, decoded, are plain names."""
     user, path = (unquote(parts.get(name) or "") for name in ("user", "path"))
     return not re.search(r"[:=]", user) and not re.search(r"[:@;=\s]", path)
 

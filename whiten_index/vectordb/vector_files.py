@@ -1,4 +1,4 @@
-"""The rows of an index as one file, for what has no writer of its own."""
+"""Files of vectors: Parquet, Arrow and NumPy."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from whiten_index.vectordb.database_writer import VECTOR, Layout, PushedTable, V
 from whiten_index.vectordb.row_checks import vectors_array, vectors_of
 
 PARQUET, ARROW, NPY = ENDINGS = (".parquet", ".arrow", ".npy")
-# Of the documents beside vectors in .npy: BLAKE2b of all bytes of these, in hexadecimal digits.
+# Metadata of the documents of an .npy file: BLAKE2b of the bytes of its vectors, in hexadecimal.
 DIGEST = "vectors_blake2b"
 
-# What the metadata of every file that a push wrote have, and of no other: JSON, which version of
-# an index the rows are of, and the digest of the query half that fits (see ``PushedTable``).
-MARK = "whiten_index"
+# Key of the metadata of every file that a push wrote: a ``PushedTable`` as JSON.
+_METADATA = "whiten_index"
 _HOLDS = "rows that a push wrote"
-_TOLD = ("version", "query_digest", "rows", "k", "dtype", "columns")
+_DESCRIBED = ("version", "query_digest", "rows", "k", "dtype", "columns")
 
 _Write = Callable[[pa.RecordBatch], None]
 
 
 def is_file(address: str) -> bool:
-    """Tell whether an address names a file to write, rather than a database."""
+    """Tell whether an address names a file rather than a database."""
     return "://" not in address and ending(Path(address)) in ENDINGS
 
 
@@ -53,13 +52,13 @@ def require_file_name(address: str) -> Path:
 
 
 def require_file(address: str) -> Path:
-    """Return the path of a file that may be written: none is there, or one that a push wrote.
+    """Return the path of a file that is new or that a push wrote.
 
     Raises:
-        ConfigError: see ``require_file_name``; or another file would be lost.
+        ConfigError: the address may be that of a database, or another file would be overwritten.
     """
     path = require_file_name(address)
-    # A link stays one: what it points to is written anew.
+    # A link stays one: its target is replaced.
     path = resolved(path) if is_link(path) else path
     *_, described = written_files(path)
     for each in written_files(path):
@@ -68,7 +67,7 @@ def require_file(address: str) -> Path:
 
 
 def written_version(path: Path) -> PushedTable | None:
-    """Return what a file says of its rows, None where there is none.
+    """Return the description of the rows of a file, None if there is none.
 
     Raises:
         ConfigError: no push wrote it.
@@ -78,7 +77,7 @@ def written_version(path: Path) -> PushedTable | None:
         return None
     require_replaceable(described, _is_ours, _HOLDS)
     try:
-        facts = unsealed(load_json(_schema(described).metadata[MARK.encode()]))
+        facts = unsealed(load_json(_schema(described).metadata[_METADATA.encode()]))
         return PushedTable.from_json({"transform": "", "name": "", "done": facts["rows"], **facts})
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -88,10 +87,10 @@ def written_version(path: Path) -> PushedTable | None:
 
 
 def _is_ours(described: Path) -> bool:
-    """Tell whether a push wrote a file, or the one that this one describes."""
+    """Tell whether a push wrote a file."""
     try:
         with reading(described):
-            return MARK.encode() in (_schema(described).metadata or {})
+            return _METADATA.encode() in (_schema(described).metadata or {})
     except (OSError, pa.ArrowException):
         return False
 
@@ -104,38 +103,38 @@ def _schema(path: Path) -> pa.Schema:
 
 
 def ending(path: Path) -> str:
-    """Return by which format a file is written: what its name ends in, in small letters."""
+    """Return the ending of a file, which names its format, in lower case."""
     return path.suffix.lower()
 
 
 def written_files(path: Path) -> tuple[Path, ...]:
-    """Return the files that rows are in: beside vectors in .npy lie their documents."""
+    """Return the files of the rows: next to an .npy file there is one of its documents."""
     return (path, path.with_suffix(".documents.parquet")) if ending(path) == NPY else (path,)
 
 
 @contextlib.contextmanager
-def write_rows(path: Path, layout: Layout, told: PushedTable) -> Iterator[_Write]:
-    """Open a file for rows of a layout, which is there whole at the end, or as it was before.
+def write_rows(path: Path, layout: Layout, pushed: PushedTable) -> Iterator[_Write]:
+    """Open a file for rows of a layout; it is replaced as a whole at the end.
 
     Args:
-        path: ends in .parquet, .arrow or .npy. Beside ``x.npy``, (n, k), ``x.documents.parquet``
-            has the ids and kept columns in the same order. No two files can be put in place in one
-            step: its metadata ``vectors_blake2b`` tell of which vectors it is.
+        path: ends in .parquet, .arrow or .npy. Next to ``x.npy``, (n, k), ``x.documents.parquet``
+            has the ids and kept columns in the same order. Two files cannot be replaced in one
+            step, so its metadata ``vectors_blake2b`` identifies the vectors.
         layout: of the rows.
-        told: how many rows will come, and what the file says of them.
+        pushed: description of the rows.
 
     Raises:
         StorageError: the disk is full or cannot be written.
     """
     half = layout.dtype is VectorDtype.FLOAT16
-    facts = {name: value for name, value in told.to_json().items() if name in _TOLD}
-    marked = {MARK: sealed_json(facts).decode()}
+    facts = {name: value for name, value in pushed.to_json().items() if name in _DESCRIBED}
+    marked = {_METADATA: sealed_json(facts).decode()}
     with contextlib.ExitStack() as open_files:
         open_files.enter_context(writing(path, kept=""))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
         if ending(path) == NPY:
             yield open_files.enter_context(
-                _npy(places[0], places[1], layout, told.rows, marked, half=half)
+                _npy(places[0], places[1], layout, pushed.rows, marked, half=half)
             )
         else:
             schema = _narrow(layout.schema) if half else layout.schema

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -18,7 +17,7 @@ from tests.vectordb.writer_contract import (
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import VectorDtype
-from whiten_index.vectordb.postgres.options import PostgresOptions
+from whiten_index.vectordb.engine_options import PostgresOptions
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -79,120 +78,6 @@ def test_a_table_of_the_same_kind_that_users_made(address: str, run: Run) -> Non
         assert run("SELECT count(*) FROM mine") == [(1,)]
 
 
-def test_a_database_that_was_restored(address: str, run: Run) -> None:
-    """Its tables have other numbers in the catalog; comments on tables are the users' own."""
-    rows, new = Rows.make(30), Rows.make(20, seed=1)
-    push_all(address, rows)
-    run("COMMENT ON TABLE docs IS 'ours'")
-    run("UPDATE whiten_index_tables SET pushed = jsonb_set(pushed, '{oid}', '1')")
-    with open_writer(address, "docs") as writer:
-        assert_holds(writer, rows)
-        with writer.changing(rows.pushed, rows.layout) as changing:
-            changing.upsert(rows.take([1]))
-        fill(writer, new)
-        assert_holds(writer, new)
-    # The primary key, whose comment tells of it, may be gone where the number is right.
-    run("ALTER TABLE docs DROP CONSTRAINT docs_pkey")
-    with open_writer(address, "docs") as writer:
-        assert_holds(writer, new)
-        with (
-            pytest.raises(
-                DatabaseError, match=r"primary key .* dropped; push all rows with --full"
-            ),
-            writer.changing(new.pushed, new.layout) as changing,
-        ):
-            changing.upsert(new.take([1]))
-        fill(writer, rows)
-
-
-@pytest.mark.parametrize(
-    "told", ['{"name": "precious"}', '{"name": "precious", "made": "precious"}',
-             '{"name": "docs__1234567g", "made": "docs__1234567g"}', '{"dtype": "float8"}'],
-)  # fmt: skip
-@pytest.mark.parametrize("pending", [False, True])
-def test_a_register_that_names_another_table(
-    address: str, run: Run, told: str, pending: bool
-) -> None:
-    rows = Rows.make(20)
-    run("CREATE TABLE precious (id int)")
-    push_all(address, rows)
-    with open_writer(address, "docs") as writer:
-        writer.begin(rows.pushed, rows.layout)
-    run(f"UPDATE whiten_index_tables SET pushed = pushed || '{told}' "
-        f"WHERE pending = {pending}")  # fmt: skip
-    with open_writer(address, "docs") as writer:
-        attempts = [lambda: writer.begin(rows.pushed, rows.layout)]
-        attempts += [writer.discard, writer.pending] if pending else [writer.published]
-        for attempt in attempts:
-            with pytest.raises(DatabaseError, match=r"cannot be read.*delete that row"):
-                attempt()
-    assert run("SELECT count(*) FROM precious") == [(0,)]
-
-
-@pytest.mark.parametrize("pending", [False, True])
-def test_an_entry_that_cannot_be_read_is_mended_as_told(
-    address: str, run: Run, pending: bool
-) -> None:
-    name, rows = "o'docs\"%", Rows.make(20)
-    push_all(address, rows, "other")
-    with open_writer(address, name) as writer:
-        fill(writer, rows)
-        writer.begin(rows.pushed, rows.layout)
-    run("UPDATE whiten_index_tables SET pushed = pushed - 'made' "
-        "WHERE name <> 'other' AND pending = %s", pending)  # fmt: skip
-    with open_writer(address, name) as writer:
-        with pytest.raises(DatabaseError) as told:
-            (writer.pending if pending else writer.published)()
-        text = str(told.value)
-        assert "cannot be read (it lacks 'made'): another release, earlier or later" in text
-        found = re.search(r"delete that row of it: (DELETE FROM .*?pending);", text)
-        assert found is not None
-        entries = "SELECT name, pending FROM whiten_index_tables ORDER BY 1, 2"
-        before = run(entries)
-        run(found[1])
-        assert [each for each in before if each not in run(entries)] == [(name, pending)]
-        if pending:
-            assert writer.pending() is None
-            fill(writer, rows)
-            assert_holds(writer, rows)
-        else:
-            with pytest.raises(DatabaseError, match="no push made it as it is"):
-                writer.published()
-
-
-def test_an_entry_of_an_earlier_release(address: str, run: Run) -> None:
-    rows = Rows.make(20)
-    push_all(address, rows)
-    run(
-        "UPDATE whiten_index_tables "
-        "SET pushed = pushed - 'query_digest' - 'options' - 'lease' - 'changing'"
-    )
-    with open_writer(address, "docs") as writer:
-        told = writer.published()
-        assert told is not None
-        assert (told.query_digest, told.options, told.version) == ("", "", rows.version)
-        with writer.changing(replace(rows.pushed, query_digest="q2"), rows.layout):
-            pass
-        told = writer.published()
-        assert told is not None
-        assert told.query_digest == "q2"
-
-
-def test_what_has_the_name_of_a_pending_table(address: str, run: Run) -> None:
-    rows = Rows.make(20)
-    with open_writer(address, "docs") as writer:
-        writer.begin(rows.pushed, rows.layout)
-    ((name,),) = run("SELECT relname FROM pg_class WHERE relname ~ '^docs__[0-9a-f]{8}$'")
-    run(f"DROP TABLE {name}")
-    run(f"CREATE TABLE {name} (id int) PARTITION BY RANGE (id)")
-    with (
-        open_writer(address, "docs") as writer,
-        pytest.raises(DatabaseError, match="no table of a push"),
-    ):
-        writer.discard()
-    assert run(f"SELECT count(*) FROM {name}") == [(0,)]
-
-
 def test_the_longest_name(address: str, run: Run) -> None:
     name = "é" * 26
     for seed in (0, 1):
@@ -201,8 +86,6 @@ def test_the_longest_name(address: str, run: Run) -> None:
     assert found == [(f"{name}_pkey",), (f"{name}_vector_idx",)]
     with pytest.raises(ConfigError, match="1 to 52 bytes"):
         open_writer(address, "é" * 26 + "a")
-    with pytest.raises(ConfigError, match="whiten_index_tables"):
-        open_writer(address, "whiten_index_tables")
 
 
 def test_a_table_that_no_push_made(address: str, run: Run) -> None:
@@ -227,25 +110,17 @@ def test_a_table_that_no_push_made(address: str, run: Run) -> None:
         writer.published()
 
 
-def test_a_name_of_an_index_that_is_taken(address: str, run: Run) -> None:
-    run("CREATE TABLE docs_pkey (id int)")
-    with (
-        open_writer(address, "docs") as writer,
-        pytest.raises(DatabaseError, match="'docs_pkey', which"),
-    ):
-        writer.begin(Rows.make().pushed, Rows.make().layout)
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"m": "1"}, "m takes a whole number from 2 to 100; '1' was given"),
-        ({"m": "x"}, "m takes a whole number"),
+        ({"m": "1"}, "--option m: .*greater than or equal to 2; '1' was given"),
+        ({"m": "x"}, "--option m: .*valid integer"),
         ({"m": "40"}, "ef_construction takes twice m or more"),
-        ({"lists": "10"}, "lists is of index=ivfflat and the index is hnsw"),
-        ({"index": "flat"}, "use one of hnsw, ivfflat, none"),
-        ({"maintenance_work_mem": "1GB; DROP TABLE docs"}, "such as 2GB"),
-        ({"lock_timeout": "-1"}, "lock_timeout takes"),
+        ({"lists": "10"}, "lists is of no use to index=hnsw"),
+        ({"index": "flat"}, "'hnsw', 'ivfflat' or 'none'; 'flat' was given"),
+        ({"maintenance_work_mem": "1GB; DROP TABLE docs"}, "maintenance_work_mem: .*pattern"),
+        ({"lock_timeout": "-1"}, "--option lock_timeout: "),
+        ({"odd": "1"}, "--option odd is unknown to PostgreSQL; use one of index, .*schema$"),
     ],
 )
 def test_options_that_cannot_be_used(options: dict[str, str], why: str) -> None:
@@ -333,3 +208,47 @@ def test_vectors_that_are_too_wide(address: str, dtype: VectorDtype, k: int, why
         with open_writer(address, "docs", options={"index": "none"}) as writer:
             fill(writer, rows)
             assert_holds(writer, rows)
+
+
+def test_the_comment_on_the_primary_key_tells_a_table_of_a_push(address: str, run: Run) -> None:
+    """Comments on the table and its columns are the users' own."""
+    rows, new = Rows.make(30), Rows.make(20, seed=1)
+    push_all(address, rows)
+    run("COMMENT ON TABLE docs IS 'ours'")
+    run("COMMENT ON COLUMN docs.vector IS 'of the corpus'")
+    with open_writer(address, "docs") as writer:
+        fill(writer, new)
+        assert_holds(writer, new)
+    told = run("SELECT obj_description('docs'::regclass), col_description('docs'::regclass, 2)")
+    assert told == [("ours", "of the corpus")]
+    query = "SELECT obj_description(oid, 'pg_constraint')::jsonb->>'version' FROM pg_constraint "
+    assert run(query + "WHERE conname = 'docs_pkey'") == [(new.pushed.version,)]
+    for comment in ("'x'", "'{}'", """'{"table": "other"}'""", "NULL"):
+        run(f"COMMENT ON CONSTRAINT docs_pkey ON docs IS {comment}")
+        with open_writer(address, "docs") as writer:
+            with pytest.raises(DatabaseError, match="no push made it as it is"):
+                writer.published()
+            with pytest.raises(DatabaseError, match="no push made it as it is"):
+                fill(writer, rows)
+    assert run("SELECT count(*) FROM docs") == [(20,)]
+
+
+def test_what_has_the_name_of_a_pending_table_stays(address: str, run: Run) -> None:
+    run("CREATE TABLE docs__01234567 (id int, vector int)")
+    run("CREATE TABLE docs__0123456x (id int)")
+    with open_writer(address, "docs") as writer:
+        assert writer.pending() is None
+        fill(writer, Rows.make(20))
+        writer.discard()
+    assert run("SELECT count(*) FROM docs__01234567, docs__0123456x") == [(0,)]
+
+
+def test_a_name_of_an_index_that_is_taken(address: str, run: Run) -> None:
+    rows = Rows.make(20)
+    run("CREATE TABLE docs_pkey (id int)")
+    with open_writer(address, "docs") as writer:
+        with pytest.raises(DatabaseError, match=r"docs_pkey.*; choose another --table, or rename"):
+            fill(writer, rows)
+        run("ALTER TABLE docs_pkey RENAME TO theirs")
+        writer.swap()
+        assert_holds(writer, rows)

@@ -6,7 +6,6 @@ import itertools
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,32 +26,6 @@ from whiten_index.vectordb.database_writer import VectorDtype
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
-
-
-def test_a_swap_of_another_push_while_one_looks(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catalog and register are read as of one moment."""
-    old, new = Rows.make(20), Rows.make(30, k=5)
-    push_all(address, old)
-    from whiten_index.vectordb.postgres.register import Register
-
-    read = Register.read
-    with open_writer(address, "docs") as writer:
-
-        def late(self: Register, *, pending: bool) -> Any:
-            if self is writer._register:  # type: ignore[attr-defined]
-                monkeypatch.setattr(Register, "read", read)
-                push_all(address, new)
-            return read(self, pending=pending)
-
-        monkeypatch.setattr(Register, "read", late)
-        told = writer.published()
-        assert told is not None
-        assert told.k == old.layout.k
-        told = writer.published()
-        assert told is not None
-        assert told.k == 5
 
 
 def test_discard_leaves_what_another_push_is_filling(address: str) -> None:
@@ -107,7 +80,7 @@ def test_two_pushes_at_once(address: str) -> None:
 
 
 def test_two_first_pushes_at_once(address: str) -> None:
-    """Both make the register, each for its own name."""
+    """Each for its own name, before pgvector is installed."""
     failed: list[BaseException] = []
 
     def push(name: str) -> None:
@@ -171,22 +144,22 @@ def test_half_a_batch_leaves_nothing(address: str, monkeypatch: pytest.MonkeyPat
     with open_writer(address, "docs") as writer:
         writer.begin(rows.pushed, rows.layout)
         writer.append(rows.batches(5000)[0])
-        from whiten_index.vectordb.postgres.rows import RowFormat
+        from whiten_index.vectordb.postgres_copy import RowFormat
 
-        whole = RowFormat.blocks
+        whole, sent = RowFormat._block, itertools.count()
 
-        def broken(self: RowFormat, batch: pa.RecordBatch) -> Iterator[memoryview]:
-            yield from itertools.islice(whole(self, batch), 2)
-            with psycopg.connect(address) as other:
-                other.execute(
-                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
-                    "WHERE datname = current_database() AND pid <> pg_backend_pid() "
-                    "AND backend_type = 'client backend'"
-                )
-            yield from itertools.islice(whole(self, batch), 2, None)
+        def broken(self: RowFormat, batch: pa.RecordBatch) -> memoryview:
+            if next(sent) == 2:
+                with psycopg.connect(address) as other:
+                    other.execute(
+                        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+                        "WHERE datname = current_database() AND pid <> pg_backend_pid() "
+                        "AND backend_type = 'client backend'"
+                    )
+            return whole(self, batch)
 
         with monkeypatch.context() as patched:
-            patched.setattr(RowFormat, "blocks", broken)
+            patched.setattr(RowFormat, "_block", broken)
             with pytest.raises(DatabaseError):
                 writer.append(rows.batches(5000)[1])
     with open_writer(address, "docs") as writer:
@@ -225,16 +198,6 @@ def test_a_pending_table_that_was_dropped(address: str, run: Run) -> None:
         assert writer.pending() is None
         fill(writer, rows)
         assert_holds(writer, rows)
-
-
-def test_a_register_that_cannot_be_read(address: str, run: Run) -> None:
-    push_all(address, Rows.make(3))
-    run("UPDATE whiten_index_tables SET pushed = pushed - 'metric'")
-    with (
-        open_writer(address, "docs") as writer,
-        pytest.raises(DatabaseError, match="cannot be read"),
-    ):
-        writer.published()
 
 
 def test_exact_search_uses_no_index(address: str) -> None:

@@ -1,0 +1,286 @@
+"""Tables that pushes wrote, as the catalog of PostgreSQL describes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from psycopg import sql
+
+from whiten_index.errors import DatabaseError
+from whiten_index.vectordb.database_writer import (
+    VECTOR,
+    Layout,
+    Metric,
+    PushedTable,
+    VectorDtype,
+)
+from whiten_index.vectordb.postgres_connection import Server
+from whiten_index.vectordb.postgres_copy import VECTOR_TYPES
+
+_TABLES = """
+    SELECT c.relname, c.relkind = 'r', c.oid, pg_get_userbyid(c.relowner),
+        pg_has_role(c.relowner, 'USAGE'), t.typname, a.atttypmod, k.conname,
+        obj_description(k.oid, 'pg_constraint'), col_description(c.oid, a.attnum)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %(vector)s AND NOT a.attisdropped
+    LEFT JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype = 'p'
+    WHERE n.nspname = %(schema)s
+        AND (c.relname = %(name)s OR starts_with(c.relname, %(name)s || '__'))
+"""
+_ADDITIONS = """
+    SELECT 'column ' || quote_ident(attname) FROM pg_attribute WHERE attrelid = %(oid)s
+        AND attnum > 0 AND NOT attisdropped AND attname <> ALL(%(columns)s::text[])
+    UNION SELECT 'row level security' FROM pg_class WHERE oid = %(oid)s
+        AND (relrowsecurity OR relforcerowsecurity)
+    UNION SELECT 'inheritance of ' || inhparent::regclass FROM pg_inherits WHERE inhrelid = %(oid)s
+    UNION SELECT pg_describe_object(d.classid, d.objid, d.objsubid)
+        FROM pg_class c LEFT JOIN pg_type t ON t.oid = c.reltype
+        JOIN pg_depend d ON d.deptype IN ('n', 'a') AND (
+            (d.refclassid, d.refobjid) = ('pg_class'::regclass, c.oid)
+            OR d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray))
+        LEFT JOIN pg_constraint k ON d.classid = 'pg_constraint'::regclass AND k.oid = d.objid
+        LEFT JOIN pg_class i ON d.classid = 'pg_class'::regclass AND i.oid = d.objid
+        WHERE c.oid = %(oid)s AND (k.conrelid IS DISTINCT FROM c.oid OR k.contype NOT IN ('p', 'n'))
+            AND i.relname IS DISTINCT FROM %(index)s
+    ORDER BY 1
+"""
+_GRANTS = """
+    SELECT name, CASE WHEN x.grantee = 0 THEN NULL ELSE pg_get_userbyid(x.grantee) END,
+        x.privilege_type, x.is_grantable
+    FROM (SELECT NULL::text AS name, relacl AS acl, relowner AS owner FROM pg_class
+              WHERE oid = %(oid)s
+          UNION ALL SELECT attname::text, attacl, relowner FROM pg_attribute
+              JOIN pg_class ON pg_class.oid = attrelid
+              WHERE attrelid = %(oid)s AND attnum > 0 AND NOT attisdropped) AS every,
+        LATERAL aclexplode(every.acl) AS x
+    WHERE x.grantee <> every.owner
+"""
+_COMMENTS = """
+    SELECT attname::text, description FROM pg_description
+    LEFT JOIN pg_attribute ON attrelid = objoid AND attnum = objsubid AND objsubid > 0
+    WHERE objoid = %(oid)s AND classoid = 'pg_class'::regclass
+"""
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table that a push wrote.
+
+    Attributes:
+        pushed: its description; ``name`` is that of the physical table.
+        metric: that its index ranks by.
+        oid: by which the catalog knows it.
+        key: name of its primary key, None before it is built.
+        owner: its role.
+        owned: whether the role of this connection is, or is a member of, the owner.
+    """
+
+    pushed: PushedTable
+    metric: Metric
+    oid: int = 0
+    key: str | None = None
+    owner: str = ""
+    owned: bool = True
+
+    def require_layout(self, layout: Layout, target: str) -> None:
+        """Refuse rows of another layout.
+
+        Raises:
+            DatabaseError: with the layout of the table.
+        """
+        made = self.pushed
+        mine = tuple(layout.schema.names), layout.k, layout.dtype.value, layout.metric
+        if (made.columns, made.k, made.dtype, self.metric) != mine:
+            raise DatabaseError(
+                f"{target} has rows of another layout (k = {made.k}, {made.dtype}, columns "
+                f"{', '.join(made.columns)[:200]}); push all rows with --full"
+            )
+
+
+class Catalog:
+    """The published and the pending table of one name.
+
+    Args:
+        server: that has them.
+        name: that users query.
+        target: address and name, for errors.
+    """
+
+    def __init__(self, server: Server, name: str, target: str) -> None:
+        self._server, self._name, self._target = server, name, target
+
+    def place(self, table: str) -> sql.Identifier:
+        """Return the qualified name of a table or an index."""
+        return sql.Identifier(self._server.schema, table)
+
+    def execute(self, order: str, *parts: sql.Composable) -> Any:
+        """Execute a statement in which each ``{}`` is a part."""
+        return self._server.connection.execute(sql.SQL(order).format(*parts))
+
+    def published(self) -> StoredTable | None:
+        """Return the table of the name, None if there is none.
+
+        Raises:
+            DatabaseError: something that no push made has the name.
+        """
+        for row in self._rows():
+            if row[0] == self._name:
+                # A copy by CREATE TABLE … LIKE has the comments of columns, not that of the key.
+                found = self._stored(row, row[8])
+                if found is None:
+                    raise DatabaseError(
+                        f"{self._target} is there, and no push made it as it is; choose another "
+                        "--table, or drop it"
+                    )
+                return found
+        return None
+
+    def pending(self) -> StoredTable | None:
+        """Return the table that a push began and did not publish, None if there is none."""
+        form = re.escape(self._name) + "__[0-9a-f]{8}"
+        rows = [row for row in self._rows() if re.fullmatch(form, row[0])]
+        return next(filter(None, (self._stored(row, row[8] or row[9]) for row in rows)), None)
+
+    def describe(self, table: StoredTable) -> None:
+        """Write the description of a table: to its primary key, or before that to its vectors."""
+        told = {"table": self._name, **table.pushed.to_json(), "metric": table.metric.value}
+        place, text = self.place(table.pushed.name), sql.Literal(json.dumps(told))
+        if table.key is None:
+            self.execute("COMMENT ON COLUMN {}.{} IS {}", place, sql.Identifier(VECTOR), text)
+        else:
+            key = sql.Identifier(table.key)
+            self.execute("COMMENT ON CONSTRAINT {} ON {} IS {}", key, place, text)
+
+    def require_replaceable(self, old: StoredTable | None) -> None:
+        """Refuse to replace a table, before any row is sent.
+
+        Raises:
+            DatabaseError: users added something to the table that would be lost, or the role may
+                not replace it.
+        """
+        found = self._server.connection.execute(
+            "SELECT format('GRANT %%s ON SCHEMA %%I TO %%I', r, %(schema)s::text, current_user) "
+            "FROM unnest('{USAGE,CREATE}'::text[]) AS r "
+            "WHERE NOT has_schema_privilege(%(schema)s, r)",
+            {"schema": self._server.schema},
+        )
+        lacking = [order for (order,) in found.fetchall()]
+        if old is not None and not old.owned:
+            lacking.append(self._ownership(old))
+        if lacking:
+            raise DatabaseError(f"{self._target}: {lack_of_rights(lacking)}")
+        added = [] if old is None else self._additions(old)
+        if added:
+            raise DatabaseError(
+                f"{self._target} has what its users added, or what depends on it, and a new table "
+                f"would lack: {', '.join(added)[:400]}; drop that, push, and create it again"
+            )
+
+    def require_owned(self, table: StoredTable) -> None:
+        """Refuse to change rows of a table of another role.
+
+        Raises:
+            DatabaseError: with the statement that changes its owner.
+        """
+        if not table.owned:
+            raise DatabaseError(f"{self._target}: {lack_of_rights([self._ownership(table)])}")
+
+    def carry_access(self, old: StoredTable, new: StoredTable) -> None:
+        """Give the new table the owner, the grants and the comments of the old one."""
+        table = self.place(new.pushed.name)
+        if old.owner != new.owner:
+            self.execute("ALTER TABLE {} OWNER TO {}", table, sql.Identifier(old.owner))
+        for column, role, _, _ in self._of(new, _GRANTS):
+            if column is None:
+                # By ALTER DEFAULT PRIVILEGES; the old table may not have it any more.
+                self.execute("REVOKE ALL ON {} FROM {}", table, _role(role))
+        for column, role, right, grantable in self._of(old, _GRANTS):
+            if column is None or column in new.pushed.columns:
+                what = sql.SQL(right)
+                if column is not None:
+                    what = sql.SQL("{} ({})").format(what, sql.Identifier(column))
+                option = sql.SQL(" WITH GRANT OPTION" if grantable else "")
+                self.execute("GRANT {} ON {} TO {}{}", what, table, _role(role), option)
+        for column, comment in self._of(old, _COMMENTS):
+            if column is None:
+                self.execute("COMMENT ON TABLE {} IS {}", table, sql.Literal(comment))
+            elif column in new.pushed.columns:
+                place = sql.SQL("{}.{}").format(table, sql.Identifier(column))
+                self.execute("COMMENT ON COLUMN {} IS {}", place, sql.Literal(comment))
+
+    def has_vector_index(self, table: StoredTable) -> bool:
+        """Tell whether a table has a valid index of vectors, or of an expression of them."""
+        found = self._server.connection.execute(
+            "SELECT FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+            "JOIN pg_am m ON m.oid = c.relam WHERE i.indrelid = %s AND i.indisvalid "
+            "AND m.amname <> ALL('{btree,hash,gin,gist,brin,spgist}')",
+            [table.oid],
+        )
+        return found.fetchone() is not None
+
+    def index_settings(self, index: str) -> tuple[str, dict[str, int]] | None:
+        """Return the method and the settings of an index, None if there is none."""
+        found = self._server.connection.execute(
+            "SELECT m.amname, c.reloptions FROM pg_class c JOIN pg_am m ON m.oid = c.relam "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
+            [self._server.schema, index],
+        ).fetchone()
+        if found is None:
+            return None
+        pairs = (each.split("=", 1) for each in found[1] or ())
+        return found[0], {key: int(value) for key, value in pairs}
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        given = {"schema": self._server.schema, "name": self._name, "vector": VECTOR}
+        rows: list[tuple[Any, ...]] = self._server.connection.execute(_TABLES, given).fetchall()
+        return rows
+
+    def _stored(self, row: Sequence[Any], description: str | None) -> StoredTable | None:
+        """Return a table, None if no push wrote it as it is."""
+        name, is_table, oid, owner, owned, type_, width, key, *_ = row
+        try:
+            told = json.loads(description or "")
+            pushed, metric = PushedTable.from_json(told), Metric(told["metric"])
+            made = VECTOR_TYPES[VectorDtype(pushed.dtype)], pushed.k
+        except (KeyError, TypeError, ValueError):
+            return None
+        if not is_table or told.get("table") != self._name or made != (type_, width):
+            return None
+        return StoredTable(replace(pushed, name=name), metric, oid, key, owner, owned)
+
+    def _ownership(self, table: StoredTable) -> str:
+        (order,) = self._server.connection.execute(
+            "SELECT format('ALTER TABLE %%I.%%I OWNER TO %%I (or push as %%I, who owns it, or as a "
+            "member of that role)', %s::text, %s::text, current_user, %s::text)",
+            [self._server.schema, table.pushed.name, table.owner],
+        ).fetchone()
+        return str(order)
+
+    def _additions(self, table: StoredTable) -> list[str]:
+        columns, index = list(table.pushed.columns), f"{self._name}_vector_idx"
+        given = {"oid": table.oid, "columns": columns, "index": index}
+        found = self._server.connection.execute(_ADDITIONS, given)
+        return [told for (told,) in found.fetchall()]
+
+    def _of(self, table: StoredTable, query: str) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = self._server.connection.execute(
+            query, {"oid": table.oid}
+        ).fetchall()
+        return found
+
+
+def lack_of_rights(statements: Sequence[str]) -> str:
+    """Return an error about rights that a role lacks, with the statements that give them."""
+    return (
+        "permission denied; this role lacks rights: connect as another one, or have an owner run "
+        f"{'; '.join(statements)}"
+    )
+
+
+def _role(name: str | None) -> sql.Composable:
+    return sql.SQL("PUBLIC") if name is None else sql.Identifier(name)

@@ -1,0 +1,384 @@
+"""Rows of Arrow to a table of PostgreSQL by binary COPY, and back.
+
+COPY takes whole blocks that are built from columns, so no row passes through Python. A row is its
+number of fields (int16), then for each field its length (int32, -1 for null) and its bytes, all
+big-endian (PostgreSQL's documentation of COPY, "Binary Format").
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+from psycopg.adapt import AdaptersMap, PyFormat, Transformer
+from psycopg.copy import QueuedLibpqWriter
+from psycopg.pq import Format
+
+from whiten_index.corpus.arrow_types import replaced_leaves, times_as_numbers
+from whiten_index.corpus.batches import ID
+from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.vectordb.database_writer import VECTOR, Layout, VectorDtype
+from whiten_index.vectordb.engine_support import first_line
+from whiten_index.vectordb.json_rows import from_objects, to_objects
+from whiten_index.vectordb.row_checks import RowsError, blocks, vectors_array, vectors_of
+
+VECTOR_TYPES = {VectorDtype.FLOAT32: "vector", VectorDtype.FLOAT16: "halfvec"}
+# Ids handed over in one statement.
+IDS_AT_ONCE = 10_000
+_VECTOR_CODES = {VectorDtype.FLOAT32: ">f4", VectorDtype.FLOAT16: ">f2"}
+# Built and sent at once: the server takes one block while the next one is built.
+_BLOCK_ROWS = 2048
+_LONGEST_NAME = 63
+_SYSTEM_COLUMNS = ("ctid", "tableoid", "xmin", "xmax", "cmin", "cmax")
+START, END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
+# PostgreSQL counts from 2000-01-01, Arrow from 1970-01-01.
+_EPOCH_DAYS, _DAY_US = 10_957, 86_400_000_000
+
+# Parts of a value: numpy's code, and one number a row, several in (n, k), or one for all rows.
+_Parts: TypeAlias = list[tuple[str, Any]]
+
+
+class _Integer:
+    """Date or time as an integer: Python knows only the years 1 to 9999."""
+
+    format = Format.BINARY
+    width, start, tail = 8, 0, b""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def dump(self, number: int) -> bytes:
+        return (number - self.start).to_bytes(self.width, "big", signed=True) + self.tail
+
+    def load(self, data: Any) -> int:
+        return int.from_bytes(bytes(data), "big", signed=True) + self.start
+
+
+class _Date(_Integer):
+    oid, width, start = psycopg.adapters.types["date"].oid, 4, _EPOCH_DAYS
+
+
+class _Time(_Integer):
+    oid = psycopg.adapters.types["time"].oid
+
+
+class _Timestamp(_Integer):
+    oid, start = psycopg.adapters.types["timestamp"].oid, _EPOCH_DAYS * _DAY_US
+
+
+class _TimestampTZ(_Timestamp):
+    oid = psycopg.adapters.types["timestamptz"].oid
+
+
+class _Interval(_Integer):
+    """Microseconds; a day has 24 hours and a month 30 days."""
+
+    oid, tail = psycopg.adapters.types["interval"].oid, bytes(8)
+
+    def load(self, data: Any) -> int:
+        micro, days, months = struct.unpack(">qii", bytes(data))
+        return int(micro + (days + 30 * months) * _DAY_US)
+
+
+_TIMES = (_Date, _Time, _Timestamp, _TimestampTZ, _Interval)
+# Types of which COPY takes whole columns of numbers.
+_NUMBERS = {
+    "boolean": "u1", "smallint": ">i2", "integer": ">i4", "bigint": ">i8", "real": ">f4",
+    "double precision": ">f8",
+}  # fmt: skip
+_ADAPTERS = AdaptersMap(psycopg.adapters)
+for _each in _TIMES:
+    _ADAPTERS.register_dumper(None, _each)
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """Type of a column in PostgreSQL.
+
+    Attributes:
+        sql: its name.
+        oid: by which the client knows it, 0 for jsonb.
+        arrow: type whose Python values the client reads and writes.
+    """
+
+    sql: str
+    oid: int
+    arrow: pa.DataType
+
+
+def column_type(name: str, type_: pa.DataType) -> ColumnType:
+    """Return the type of a column: an array for a list of plain values, jsonb for other nesting.
+
+    Raises:
+        RowsError: PostgreSQL has no such type.
+    """
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    is_list = any(test(type_) for test in tests)
+    leaf = _leaf_type(type_.value_type if is_list else type_)
+    if leaf is None:
+        if pa.types.is_nested(type_):
+            return ColumnType("jsonb", 0, type_)
+        raise RowsError(
+            f"column {name!r} has the type {type_}, which PostgreSQL has nothing for; leave it out "
+            "of --keep, or change it in the corpus"
+        )
+    sql_name, arrow = leaf
+    info = psycopg.adapters.types[sql_name.partition("(")[0]]
+    if is_list:
+        arrow = replaced_leaves(type_, lambda _: leaf[1])
+        return ColumnType(f"{sql_name}[]", info.array_oid, arrow)
+    return ColumnType(sql_name, info.oid, arrow)
+
+
+def _leaf_type(type_: pa.DataType) -> tuple[str, pa.DataType] | None:
+    is_ = pa.types
+    if is_.is_null(type_):
+        return "text", type_
+    if is_.is_string(type_) or is_.is_large_string(type_):
+        return "text", pa.large_string()
+    if is_.is_boolean(type_):
+        return "boolean", type_
+    if type_ == pa.uint64():
+        return "numeric(20,0)", pa.decimal128(20, 0)
+    if is_.is_integer(type_):
+        width = type_.bit_width * (2 if is_.is_unsigned_integer(type_) else 1)
+        return {64: "bigint", 32: "integer"}.get(width, "smallint"), type_
+    if is_.is_floating(type_):
+        double = type_ == pa.float64()
+        return ("double precision", type_) if double else ("real", pa.float32())
+    if is_.is_decimal(type_):
+        return f"numeric({type_.precision},{type_.scale})", type_
+    if is_.is_binary(type_) or is_.is_large_binary(type_) or is_.is_fixed_size_binary(type_):
+        return "bytea", pa.large_binary()
+    if is_.is_date(type_):
+        return "date", pa.date32()
+    if is_.is_time(type_):
+        return "time", pa.time64("us")
+    if is_.is_timestamp(type_):
+        return "timestamp" if type_.tz is None else "timestamptz", pa.timestamp("us", type_.tz)
+    return ("interval", pa.duration("us")) if is_.is_duration(type_) else None
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Rows of a layout as a table of PostgreSQL has them.
+
+    Attributes:
+        layout: of the rows.
+        extension: schema that pgvector is installed in.
+    """
+
+    layout: Layout
+    extension: str
+
+    @cached_property
+    def types(self) -> dict[str, ColumnType]:
+        """Type of each column other than the vectors.
+
+        Raises:
+            ConfigError: PostgreSQL cannot name a column so.
+            RowsError: PostgreSQL has no type for a column.
+        """
+        for name in self.layout.schema.names:
+            if name in _SYSTEM_COLUMNS:
+                raise ConfigError(
+                    f"PostgreSQL has a column {name!r} of its own in every table; rename it in the "
+                    "corpus, or leave it out of --keep"
+                )
+            if not 0 < len(name.encode()) <= _LONGEST_NAME or "\0" in name:
+                raise ConfigError(
+                    f"PostgreSQL cannot name a column {name!r}: names are of 1 to {_LONGEST_NAME} "
+                    "bytes; rename it in the corpus, or leave it out of --keep"
+                )
+        return {
+            field.name: column_type(field.name, field.type)
+            for field in self.layout.schema
+            if field.name != VECTOR
+        }
+
+    def definition(self) -> sql.Composable:
+        """Return the columns as CREATE TABLE takes them."""
+        vector = sql.SQL("{}({})").format(
+            sql.Identifier(self.extension, VECTOR_TYPES[self.layout.dtype]),
+            sql.Literal(self.layout.k),
+        )
+        columns = []
+        for name in self.layout.schema.names:
+            type_ = vector if name == VECTOR else sql.SQL(self.types[name].sql)
+            required = sql.SQL("")
+            if name in (VECTOR, *self.layout.key):
+                # By default PostgreSQL names the constraint after the pending table.
+                constraint = sql.Identifier(f"{name}_not_null")
+                required = sql.SQL(" CONSTRAINT {} NOT NULL").format(constraint)
+            columns.append(sql.SQL("{} {}{}").format(sql.Identifier(name), type_, required))
+        return sql.SQL(", ").join(columns)
+
+    def names(self) -> sql.Composable:
+        """Return the names of the columns, in order."""
+        return sql.SQL(", ").join(map(sql.Identifier, self.layout.schema.names))
+
+    def copy(self, cursor: Any, table: sql.Composable, rows: pa.RecordBatch) -> None:
+        """Add rows to a table.
+
+        Raises:
+            RowsError: PostgreSQL cannot keep a value as it is.
+        """
+        order = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(table, self.names())
+        # A thread sends while the next block is built.
+        with cursor.copy(order, writer=QueuedLibpqWriter(cursor)) as copy:
+            copy.write(START)
+            for block in self.blocks(rows):
+                copy.write(block)
+            copy.write(END)
+
+    def blocks(self, rows: pa.RecordBatch) -> Iterator[memoryview]:
+        """Yield rows as COPY takes them between ``START`` and ``END``."""
+        for first in range(0, len(rows), _BLOCK_ROWS):
+            yield self._block(rows.slice(first, _BLOCK_ROWS))
+
+    def fetch(self, connection: Any, table: sql.Composable, ids: Sequence[str | int]) -> pa.Table:
+        """Return the rows with some ids.
+
+        Raises:
+            DatabaseError: a column has values that no push wrote.
+        """
+        order = sql.SQL("SELECT {} FROM {} WHERE {} = ANY({}::{}[])")
+        found = list[tuple[Any, ...]]()
+        with connection.cursor(binary=True) as cursor:
+            for each in _TIMES:
+                cursor.adapters.register_loader(each.oid, each)
+            for some in blocks(ids, IDS_AT_ONCE):
+                parts = (
+                    self.names(), table, sql.Identifier(ID), sql.Literal(list(some)),
+                    sql.SQL(self.types[ID].sql),
+                )  # fmt: skip
+                found += cursor.execute(order.format(*parts)).fetchall()
+        schema = self.layout.schema
+        columns = list(zip(*found, strict=True)) or [()] * len(schema)
+        arrays = [self._decoded(*each) for each in zip(schema, columns, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    def _block(self, rows: pa.RecordBatch) -> memoryview:
+        """Return rows as COPY takes them."""
+        segments: list[pa.Array] = []
+        fixed: _Parts = [(">i2", rows.num_columns)]
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            parts = self._vector_parts(rows) if name == VECTOR else self._parts(name, column)
+            if parts is not None:
+                fixed += [(">i4", _record_type(parts).itemsize), *parts]
+                continue
+            data = self._encoded(name, column)
+            lengths = pc.fill_null(pc.binary_length(data), -1).to_numpy()
+            segments += [_records([*fixed, (">i4", lengths)], len(rows)), data]
+            fixed = []
+        if fixed:
+            segments.append(_records(fixed, len(rows)))
+        nothing = pa.scalar(b"", pa.large_binary())
+        joined = pc.binary_join_element_wise(
+            *segments, nothing, null_handling="replace", null_replacement=b""
+        )
+        end = int(np.frombuffer(joined.buffers()[1], dtype=np.int64)[len(rows)])
+        return memoryview(joined.buffers()[2])[:end]
+
+    def _vector_parts(self, rows: pa.RecordBatch) -> _Parts:
+        vectors = vectors_of(rows)
+        half = self.layout.dtype is VectorDtype.FLOAT16
+        if half and np.abs(vectors).max() > np.finfo(np.float16).max:
+            raise RowsError(
+                "a vector has numbers beyond 65,504, which float16 cannot hold; push with "
+                "--dtype float32"
+            )
+        return [(">i2", self.layout.k), (">i2", 0), (_VECTOR_CODES[self.layout.dtype], vectors)]
+
+    def _parts(self, name: str, column: pa.Array) -> _Parts | None:
+        """Return a column of plain numbers without nulls, None for any other."""
+        code = _NUMBERS.get(self.types[name].sql)
+        if code is None or column.null_count:
+            return None
+        return [(code, column.to_numpy(zero_copy_only=False))]
+
+    def _encoded(self, name: str, column: pa.Array) -> pa.Array:
+        """Return the values of a column as an array of bytes, null where the value is.
+
+        Raises:
+            RowsError: a value cannot be kept as it is.
+        """
+        type_ = self.types[name]
+        try:
+            if type_.sql == "jsonb":
+                return _json(name, column)
+            if type_.sql in ("text", "bytea"):
+                return column.cast(pa.large_binary())
+            values = times_as_numbers(column.cast(type_.arrow)).to_pylist()
+            context = SimpleNamespace(adapters=_ADAPTERS, connection=None)
+            client = Transformer(context)
+            client.set_dumper_types([type_.oid] * len(values), Format.BINARY)
+            dumped = client.dump_sequence(values, [PyFormat.BINARY] * len(values))
+            return pa.array([each and bytes(each) for each in dumped], pa.large_binary())
+        except pa.ArrowInvalid as error:
+            why, remedy = first_line(error), "round it to microseconds in the corpus"
+        except (pa.ArrowException, OverflowError, ValueError, psycopg.Error) as error:
+            why, remedy = first_line(error), "mend the corpus"
+        raise RowsError(
+            f"column {name!r} ({column.type}) holds what PostgreSQL cannot keep as it is: {why}; "
+            f"{remedy}, or leave it out of --keep"
+        )
+
+    def _decoded(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
+        try:
+            if field.name == VECTOR:
+                code = np.dtype(_VECTOR_CODES[self.layout.dtype])
+                width = 4 + code.itemsize * self.layout.k
+                raw = np.frombuffer(b"".join(values), dtype=np.uint8).reshape(-1, width)
+                vectors = np.ascontiguousarray(raw[:, 4:]).view(code).astype(np.float32)
+                return vectors_array(vectors.reshape(-1, self.layout.k), self.layout.k)
+            type_ = self.types[field.name]
+            if type_.sql == "jsonb":
+                objects = [{field.name: each} for each in values]
+                return from_objects(objects, pa.schema([field]))[field.name].combine_chunks()
+            return pa.array(values, type_.arrow).cast(field.type)
+        except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+            raise DatabaseError(
+                f"column {field.name!r} of the table has values or a type that no push put there "
+                f"({first_line(error)}); change it back, or push all rows with --full"
+            ) from error
+
+
+def _json(name: str, column: pa.Array) -> pa.Array:
+    objects = to_objects(pa.record_batch([column], names=[name]), [name])
+    texts = [
+        None if each[name] is None else json.dumps(each[name], ensure_ascii=False)
+        for each in objects
+    ]
+    # The release of the format stands before the text.
+    return pa.array(
+        [None if each is None else b"\1" + each.encode() for each in texts], pa.large_binary()
+    )
+
+
+def _record_type(parts: _Parts) -> np.dtype[Any]:
+    return np.dtype(
+        [
+            (f"f{at}", code, values.shape[1:] if np.ndim(values) else ())
+            for at, (code, values) in enumerate(parts)
+        ]
+    )
+
+
+def _records(parts: _Parts, rows: int) -> pa.Array:
+    """Return the parts of each row one after another, as an array of bytes."""
+    made = np.empty(rows, dtype=_record_type(parts))
+    for at, (_, values) in enumerate(parts):
+        made[f"f{at}"] = values
+    ends = np.arange(rows + 1, dtype=np.int64) * made.itemsize
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(made.view(np.uint8))]
+    return pa.Array.from_buffers(pa.large_binary(), rows, buffers)
