@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,15 +33,3 @@ def role(server: Any) -> Iterator[str]:
     # Its rights go with the database that they are in.
     with connected(server.get_uri()) as connection:
         connection.execute(f"DROP OWNED BY {name}")
-
-
-@pytest.fixture
-def tablespace(server: Any, address: str, run: Run) -> Iterator[str]:
-    name = f"space{next(NUMBERS)}"
-    folder = server.pgdata / name
-    subprocess.run(["mkdir", folder], check=True, user=server.system_user)
-    run(f"CREATE TABLESPACE {name} LOCATION '{folder}'")
-    yield name
-    for (table,) in run("SELECT tablename FROM pg_tables WHERE tablename ~ '^docs'"):
-        run(f"DROP TABLE {table}")
-    run(f"DROP TABLESPACE {name}")
