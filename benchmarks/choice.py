@@ -28,9 +28,8 @@ from whiten_index.pipeline.encode import EncodeReport, encode_corpus
 from whiten_index.pipeline.pseudo_queries import Sample, sample_pieces
 from whiten_index.pipeline.select import Wishes, choose_setting, piece_trials
 from whiten_index.progress import Silent, Stages
-from whiten_index.store import total_moments
+from whiten_index.store.embedding_store import total_moments
 from whiten_index.store.sampling import embeddings_of
-from whiten_index.whitening import Kind, Whitening, WhiteningConfig
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
     Setting,
@@ -39,6 +38,8 @@ from whiten_index.whitening.selection import (
     score_settings,
     settings,
 )
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 SETS = ("scifact", "cranfield", "cacm")
 LAYERS, WIDTHS = (None, 1), (32, 64, 128, 256)

@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig, Moments, Whitening
-from whiten_index.index import exact_neighbours
+from whiten_index.index.exact import exact_neighbours
 from whiten_index.pipeline.encode import encode_corpus
-from whiten_index.whitening import Drift, WhiteningConfig, decide, unit_rows
+from whiten_index.whitening.drift import Drift, decide
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 SHARES = (0.0, 0.01, 0.05, 0.2, 0.5)
 SETTINGS = {

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results_file import write
-from whiten_index.index import inner_index, set_threads
 from whiten_index.index.exact import flat_vectors, use_large_pages
+from whiten_index.index.factory import inner_index
+from whiten_index.index.library import set_threads
 from whiten_index.index.vector_search import nearest
 
 _ROWS, _BATCH, _TOP_K, _ROUNDS = 100_000, 1_000, 10, 9

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.judged_sets import JudgedSet, joined_texts, judged_set, ndcg
 from benchmarks.results_file import data_folder, write
 from whiten_index import Encoder, Moments, Whitening
-from whiten_index.whitening import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SETTINGS: tuple[tuple[str, int | None, tuple[int | str, ...]], ...] = (

@@ -24,10 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results_file import write
-from whiten_index.index import inner_index, set_threads, wrap
-from whiten_index.store import EmbeddingStore, total_moments
+from whiten_index.index.factory import inner_index
+from whiten_index.index.library import set_threads
+from whiten_index.index.transforms import wrap
+from whiten_index.store.embedding_store import EmbeddingStore, total_moments
 from whiten_index.store.sampling import CorpusEmbeddings
-from whiten_index.whitening import Whitening, WhiteningConfig, unit_rows
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 K, TOP_K, TARGETS = 128, 10, (0.95, 0.99)
 LINKS, EF_CONSTRUCTION = 16, 100

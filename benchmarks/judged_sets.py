@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from whiten_index.evaluation.metrics import evaluate_each
-from whiten_index.whitening import unit_rows
+from whiten_index.whitening.spectrum import unit_rows
 
 METRIC, _DEPTH = "ndcg@10", 10
 # Extracts of BEIR sets: almost only judged documents, so not comparable with BEIR itself.

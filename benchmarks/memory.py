@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.results_file import write
 from whiten_index import BuildConfig, Whitening, encode_corpus
-from whiten_index.store import total_moments
+from whiten_index.store.embedding_store import total_moments
 
 
 def encode_and_fit(corpus: str, column: str, store: str, rows: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from whiten_index import BuildConfig, build_index
-from whiten_index.corpus import CorpusConfig
+from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.pipeline.build_options import TransformName
 from whiten_index.search.search_index import SearchIndex

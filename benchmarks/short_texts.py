@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from benchmarks.results_file import data_folder, write
 from whiten_index import Encoder, Moments, Whitening
 from whiten_index.evaluation.metrics import spearman
-from whiten_index.whitening import Kind, WhiteningConfig, unit_rows
 from whiten_index.whitening.selection import Setting, choose_by_spectrum, settings
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICKR")
 LAYERS, WIDTHS = (None, 1), (32, 64, 128, 256)

@@ -60,7 +60,7 @@ from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.registry import open_writer
 from whiten_index.versions.published import read_published
-from whiten_index.whitening import unit_rows
+from whiten_index.whitening.spectrum import unit_rows
 
 HELD_OUT, FEW, NARROW, ROUNDS = 500, 5000, 128, 15
 SINK = "the writer's append"

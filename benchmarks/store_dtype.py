@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
 from whiten_index import Encoder, Moments, ParquetCorpus, Whitening
-from whiten_index.corpus import CorpusConfig
 from whiten_index.corpus.batches import TextBatch
-from whiten_index.store import StoreDtype, as_kept
-from whiten_index.whitening import WhiteningConfig, unit_rows
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.store.dtypes import StoreDtype, as_kept
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 _QUERIES, _TOP_K = 1000, 10
 

@@ -26,9 +26,9 @@ from whiten_index.evaluate.geometry import evaluate_geometry, read_geometry_sets
 from whiten_index.evaluate.layers import LayerStates, encode_states, evaluate_layers
 from whiten_index.evaluate.spaces import Spaces
 from whiten_index.evaluate.sts import score_sets
-from whiten_index.labels import StsSet, read_sts
+from whiten_index.labels.sts import StsSet, read_sts
 from whiten_index.progress import Silent, Stages
-from whiten_index.whitening import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 PLOT = Path(__file__).parents[1] / "docs/layer_pairs.png"
 ENCODER = EncoderConfig(pooling="mean", max_length=256)

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks.results_file import data_folder, write
-from whiten_index.corpus import CorpusConfig, ParquetCorpus
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.errors import WhiteningError
 from whiten_index.training.build import contrastive_model
 from whiten_index.training.group_whitening import ShuffledGroupWhitening

@@ -25,10 +25,10 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.texts import TextEmbedder, open_embedder
 from whiten_index.evaluate.transfer import evaluate_transfer
-from whiten_index.evaluation import pair_features
-from whiten_index.labels import Task, read_task, task_files
+from whiten_index.evaluation.transfer import pair_features
+from whiten_index.labels.tasks import Task, read_task, task_files
 from whiten_index.progress import Silent, Stages
-from whiten_index.whitening import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 ENCODER = EncoderConfig(model=None, pooling="mean", max_length=256)
 TRANSFORMS = (WhiteningConfig(kind=Kind.WHITENING, k=256),)

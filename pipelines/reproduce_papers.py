@@ -50,10 +50,10 @@ from pipelines.papers.trained import read_trained, row_name
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
+from whiten_index.cli.log_lines import Ending, LogLines, log, run_job
+from whiten_index.cli.signals import stop_on_signals
 from whiten_index.errors import ConfigError
-from whiten_index.log_lines import Ending, LogLines, log, run_job
 from whiten_index.progress import Stages
-from whiten_index.signals import stop_on_signals
 
 RESULTS = "papers.json"
 _PACKAGES = ("whiten-index", "numpy", "torch", "transformers", "scikit-learn")

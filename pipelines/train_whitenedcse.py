@@ -38,14 +38,14 @@ from whiten_index.artifacts.files import exists, is_file, is_folder, reading, wr
 from whiten_index.artifacts.limits import load_toml, read_bounded
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.cli.log_lines import Ending, LogLines, failure, log, run_job
+from whiten_index.cli.signals import stop_on_signals
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError, EncoderError, WhiteningError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.sts import evaluate_sts
-from whiten_index.labels import read_sts
-from whiten_index.log_lines import Ending, LogLines, failure, log, run_job
-from whiten_index.signals import stop_on_signals
+from whiten_index.labels.sts import read_sts
 from whiten_index.training.train import CURVES, model_of, read_dev, require_trainable, train_encoder
 from whiten_index.training.training_config import TrainingConfig
 

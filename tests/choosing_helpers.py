@@ -28,8 +28,9 @@ from tests import tiny_models
 from whiten_index import BuildConfig, build_index
 from whiten_index.cli import cli
 from whiten_index.pipeline.build import BuildReport
-from whiten_index.whitening import Whitening, WhiteningConfig
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 Array = NDArray[np.float64]
 ROWS, DIM = 260, tiny_models.DIM

@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, settings
 
-from whiten_index.corpus import CorpusConfig, ParquetCorpus
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 
 IN_TMP_PATH = settings(
     max_examples=40,

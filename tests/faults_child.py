@@ -48,7 +48,7 @@ DISK = 7
 ROWS, DIM, ROWS_A_FILE, ROWS_A_SHARD = 160, 8, 80, 40
 _IMPORTED = (
     "whiten_index.cli",
-    "whiten_index.nightly",
+    "whiten_index.cli.nightly_job",
     "whiten_index.search.search_index",
     "whiten_index.pipeline.update",
     "whiten_index.versions.gc",
@@ -167,7 +167,7 @@ class Place:
         """Do the work of a night; return the exit status."""
         if self.flow == "keep":
             return self.update("never")
-        from whiten_index.nightly import run_nightly
+        from whiten_index.cli.nightly_job import run_nightly
 
         return run_nightly(self.job)
 
@@ -219,7 +219,8 @@ def facts_of(out: Path) -> Facts:
 
 def store_damages(out: Path) -> list[str]:
     """Return what is wrong with the index and with the shards of its published version."""
-    from whiten_index.store import CorpusRecord, EmbeddingStore
+    from whiten_index.store.embedding_store import EmbeddingStore
+    from whiten_index.store.records import CorpusRecord
     from whiten_index.versions.published import RECORD, read_published
     from whiten_index.versions.verify_index import verify_index
 

@@ -30,7 +30,8 @@ from tests.bad_input_helpers import (
     run,
     table,
 )
-from whiten_index.corpus import CorpusConfig, ParquetCorpus, RepeatedIdsError
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.corpus.parquet_corpus import ParquetCorpus, RepeatedIdsError
 
 place = bad_input_helpers.place
 

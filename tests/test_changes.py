@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from whiten_index.pipeline import changes as changes_of_documents
 from whiten_index.pipeline.changes import ChangeKind, Changes, document_rows
-from whiten_index.store import CorpusPart
+from whiten_index.store.records import CorpusPart
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 Document = tuple[str, Any]

@@ -16,7 +16,6 @@ from scipy.stats import rankdata, sem
 
 from tests.whitening_helpers import few, make_rows, quick, seeds
 from tests.whitening_helpers import fit as fit_rows
-from whiten_index.whitening import Kind, Whitening, WhiteningConfig, default_width
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
     Setting,
@@ -27,6 +26,9 @@ from whiten_index.whitening.selection import (
     score_settings,
 )
 from whiten_index.whitening.selection import settings as grid_of
+from whiten_index.whitening.spectrum import default_width
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 DIM = 24
 

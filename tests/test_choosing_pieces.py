@@ -21,8 +21,8 @@ from tests.choosing_helpers import (
 )
 from whiten_index.pipeline import pseudo_queries as sampling
 from whiten_index.pipeline.build import BuildReport
-from whiten_index.whitening import Whitening
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.transform import Whitening
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.corpus_helpers import IN_TMP_PATH, open_corpus
-from whiten_index.corpus import OnBadRow, ParquetCorpus
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index.corpus.row_checks import OnBadRow
 from whiten_index.errors import CorpusError
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpus_helpers import IN_TMP_PATH, open_corpus, read_all
-from whiten_index.corpus import RowFilter
+from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ConfigError
 
 FILTERED = {

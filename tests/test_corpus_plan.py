@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whiten_index.corpus import RowGroup, plan_shards
+from whiten_index.corpus.sharding import RowGroup, plan_shards
 
 GROUP = st.builds(
     lambda rows, width: RowGroup(rows, rows * width), st.integers(0, 60), st.integers(0, 300)

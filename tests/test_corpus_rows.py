@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpus_helpers import IN_TMP_PATH, open_corpus, read_all
-from whiten_index.corpus import OnBadRow
+from whiten_index.corpus.row_checks import OnBadRow
 from whiten_index.errors import CorpusError
 
 # --------------------------------------------------------------------------- columns

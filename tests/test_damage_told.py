@@ -13,7 +13,7 @@ from tests.bad_input_helpers import run
 from tests.update_helpers import Place, some_rows, version_of
 from whiten_index import open_index
 from whiten_index.errors import ArtifactError
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.compaction import compact_store
 
 ARTIFACT = 5

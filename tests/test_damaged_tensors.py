@@ -11,8 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from tests.moments_helpers import make_rows
 from whiten_index.errors import ArtifactError
-from whiten_index.whitening import Whitening, WhiteningConfig
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 READERS = {"moments": Moments, "whitening": Whitening}
 NEWEST = {"moments": 1, "whitening": 2}

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from whiten_index.monitoring import Outcome
-from whiten_index.nightly import NightlyJob
-from whiten_index.signals import INTERRUPTED
+from whiten_index.cli.monitoring import Outcome
+from whiten_index.cli.nightly_job import NightlyJob
+from whiten_index.cli.signals import INTERRUPTED
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "pipelines" / "deploy"

@@ -11,18 +11,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.whitening_helpers import fit, make_rows, quick, seeds
-from whiten_index.whitening import (
-    DRIFT_THRESHOLD,
-    Drift,
-    Kind,
-    Refit,
-    Whitening,
-    WhiteningConfig,
-    decide,
-    unit_rows,
-)
-from whiten_index.whitening.drift import Chance
+from whiten_index.whitening.drift import DRIFT_THRESHOLD, Chance, Drift, Refit, decide
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 D, K = 12, 5
 KINDS = list(Kind)

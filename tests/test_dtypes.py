@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.moments_helpers import make_embeddings, quick, seeds
-from whiten_index.store import StoreDtype, as_kept
-from whiten_index.whitening import Whitening, WhiteningConfig
+from whiten_index.store.dtypes import StoreDtype, as_kept
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 
 def cosines(a, b):

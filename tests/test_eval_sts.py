@@ -14,7 +14,7 @@ from whiten_index.cli import cli
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.sts import evaluate_sts
-from whiten_index.labels import chosen_sets, read_sts
+from whiten_index.labels.sts import chosen_sets, read_sts
 
 
 def run(*arguments: object) -> tuple[int, str, str]:

@@ -16,7 +16,7 @@ from whiten_index import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.transfer import evaluate_transfer
-from whiten_index.labels import read_task
+from whiten_index.labels.tasks import read_task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

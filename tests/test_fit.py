@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from whiten_index import BuildConfig, build_index
 from whiten_index.cli import cli
 from whiten_index.pipeline.build import BuildReport
-from whiten_index.whitening import Whitening
+from whiten_index.whitening.transform import Whitening
 
 Array = NDArray[np.float64]
 ROWS, DIM, K = 90, 8, 5

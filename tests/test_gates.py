@@ -16,13 +16,14 @@ import pytest
 
 from tests.build_helpers import build, write_rows
 from whiten_index.errors import CorpusError
-from whiten_index.index import IVF_DATA, inner_of, load_faiss
-from whiten_index.index.library import INDEX
+from whiten_index.index.factory import inner_of
+from whiten_index.index.library import INDEX, load_faiss
+from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.pipeline.gate_checks import run_gates
 from whiten_index.pipeline.gates import Base, CanaryFile
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Silent, Stages
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.bundle import open_bundle, open_unsealed
 from whiten_index.versions.documents import write_documents
 from whiten_index.versions.published import DOCUMENTS

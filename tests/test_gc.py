@@ -24,7 +24,8 @@ from whiten_index.errors import (
     ConfigError,
     StorageError,
 )
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import prune

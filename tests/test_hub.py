@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from tests import tiny_models
 from tests.hub_server import Hub
 from whiten_index.encoding.encoder import Encoder
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.describe import describe_index
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whiten_index.cli.log_lines import Ending, LogForm, LogLines, run_job
 from whiten_index.errors import CorpusError
-from whiten_index.log_lines import Ending, LogForm, LogLines, run_job
 
 # A key, then a bare value or a quoted one: what log collectors take a line of logfmt for.
 _PAIR = re.compile(r'([^ ="]+)=("(?:[^"\\]|\\.)*"|[^ "]*)(?: |$)')

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from whiten_index.monitoring import METRICS, Outcome, write_metrics
+from whiten_index.cli.monitoring import METRICS, Outcome, write_metrics
 
 REPORT: dict[str, Any] = {
     "version": "000012-0123456789ab",

@@ -16,7 +16,7 @@ import pytest
 
 from tests.build_helpers import build, random_rows, write_rows
 from whiten_index import open_index
-from whiten_index.corpus import ParquetCorpus
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.errors import WhitenIndexError
 from whiten_index.pipeline.update import UpdateReport, update_index
 from whiten_index.pipeline.update_config import UpdateConfig
@@ -84,7 +84,7 @@ class Night:
 
 
 def report_store(out: Path) -> Any:
-    from whiten_index.store import CorpusRecord
+    from whiten_index.store.records import CorpusRecord
 
     version = open_index(out).bundle.version
     return CorpusRecord.load(out / "versions" / version / "corpus.json")

@@ -44,7 +44,8 @@ def test_ndcg_is_the_published_one(
 def test_float16_in_the_store_keeps_the_vectors(work: Path) -> None:
     """Whitened at full rank, raw vectors of half and single precision point the same way."""
     from whiten_index import EmbeddingStore, Encoder, Moments, ParquetCorpus, Whitening
-    from whiten_index.whitening import WhiteningConfig, unit_rows
+    from whiten_index.whitening.spectrum import unit_rows
+    from whiten_index.whitening.whitening_config import WhiteningConfig
 
     config = scifact.corpus_config(Path(os.environ["WHITEN_INDEX_DATA"]), work)
     corpus = ParquetCorpus.open(config.corpus_config())

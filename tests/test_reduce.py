@@ -33,7 +33,8 @@ from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.versions.published import read_published
-from whiten_index.whitening import Kind, Whitening
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind
 
 ROWS, K = 120, 6
 PROMPTS = {"document": "the cat ", "query": "the king sang "}

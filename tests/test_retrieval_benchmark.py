@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from pipelines import build_index, retrieval_benchmark
 from pipelines.retrieval_benchmark import main
+from whiten_index.cli.signals import INTERRUPTED
 from whiten_index.errors import (
     EncoderError,
     WhiteningError,
 )
-from whiten_index.signals import INTERRUPTED
 
 ROWS = 120
 LONG_AGO = 10**18

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from tests.build_helpers import corpus_source
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.corpus.batches import row_digests
-from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, StoreDtype
+from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusPart, CorpusRecord
 
 DIM, DOCUMENTS = 8, 60
 Array = NDArray[np.float32]

@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 
 from tests.whitening_helpers import few, fit, make_rows, seeds
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.whitening import (
-    Estimator,
-    Kind,
-    WhiteningConfig,
-    parse_shrinkage,
-    shrunk_covariance,
-)
+from whiten_index.whitening.covariance import Estimator, parse_shrinkage, shrunk_covariance
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 sklearn_covariance = pytest.importorskip("sklearn.covariance")
 

@@ -13,12 +13,9 @@ from tests.build_helpers import column_facts
 from tests.moments_helpers import make_embeddings
 from whiten_index.artifacts import manifest
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.store import (
-    CorpusPart,
-    CorpusRecord,
-    EmbeddingStore,
-    StoreDtype,
-)
+from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.whitening.moments import Moments
 
 ENCODER = column_facts(4, "tiny")

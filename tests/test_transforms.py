@@ -19,7 +19,7 @@ from tests.whitening_helpers import (
     make_rows,
     seeds,
 )
-from whiten_index.whitening import Kind
+from whiten_index.whitening.whitening_config import Kind
 
 FITTED = [kind for kind in Kind if kind is not Kind.NONE]
 

@@ -9,7 +9,9 @@ from safetensors.numpy import load_file, save_file
 
 from tests.whitening_helpers import fit, make_rows
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.whitening import Affine, Kind, Whitening
+from whiten_index.whitening.affine import Affine
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind
 
 # As one matrix and one bias
 

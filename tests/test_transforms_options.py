@@ -7,7 +7,7 @@ import pytest
 
 from tests.whitening_helpers import ROTATED_BACK, SLICED, fit, make_rows
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.whitening import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 
 @pytest.mark.parametrize(

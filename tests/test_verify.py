@@ -16,7 +16,8 @@ from tests.corpus_helpers import overwrite
 from tests.upkeep_helpers import PACK, World, add_version, new_world, pack_folders, shard_folders
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.verify_index import verify_index

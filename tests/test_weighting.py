@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.whitening_helpers import cosines, fit, make_rows, quick
 from whiten_index.errors import ConfigError
-from whiten_index.whitening import Weighting, inverse_frequency, zipfian
+from whiten_index.whitening.whitening_config import Weighting, inverse_frequency, zipfian
 
 
 @quick

@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 
 from tests.whitening_helpers import covariance_of, fit, make_rows, quick, seeds
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.whitening import (
-    Kind,
-    Whitening,
-    WhiteningConfig,
-    WidthWish,
-    unit_rows,
-)
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import WidthWish, unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 
 def closed_form(rows, k, *, exponent=1.0):

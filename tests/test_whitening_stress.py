@@ -8,7 +8,7 @@ import pytest
 
 from tests.whitening_helpers import fit, make_rows
 from whiten_index.errors import WhiteningError
-from whiten_index.whitening import Kind
+from whiten_index.whitening.whitening_config import Kind
 
 WHITENS = [Kind.WHITENING, Kind.ZCA, Kind.ZCA_COR, Kind.GROUP]
 

@@ -23,7 +23,8 @@ import pytest
 from tests.build_helpers import build, random_rows, write_rows
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
 from whiten_index.versions import published
 
 DIM, SHARD = 6, 40

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from whiten_index.whitening import Kind, Whitening, WhiteningConfig
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)

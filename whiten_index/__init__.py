@@ -8,10 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from whiten_index.version import VERSION
-
 if TYPE_CHECKING:
-    from whiten_index.corpus import CorpusConfig, ParquetCorpus
+    from whiten_index.corpus.corpus_config import CorpusConfig
+    from whiten_index.corpus.parquet_corpus import ParquetCorpus
     from whiten_index.encoding.encoder import Encoder
     from whiten_index.errors import WhitenIndexError
     from whiten_index.pipeline.build import build_index
@@ -19,28 +18,28 @@ if TYPE_CHECKING:
     from whiten_index.pipeline.encode import encode_corpus
     from whiten_index.search.query_transform import QueryTransform
     from whiten_index.search.search_index import open_index
-    from whiten_index.store import EmbeddingStore
+    from whiten_index.store.embedding_store import EmbeddingStore
     from whiten_index.training.train import train_encoder
     from whiten_index.training.training_config import TrainingConfig
     from whiten_index.vectordb.push import push_index, pushed_version
     from whiten_index.vectordb.push_config import PushConfig
-    from whiten_index.whitening import Whitening
     from whiten_index.whitening.moments import Moments
+    from whiten_index.whitening.transform import Whitening
 
-__version__ = VERSION
+__version__ = "0.1.0"
 
 _HOME = {
     "BuildConfig": "pipeline.build_config",
-    "CorpusConfig": "corpus",
-    "EmbeddingStore": "store",
+    "CorpusConfig": "corpus.corpus_config",
+    "EmbeddingStore": "store.embedding_store",
     "Encoder": "encoding.encoder",
     "Moments": "whitening.moments",
-    "ParquetCorpus": "corpus",
+    "ParquetCorpus": "corpus.parquet_corpus",
     "PushConfig": "vectordb.push_config",
     "QueryTransform": "search.query_transform",
     "TrainingConfig": "training.training_config",
     "WhitenIndexError": "errors",
-    "Whitening": "whitening",
+    "Whitening": "whitening.transform",
     "build_index": "pipeline.build",
     "encode_corpus": "pipeline.encode",
     "open_index": "search.search_index",

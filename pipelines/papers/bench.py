@@ -32,9 +32,10 @@ from whiten_index.evaluate.spaces import Spaces
 from whiten_index.evaluate.sts import evaluate_sts, score_sets
 from whiten_index.evaluate.texts import TextEmbedder
 from whiten_index.evaluate.transfer import evaluate_transfer
-from whiten_index.labels import StsSet, Task
-from whiten_index.whitening import Kind as Transform
-from whiten_index.whitening import WhiteningConfig
+from whiten_index.labels.sts import StsSet
+from whiten_index.labels.tasks import Task
+from whiten_index.whitening.whitening_config import Kind as Transform
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 _MRR = "mrr@10"
 # The seven sets of the papers, whose texts are encoded together.

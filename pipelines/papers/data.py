@@ -10,7 +10,8 @@ from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import data_path
 from whiten_index.evaluate.geometry import GeometrySet, read_geometry_sets
-from whiten_index.labels import StsSet, Task, read_sts, read_task
+from whiten_index.labels.sts import StsSet, read_sts
+from whiten_index.labels.tasks import Task, read_task
 
 _PAIRS, _TASKS = Path("sts") / "sts_raw.parquet", Path("senteval")
 _SICK = {"SICK-R": "test"}

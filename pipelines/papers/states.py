@@ -22,7 +22,7 @@ from whiten_index.encoding.spec import resolve_encoder, states_spec
 from whiten_index.errors import ArtifactError
 from whiten_index.evaluate.layers import LayerStates, fill_states
 from whiten_index.progress import Stages
-from whiten_index.store import TransformerFacts
+from whiten_index.store.records import TransformerFacts
 
 POOLINGS = ("mean", "cls")
 _KIND, _VERSION, _FILE, _TENSOR = "pooled-states", 1, "states.safetensors", "states"

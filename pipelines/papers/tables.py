@@ -13,9 +13,9 @@ from pipelines.papers.commands import Files, command_of
 from pipelines.papers.encoders import Model
 from pipelines.papers.published import AVERAGE, Row
 from pipelines.papers.recipes import AGGREGATION, NLI, SEVEN, Kind, Measure, Recipe, Refusal
+from whiten_index.cli.log_lines import log
 from whiten_index.errors import StorageError, WhitenIndexError
-from whiten_index.evaluation import AGGREGATIONS
-from whiten_index.log_lines import log
+from whiten_index.evaluation.sts import AGGREGATIONS
 
 RAN, STAND_IN, NOT_RUN = "ran", "stand-in", "not run"
 _TITLES = {

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluate.sts import StsScores, scores_of
-from whiten_index.evaluation import pair_cosines
-from whiten_index.labels import StsSet
+from whiten_index.evaluation.sts import pair_cosines
+from whiten_index.labels.sts import StsSet
 
 SIF_WEIGHT = 1e-3
 Vectors = Mapping[str, NDArray[np.float32]]

@@ -30,9 +30,10 @@ from tests.acceptance.truth import (
     unit,
     whitening,
 )
-from whiten_index.evaluate import EvalConfig, evaluate_sts
-from whiten_index.labels import read_sts
-from whiten_index.whitening import WhiteningConfig
+from whiten_index.evaluate.config import EvalConfig
+from whiten_index.evaluate.sts import evaluate_sts
+from whiten_index.labels.sts import read_sts
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 ENCODER = ("--pooling", "mean", "--max-length", MAX_LENGTH)
 PAIRS, SIDES = 60, ("sentence1", "sentence2")

@@ -22,7 +22,7 @@ from tests.acceptance.random_corpora import (
     version_folder,
 )
 from tests.acceptance.truth import SciFact, encode, unit, whitening
-from whiten_index.whitening import WhiteningConfig
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 K = 6
 FILES = ("index.faiss", "documents.arrow", "whitening.safetensors")

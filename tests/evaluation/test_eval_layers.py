@@ -18,7 +18,7 @@ from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.layers import combinations, evaluate_layers
 from whiten_index.evaluate.sts import evaluate_sts
-from whiten_index.labels import StsSet, read_sts
+from whiten_index.labels.sts import StsSet, read_sts
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from whiten_index.errors import ArtifactError
-from whiten_index.index import INDEX, inner_index, inner_of, wrap, write_index
 from whiten_index.index.code_reuse import remove_rows, reuse_codes, why_not_reusable
+from whiten_index.index.factory import inner_index, inner_of
+from whiten_index.index.library import INDEX, write_index
 from whiten_index.index.ondisk_ivf import IVF_DATA, OnDiskLists, lists_on_disk
-from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.index.transforms import wrap
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 POOL, K = 900, 32
 CODES = [

@@ -13,13 +13,14 @@ import pytest
 
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ConfigError
-from whiten_index.index import (
+from whiten_index.index.choice import (
+    CODECS,
     FactoryChoice,
     choose_factory,
-    inner_index,
     parse_bytes,
+    structure_of,
 )
-from whiten_index.index.choice import CODECS, structure_of
+from whiten_index.index.factory import inner_index
 from whiten_index.pipeline.build import BuildReport
 
 DIM, K, ROWS = 32, 16, 1_200

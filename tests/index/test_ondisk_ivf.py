@@ -19,8 +19,9 @@ import pytest
 
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.index import INDEX, IVF_DATA, inner_index, write_index
-from whiten_index.index.ondisk_ivf import OnDiskLists, lists_on_disk
+from whiten_index.index.factory import inner_index
+from whiten_index.index.library import INDEX, write_index
+from whiten_index.index.ondisk_ivf import IVF_DATA, OnDiskLists, lists_on_disk
 
 DIM, ROWS = 40, 1_500
 LISTS = ["IVF8,Flat", "IVF8,SQ8", "IVF8,PQ8", "IVF8,PQ7x6", "IVF8,RaBitQ", "IVF8_HNSW8,SQfp16"]

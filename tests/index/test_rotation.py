@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from whiten_index.index import inner_index
+from whiten_index.index.factory import inner_index
 from whiten_index.index.transforms import random_rotation
-from whiten_index.whitening import unit_rows
+from whiten_index.whitening.spectrum import unit_rows
 
 
 @pytest.mark.parametrize("k", [1, 2, 33])

@@ -8,9 +8,12 @@ import faiss
 import numpy as np
 import pytest
 
-from whiten_index.index import expected_bytes, inner_index, measured_bytes, wrap
-from whiten_index.whitening import Kind, Whitening, WhiteningConfig
+from whiten_index.index.factory import inner_index
+from whiten_index.index.sizes import expected_bytes, measured_bytes
+from whiten_index.index.transforms import wrap
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 DIM, K, ROWS = 48, 32, 3_000
 FACTORIES = [

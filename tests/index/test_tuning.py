@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index
-from whiten_index.index import exact_neighbours, inner_index, inner_of
+from whiten_index.index.exact import exact_neighbours
+from whiten_index.index.factory import inner_index, inner_of
 from whiten_index.index.tuning import GroundTruth, recall_of, tune, tune_candidates
-from whiten_index.whitening import unit_rows
+from whiten_index.whitening.spectrum import unit_rows
 
 K, ROWS, QUERIES, TOP = 24, 2_000, 60, 10
 

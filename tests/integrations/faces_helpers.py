@@ -19,7 +19,7 @@ from whiten_index import BuildConfig, Encoder, QueryTransform, build_index, open
 from whiten_index.search.search_index import Hit
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
-from whiten_index.whitening import unit_rows
+from whiten_index.whitening.spectrum import unit_rows
 
 ROWS, K, TOP = 90, 6, 5
 PROMPTS = {"document": "the cat ", "query": "the king sang "}

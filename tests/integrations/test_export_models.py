@@ -20,8 +20,10 @@ from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql, sql_function
-from whiten_index.whitening import Kind, Whitening, WhiteningConfig, unit_rows
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -21,7 +21,8 @@ from whiten_index import build_index
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate, spearman
 from whiten_index.pipeline.build import BuildConfig
-from whiten_index.whitening import Kind, WhiteningConfig, unit_rows
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 PROMPTS = {"query": "query: ", "document": "passage: "}
 WORDS = ("cat", "sat", "mat", "dog", "ran", "river", "sang", "king", "queen", "book", "cold", "a")

@@ -18,7 +18,8 @@ from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hit
 from whiten_index import BuildConfig
 from whiten_index.errors import ArtifactError
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
-from whiten_index.store import EmbeddingStore, StoreDtype
+from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.embedding_store import EmbeddingStore
 
 pytestmark = pytest.mark.service
 

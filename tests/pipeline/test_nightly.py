@@ -235,7 +235,7 @@ def test_an_interruption_after_the_update(news: News, monkeypatch: pytest.Monkey
 def test_metrics_that_cannot_be_written_do_not_hide_the_update(
     news: News, monkeypatch: pytest.MonkeyPatch, found: bool
 ) -> None:
-    monkeypatch.setattr("whiten_index.nightly.write_metrics", raising(StorageError("full")))
+    monkeypatch.setattr("whiten_index.cli.nightly_job.write_metrics", raising(StorageError("full")))
     corpus = "news" if found else "none"
     status, events = run(news.job(corpus=corpus, metrics=str(news.metrics)))
     assert status == (7 if found else 3)

@@ -19,9 +19,9 @@ from tests.vectordb.memory_writer import MemoryWriter, Server
 from whiten_index import BuildConfig, build_index
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
+from whiten_index.cli.nightly_job import NightlyJob, target
+from whiten_index.cli.signals import stop_on_signals
 from whiten_index.errors import ConfigError
-from whiten_index.nightly import NightlyJob, target
-from whiten_index.signals import stop_on_signals
 from whiten_index.vectordb.registry import open_writer
 from whiten_index.versions.retention import rollback
 
@@ -256,7 +256,7 @@ def test_a_push_that_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch, r
 
     monkeypatch.setattr(MemoryWriter, "append", stopped)
     # What a signal leaves behind is of this test alone.
-    monkeypatch.setattr("whiten_index.signals._State.stopped", False)
+    monkeypatch.setattr("whiten_index.cli.signals._State.stopped", False)
     stop_on_signals()
     world.change()
     world.raw = world.raw[:rows]

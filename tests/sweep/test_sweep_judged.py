@@ -15,7 +15,7 @@ from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.labels.beir import set_files
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.sweep import trial
 from whiten_index.sweep.sweep_config import sweep_config
 from whiten_index.sweep.sweep_run import run_sweep

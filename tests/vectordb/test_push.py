@@ -25,7 +25,7 @@ from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.row_checks import RowsError
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.retention import prune, rollback
-from whiten_index.whitening import Whitening
+from whiten_index.whitening.transform import Whitening
 
 ROWS, DIM, K = 300, 16, 8
 

@@ -21,7 +21,7 @@ from whiten_index.vectordb.push import PushReport, push_index, pushed_version
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.vector_files import write_rows, written_files
-from whiten_index.whitening import Whitening
+from whiten_index.whitening.transform import Whitening
 
 ROWS, DIM, K = 200, 12, 6
 

@@ -41,10 +41,10 @@ from whiten_index.cli import (
     upkeep_commands,
     version_commands,
 )
+from whiten_index.cli.signals import INTERRUPTED, stop_on_signals
+from whiten_index.cli.streams import cell, guarded, open_closed_descriptors
 from whiten_index.errors import ConfigError, PartialFailureError, WhitenIndexError
 from whiten_index.paths import require_no_secret, require_plain_environment
-from whiten_index.signals import INTERRUPTED, stop_on_signals
-from whiten_index.streams import cell, guarded, open_closed_descriptors
 
 _SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Build and search": (

@@ -72,7 +72,7 @@ def build(plan: bool, log: str | None, as_json: bool, **options: Any) -> None:
 
 
 def _build_logged(config: BuildConfig, form: str) -> None:
-    from whiten_index.log_lines import Ending, LogLines, run_job
+    from whiten_index.cli.log_lines import Ending, LogLines, run_job
     from whiten_index.pipeline.build import build_index
 
     lines = LogLines(form)

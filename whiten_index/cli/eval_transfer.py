@@ -43,7 +43,7 @@ def transfer(
     """
     from whiten_index.evaluate.config import EvalConfig, data_path
     from whiten_index.evaluate.transfer import evaluate_transfer
-    from whiten_index.labels import read_task, task_files
+    from whiten_index.labels.tasks import read_task, task_files
 
     config = EvalConfig.from_options(given(options))
     paths = data or (str(data_path("senteval")),)

@@ -25,6 +25,6 @@ def nightly(context: click.Context, job: Path, dry_run: bool, form: str) -> None
     JOB has the options of update, keep-versions, gc, compact, metrics, and a [[push]] for each
     database. Steps after the update cannot undo it; the last line names those that failed.
     """
-    from whiten_index.nightly import run_nightly
+    from whiten_index.cli.nightly_job import run_nightly
 
     context.exit(run_nightly(job, dry_run=dry_run, form=form))

@@ -14,9 +14,9 @@ from whiten_index.cli.schema_options import (
     verify_option,
     with_options,
 )
+from whiten_index.cli.streams import cell
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.paths import shown
-from whiten_index.streams import cell
 
 if TYPE_CHECKING:
     from whiten_index.search.search_index import Hit, SearchIndex
@@ -143,7 +143,7 @@ def _search_file(
         raise click.UsageError("say where the rankings go: --run FILE.trec, .parquet or .jsonl")
     if not text_columns and embedding_column is None:
         raise click.UsageError("name the column of the queries: --text-column, --embedding-column")
-    from whiten_index.corpus import CorpusConfig
+    from whiten_index.corpus.corpus_config import CorpusConfig
     from whiten_index.evaluation.trec_run import check_place, check_run_path, write_run
 
     check_run_path(Path(run))

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from whiten_index.signals import raise_if_interrupted
-from whiten_index.streams import cell, plain_json
+from whiten_index.cli.signals import raise_if_interrupted
+from whiten_index.cli.streams import cell, plain_json
 
 _INDEX_PARTS = ("codes", "ids", "lists", "graph", "matrix", "codebooks", "centroids")
 _RARE_COUNTS = {

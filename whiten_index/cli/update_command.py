@@ -66,7 +66,7 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
 
 
 def _logged(config: Any, form: str, *, dry_run: bool) -> None:
-    from whiten_index.log_lines import Ending, LogLines, run_job
+    from whiten_index.cli.log_lines import Ending, LogLines, run_job
     from whiten_index.pipeline.changes import ids_lines
     from whiten_index.pipeline.update import update_index
     from whiten_index.pipeline.update_plan import plan_update

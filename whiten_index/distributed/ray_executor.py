@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
+from whiten_index import __version__
 from whiten_index.distributed.executors import Advance, Executor, Failure, Work, portable
 from whiten_index.errors import ClusterError, ConfigError, StorageError, WhitenIndexError
-from whiten_index.version import VERSION
 
 # Errors that the next item would meet as well.
 _FATAL = (ConfigError, StorageError)
@@ -418,7 +418,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _software() -> tuple[str, str]:
-    return VERSION, platform.python_version()
+    return __version__, platform.python_version()
 
 
 def _require_same(sender: tuple[str, str]) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.encoding.batching import TokenWindow, tokenize
-from whiten_index.encoding.devices import chosen_devices, moments_on_device
+from whiten_index.encoding.device_moments import moments_on_device
+from whiten_index.encoding.devices import chosen_devices
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.inference_threads import Lanes
 from whiten_index.encoding.models import ModelFolder

@@ -12,7 +12,7 @@ from whiten_index.artifacts.files import exists
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.paths import require_folder, require_no_secret
-from whiten_index.whitening import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 TARGET, DISTINCT, SCORED = "target", "target-distinct", "target-scored"
 # Fits on the sentences of the task itself.

@@ -18,9 +18,9 @@ from whiten_index.evaluate.config import SCORED, EvalConfig
 from whiten_index.evaluate.spaces import Space, Spaces, raw_space
 from whiten_index.evaluate.sts import report_of
 from whiten_index.evaluate.texts import TextEmbedder, open_embedder
-from whiten_index.evaluation import POSITIVE_ABOVE, Geometry, alignment
-from whiten_index.labels import StsSet, chosen_sets, read_pairs, read_sts
-from whiten_index.labels.sts import ALL_SPLITS, key_of
+from whiten_index.evaluation.geometry import POSITIVE_ABOVE, Geometry, alignment
+from whiten_index.labels.readers import read_pairs
+from whiten_index.labels.sts import ALL_SPLITS, StsSet, chosen_sets, key_of, read_sts
 from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable
 from whiten_index.progress import Progress, Silent, Stages
 

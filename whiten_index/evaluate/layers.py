@@ -24,8 +24,8 @@ from whiten_index.evaluate.config import OF_TASKS, EvalConfig
 from whiten_index.evaluate.spaces import Spaces, raw_space
 from whiten_index.evaluate.sts import needed_pairs
 from whiten_index.evaluate.texts import encoder_facts
-from whiten_index.evaluation import AGGREGATIONS, correlate, pair_cosines
-from whiten_index.labels import StsSet, require_ranked
+from whiten_index.evaluation.sts import AGGREGATIONS, correlate, pair_cosines
+from whiten_index.labels.sts import StsSet, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ from whiten_index.evaluate.sts import report_of
 from whiten_index.evaluate.texts import encoder_facts
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.evaluation.trec_run import check_place, read_run, write_run
-from whiten_index.index import load_faiss
-from whiten_index.labels import qrels_splits, read_qrels
+from whiten_index.index.library import load_faiss
+from whiten_index.labels.readers import qrels_splits, read_qrels
 from whiten_index.pipeline.build import build_index
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.search.search_index import Ranking, SearchIndex, open_index
-from whiten_index.store import EmbeddingStore
-from whiten_index.whitening import Kind, WhiteningConfig
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 
 def evaluate_retrieval(

@@ -17,7 +17,7 @@ from whiten_index.evaluation.trec_run import RUN_ENDINGS, check_run_path
 from whiten_index.labels.beir import is_set
 from whiten_index.paths import require_no_secret
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.whitening import WhiteningConfig
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map@100")
 _SPLIT = "test"

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import is_file
-from whiten_index.corpus import ParquetCorpus
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluate.retrieval_config import RetrievalConfig
-from whiten_index.labels import JudgedQueries, read_judged
 from whiten_index.labels.beir import (
     id_column,
     parquet_corpus,
@@ -23,10 +22,11 @@ from whiten_index.labels.beir import (
     set_files,
     text_columns,
 )
+from whiten_index.labels.judged import JudgedQueries, read_judged
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.search.search_index import SearchIndex
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
 
 
 @dataclass(eq=False)

@@ -22,8 +22,10 @@ from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Stages
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.published import WHITENING, read_published
-from whiten_index.whitening import Kind, Whitening, WidthWish, unit_rows
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import WidthWish, unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind
 
 RAW: dict[str, Any] = {"kind": "none"}
 _LEAST_ROWS = 2

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from whiten_index.evaluate.config import DISTINCT, TARGET, EvalConfig
 from whiten_index.evaluate.spaces import Space, Spaces
 from whiten_index.evaluate.texts import TextEmbedder, open_embedder
-from whiten_index.evaluation import AGGREGATIONS, MEASURES, Correlation, correlate, pair_cosines
-from whiten_index.labels import StsSet, require_ranked
+from whiten_index.evaluation.sts import AGGREGATIONS, MEASURES, Correlation, correlate, pair_cosines
+from whiten_index.labels.sts import StsSet, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import list_folder, reading, writing
 from whiten_index.artifacts.tensors import content_digest, read_sealed, write_sealed
-from whiten_index.corpus import find_files
+from whiten_index.corpus.sources import find_files
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, recorded_spec, resolve_encoder
@@ -24,7 +24,7 @@ from whiten_index.errors import ArtifactError, ConfigError, CorpusError, Storage
 from whiten_index.evaluate.config import OF_TASKS, EvalConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.published import read_published
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.whitening import unit_rows
 from whiten_index.whitening.covariance import empirical_covariance
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import unit_rows
 
 # Above it Gao et al. (2021), SimCSE, take the pairs of STS-B as positive.
 POSITIVE_ABOVE = 4.0

@@ -38,7 +38,7 @@ from whiten_index.index.training import require_training_rows, train_index
 from whiten_index.index.transforms import EmbeddingReader, VectorSource, rotation_for
 from whiten_index.index.tuning import NEIGHBOURS, GroundTruth
 from whiten_index.progress import Silent, Stages
-from whiten_index.whitening import Whitening
+from whiten_index.whitening.transform import Whitening
 
 _RANGES, _TRAINED = "ranges", "trained.faiss"
 _QUERIES, _HELD_OUT = "queries.npy", "held_out.npy"

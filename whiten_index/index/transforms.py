@@ -20,7 +20,9 @@ from whiten_index.errors import ConfigError
 from whiten_index.index.exact import FEW_QUERIES, Rows, Vectors
 from whiten_index.index.library import load_faiss
 from whiten_index.progress import Stages
-from whiten_index.whitening import Kind, Whitening, unit_rows
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind
 
 _Step = Callable[[Vectors], Vectors]
 # Rows of a block, the fewest within a budget, and those of a block whose lengths are checked.

@@ -25,16 +25,19 @@ import whiten_index
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.corpus import CorpusConfig, ParquetCorpus
 from whiten_index.corpus.batches import TextBatch
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.pipeline.build import BuildConfig, build_index
 from whiten_index.search.search_index import SearchIndex, open_index
-from whiten_index.whitening import Whitening, WhiteningConfig, unit_rows
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 try:
     from mteb._create_dataloaders import create_dataloader

@@ -32,7 +32,7 @@ from whiten_index.artifacts.atomic import replacing, require_replaceable
 from whiten_index.artifacts.files import require_path, writing
 from whiten_index.errors import ConfigError
 from whiten_index.search.query_transform import QueryTransform
-from whiten_index.whitening import Whitening
+from whiten_index.whitening.transform import Whitening
 
 NAME = "whiten"
 SCHEMA = "public"

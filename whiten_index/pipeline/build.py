@@ -7,15 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from whiten_index import index as faiss_index
 from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.storage import Here, Place
-from whiten_index.corpus import ParquetCorpus
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.distributed.executors import Executor, SerialExecutor
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.index.choice import AUTO, IndexPlan
+from whiten_index.index.factory import inner_index
+from whiten_index.index.gpu import require_device
+from whiten_index.index.library import load_faiss, set_threads
+from whiten_index.index.training import require_training_rows
 from whiten_index.paths import is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import (
@@ -31,9 +35,19 @@ from whiten_index.pipeline.fit import choose_index, fit_whitening, possible_widt
 from whiten_index.pipeline.publish import Settled, settle, write_version
 from whiten_index.pipeline.select_labelled import Labels
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions import published
-from whiten_index.whitening import Whitening
+from whiten_index.versions.published import (
+    CURRENT,
+    Fill,
+    ensure_index_id,
+    find_version,
+    next_version,
+    read_published,
+    set_current,
+    tidy,
+)
+from whiten_index.whitening.transform import Whitening
 
 __all__ = ["BuildConfig", "BuildReport", "build_index", "encode_corpus"]
 
@@ -98,13 +112,13 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     config = with_absolute_paths(config)
     out, mirror = place_of(config.out_place)
     stages = Stages(progress or Silent())
-    faiss_index.load_faiss()
+    load_faiss()
     labels = read_labels(config)
     if config.threads is not None:
-        faiss_index.set_threads(config.threads)
+        set_threads(config.threads)
     with naming(), only_writer(out, what="index"):
-        before = mirror.latest(out / published.CURRENT)
-        published.tidy(out)
+        before = mirror.latest(out / CURRENT)
+        tidy(out)
         with executor_session(config, stages) as (config, executor):
             encoded = embeddings(config, labels, stages, executor)
             register(encoded.store, config.out_place, stages)
@@ -124,28 +138,28 @@ def _published(
     stages = encoded.stages
     # What is left to do needs no model in memory.
     encoded = replace(encoded, work=None)
-    version = published.find_version(out, settled.identity, mirror)
+    version = find_version(out, settled.identity, mirror)
     for place in mirror.mended:
         stages.watcher.note(
             f"note: {place} was missing or damaged, and was put there again from a copy here"
         )
     up_to_date = version is not None and version == _current(out)
     if version is None:
-        version = published.next_version(out, settled.identity, mirror)
+        version = next_version(out, settled.identity, mirror)
 
-        def publish(_: Path, name: str, fill: published.Fill) -> dict[str, Any]:
+        def publish(_: Path, name: str, fill: Fill) -> dict[str, Any]:
             return published.publish(out, name, fill, mirror)
 
         write_version(config, encoded, settled, version, stages, publish)
     if not up_to_date:
-        published.set_current(out, version, mirror=mirror, tag=before)
-    fields = published.read_published(out).fields
+        set_current(out, version, mirror=mirror, tag=before)
+    fields = read_published(out).fields
     return BuildReport(config.out_place, version, up_to_date, fields, encoded)
 
 
 def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
     """Tell a store that an index is built from it; where it cannot be written, say so."""
-    index_id = None if is_uri(out) else published.ensure_index_id(Path(out))
+    index_id = None if is_uri(out) else ensure_index_id(Path(out))
     try:
         store.users.register(out, index_id)
     except StorageError as error:
@@ -157,7 +171,7 @@ def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
 def _current(out: Path) -> str | None:
     """Return the published version; a damaged ``CURRENT`` counts as none and is replaced."""
     try:
-        fields = published.read_published(out).fields
+        fields = read_published(out).fields
     except ArtifactError:
         return None
     return str(fields["version"])
@@ -183,7 +197,7 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
         ConfigError: k or the groups do not fit the embeddings' width, the factory string cannot be
             used, no index of so many rows fits the memory budget, or there is no GPU for FAISS.
     """
-    faiss_index.require_device(config.index_device)
+    require_device(config.index_device)
     dim = corpus.dim or resolve_encoder(config.encoder_config())[0].dim
     wanted = config.whitening_config()
     wanted.require_dim(dim)
@@ -193,11 +207,11 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
         possible_widths(config, dim, rows=corpus.rows if counted else None)
         return
     width = wanted.width(dim)
-    if config.factory != faiss_index.AUTO:
-        inner = faiss_index.inner_index(config.factory, width or dim)
+    if config.factory != AUTO:
+        inner = inner_index(config.factory, width or dim)
         if config.passage_tokens is None:
             # More than the corpus has cannot be left of it; but a document has many passages.
-            faiss_index.require_training_rows(inner, config.factory, rows=corpus.rows)
+            require_training_rows(inner, config.factory, rows=corpus.rows)
     if counted and width is not None and config.budget is not None:
         choose_index(config, rows=corpus.rows, dim=dim, k=width)
 
@@ -268,13 +282,13 @@ def _settle(
     return settle(config, encoded, fitted, plan)
 
 
-def index_plan(config: BuildConfig, *, rows: int, whitening: Whitening) -> faiss_index.IndexPlan:
+def index_plan(config: BuildConfig, *, rows: int, whitening: Whitening) -> IndexPlan:
     """Return the index to make for so many rows.
 
     Raises:
         ConfigError: FAISS does not know the factory, or nothing fits the budget.
     """
     choice = choose_index(config, rows=rows, dim=whitening.dim, k=whitening.k)
-    return faiss_index.IndexPlan(
+    return IndexPlan(
         choice, config.seed, config.target_recall, budget=config.budget, device=config.index_device
     )

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.corpus import CorpusConfig, OnBadRow
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.corpus.row_checks import OnBadRow
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageConfig
 from whiten_index.errors import ConfigError
-from whiten_index.index import parse_bytes
+from whiten_index.index.choice import parse_bytes
 from whiten_index.options import flag_of, schema
 from whiten_index.paths import as_place, is_uri, require_path
 from whiten_index.pipeline.build_options import BuildOptions
-from whiten_index.store import StoreDtype, require_dtype
-from whiten_index.whitening import Estimator, Kind, Weighting, WhiteningConfig, parse_shrinkage
+from whiten_index.store.dtypes import StoreDtype, require_dtype
+from whiten_index.whitening.covariance import Estimator, parse_shrinkage
 from whiten_index.whitening.selection import require_sample
+from whiten_index.whitening.whitening_config import Kind, Weighting, WhiteningConfig
 
 AUTO = "auto"
 # Options that belong to a named transform; ``auto`` does not take them.

@@ -11,23 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError, StorageError, WhitenIndexError
-from whiten_index.index import (
-    OperatingPoint,
-    exact_neighbours,
-    inner_of,
-    is_exact,
-    is_graph,
-    is_lossy,
-)
+from whiten_index.index.exact import exact_neighbours
+from whiten_index.index.factory import inner_of, is_exact, is_graph
+from whiten_index.index.transforms import is_lossy
+from whiten_index.index.tuning import OperatingPoint
 from whiten_index.index.vector_search import nearest
 from whiten_index.pipeline.gates import CanaryFile, Gate
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.rerank import Reranker
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, embeddings_of
 from whiten_index.versions.bundle import Bundle
-from whiten_index.whitening import unit_rows
+from whiten_index.whitening.spectrum import unit_rows
 
 Encode = Callable[[Sequence[str]], NDArray[np.floating]]
 Vectors = NDArray[np.float32]

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from whiten_index.corpus.arrow_types import times_as_numbers, times_of
 from whiten_index.corpus.batches import DIGEST_BYTES, ID, PASSAGE, PASSAGE_COLUMNS, row_digests
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore
 from whiten_index.store.digest_index import Keys, KeyTable, joined, string_keys
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusPart, CorpusRecord
 
 _TEXT, _COLUMNS = "text", "columns"
 _WHY_IDS_DIFFER = "without an id column ids are file and row"

@@ -9,7 +9,8 @@ from typing import Any
 
 from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard, plan_windows
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index.corpus.sharding import SHARD_BYTES, Shard, plan_windows
 from whiten_index.distributed.executors import Executor, SerialExecutor
 from whiten_index.errors import CorpusError
 from whiten_index.pipeline.build_config import BuildConfig
@@ -17,8 +18,9 @@ from whiten_index.pipeline.executor_session import executor_session
 from whiten_index.pipeline.shard_encoding import EncodedFacts, ShardResult, ShardWork, WindowResult
 from whiten_index.pipeline.shard_workers import encoding_executor, shard_work, window_results
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.store import CorpusFile, CorpusPart, CorpusRecord, EmbeddingStore
 from whiten_index.store.dedup import RowFinder
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord
 
 KeptFile = tuple[CorpusFile, tuple[CorpusPart, ...]]
 

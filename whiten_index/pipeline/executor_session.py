@@ -12,7 +12,7 @@ from pathlib import Path
 
 from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.files import exists, is_folder, list_folder, reading, writing
-from whiten_index.corpus import require_reachable
+from whiten_index.corpus.sources import require_reachable
 from whiten_index.distributed.cluster import cluster
 from whiten_index.distributed.executors import Executor, SerialExecutor
 from whiten_index.distributed.ray_executor import ClusterSize

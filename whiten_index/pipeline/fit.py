@@ -12,21 +12,26 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index import index as faiss_index
 from whiten_index.corpus.batches import ID
 from whiten_index.distributed.executors import Executor
 from whiten_index.distributed.remote_call import remote_call
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.index.choice import AUTO, FactoryChoice, choose_factory
+from whiten_index.index.factory import inner_index
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.select import Wishes, choose_setting
 from whiten_index.pipeline.select_labelled import Labels
 from whiten_index.progress import Progress, Stages
-from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, total_moments
+from whiten_index.store.embedding_store import EmbeddingStore, total_moments
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.sampling import mapped_part
-from whiten_index.whitening import Estimator, Whitening, WhiteningConfig, parse_shrinkage, unit_rows
+from whiten_index.whitening.covariance import Estimator, parse_shrinkage
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice, widths
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 # Rounding to 11 significant bits, averaged over the mantissa.
 _FLOAT16_RMS_ERROR = 2.0e-4
@@ -134,10 +139,10 @@ def possible_widths(
         ConfigError: there is none.
     """
     factory, every = config.factory, widths(dim)
-    found = tuple(k for k in every if factory == faiss_index.AUTO or _builds(factory, k))
+    found = tuple(k for k in every if factory == AUTO or _builds(factory, k))
     if not found:
         # What FAISS itself refuses at any width is said first.
-        faiss_index.inner_index(factory, dim)
+        inner_index(factory, dim)
         raise ConfigError(
             f"--factory {factory} fits none of the round widths that auto chooses among; name one "
             "with --k"
@@ -147,16 +152,16 @@ def possible_widths(
         found = tuple(k for k in found if _has_room(config, rows=rows, dim=dim, k=k))
         if not found:
             choose_index(config, rows=rows, dim=dim, k=narrowest)
-    return None if factory == faiss_index.AUTO and found == every else found
+    return None if factory == AUTO and found == every else found
 
 
-def choose_index(config: BuildConfig, *, rows: int, dim: int, k: int) -> faiss_index.FactoryChoice:
+def choose_index(config: BuildConfig, *, rows: int, dim: int, k: int) -> FactoryChoice:
     """Choose the index that a configuration asks for; see ``choose_factory``.
 
     Raises:
         ConfigError: FAISS does not know the factory, or nothing fits the budget.
     """
-    return faiss_index.choose_factory(
+    return choose_factory(
         config.factory,
         rows=rows,
         dim=dim,
@@ -176,7 +181,7 @@ def _has_room(config: BuildConfig, *, rows: int, dim: int, k: int) -> bool:
 
 def _builds(factory: str, k: int) -> bool:
     try:
-        faiss_index.inner_index(factory, k)
+        inner_index(factory, k)
     except ConfigError:
         return False
     return True

@@ -10,14 +10,17 @@ import pyarrow.compute as pc
 
 from whiten_index.artifacts.files import walk_files
 from whiten_index.corpus.batches import ID
-from whiten_index.index import INDEX, IVF_DATA, Examined, examine
+from whiten_index.index.examine import Examined, examine
+from whiten_index.index.library import INDEX
+from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.pipeline.canaries import Encode, Trial, check_canaries
 from whiten_index.pipeline.gates import Base, CanaryFile, Gate
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Stages
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.bundle import Bundle
-from whiten_index.whitening import Whitening
+from whiten_index.whitening.transform import Whitening
 
 # The index may take so many times what was expected, and what heads of small files take.
 _EXPECTED_TIMES, _HEADS = 2, 1 << 20

@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import exists, is_file, reading
-from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus
 from whiten_index.corpus.batches import TextBatch
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index.corpus.row_checks import OnBadRow
 from whiten_index.errors import CorpusError, GateError
 from whiten_index.paths import cut
 

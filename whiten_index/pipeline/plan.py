@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from whiten_index.corpus import Shard
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
+from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.devices import chosen_devices
 from whiten_index.errors import ConfigError
-from whiten_index.index import FactoryChoice
+from whiten_index.index.choice import FactoryChoice
 from whiten_index.pipeline.build import check_early, check_labels
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import open_corpus
@@ -21,8 +21,8 @@ from whiten_index.pipeline.fit import choose_index, possible_widths, read_labels
 from whiten_index.pipeline.shard_encoding import ShardWork
 from whiten_index.pipeline.shard_workers import shard_work
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.store import StoreDtype
 from whiten_index.store.dedup import RowFinder
+from whiten_index.store.dtypes import StoreDtype
 from whiten_index.whitening.selection import widths
 
 _CALIBRATION_ROWS = 256

@@ -21,7 +21,9 @@ from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.shard_encoding import ShardWork
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import asked_by
-from whiten_index.store import CorpusRecord, EmbeddingStore, StoreDtype, as_kept
+from whiten_index.store.dtypes import StoreDtype, as_kept
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import drawn_parts, drawn_rows, ids_of, row_starts
 from whiten_index.whitening.selection import LEAST_SAMPLE
 

@@ -14,24 +14,32 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from whiten_index import index as faiss_index
+from whiten_index import __version__
 from whiten_index.artifacts.cached_storage import settled as settled_place
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.distributed.remote_call import remote_call
-from whiten_index.evaluation import Geometry
-from whiten_index.index import CodeReuse, IndexBuildResult, IndexPlan, build_faiss_index
+from whiten_index.evaluation.geometry import Geometry
+from whiten_index.index.build_distributed import build_faiss_index
+from whiten_index.index.build_local import CodeReuse, IndexBuildResult
+from whiten_index.index.choice import FactoryChoice, IndexPlan
+from whiten_index.index.factory import inner_index
+from whiten_index.index.library import describe_faiss
+from whiten_index.index.transforms import is_lossy
+from whiten_index.index.tuning import has_parameters
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, raw_bytes
 from whiten_index.pipeline.fit import Fitted
 from whiten_index.progress import Stages
 from whiten_index.search.search_index import hits_of
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows, embeddings_of
-from whiten_index.version import VERSION
-from whiten_index.versions import published, version_manifest
 from whiten_index.versions.bundle import open_unsealed
 from whiten_index.versions.documents import write_documents
-from whiten_index.whitening import Whitening, unit_rows
+from whiten_index.versions.published import DOCUMENTS, MOMENTS, RECORD, WHITENING, Version
+from whiten_index.versions.version_manifest import FORMAT_VERSION, KIND
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Settled:
     plan: IndexPlan
     identity: str
     reuse: CodeReuse | None = None
-    kept: published.Version | None = None
+    kept: Version | None = None
 
 
 def settle(
@@ -95,7 +103,7 @@ def version_identity(
         choices["chosen"] = fingerprint(fitted.choice.to_json())
     return fingerprint(
         {
-            "format_version": version_manifest.FORMAT_VERSION,
+            "format_version": FORMAT_VERSION,
             "corpus": encoded.record.fingerprint,
             "encoder": encoded.store.encoder,
             "encoder_fingerprint": encoded.store.fingerprint,
@@ -115,12 +123,12 @@ def _factory_identity(plan: IndexPlan, k: int) -> list[Any]:
     What cannot show is left out, so that versions made before it was known are found again.
     """
     settings: dict[str, Any] = {}
-    inner = faiss_index.inner_index(plan.built, k)
-    if faiss_index.has_parameters(inner) or plan.choice.rerank is not None:
+    inner = inner_index(plan.built, k)
+    if has_parameters(inner) or plan.choice.rerank is not None:
         settings["target_recall"] = plan.target_recall
     if plan.budget is not None:
         settings["memory_budget"] = plan.budget
-    if faiss_index.is_lossy(inner):
+    if is_lossy(inner):
         settings["rotated"] = True
     named: list[Any] = [plan.choice.asked, plan.built]
     return [*named, settings] if settings else named
@@ -171,8 +179,8 @@ def write_version(
                 shape = remote_call(encoded.executor, stages, _geometry, *given)
                 watcher.advance(record.rows)
             _save_transform(settled, folder)
-            write_documents(folder / published.DOCUMENTS, _documents(encoded))
-            record.save(folder / published.RECORD)
+            write_documents(folder / DOCUMENTS, _documents(encoded))
+            record.save(folder / RECORD)
             fields = {
                 **_facts(config, encoded, settled),
                 "geometry": shape,
@@ -207,14 +215,14 @@ def _geometry(
 def _save_transform(settled: Settled, folder: Path) -> None:
     """Write the transform and the moments that it was fitted on; what is kept to the byte."""
     if settled.kept is not None:
-        for name in (published.WHITENING, published.MOMENTS):
+        for name in (WHITENING, MOMENTS):
             shutil.copyfile(settled.kept.file(name), folder / name)
         return
-    settled.fitted.whitening.save(folder / published.WHITENING)
-    settled.fitted.moments.save(folder / published.MOMENTS)
+    settled.fitted.whitening.save(folder / WHITENING)
+    settled.fitted.moments.save(folder / MOMENTS)
 
 
-def index_note(choice: faiss_index.FactoryChoice) -> str:
+def index_note(choice: FactoryChoice) -> str:
     """Return what is said of an index before work on it starts."""
     parts = {name: size for name, size in vars(choice.expected).items() if size}
     split = ", ".join(f"{name} {size:,}" for name, size in parts.items())
@@ -243,8 +251,8 @@ def _facts(config: BuildConfig, encoded: EncodeReport, settled: Settled) -> dict
     """Return what a version's manifest says of its inputs and choices."""
     choice = settled.fitted.choice
     return {
-        "kind": version_manifest.KIND,
-        "format_version": version_manifest.FORMAT_VERSION,
+        "kind": KIND,
+        "format_version": FORMAT_VERSION,
         "identity": settled.identity,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": config.to_json(),
@@ -270,15 +278,15 @@ def _bytes(encoded: EncodeReport, made: IndexBuildResult, folder: Path) -> dict[
         "raw": raw_bytes(encoded.store, encoded.record),
         "vectors": made.vector_bytes,
         "index_file": made.file_bytes,
-        "documents_file": (folder / published.DOCUMENTS).stat().st_size,
+        "documents_file": (folder / DOCUMENTS).stat().st_size,
         "index": made.sizes.to_json(),
     }
 
 
 def _made_by() -> dict[str, Any]:
     return {
-        "whiten_index": VERSION,
-        "faiss": faiss_index.describe_faiss(),
+        "whiten_index": __version__,
+        "faiss": describe_faiss(),
         "numpy": np.__version__,
         "python": platform.python_version(),
     }

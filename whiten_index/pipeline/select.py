@@ -17,14 +17,6 @@ from whiten_index.pipeline.pseudo_queries import Sample, recipe, sample_pieces
 from whiten_index.pipeline.select_labelled import Labels, labelled_trials
 from whiten_index.progress import Stages
 from whiten_index.store.sampling import embeddings_of
-from whiten_index.whitening import (
-    Kind,
-    Whitening,
-    WhiteningConfig,
-    WidthWish,
-    default_width,
-    unit_rows,
-)
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
     Choice,
@@ -40,6 +32,9 @@ from whiten_index.whitening.selection import (
     settings,
     widths,
 )
+from whiten_index.whitening.spectrum import WidthWish, default_width, unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 # Whole documents hold the words looked for, and so overrate strong whitening.
 _SENTENCE_WEIGHT = 2.0

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.corpus import ParquetCorpus, Shard
 from whiten_index.corpus.batches import (
     PASSAGE,
     PASSAGE_END,
@@ -22,21 +21,18 @@ from whiten_index.corpus.batches import (
     EmbeddingBatch,
     TextBatch,
 )
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageSplitter
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import EncoderError
-from whiten_index.store import (
-    CorpusPart,
-    EmbeddingStore,
-    Found,
-    StoredShard,
-    StoreDtype,
-    as_kept,
-    folder_bytes,
-    type_of,
-)
 from whiten_index.store.dedup import RowFinder
+from whiten_index.store.digest_index import Found
+from whiten_index.store.dtypes import StoreDtype, as_kept, folder_bytes, type_of
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusPart
+from whiten_index.store.shard_resolver import StoredShard
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow

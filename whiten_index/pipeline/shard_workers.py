@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.corpus import SHARD_BYTES, ParquetCorpus, Shard
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index.corpus.sharding import SHARD_BYTES, Shard
 from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
 from whiten_index.distributed.process_executor import ProcessExecutor
 from whiten_index.distributed.ray_executor import RayExecutor
@@ -18,7 +19,7 @@ from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, PartialFailureError
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.shard_encoding import LazyEncoder, ShardWork, Window, WindowResult
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder

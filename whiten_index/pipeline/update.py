@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index import index as faiss_index
 from whiten_index.artifacts.lock import only_writer
+from whiten_index.index.library import load_faiss, set_threads
 from whiten_index.pipeline.build import check_early, register
 from whiten_index.pipeline.changes import Changes, apart, compare, count_documents, stored_rows
 from whiten_index.pipeline.encode import EncodeReport, encode_shards, open_corpus
@@ -24,7 +24,17 @@ from whiten_index.pipeline.update_checks import (
 )
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.versions import published
+from whiten_index.versions.published import (
+    VERSIONS,
+    find_version,
+    next_version,
+    promote,
+    read_current,
+    read_published,
+    read_version,
+    set_current,
+    tidy,
+)
 
 
 def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> UpdateReport:
@@ -44,13 +54,13 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         StorageError: the disk is full or cannot be written.
     """
     stages, out = Stages(progress or Silent()), Path(config.index)
-    faiss_index.load_faiss()
+    load_faiss()
     if config.threads is not None:
-        faiss_index.set_threads(config.threads)
+        set_threads(config.threads)
     # Nothing is made where there is no index.
-    published.read_current(out)
+    read_current(out)
     with advising(config), only_writer(out, what="index"):
-        published.tidy(out)
+        tidy(out)
         with stages.stage("open", 0):
             base = Base.open(config)
         require_writable(base)
@@ -86,14 +96,14 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         version = _interrupted(out, decided.settled.identity, base)
         if version is None:
             require_room(base, rows=encoded.record.rows)
-            version = published.next_version(out, decided.settled.identity)
+            version = next_version(out, decided.settled.identity)
             examine = Examination(config, base, encoded, changes, canaries, stages)
             make_candidate(version, encoded, decided, facts, examine)
-            published.promote(out, version)
+            promote(out, version)
         else:
-            published.set_current(out, version)
+            set_current(out, version)
         _remember(base, encoded)
-        fields = published.read_published(out).fields
+        fields = read_published(out).fields
         gates = tuple(fields.get("gates") or ())
         return UpdateReport(out, base.version, version, fields, changes, encoded, facts, gates)
 
@@ -104,10 +114,10 @@ def _interrupted(out: Path, identity: str, base: Base) -> str | None:
     One of the same corpus that was published before is none: the gates of tonight have not seen it,
     and its changes are those since another version.
     """
-    version = published.find_version(out, identity)
+    version = find_version(out, identity)
     if version is None:
         return None
-    fields = published.read_version(out / published.VERSIONS / version).fields
+    fields = read_version(out / VERSIONS / version).fields
     return version if "update" in fields and fields["update"]["base"] == base.version else None
 
 

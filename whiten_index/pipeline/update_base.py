@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.corpus import ParquetCorpus
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.pipeline.build_config import BuildConfig
@@ -20,13 +20,25 @@ from whiten_index.pipeline.changes import apart
 from whiten_index.pipeline.fit import Fitted
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.search.query_encoder import QueryEncoder
-from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingStore, KnownRows
-from whiten_index.store.digest_index import KeyTable, digest_keys
-from whiten_index.versions import published
+from whiten_index.store.digest_index import KeyTable, KnownRows, digest_keys
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.versions.provenance import corpus_record, open_store
-from whiten_index.whitening import Whitening, WidthWish
+from whiten_index.versions.published import (
+    CANDIDATES,
+    MOMENTS,
+    VERSIONS,
+    WHITENING,
+    Version,
+    read_version,
+    version_names,
+    with_published,
+    withdrawn_versions,
+)
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
+from whiten_index.whitening.spectrum import WidthWish
+from whiten_index.whitening.transform import Whitening
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +53,7 @@ class Base:
         config: the build that would make it again, of the corpus as it is now.
     """
 
-    source: published.Version
+    source: Version
     store: EmbeddingStore
     record: CorpusRecord
     fitted: Fitted
@@ -57,7 +69,7 @@ class Base:
                 does not allow.
         """
         root = Path(config.index)
-        source = published.with_published(root, published.Version.check)
+        source = with_published(root, Version.check)
         fields = source.fields
         remedy = "name it with --store DIR, or build the index again"
         store = open_store(root, fields, given=config.store, reader="an update", remedy=remedy)
@@ -67,8 +79,8 @@ class Base:
         build = _build_config(config, fields, store)
         choice = fields.get("choice")
         fitted = Fitted(
-            Moments.load(source.file(published.MOMENTS)),
-            Whitening.load(source.file(published.WHITENING)),
+            Moments.load(source.file(MOMENTS)),
+            Whitening.load(source.file(WHITENING)),
             None if choice is None else Choice.from_json(choice),
         )
         return cls(source, store, record, fitted, build)
@@ -115,10 +127,10 @@ class Base:
         """Return its record and those of candidates, whose rows were encoded before a gate."""
         found = [self.record]
         root = self.folder.parents[1]
-        for name in published.version_names(root, inside=published.CANDIDATES):
+        for name in version_names(root, inside=CANDIDATES):
             # The rows of a damaged one are encoded again.
             with contextlib.suppress(ArtifactError):
-                candidate = published.read_version(root / published.CANDIDATES / name)
+                candidate = read_version(root / CANDIDATES / name)
                 found.append(corpus_record(candidate))
         return found
 
@@ -268,9 +280,9 @@ def _come_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Iter
 def _withdrawn(root: Path) -> dict[str, CorpusRecord]:
     """Return the records of the versions that were rolled back, of those that can be read."""
     found = {}
-    for name in published.withdrawn_versions(root):
+    for name in withdrawn_versions(root):
         with contextlib.suppress(ArtifactError):
-            version = published.read_version(root / published.VERSIONS / name)
+            version = read_version(root / VERSIONS / name)
             found[name] = corpus_record(version)
     return found
 

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index import index as faiss_index
 from whiten_index.errors import ConfigError
-from whiten_index.index import CodeReuse, FactoryChoice, IndexPlan, OperatingPoint
+from whiten_index.index.build_local import CodeReuse
+from whiten_index.index.choice import FactoryChoice, IndexPlan
+from whiten_index.index.code_reuse import why_not_reusable
+from whiten_index.index.tuning import OperatingPoint
 from whiten_index.pipeline.build import index_plan
 from whiten_index.pipeline.changes import Changes, apart, digests_of
 from whiten_index.pipeline.encode import EncodeReport
@@ -27,9 +29,12 @@ from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.pipeline.update_base import Base, named_config
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Stages
-from whiten_index.store import CorpusRecord, EmbeddingStore, KnownRows
-from whiten_index.versions import bundle, published
-from whiten_index.whitening import Drift, decide
+from whiten_index.store.digest_index import KnownRows
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
+from whiten_index.versions.bundle import open_unsealed, read_index
+from whiten_index.versions.published import CANDIDATES, CHANGES, WHITENING, publish_candidate
+from whiten_index.whitening.drift import Drift, decide
 
 # Lists trained for so many times fewer or more rows are still good ones.
 _LISTS_RATIO = 2.0
@@ -138,9 +143,9 @@ def _kept(base: Base, encoded: EncodeReport, old_rows: NDArray[np.int64]) -> tup
     plan = _same_index(base, rows)
     why = "" if plan is not None else "another index suits so many rows"
     if plan is not None:
-        current = bundle.read_index(base.source, mapped=True)
-        why = faiss_index.why_not_reusable(current) or ""
-    transform = base.fields["files"][published.WHITENING]["sha256"]
+        current = read_index(base.source, mapped=True)
+        why = why_not_reusable(current) or ""
+    transform = base.fields["files"][WHITENING]["sha256"]
     if why or plan is None:
         plan = plan or index_plan(base.config, rows=rows, whitening=fitted.whitening)
         return settle(base.config, encoded, fitted, plan, kept={"whitening": transform}), why
@@ -148,7 +153,7 @@ def _kept(base: Base, encoded: EncodeReport, old_rows: NDArray[np.int64]) -> tup
     # Versions of earlier releases do not tell.
     tuned = OperatingPoint(**factory.get("tuned") or {})
     reuse = CodeReuse(
-        partial(bundle.read_index, base.source, mapped=True),
+        partial(read_index, base.source, mapped=True),
         old_rows,
         tuned,
         factory.get("rerank"),
@@ -223,7 +228,7 @@ class Examination:
             deleted=counts["deleted"] if known else None,
         )
         self.gates = run_gates(
-            bundle.open_unsealed(folder, fields),
+            open_unsealed(folder, fields),
             self.encoded.store,
             self.encoded.record,
             config=self.config.gates(),
@@ -258,9 +263,7 @@ def make_candidate(
 
     def finish(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
         whitening = facts["decision"]["whitening"]
-        examine.changes.save(
-            folder / published.CHANGES, base=examine.base.version, whitening=whitening
-        )
+        examine.changes.save(folder / CHANGES, base=examine.base.version, whitening=whitening)
         return {"update": dict(facts), "gates": examine(folder, fields)}
 
     write_version(
@@ -269,8 +272,8 @@ def make_candidate(
         decided.settled,
         version,
         examine.stages,
-        published.publish_candidate,
+        publish_candidate,
         finish=finish,
     )
     out = Path(str(config.out))
-    require_passed(examine.gates, candidate=out / published.CANDIDATES / version)
+    require_passed(examine.gates, candidate=out / CANDIDATES / version)

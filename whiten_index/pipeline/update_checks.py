@@ -12,7 +12,7 @@ import numpy as np
 
 from whiten_index.artifacts.disk_space import require_space
 from whiten_index.artifacts.files import exists, is_folder, list_folder
-from whiten_index.corpus import RepeatedIdsError
+from whiten_index.corpus.parquet_corpus import RepeatedIdsError
 from whiten_index.errors import (
     ConfigError,
     CorpusError,
@@ -23,9 +23,9 @@ from whiten_index.errors import (
 from whiten_index.pipeline.gates import CanaryFile
 from whiten_index.pipeline.update_base import Base
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.store import CorpusRecord
-from whiten_index.versions import published
-from whiten_index.whitening import Refit
+from whiten_index.store.records import CorpusRecord
+from whiten_index.versions.published import CANDIDATES, VERSIONS, withdrawn_facts
+from whiten_index.whitening.drift import Refit
 
 # Room beyond what files are expected to take.
 _SPARE = 1.1
@@ -65,14 +65,14 @@ def require_writable(base: Base) -> None:
         StorageError: one cannot be written, or candidates and versions lie on different disks.
     """
     out, store = Path(str(base.config.out)), base.store.folder
-    versions = out / published.VERSIONS
+    versions = out / VERSIONS
     for folder in (out, versions, store, *filter(is_folder, list_folder(store, "[!.]*"))):
         if not os.access(folder, os.W_OK | os.X_OK):
             raise StorageError(
                 f"cannot write {folder}: permission is denied or the file system is read-only; "
                 "change its permissions, then run the same command again"
             )
-    candidates = out / published.CANDIDATES
+    candidates = out / CANDIDATES
     aside = candidates if exists(candidates) else out
     if aside.stat().st_dev != versions.stat().st_dev:
         raise StorageError(
@@ -158,12 +158,12 @@ def require_not_withdrawn(
         GateError: the corpus is that of a version which was rolled back.
     """
     out = Path(config.index)
-    for name, facts in published.withdrawn_facts(out).items():
+    for name, facts in withdrawn_facts(out).items():
         if facts.get("corpus") != record.fingerprint:
             continue
         if config.order is not Refit.AUTO and identity != facts.get("identity"):
             continue
-        there = exists(out / published.VERSIONS / name)
+        there = exists(out / VERSIONS / name)
         back = f"; or take that version back: whiten-index rollback {out} --to {name}"
         raise GateError(
             f"the corpus still is that of version {name}, which was rolled back, so nothing is "

@@ -12,7 +12,7 @@ from whiten_index.options import MODEL, OUTPUT, RESOURCES, TRANSFORM, Option, fl
 from whiten_index.paths import require_folder, require_path
 
 if TYPE_CHECKING:
-    from whiten_index.whitening import Refit
+    from whiten_index.whitening.drift import Refit
 
 GATES = "Gates"
 # Each canary is compared with every row.
@@ -60,7 +60,7 @@ class GateConfig:
     @property
     def most_bytes(self) -> int | None:
         """``max_bytes`` as a number."""
-        from whiten_index.index import parse_bytes
+        from whiten_index.index.choice import parse_bytes
 
         if self.max_bytes is None:
             return None
@@ -145,6 +145,6 @@ class UpdateConfig(GateConfig):
     @property
     def order(self) -> Refit:
         """Decision whether the transform is fitted again; to choose again is to fit again."""
-        from whiten_index.whitening import Refit
+        from whiten_index.whitening.drift import Refit
 
         return Refit.ALWAYS if self.choose_again else Refit.parse(self.refit)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from whiten_index.artifacts.disk_space import free_bytes
-from whiten_index.corpus import Shard
 from whiten_index.corpus.batches import PASSAGE
+from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.devices import chosen_devices
 from whiten_index.pipeline.build import check_early
 from whiten_index.pipeline.changes import (
@@ -38,8 +38,8 @@ from whiten_index.pipeline.update_checks import (
 )
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.store import CorpusPart, CorpusRecord
 from whiten_index.store.dedup import RowFinder
+from whiten_index.store.records import CorpusPart, CorpusRecord
 
 # What every update does again with all rows, besides what comes of encoding.
 _AGAIN = (

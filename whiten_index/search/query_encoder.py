@@ -19,8 +19,8 @@ from whiten_index.encoding.spec import EncoderSpec, recorded_config, recorded_sp
 from whiten_index.errors import ConfigError, EncoderError, StorageError
 from whiten_index.paths import shown
 from whiten_index.progress import Stages
-from whiten_index.store import EmbeddingStore
-from whiten_index.whitening import Whitening
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.whitening.transform import Whitening
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder

@@ -34,11 +34,12 @@ from whiten_index.encoding.spec import EncoderSpec, recorded_spec
 from whiten_index.errors import ConfigError, FormatError, WhitenIndexError
 from whiten_index.paths import require_folder
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_same, require_texts
-from whiten_index.store import EncoderFacts
+from whiten_index.store.records import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
 from whiten_index.versions.version_manifest import VersionManifest
-from whiten_index.whitening import Whitening, unit_rows
 from whiten_index.whitening.affine import write_matrix
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder

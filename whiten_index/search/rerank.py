@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.store import CorpusRecord, EmbeddingRows, EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
+from whiten_index.store.row_refs import EmbeddingRows
 from whiten_index.store.sampling import mapped_part, row_starts
 from whiten_index.versions.bundle import Bundle
 from whiten_index.versions.provenance import corpus_record, open_store
-from whiten_index.whitening import Whitening, unit_rows
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
 
 Rows = NDArray[np.int64]
 

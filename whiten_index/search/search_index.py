@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.storage import HERE, Here, Place
-from whiten_index.corpus import CorpusConfig, OnBadRow, ParquetCorpus, RowFilter
 from whiten_index.corpus.batches import TextBatch
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index.corpus.row_checks import OnBadRow
+from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import recorded_spec
-from whiten_index.index import set_threads
+from whiten_index.index.library import set_threads
 from whiten_index.paths import absolute
 from whiten_index.search.query_encoder import QueryEncoder, require_texts
 from whiten_index.search.rerank import Reranker, open_reranker

@@ -9,15 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
-from whiten_index.store import (
-    EmbeddingRows,
-    EmbeddingStore,
-    Found,
-    KnownRows,
-    Picks,
-    StoreDtype,
-    as_kept,
-)
+from whiten_index.store.digest_index import Found, KnownRows
+from whiten_index.store.dtypes import StoreDtype, as_kept
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.row_refs import EmbeddingRows, Picks
 from whiten_index.whitening.moments import Moments
 
 # A shard of which less is known is kept whole.

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ArtifactError
-from whiten_index.store import CorpusPart, CorpusRecord, EmbeddingRows, EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.store.row_refs import EmbeddingRows
 
 _PARTS, _ENOUGH_ROWS, _BLOCK_ROWS = 8, 8_192, 8_192
 

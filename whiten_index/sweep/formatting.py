@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from whiten_index.index import TARGET_RECALL
+from whiten_index.index.choice import TARGET_RECALL
 from whiten_index.sweep.results import Measured
 
 ABSENT = "–"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.index import inner_index
+from whiten_index.index.factory import inner_index
 from whiten_index.sweep.sweep_config import FP32, NONE, TRUNCATE, SweepConfig, codec_string
 
 OURS, RAW, FAISS = "ours", "raw", "faiss"

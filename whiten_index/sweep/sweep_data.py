@@ -12,18 +12,21 @@ from numpy.typing import NDArray
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.metrics import require_evaluator
-from whiten_index.index import exact_neighbours
-from whiten_index.labels import JudgedQueries, read_judged
+from whiten_index.index.exact import exact_neighbours
+from whiten_index.labels.judged import JudgedQueries, read_judged
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.fit import fit_whitening
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import query_embeddings
-from whiten_index.store import CorpusRecord, EmbeddingStore, total_moments
+from whiten_index.store.embedding_store import EmbeddingStore, total_moments
+from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.sweep.grid import FAISS, RAW, Vectors
 from whiten_index.sweep.sweep_config import AUTO, SweepConfig, TransformSpec
-from whiten_index.whitening import Kind, Spectrum, Whitening, WhiteningConfig, unit_rows
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import Spectrum, unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 TOP_K = 10
 _LEAST_ROWS = 100

@@ -21,19 +21,14 @@ from whiten_index.artifacts.files import exists, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.index import (
-    describe_faiss,
-    expected_bytes,
-    gpu_name,
-    load_faiss,
-    require_device,
-    set_threads,
-)
+from whiten_index.index.gpu import gpu_name, require_device
+from whiten_index.index.library import describe_faiss, load_faiss, set_threads
+from whiten_index.index.sizes import expected_bytes
 from whiten_index.pipeline.build import embeddings
 from whiten_index.pipeline.plan import plan_build
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.search.query_encoder import asked_by
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.sweep.grid import FAISS, RAW, Grid, Point, Vectors, grid
 from whiten_index.sweep.results import RESULTS, Results
 from whiten_index.sweep.sweep_config import FP32, SweepConfig

@@ -16,25 +16,15 @@ from whiten_index.artifacts.atomic import discard
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate
-from whiten_index.index import (
-    INDEX,
-    DeviceIndex,
-    IndexBytes,
-    IndexPlan,
-    Transforms,
-    build_faiss_index,
-    choose_factory,
-    expected_bytes,
-    inner_index,
-    inner_of,
-    load_faiss,
-    measured_bytes,
-    peer_index,
-    train,
-    write_index,
-)
+from whiten_index.index.build_distributed import build_faiss_index
+from whiten_index.index.choice import IndexPlan, choose_factory
 from whiten_index.index.exact import flat_vectors, use_large_pages
-from whiten_index.index.gpu import runs_on_gpu
+from whiten_index.index.factory import inner_index, inner_of, peer_index
+from whiten_index.index.gpu import DeviceIndex, runs_on_gpu
+from whiten_index.index.library import INDEX, load_faiss, write_index
+from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
+from whiten_index.index.training import train
+from whiten_index.index.transforms import Transforms
 from whiten_index.index.vector_search import nearest, nearest_on_gpu, search_documents
 from whiten_index.progress import Silent, Stages
 from whiten_index.search.rerank import Reranker

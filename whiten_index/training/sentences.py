@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from whiten_index.corpus import ParquetCorpus
 from whiten_index.corpus.batches import TextBatch
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.errors import CorpusError
 from whiten_index.training.model import ContrastiveModel
 

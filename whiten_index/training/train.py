@@ -17,12 +17,13 @@ from whiten_index.artifacts.atomic import discard, replace_folder, require_free
 from whiten_index.artifacts.files import is_file, list_folder, require_path, resolved, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import Described, Schema
-from whiten_index.corpus import CorpusConfig, ParquetCorpus
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError
-from whiten_index.labels import StsSet, read_sts, require_ranked
+from whiten_index.labels.sts import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.training.training_config import BEST, POOLINGS, TrainingConfig
 
@@ -369,13 +370,8 @@ class _Training:
 
 def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
     """Return what scores a model: STS-B dev, alignment of its close pairs, uniformity."""
-    from whiten_index.evaluation import (
-        POSITIVE_ABOVE,
-        alignment,
-        correlate,
-        pair_cosines,
-        uniformity,
-    )
+    from whiten_index.evaluation.geometry import POSITIVE_ABOVE, alignment, uniformity
+    from whiten_index.evaluation.sts import correlate, pair_cosines
     from whiten_index.training.sentences import embed
 
     chosen = [row for row, scored in enumerate(dev.scored) if scored]

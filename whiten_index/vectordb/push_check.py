@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID
-from whiten_index.index import exact_neighbours
+from whiten_index.index.exact import exact_neighbours
 from whiten_index.paths import cut
 from whiten_index.vectordb.database_writer import VECTOR, DatabaseWriter, Layout, VectorDtype
 from whiten_index.vectordb.push_config import PushConfig

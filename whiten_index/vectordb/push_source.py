@@ -20,8 +20,9 @@ from whiten_index.corpus.batches import ID
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.search.query_encoder import digest_of
-from whiten_index.store import CorpusRecord, EmbeddingStore
 from whiten_index.store.digest_index import KeyTable, string_keys
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.database_writer import VECTOR, Layout, Metric, PushedTable, VectorDtype
 from whiten_index.vectordb.push_config import PushConfig
@@ -36,7 +37,8 @@ from whiten_index.versions.published import (
     read_current,
     with_published,
 )
-from whiten_index.whitening import Whitening, unit_rows
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
 
 # Rows whose raw embeddings are in memory in float64.
 _ROWS_AT_ONCE = 8192

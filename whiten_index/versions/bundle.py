@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import reading
-from whiten_index.corpus import RowFilter
+from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index.exact import Rows, Scores, flat_vectors, use_large_pages
 from whiten_index.index.factory import inner_of
@@ -38,7 +38,7 @@ from whiten_index.versions.published import (
     with_published,
 )
 from whiten_index.versions.version_manifest import VersionManifest
-from whiten_index.whitening import Whitening
+from whiten_index.whitening.transform import Whitening
 
 
 class Rescorer(Protocol):

@@ -25,17 +25,12 @@ import numpy as np
 from whiten_index.artifacts.disk_space import require_space
 from whiten_index.artifacts.files import require_path
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.corpus import SHARD_ROWS
+from whiten_index.corpus.sharding import SHARD_ROWS
 from whiten_index.errors import ConfigError
-from whiten_index.store import (
-    EmbeddingStore,
-    InFolder,
-    Member,
-    ToPack,
-    keeps_moments,
-    moments_bytes,
-    rows_bytes,
-)
+from whiten_index.store.dtypes import keeps_moments, moments_bytes, rows_bytes
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.packs import Member, ToPack
+from whiten_index.store.shard_resolver import InFolder
 from whiten_index.versions.compaction_plan import Plan
 from whiten_index.versions.live_set import Keeping, remove
 from whiten_index.versions.references import index_claims, indexes_of, record_paths

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ArtifactError
-from whiten_index.store import OWN, EmbeddingStore, Member, Source
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.packs import Member
+from whiten_index.store.row_refs import OWN, Source
 from whiten_index.versions.store_scan import Inventory, ShardFolder
 
 # A shard of fewer rows than this share of a pack is joined with others.

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.storage import Place
 from whiten_index.versions.published import WHITENING, Version, read_version, with_published
-from whiten_index.whitening import Whitening, variance_kept
+from whiten_index.whitening.spectrum import variance_kept
+from whiten_index.whitening.transform import Whitening
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
 

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import reading
-from whiten_index.corpus import RowFilter
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID, PASSAGE
+from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError
 from whiten_index.index.filtered import Selection
 

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import is_folder, reading, require_path, writing
 from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_finite, shown
-from whiten_index.store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.live_set import Keeping, Kept, Removed, remove
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
@@ -261,7 +261,7 @@ class _Recent:
 
     def __call__(self, path: Path) -> bool:
         """Tell whether it is; so is what was written later than now, by a clock put right since."""
-        marker = path / manifest.MANIFEST if is_folder(path) else path
+        marker = path / MANIFEST if is_folder(path) else path
         try:
             with reading(marker):
                 written = marker.stat().st_mtime

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.artifacts.files import fsync_path, size_of, writing
-from whiten_index.store import Member, Source
+from whiten_index.store.packs import Member
+from whiten_index.store.row_refs import Source
 from whiten_index.versions.store_scan import Inventory, ShardFolder
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.paths import cut, is_uri
-from whiten_index.store import CorpusRecord, EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import RECORD, Version
 
 

@@ -41,7 +41,18 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.artifacts.limits import load_json
-from whiten_index.artifacts.manifest import as_manifest
+from whiten_index.artifacts.manifest import (
+    MANIFEST,
+    REMEDY,
+    as_manifest,
+    check_files,
+    checked,
+    publish_folder,
+    read_json,
+    read_manifest,
+    sealed_json,
+    write_manifest,
+)
 from whiten_index.artifacts.object_store import ChangedError, Tag
 from whiten_index.artifacts.storage import HERE, Here
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
@@ -132,7 +143,7 @@ class Version:
             if name not in self.fields["files"]:
                 raise ArtifactError(f"{self.folder} is damaged: it has no {name}; {remedy}")
             one = {"files": {name: self.fields["files"][name]}}
-            manifest.check_files(self.folder, one, content=self.verify == FULL, remedy=remedy)
+            check_files(self.folder, one, content=self.verify == FULL, remedy=remedy)
             self._checked.add(name)
         return self.folder / name
 
@@ -155,9 +166,7 @@ def read_index_id(root: Path) -> str:
         StorageError: the disk does not let it be read.
     """
     remedy = "restore it from a copy, or build or update the index again, which gives it a new id"
-    return manifest.read_manifest(
-        root, INDEX_ID_SCHEMA, name=INDEX_ID, remedy=remedy, missing=remedy
-    )["id"]
+    return read_manifest(root, INDEX_ID_SCHEMA, name=INDEX_ID, remedy=remedy, missing=remedy)["id"]
 
 
 def ensure_index_id(root: Path) -> str:
@@ -170,7 +179,7 @@ def ensure_index_id(root: Path) -> str:
         index_id = uuid.uuid4().hex
         fields = {"kind": INDEX_ID_SCHEMA.kind, "format_version": 1, "id": index_id}
         with writing(root):
-            manifest.write_manifest(root / INDEX_ID, fields)
+            write_manifest(root / INDEX_ID, fields)
         return index_id
 
 
@@ -196,8 +205,8 @@ def _read_current(root: Path) -> Current:
     path = root / CURRENT
     # To the byte, so that any damage to it shows.
     remedy = mending(root)
-    value = manifest.read_json(path, what="a published index", exact=True, remedy=remedy)
-    found = manifest.checked(value, CURRENT_SCHEMA, path, remedy=remedy)
+    value = read_json(path, what="a published index", exact=True, remedy=remedy)
+    found = checked(value, CURRENT_SCHEMA, path, remedy=remedy)
     withdrawn, facts = found["withdrawn"], found["withdrawn_facts"]
     if set(withdrawn) != set(facts):
         raise ArtifactError(f"{path} is damaged: its withdrawn versions differ; {remedy}")
@@ -227,7 +236,7 @@ def set_current(
     """
     folder = root / VERSIONS / version
     with writing(root / CURRENT):
-        digest = sha256_file(folder / manifest.MANIFEST)
+        digest = sha256_file(folder / MANIFEST)
         known = withdrawn_facts(root)
         taken_back = sorted({*(known if withdrawn is None else withdrawn)} - {version})
         fields = {
@@ -237,7 +246,7 @@ def set_current(
             "withdrawn_facts": {name: known.get(name) or _facts(root, name) for name in taken_back},
         }
         try:
-            mirror.replace(root / CURRENT, manifest.sealed_json(fields), tag)
+            mirror.replace(root / CURRENT, sealed_json(fields), tag)
         except ChangedError as error:
             raise BusyError(
                 f"{mirror.uri} was published by another build meanwhile, and what that published "
@@ -298,7 +307,7 @@ def strange_entries(root: Path) -> list[Path]:
     for folder in (root / VERSIONS, root / CANDIDATES):
         others = set(list_folder(folder)) - set(leftovers_in(folder))
         for path in sorted(others):
-            holds = any(exists(path / name) for name in (manifest.MANIFEST, RECORD))
+            holds = any(exists(path / name) for name in (MANIFEST, RECORD))
             if _is_strange(path) if version_number(path.name) else holds:
                 found.append(path)
     return found
@@ -369,7 +378,7 @@ def _known_names(root: Path) -> Iterator[str]:
 
 def publish(root: Path, version: str, fill: Fill, mirror: Here = HERE) -> dict[str, Any]:
     """Write a version's folder, whole or not at all; ``set_current`` makes it the one read."""
-    fields = manifest.publish_folder(root / VERSIONS / version, fill)
+    fields = publish_folder(root / VERSIONS / version, fill)
     mirror.push(root / VERSIONS / version)
     return fields
 
@@ -384,7 +393,7 @@ def publish_candidate(root: Path, version: str, fill: Fill) -> dict[str, Any]:
     """
     for name in version_names(root, inside=CANDIDATES):
         remove_folder(root / CANDIDATES / name)
-    return manifest.publish_folder(root / CANDIDATES / version, fill)
+    return publish_folder(root / CANDIDATES / version, fill)
 
 
 def promote(root: Path, version: str) -> None:
@@ -507,8 +516,8 @@ def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None)
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
     remedy = mending(folder.parent.parent)
-    fields = manifest.read_manifest(folder, VERSION_SCHEMA, remedy=remedy, missing=remedy)
-    path = folder / manifest.MANIFEST
+    fields = read_manifest(folder, VERSION_SCHEMA, remedy=remedy, missing=remedy)
+    path = folder / MANIFEST
     if sha256 not in (None, manifest_sha256(folder)):
         raise ArtifactError(f"{path} is damaged: it does not match {CURRENT}; {remedy}")
     if fields["version"] != folder.name:
@@ -525,7 +534,7 @@ def manifest_sha256(folder: Path) -> str:
         ArtifactError: it cannot be read, as where the version was removed.
     """
     try:
-        return sha256_file(folder / manifest.MANIFEST)
+        return sha256_file(folder / MANIFEST)
     except OSError as error:
         raise ArtifactError(
             f"{folder / manifest.MANIFEST} cannot be read ({error.strerror}); "
@@ -536,7 +545,7 @@ def manifest_sha256(folder: Path) -> str:
 def mending(root: Path) -> str:
     """Return what to do about damage in an index, which depends on what else in it is sound."""
     if not exists(root / CURRENT):
-        return manifest.REMEDY
+        return REMEDY
     return f"whiten-index verify {root} says how to mend it; or restore it from a copy"
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from whiten_index.artifacts.files import exists, is_file, is_folder, is_link, require_target
 from whiten_index.artifacts.manifest import MANIFEST, records_in
 from whiten_index.errors import ArtifactError, ConfigError, FormatError
-from whiten_index.store import CorpusRecord, EmbeddingStore, RegisteredIndex
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.index_registry import RegisteredIndex
+from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.provenance import corpus_record
 from whiten_index.versions.published import (
     CANDIDATES,

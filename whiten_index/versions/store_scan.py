@@ -12,17 +12,12 @@ import numpy as np
 from whiten_index.artifacts.files import exists, is_folder, list_folder, size_of
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError
-from whiten_index.store import (
-    MOMENTS,
-    EmbeddingStore,
-    Member,
-    Shards,
-    Source,
-    held_by_folder,
-    keeps_moments,
-    other_sources,
-    rows_bytes,
-)
+from whiten_index.store.dtypes import keeps_moments, rows_bytes
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.packs import Member
+from whiten_index.store.row_refs import Source, other_sources
+from whiten_index.store.shard_resolver import MOMENTS, held_by_folder
+from whiten_index.store.shards import Shards
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 # What file systems give a file in, most of them.

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists, list_folder, require_path, resolved, size_of
+from whiten_index.artifacts.manifest import MANIFEST, check_files
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -19,15 +20,11 @@ from whiten_index.errors import (
     StorageError,
     WhitenIndexError,
 )
-from whiten_index.store import (
-    CorpusPart,
-    EmbeddingStore,
-    InFolder,
-    embedding_store,
-    other_sources,
-    packs,
-    shard_resolver,
-)
+from whiten_index.store.embedding_store import EmbeddingStore, read_encoder
+from whiten_index.store.packs import read_pack
+from whiten_index.store.records import CorpusPart
+from whiten_index.store.row_refs import other_sources
+from whiten_index.store.shard_resolver import MOMENTS, InFolder, read_shard
 from whiten_index.versions.published import CURRENT, require_published
 from whiten_index.versions.references import (
     Claim,
@@ -163,11 +160,11 @@ class _Check:
     # What there is to check
 
     def _check_manifest(self) -> None:
-        path = self.folder / manifest.MANIFEST
+        path = self.folder / MANIFEST
         if not self._looks_at("manifests", path):
             return
         try:
-            embedding_store.read_encoder(self.folder)
+            read_encoder(self.folder)
         except (ArtifactError, StorageError) as error:
             remedy = (
                 "run whiten-index encode with one of its corpora and the same model again: it "
@@ -252,8 +249,8 @@ class _Check:
             self._members[name] = tuple(member.fingerprint for member in members)
 
     def _check_shard(self, folder: Path) -> None:
-        fields = shard_resolver.read_shard(folder)
-        manifest.check_files(folder, fields, content=True)
+        fields = read_shard(folder)
+        check_files(folder, fields, content=True)
         place = InFolder(folder, fields)
         rows, picks = place.shard.rows, place.picks()
         own = len(place.tensor("embeddings"))
@@ -263,7 +260,7 @@ class _Check:
         else:
             lengths |= {"source": len(picks.source), "row": len(picks.row)}
         _require_lengths(folder, lengths, rows)
-        if place.keeps_moments and Moments.load(folder / shard_resolver.MOMENTS).count != rows:
+        if place.keeps_moments and Moments.load(folder / MOMENTS).count != rows:
             raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
         if self._packs.find(folder.name, verify=True):
             # It is read from there; the folder stays for the rows that it holds itself.
@@ -275,8 +272,8 @@ class _Check:
                 )
 
     def _check_pack(self, folder: Path) -> None:
-        fields = packs.read_pack(folder)
-        manifest.check_files(folder, fields, content=True)
+        fields = read_pack(folder)
+        check_files(folder, fields, content=True)
         members = fields["members"]
         lengths = [len(self._packs.embeddings(member)) for member in members]
         lengths += [len(self._packs.tensor(member, "digests")) for member in members]

@@ -21,7 +21,7 @@ from whiten_index.artifacts.manifest import (
     Sha256,
     Share,
 )
-from whiten_index.store import CorpusSource, EncoderFacts
+from whiten_index.store.records import CorpusSource, EncoderFacts
 
 KIND, FORMAT_VERSION = "index", 1
 

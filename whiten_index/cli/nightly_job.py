@@ -45,11 +45,11 @@ from urllib.parse import parse_qs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from whiten_index.artifacts.job_file import read_toml
+from whiten_index.cli.log_lines import Ending, LogForm, LogLines, failure, run_job
+from whiten_index.cli.monitoring import Outcome, check_metrics, write_metrics
+from whiten_index.cli.signals import INTERRUPTED
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
-from whiten_index.log_lines import Ending, LogForm, LogLines, failure, run_job
-from whiten_index.monitoring import Outcome, check_metrics, write_metrics
 from whiten_index.paths import require_path
-from whiten_index.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from whiten_index.vectordb.push_config import PushConfig

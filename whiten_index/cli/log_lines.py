@@ -13,9 +13,9 @@ from enum import Enum
 from typing import Any
 
 from whiten_index.address import hide_secrets
+from whiten_index.cli.signals import INTERRUPTED, raise_if_interrupted
+from whiten_index.cli.streams import guarded
 from whiten_index.errors import ConfigError, GateError, WhitenIndexError
-from whiten_index.signals import INTERRUPTED, raise_if_interrupted
-from whiten_index.streams import guarded
 
 _EVERY_SECONDS = 10.0
 

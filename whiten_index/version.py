@@ -1,3 +1,0 @@
-"""The release, which manifests name."""
-
-VERSION = "0.1.0"
