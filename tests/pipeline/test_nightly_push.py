@@ -413,7 +413,10 @@ def test_lines_of_text(world: World) -> None:
         (f"{DOCS}\noptions = {{n = 1}}", r"push 1: --option n is unknown to PostgreSQL; use one"),
         (f"{DOCS}\noptions = {{m = 1}}", r"push 1: --option m: .*or equal to 2; .1. was given"),
         ('to = "qdrant://h"\ntable = "d"\noptions = {n = 1}', r"--option n is unknown to Qdrant"),
-        ('to = "lancedb:///d"\ntable = "d"\noptions = {index = "x"}', r"--option index: .*; .x. was given"),
+        (
+            'to = "lancedb:///d"\ntable = "d"\noptions = {index = "x"}',
+            r"--option index: .*; .x. was given",
+        ),
         ('to = "milvus://h"\ntable = "d"\noptions = {m = 0}', r"--option m: .*or equal to 1"),
         ('to = "v.parquet"\ntable = "d"', r"push 1: v.parquet is a file, which takes no --table"),
         ('to = "v.npy"\nfull = true', r"push 1: .* takes no --full"),
