@@ -21,8 +21,16 @@ from whiten_index.training.training_config import Precision
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"batch_size": 1}, ConfigError, "--batch-size takes a value greater than or equal to 2; 1 was given"),
-        ({"positives": 0}, ConfigError, "--positives takes a value greater than or equal to 1; 0 was given"),
+        (
+            {"batch_size": 1},
+            ConfigError,
+            "--batch-size takes a value greater than or equal to 2; 1 was given",
+        ),
+        (
+            {"positives": 0},
+            ConfigError,
+            "--positives takes a value greater than or equal to 1; 0 was given",
+        ),
         ({"groups": 5}, ConfigError, "5 groups do not divide 32 channels; give one of 1, 2, 4, 8"),
         ({"groups": 2, "group_size": 16}, ConfigError, "either --groups or --group-size"),
         ({"whiten": False}, ConfigError, "belong to a head that whitens"),
