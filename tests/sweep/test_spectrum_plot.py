@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.sweep import charts, spectrum_plot
+from whiten_index.sweep import charts
 from whiten_index.sweep.spectrum_plot import check_plot_path, draw_spectrum
 
 pytest.importorskip("matplotlib")
@@ -51,26 +52,6 @@ def describe(*, k=16, exponent=0.25, kind="whitening", center=True, geometry=Tru
 SMALL = describe(geometry=False, choice=False)
 
 
-def texts_of(path, monkeypatch, *arguments):
-    """Every text drawn, as a reader sees it, and the panels' titles."""
-    drawn = []
-    monkeypatch.setattr(spectrum_plot, "DOTS_PER_INCH", 20)
-    compose = spectrum_plot._compose
-    monkeypatch.setattr(spectrum_plot, "_compose", lambda *a: drawn.append(compose(*a)) or drawn[0])
-    draw_spectrum(path, *arguments)
-    from matplotlib.text import Text
-
-    texts = [text.get_text() for text in drawn[0].findobj(Text)]
-    cells = [
-        cell.get_text().get_text()
-        for axes in drawn[0].axes
-        for table in axes.tables
-        for cell in table.get_celld().values()
-    ]
-    texts += cells
-    return texts, [axes.get_title(loc="left") for axes in drawn[0].axes], drawn[0]
-
-
 def test_a_png_is_readable_and_of_a_sensible_size(tmp_path):
     image = pytest.importorskip("PIL.Image")
     draw_spectrum(tmp_path / "spectrum.png", describe(), EIGENVALUES)
@@ -84,27 +65,18 @@ def test_a_png_is_readable_and_of_a_sensible_size(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["spectrum.png"]
 
 
-def test_the_title_and_panels_say_what_was_built(tmp_path, monkeypatch):
-    texts, titles, _ = texts_of(tmp_path / "a.png", monkeypatch, describe(), EIGENVALUES)
-    assert titles == [
-        "Spectrum of the covariance",
-        "Variance kept by k",
-        "Geometry before and after (4,096 rows)",
-        "Choice of the exponent at k = 16",
-    ]
+def test_the_panels_show_the_figures_of_the_index(tmp_path):
+    draw_spectrum(tmp_path / "a.svg", describe(), EIGENVALUES)
+    draw_spectrum(tmp_path / "b.PDF", SMALL, EIGENVALUES)
+    assert (tmp_path / "b.PDF").read_bytes().startswith(b"%PDF-")
     kept = EIGENVALUES[:16].sum() / EIGENVALUES[:RANK].sum()
-    for text in (
-        "whitening, k = 16 of 48 · γ = 0.25 · centred · 184,213 rows",
-        "version v3 · encoder a/model · condition number 30.6",
-        f"k = 16 keeps {kept:.1%}",
-        "rank 45 of 48",
-        "0.713",
-        "−3.880",
-        "chosen: γ = 0.25",
-        "not centred",
-    ):
-        assert text in texts
-    assert "−0.000" not in texts
+    texts = re.findall("<!-- (.*?) -->", (tmp_path / "a.svg").read_text())
+    assert {
+        "whitening, k = 16 of 48 · γ = 0.25 · centred · 184,213 rows", "rank 45 of 48",
+        "version v3 · encoder a/model · condition number 30.6", f"k = 16 keeps {kept:.1%}",
+        "Geometry before and after (4,096 rows)", "0.713", "−3.880",
+        "Choice of the exponent at k = 16", "chosen: γ = 0.25",
+    } <= set(texts)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -124,24 +96,6 @@ def test_every_transform_and_spectrum_is_drawn_without_a_warning(
     draw_spectrum(tmp_path / "a.png", describe(**options, geometry=False), eigenvalues)
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert not [str(warning.message) for warning in recwarn]
-
-
-@pytest.mark.parametrize(
-    ("change", "drawn"),
-    [({}, 1), ({"kind": "zca"}, 1), ({"kind": "pca", "exponent": 0.0}, 0), ({"kind": "random"}, 0),
-     ({"floor": 0.1}, 0), ({"estimator": "oas"}, 0)],
-)  # fmt: skip
-def test_the_spectrum_after_is_drawn_where_it_is_known(change, drawn, tmp_path, monkeypatch):
-    description = describe(exponent=0.5, geometry=False, choice=False)
-    description["whitening"].update(change)
-    _, _, figure = texts_of(tmp_path / "a.png", monkeypatch, description, EIGENVALUES)
-    after = [
-        line for line in figure.axes[0].lines if line.get_label().startswith("vectors, scaled")
-    ]
-    assert len(after) == drawn
-    for line in after:
-        expected = np.sqrt(EIGENVALUES[0] * EIGENVALUES[:16])
-        np.testing.assert_allclose(line.get_ydata(), expected)
 
 
 def test_an_unknown_ending_names_the_known_ones(tmp_path):

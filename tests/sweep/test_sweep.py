@@ -390,25 +390,6 @@ def test_a_second_sweep_into_the_same_folder_waits_its_turn(tmp_path, corpus):
         run_sweep(config)
 
 
-def test_the_command_plans_measures_and_reports(tmp_path, corpus):
-    out = tmp_path / "out"
-    arguments = [
-        "sweep", corpus, "--embedding-column", "v", "--id-column", "id", "--out", out, "--k", "8",
-        "--transforms", "pca", "--codecs", "fp32,sq8", "--indexes", "flat", "--sample", "50",
-    ]  # fmt: skip
-    plan = invoke(*arguments, "--plan")
-    assert plan.exit_code == 0, plan.output
-    assert "plan (nothing was written)" in plan.output
-    assert not (out / "results.jsonl").exists()
-    done = invoke(*arguments)
-    assert done.exit_code == 0, done.output
-    assert "50 rows held out as queries" in done.output
-    assert (out / "report.html").exists()
-    again = invoke(*arguments, "--json")
-    value = json.loads(again.stdout[again.stdout.index("{") :])
-    assert (value["measured"], value["found"]) == (0, len(points_of(out)))
-
-
 def test_a_codec_by_the_name_that_faiss_has_for_it(tmp_path, corpus) -> None:
     given = options(corpus, tmp_path / "o", **{**FEW, "codecs": "fp32,SQ8,PRQ2x2x4,Nonsense"})
     found = run_sweep(sweep_config(given))

@@ -45,15 +45,6 @@ def advice(folder: Path, *points: Any, **dataset: Any) -> Recommendation:
 # --------------------------------------------------------------------------- results
 
 
-def test_figures_are_those_of_the_records(tmp_path):
-    record = point("auto", 64, "sq8", "ivf", rerank=100)
-    ((found,),) = (sweep.points for sweep in read(tmp_path, header(), record))
-    assert (found.k, found.text("index"), found.candidates) == (64, "ivf", 100)
-    assert found.per_row == record["bytes"]["per_row"]
-    assert (found.p50, found.ndcg) == (record["latency_ms"]["p50"], record["quality"]["ndcg@10"])
-    assert found.number("index_recall@10") == record["index_recall@10"]
-
-
 def test_a_value_that_is_no_measurement_is_absent(tmp_path):
     record = {**point(), "quality": {"ndcg@10": None}, "latency_ms": None, "bytes": [],
               "agreement@10": "high", "index_recall@10": True}  # fmt: skip
@@ -138,12 +129,6 @@ def test_figures_are_compared_as_they_are_shown(tmp_path):
     assert "No setting is within 0.6 points" in lost.reason
     assert "63.89" in lost.reason
     assert "keep the raw embeddings, or sweep a larger k" in lost.reason
-
-
-def test_of_as_few_bytes_the_better_is_recommended(tmp_path):
-    slow = point("none", DIM, "pq", ndcg=0.6442, per_row=64.0, p50=0.3)
-    found = advice(tmp_path, RAW, slow, point(k=64, codec="sq8", ndcg=0.6412, p50=0.1))
-    assert found.point.text("family") == "raw"
 
 
 def test_reranked_points_are_taken_only_if_no_other_qualifies(tmp_path):
@@ -233,21 +218,6 @@ def test_the_front_is_what_no_point_beats(pairs):
 
 
 # --------------------------------------------------------------------------- text
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (formatting.milliseconds(0.0217), "0.022\u00a0ms"),
-        (formatting.milliseconds(41.5), "41.5\u00a0ms"),
-        (formatting.milliseconds(1234.5), "1,234\u00a0ms"),
-        (formatting.number(72.5), "72.5"), (formatting.number(1536.0), "1,536"),
-        (formatting.share(0.9999), "99.9%"), (formatting.share(1.0), "100.0%"),
-        (formatting.share(None), "–"), (formatting.hundredths(0.64506), "64.51"),
-    ],
-)  # fmt: skip
-def test_figures_read_well(text, expected):
-    assert text == expected
 
 
 def test_the_options_shown_are_those_of_build(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NoReturn
 
 from whiten_index.errors import ConfigError, WhiteningError
@@ -162,46 +163,26 @@ def _why_not(point: Point, *, dim: int, rank: int, rows: int) -> str | None:
     return None
 
 
-def _ours(config: SweepConfig) -> list[Point]:
-    graphs = _middle(config.ks)
-    found = list[Point]()
-    for k in config.ks:
-        for wish in config.transforms:
-            family = TRUNCATE if wish.name == TRUNCATE else OURS
-            where = Vectors(family, str(wish), k)
-            found += _points(config, where, config.codecs, graph=k in graphs)
-    return found
-
-
-def _points(
-    config: SweepConfig, where: Vectors, codecs: tuple[str, ...], *, graph: bool
-) -> Iterator[Point]:
-    for codec in codecs:
+def _ours(config: SweepConfig) -> Iterator[Point]:
+    # A graph takes minutes to build and is the same for every codec except for its errors, so
+    # graphs are built of the first codec at the two widths in the middle.
+    middle = config.ks[(len(config.ks) - 1) // 2 :][:2]
+    for k, transform, codec in product(config.ks, config.transforms, config.codecs):
+        where = Vectors(TRUNCATE if transform == TRUNCATE else OURS, transform, k)
         for index in config.indexes:
-            # A graph takes minutes to build and is the same for every codec but for its errors.
-            if index != "hnsw" or (graph and codec == codecs[0]):
+            if index != "hnsw" or (k in middle and codec == config.codecs[0]):
                 yield Point(where, codec, index)
         if config.rerank and codec.startswith(_COARSE) and "flat" in config.indexes:
             yield Point(where, codec, "flat", config.rerank)
 
 
-def _middle(ks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the two widths in the middle, where graphs are built too."""
-    start = max((len(ks) - 2 + 1) // 2, 0)
-    return ks[start : start + 2]
-
-
 def _baselines(config: SweepConfig, dim: int) -> Iterator[Point]:
     """Yield raw embeddings in codecs of our points' sizes, and FAISS's own PCA and whitening."""
     raw = Vectors(RAW, NONE, dim)
-    for codec in (FP32, "fp16", "sq8", "sq4"):
-        yield Point(raw, codec, "flat")
-    sizes = {k // 4 for k in config.ks if k % 4 == 0} | {k for k in config.ks if k < dim}
-    for size in sorted(sizes):
-        if dim % size == 0 and size < dim:
-            yield Point(raw, f"pq{size}", "flat")
-    # Ours are to be seen beside the same codec without a transform.
-    for codec in dict.fromkeys(("rabitq", "rabitq4", *config.codecs)):
+    # Ours are compared with the same codec, and with product codes of the same size.
+    sizes = {k // 4 for k in config.ks if k % 4 == 0} | set(config.ks)
+    sized = [f"pq{size}" for size in sorted(sizes) if size < dim and dim % size == 0]
+    for codec in (FP32, "fp16", "sq8", "sq4", *sized, "rabitq", "rabitq4", *config.codecs):
         yield Point(raw, codec, "flat")
     if config.rerank:
         yield Point(raw, "rabitq", "flat", config.rerank)
@@ -210,7 +191,5 @@ def _baselines(config: SweepConfig, dim: int) -> Iterator[Point]:
         yield Point(raw, "sq8", "ivf")
     if "hnsw" in config.indexes:
         yield Point(raw, FP32, "hnsw")
-    for k in config.ks:
-        for transform in ("faiss-pca", "faiss-pcaw"):
-            for codec in (FP32, "sq8"):
-                yield Point(Vectors(FAISS, transform, k), codec, "flat")
+    for k, transform, codec in product(config.ks, ("faiss-pca", "faiss-pcaw"), (FP32, "sq8")):
+        yield Point(Vectors(FAISS, transform, k), codec, "flat")

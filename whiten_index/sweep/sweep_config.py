@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,9 +17,6 @@ AUTO, TRUNCATE, NONE = "auto", "truncate", "none"
 TRANSFORMS = (AUTO, "pca", "whitening", TRUNCATE, "all-but-the-top", "random")
 INDEXES = ("flat", "ivf", "hnsw")
 FP32 = "fp32"
-DEFAULT_KS = (32, 64, 128, 256)
-DEFAULT_TRANSFORMS = (AUTO, "pca", "whitening", TRUNCATE)
-DEFAULT_CODECS = (FP32, "fp16", "sq8", "pq")
 
 # Codec -> its part of a FAISS factory string; {4} stands for k / 4, {2} for k / 2.
 CODECS = {
@@ -50,46 +47,27 @@ def codec_string(codec: str, k: int) -> str:
     return f"PQ{found[1]}"
 
 
-@dataclass(frozen=True, slots=True)
-class TransformSpec:
-    """A transform to try: ``pca``, or with an exponent ``whitening:0.25``.
+def parse_transform(text: str) -> tuple[str, float | None]:
+    """Return kind and exponent of a transform such as ``pca`` or ``whitening:0.25``.
 
-    Attributes:
-        name: the kind, or ``auto``.
-        exponent: γ, None for that of the kind or of the choice.
+    Raises:
+        ConfigError: the transform is unknown, or its exponent is invalid.
     """
-
-    name: str
-    exponent: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> TransformSpec:
-        """Read one of the transforms.
-
-        Raises:
-            ConfigError: the transform is unknown, or its exponent is invalid.
-        """
-        name, colon, number = text.strip().partition(":")
-        if name not in TRANSFORMS:
-            raise ConfigError(
-                f"--transforms {text!r} is unknown; use {', '.join(TRANSFORMS)}, or whitening with "
-                "an exponent, such as whitening:0.25"
-            )
-        if not colon:
-            return cls(name)
-        try:
-            exponent = float(number)
-        except ValueError:
-            exponent = math.nan
-        if name != "whitening" or not 0 <= exponent <= 2:
-            raise ConfigError(
-                f"--transforms {text!r} is not understood; an exponent from 0 (PCA) to 2 follows "
-                "whitening, such as whitening:0.25"
-            )
-        return cls(name, exponent)
-
-    def __str__(self) -> str:
-        return self.name if self.exponent is None else f"{self.name}:{self.exponent:g}"
+    name, colon, exponent = text.strip().partition(":")
+    if name not in TRANSFORMS:
+        raise ConfigError(
+            f"--transforms {text!r} is unknown; use {', '.join(TRANSFORMS)}, or whitening with "
+            "an exponent, such as whitening:0.25"
+        )
+    if not colon:
+        return name, None
+    with contextlib.suppress(ValueError):
+        if name == "whitening" and 0 <= float(exponent) <= 2:
+            return name, float(exponent)
+    raise ConfigError(
+        f"--transforms {text!r} is not understood; an exponent from 0 (PCA) to 2 follows "
+        "whitening, such as whitening:0.25"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +82,7 @@ class SweepConfig:
         queries, qrels, qrels_split: files of judged queries, which measure quality. Without them
             rows of the corpus are held out of the indexes and serve as queries.
         ks: widths to try.
-        transforms: see ``TransformSpec``.
+        transforms: see ``parse_transform``.
         codecs: see ``CODECS``.
         indexes: flat, ivf, hnsw.
         baselines: also measure raw embeddings and FAISS's own transforms.
@@ -119,9 +97,9 @@ class SweepConfig:
     queries: str | None = None
     qrels: str | None = None
     qrels_split: str | None = None
-    ks: tuple[int, ...] = DEFAULT_KS
-    transforms: tuple[TransformSpec, ...] = tuple(map(TransformSpec, DEFAULT_TRANSFORMS))
-    codecs: tuple[str, ...] = DEFAULT_CODECS
+    ks: tuple[int, ...] = (32, 64, 128, 256)
+    transforms: tuple[str, ...] = (AUTO, "pca", "whitening", TRUNCATE)
+    codecs: tuple[str, ...] = (FP32, "fp16", "sq8", "pq")
     indexes: tuple[str, ...] = INDEXES
     baselines: bool = True
     rerank: int = 100
@@ -147,6 +125,8 @@ class SweepConfig:
             )
         if self.qrels is None and self.qrels_split is not None:
             raise ConfigError(f"--qrels-split {self.qrels_split} needs --qrels FILE")
+        for transform in self.transforms:
+            parse_transform(transform)
         for codec in self.codecs:
             if not (codec in CODECS or _PQ_BYTES.fullmatch(codec) or _OF_FAISS.fullmatch(codec)):
                 raise ConfigError(
@@ -156,9 +136,6 @@ class SweepConfig:
         for index in self.indexes:
             if index not in INDEXES:
                 raise ConfigError(f"--indexes {index!r} is unknown; use {', '.join(INDEXES)}")
-        self._require_bounds()
-
-    def _require_bounds(self) -> None:
         for option, values in (
             ("--k", self.ks),
             ("--transforms", self.transforms),
@@ -209,22 +186,21 @@ def sweep_config(options: Mapping[str, Any]) -> SweepConfig:
     """
     left = dict(options)
     own = {name: left.pop(name) for name in _OWN if name in left}
-    if "widths" in left:
-        own["ks"] = tuple(sorted(map(_width, _parts(left.pop("widths")))))
-    for name in ("codecs", "indexes"):
-        if name in left:
-            own[name] = _parts(left.pop(name))
-    if "transforms" in left:
-        own["transforms"] = tuple(map(TransformSpec.parse, _parts(left.pop("transforms"))))
+    lists: dict[str, Any] = {name: _parts(left.pop(name)) for name in _LISTS if name in left}
+    if (widths := lists.pop("widths", None)) is not None:
+        if wrong := [width for width in widths if not width.isdecimal()]:
+            raise ConfigError(f"--k {wrong[0]!r} is no width; give whole numbers such as 32,64,128")
+        own["ks"] = tuple(sorted(map(int, widths)))
     out = str(left.pop("out", "") or "")
     left.setdefault("index_device", "cpu")
     if left.get("store") is None:
         left["store"] = str(Path(out) / "store")
     if unknown := sorted(left.keys() - (BuildConfig.__dataclass_fields__.keys() - _OF_BUILDS)):
         raise ConfigError(f"a sweep knows no {', '.join(unknown)}; leave it out")
-    return SweepConfig(build=BuildConfig(**left), out=out, **own)
+    return SweepConfig(build=BuildConfig(**left), out=out, **own, **lists)
 
 
+_LISTS = ("widths", "transforms", "codecs", "indexes")
 _OWN = ("queries", "qrels", "qrels_split", "baselines", "rerank", "sample", "name")
 # Options of a build that a sweep varies itself or does not have.
 _OF_BUILDS = {
@@ -238,9 +214,3 @@ def _parts(text: str | Iterable[object]) -> tuple[str, ...]:
     """Return the parts of ``a,b,c``, or of a list in a job file."""
     parts = text.split(",") if isinstance(text, str) else map(str, text)
     return tuple(part.strip() for part in parts if part.strip())
-
-
-def _width(text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"--k {text!r} is no width; give whole numbers such as 32,64,128")
-    return int(text)

@@ -22,7 +22,7 @@ from whiten_index.store.embedding_store import EmbeddingStore, total_moments
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.sweep.grid import FAISS, RAW, Vectors
-from whiten_index.sweep.sweep_config import AUTO, SweepConfig, TransformSpec
+from whiten_index.sweep.sweep_config import AUTO, SweepConfig, parse_transform
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import Spectrum, unit_rows
 from whiten_index.whitening.transform import Whitening
@@ -224,10 +224,10 @@ def _transform(
 ) -> WhiteningConfig:
     if where.family in (RAW, FAISS):
         return WhiteningConfig(kind=Kind.NONE)
-    spec = TransformSpec.parse(where.transform)
-    if spec.name != AUTO:
+    name, exponent = parse_transform(where.transform)
+    if name != AUTO:
         seed = config.build.seed
-        return WhiteningConfig(kind=Kind(spec.name), k=where.k, exponent=spec.exponent, seed=seed)
+        return WhiteningConfig(kind=Kind(name), k=where.k, exponent=exponent, seed=seed)
     build = replace(config.build, k=where.k)
     chosen = fit_whitening(build, dataset.encoded, None, stages).whitening
     # The choice may see the rows held out; the basis must not, so it is fitted again.

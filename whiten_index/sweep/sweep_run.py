@@ -314,7 +314,7 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
         "settings": {
             **settings,
             "k": list(config.ks),
-            "transforms": list(map(str, config.transforms)),
+            "transforms": list(config.transforms),
             "codecs": list(config.codecs),
             "indexes": list(config.indexes),
             "baselines": config.baselines,
