@@ -137,7 +137,7 @@ def _raise_nothing(
     others = dict.fromkeys(why for why in reasons if not why.startswith("k = "))
     if others:
         raise ConfigError(
-            f"nothing that was asked for can be measured ({'; '.join(others)}); use other "
+            f"no requested setting can be measured ({'; '.join(others)}); use other "
             "--codecs, --indexes or --k"
         )
     raise WhiteningError(

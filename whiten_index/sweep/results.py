@@ -127,11 +127,30 @@ def _parse_line(line: bytes, number: int, path: Path) -> Record:
         ) from error
 
 
-@dataclass(frozen=True, eq=False)
 class Measured:
-    """A measured point. A figure of another type than a finite number counts as missing."""
+    """A measured point. A figure of another type than a finite number counts as None.
 
-    record: Record
+    Attributes:
+        record: its line of the results file.
+        k: width of the vectors.
+        candidates: hits of the index that are ranked again from the store, 0 for none.
+        per_row: bytes that each row adds to the index.
+        p50: median milliseconds of a single query.
+        ndcg: nDCG@10 by judgements, 0 to 1.
+        agreement: share of the exact ten neighbours among the raw embeddings that are found.
+        is_raw: True for exact search of the raw embeddings in float32.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.k = round(self.number("k") or 0)
+        self.candidates = round(self.number("rerank.candidates") or 0)
+        self.per_row = self.number("bytes.per_row")
+        self.p50 = self.number("latency_ms.p50")
+        self.ndcg = self.number("quality.ndcg@10")
+        self.agreement = self.number("agreement@10")
+        setting = [self.text(name) for name in ("family", "codec", "index")]
+        self.is_raw = setting == ["raw", "fp32", "flat"] and not self.candidates
 
     def number(self, path: str) -> float | None:
         """Return a figure of the record, such as ``quality.ndcg@10``."""
@@ -141,76 +160,51 @@ class Measured:
         """Return a field of the setting as text, empty if it is missing."""
         return str(self.record.get(name) or "")
 
-    @property
-    def k(self) -> int:
-        """Width of the vectors."""
-        return round(self.number("k") or 0)
-
-    @property
-    def candidates(self) -> int:
-        """Hits of the index that are ranked again from the store, 0 for none."""
-        return round(self.number("rerank.candidates") or 0)
-
-    @property
-    def per_row(self) -> float | None:
-        """Bytes that each row adds to the index."""
-        return self.number("bytes.per_row")
-
-    @property
-    def p50(self) -> float | None:
-        """Median milliseconds of a single query."""
-        return self.number("latency_ms.p50")
-
-    @property
-    def ndcg(self) -> float | None:
-        """nDCG@10 by judgements, 0 to 1."""
-        return self.number("quality.ndcg@10")
-
-    @property
-    def agreement(self) -> float | None:
-        """Share of the exact ten neighbours among the raw embeddings that are found."""
-        return self.number("agreement@10")
-
-    @property
-    def is_raw(self) -> bool:
-        """True for exact search of the raw embeddings in float32."""
-        setting = [self.text(name) for name in ("family", "codec", "index")]
-        return setting == ["raw", "fp32", "flat"] and not self.candidates
-
 
 @dataclass(frozen=True)
 class Sweep:
-    """One run of a results file: its first record, its points, and key -> reason of the skipped."""
+    """One run of a results file.
+
+    Attributes:
+        run: its identity.
+        header: its first record.
+        name: of the corpus.
+        dataset: facts of the corpus: rows, dim, encoder, queries.
+        raw: exact search of the raw embeddings, if it was measured.
+        raw_bytes: bytes per row of the raw embeddings in float32.
+        points: in the order measured.
+        skipped: key of a point -> reason.
+    """
 
     run: str
     header: Mapping[str, Any]
+    name: str
+    dataset: Mapping[str, Any]
+    raw: Measured | None
+    raw_bytes: float | None
     points: tuple[Measured, ...]
     skipped: Mapping[str, str]
 
-    @property
-    def name(self) -> str:
-        """Name of the corpus."""
-        return str(self.dataset.get("name") or self.run)
-
-    @property
-    def dataset(self) -> Mapping[str, Any]:
-        """Facts of the corpus: rows, dim, encoder, queries."""
-        return mapping(self.header, "dataset")
+    @classmethod
+    def of(cls, run: str, results: Results) -> Sweep:
+        """Select one run of a results file."""
+        header, points = results.headers[run], tuple(map(Measured, results.points[run].values()))
+        dataset, skipped = mapping(header, "dataset"), results.skipped[run]
+        return cls(
+            run=run,
+            header=header,
+            name=str(dataset.get("name") or run),
+            dataset=dataset,
+            raw=next((point for point in points if point.is_raw), None),
+            raw_bytes=_number(dataset, "raw_bytes_per_row"),
+            points=points,
+            skipped={key: str(record.get("why") or "-") for key, record in skipped.items()},
+        )
 
     @property
     def target_recall(self) -> float | None:
         """Index recall that lists and graphs were tuned to."""
         return _number(self.header, "settings", "target_recall")
-
-    @property
-    def raw(self) -> Measured | None:
-        """Exact search of the raw embeddings, if it was measured."""
-        return next((point for point in self.points if point.is_raw), None)
-
-    @property
-    def raw_bytes(self) -> float | None:
-        """Bytes per row of the raw embeddings in float32."""
-        return _number(self.dataset, "raw_bytes_per_row")
 
     @property
     def eigenvalues(self) -> list[float]:
@@ -238,16 +232,7 @@ def read_sweeps(path: Path) -> list[Sweep]:
             )
     if not results.headers:
         raise ArtifactError(f"{path} holds no sweep; run whiten-index sweep … --out {path.parent}")
-    return [
-        Sweep(
-            run,
-            results.headers[run],
-            tuple(map(Measured, points.values())),
-            {key: str(each.get("why") or "-") for key, each in results.skipped[run].items()},
-        )
-        for run, points in results.points.items()
-        if run in results.headers
-    ]
+    return [Sweep.of(run, results) for run in results.points if run in results.headers]
 
 
 def mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

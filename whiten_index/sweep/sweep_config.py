@@ -154,7 +154,7 @@ class SweepConfig:
                 "more, or 0 to leave re-ranking out"
             )
         if self.sample < 30:
-            raise ConfigError(f"--sample {self.sample} tells too little; hold out 30 rows or more")
+            raise ConfigError(f"--sample {self.sample} is too small; hold out 30 rows or more")
 
     @property
     def folder(self) -> Path:

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import os
 import platform
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.search.query_encoder import asked_by
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.sweep.grid import FAISS, RAW, Grid, Point, Vectors, grid
-from whiten_index.sweep.results import RESULTS, Results
+from whiten_index.sweep.results import RESULTS, Results, mapping
 from whiten_index.sweep.sweep_config import FP32, SweepConfig
 from whiten_index.sweep.sweep_data import Dataset, open_space, prepare_dataset, read_queries
 from whiten_index.sweep.trial import Made, Trial
@@ -151,8 +150,9 @@ def _measured_before(config: SweepConfig, rows: int) -> set[str]:
     if exists(path):
         results = Results.read(path)
         for run, header in results.headers.items():
-            same = {name: header["settings"].get(name) for name in settings} == settings
-            if same and header["dataset"]["rows"] == indexed:
+            before = mapping(header, "settings")
+            same = {name: before.get(name) for name in settings} == settings
+            if same and mapping(header, "dataset").get("rows") == indexed:
                 found |= results.points[run].keys()
     return found
 
@@ -287,7 +287,13 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
     Its ``run`` is a digest of all that a figure depends on except the point itself, so that later
     points join those measured before, and never figures of something else.
     """
-    machine, versions = _machine(config.build.index_device), _versions()
+    machine = _machine(config.build.index_device)
+    versions = {
+        "whiten_index": whiten_index.__version__,
+        "faiss": str(describe_faiss()["version"]),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
     settings = _settings(config) | ({"index_device": "gpu"} if "gpu" in machine else {})
     store, judged = dataset.encoded.store, dataset.judged
     queries = None
@@ -300,7 +306,7 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
         "encoder": store.fingerprint,
         "queries": queries,
         "settings": settings,
-        "machine": [machine[name] for name in ("processor", "cores", "gpu") if name in machine],
+        "machine": list(machine.values()),
         "versions": versions,
         "measures": _MEASURES,
     }
@@ -310,7 +316,6 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
         "time": _now(),
         "machine": machine,
         "versions": versions,
-        "commit": _commit(),
         "settings": {
             **settings,
             "k": list(config.ks),
@@ -344,46 +349,15 @@ def _threads(config: SweepConfig) -> int:
 
 
 def _machine(index_device: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "memory_bytes": None,
-        "system": platform.system(),
-    }
+    found: dict[str, Any] = {"processor": platform.processor() or platform.machine()}
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                found["processor"] = line.partition(":")[2].strip()
-                break
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        found["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        found["processor"] = names[0] if names else found["processor"]
+    found["cores"] = os.cpu_count()
     if index_device != "cpu" and (gpu := gpu_name()) is not None:
         found["gpu"] = gpu
     return found
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "whiten_index": whiten_index.__version__,
-        "faiss": str(describe_faiss()["version"]),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _commit() -> str | None:
-    """Return the commit of this package's own checkout, marked if changed; None if installed."""
-    folder = Path(whiten_index.__file__).parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        git("ls-files", "--error-unmatch", "__init__.py")
-        return git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=40")
-    return None
 
 
 def _now() -> str:

@@ -89,7 +89,7 @@ class Trial:
         """
         made = self._made(point, space)
         search = self.search_of(made)
-        # More hits asked for are better ones among the first ten too, so each depth is searched.
+        # A deeper search also improves its first ten hits, so each depth is searched apart.
         _, near = search(self.dataset.queries, TOP_K)
         made.record["index_recall@10"] = overlap(self._truth(point, space, near), near)
         made.record["agreement@10"] = overlap(self.raw_truth, near)
@@ -280,7 +280,7 @@ def searcher(index: Any, device: str) -> Search:
 
     Args:
         index: with its transforms.
-        device: where it was filled; ``gpu`` searches there too where that can be.
+        device: where it was filled; ``gpu`` also searches there if that is possible.
     """
     inner, rows, transforms = inner_of(index), int(index.ntotal), Transforms(index)
     placed = DeviceIndex.place(inner, "cpu" if device == "cpu" else "auto", to_search=True)
