@@ -146,7 +146,10 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
             job.read_text() + "wings = 2\n",
             "sets 'wings', which is unknown; known are address, base",
         ),
-        ("corpus = 'c'\nout = 'o'\ntransforms = 3\n", "--transforms '3' is unknown"),
+        (
+            "corpus = 'c'\nout = 'o'\nembedding_column = 'v'\ntransforms = 3\n",
+            "--transforms '3' is unknown",
+        ),
     ):
         job.write_text(text)
         done = invoke("sweep", "--config", job, "--plan")
