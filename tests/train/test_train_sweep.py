@@ -131,7 +131,10 @@ def test_what_is_there_is_not_trained_again(run: Any, tmp_path: Path) -> None:
         ("seed = 1", "seed: a sweep has seeds, base and runs"),
         ("seeds = [0]", "has no runs"),
         (SWEEP.replace("groups = 8", "grups = 8"), "grups is unknown; known are"),
-        (SWEEP.replace('name = "whitened"', 'name = "w"\nbatch_size = 1'), "--batch-size takes a value"),
+        (
+            SWEEP.replace('name = "whitened"', 'name = "w"\nbatch_size = 1'),
+            "--batch-size takes a value",
+        ),
         (SWEEP.replace("[base]", '[base]\ngroup_map = "qr"'), "--group-map 'qr' is unknown"),
         (SWEEP.replace('name = "whitened"', 'name = "w"\ngroups = 5'), "5 groups do not divide 32"),
     ],
