@@ -86,7 +86,7 @@ class Address:
 
     @property
     def secret(self) -> str:
-        """Where a secret is, or may be, in words; empty if there is none."""
+        """Place of a possible secret, in words; empty without one."""
         found = next(filter(None, (_secret_in(*uri) for uri in _uris(self.text))), "")
         if not found and _WITHOUT_SCHEME.fullmatch(self.text):
             return "a password before the @"
@@ -96,7 +96,7 @@ class Address:
 
     @property
     def remedy(self) -> str:
-        """Where the secret belongs instead, by the scheme."""
+        """Proper place of the secret, by the scheme."""
         return next(told for form, told in _REMEDIES if not form or re.fullmatch(form, self.scheme))
 
 
@@ -108,7 +108,7 @@ def _uris(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _secret_in(scheme: str, rest: str) -> str:
-    """Return where a secret is, or may be, in a URI; empty if there is none."""
+    """Return the place of a possible secret in a URI; empty without one."""
     before, _, query = re.sub("[#;]", "?", rest, count=1).partition("?")
     authority, _, path = before.partition("/")
     user, _, host = unquote(authority).rpartition("@")

@@ -1,4 +1,4 @@
-"""What users gave: values that no number or path can be, and how errors name them."""
+"""Checks of paths and values given by users, and their form in errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def require_path(path: str, *, what: str) -> None:
 
 
 def is_uri(place: Path | str) -> bool:
-    """Tell whether a place is named by a URI, not by a path."""
+    """Return whether a place is named by a URI, not by a path."""
     return isinstance(place, str) and _SCHEME.match(place) is not None
 
 
@@ -88,7 +88,7 @@ def as_place(given: str, *, what: str) -> str:
         what: how to call it in the error.
 
     Raises:
-        ConfigError: it can name nothing, or its scheme is none that stores and indexes are at.
+        ConfigError: it can name nothing, or its scheme is not supported.
     """
     require_path(given, what=what)
     match = _SCHEME.match(given)
@@ -141,7 +141,7 @@ def require_folder(place: Path | str, *, what: str) -> None:
 
 
 def is_finite(value: float) -> bool:
-    """Tell whether a number is one that a float can hold: no NaN, no infinity, no huge integer."""
+    """Return whether a float can hold a number: no NaN, no infinity, no huge integer."""
     try:
         return math.isfinite(value)
     except OverflowError:

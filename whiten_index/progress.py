@@ -1,4 +1,4 @@
-"""What a long job tells whoever watches it: stages that start, advance by rows, and finish."""
+"""Progress events of a long job: stages that start, advance by rows, and finish."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Stages:
     """Times the stages of a job and reports them to a watcher.
 
     Attributes:
-        watcher: who is told.
+        watcher: receiver of the events.
         seconds: stage -> wall seconds, stages in the order they ran.
         rows: stage -> rows handled.
     """

@@ -184,7 +184,7 @@ def remove_path(path: Path) -> None:
 def discard(path: Path) -> None:
     """Remove a file or a folder that nothing needs any more, as far as the system lets it go.
 
-    For the end of work: what is left behind does no harm.
+    For the end of work; remaining files do no harm.
     """
     with contextlib.suppress(StorageError):
         remove_path(path)
@@ -199,9 +199,9 @@ def make_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a published folder: to whoever looks, it is whole or not there at all.
+    """Remove a published folder; readers see it whole or not at all.
 
-    What is left of it when this process dies, ``remove_leftovers`` takes for what it is.
+    ``remove_leftovers`` removes the rest if this process dies.
 
     Raises:
         StorageError: the disk does not let it go.
@@ -231,12 +231,12 @@ def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) 
 
     Args:
         path: where a file is to go.
-        is_ours: tells whether a file is of the same kind.
+        is_ours: predicate, true for a file of the same kind.
         what: such a file holds, for messages.
 
     Raises:
         ConfigError: a folder, a pipe, or a file of another kind is there.
-        StorageError: what is there cannot be read.
+        StorageError: the existing file cannot be read.
     """
     with writing(path, kept=""):
         if is_folder(path):
@@ -265,8 +265,8 @@ def require_free(
         what: likewise.
 
     Raises:
-        ConfigError: something else stands there, or lies among its files.
-        StorageError: what is there cannot be read.
+        ConfigError: something else is there, or among its files.
+        StorageError: the existing file cannot be read.
     """
     final = resolved(require_path(path))
     if exists(final) and not is_folder(final):
@@ -299,7 +299,7 @@ def replace_folder(
         The path.
 
     Raises:
-        ConfigError: something else stands there, or lies among its files.
+        ConfigError: something else is there, or among its files.
         StorageError: the disk is full or cannot be written.
         WhitenIndexError: ``files`` does not let the folder be replaced.
     """

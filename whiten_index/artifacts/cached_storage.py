@@ -171,7 +171,7 @@ class Mirror(Here):
             self.mended += [f"{self.uri}/{key}"] if was_there else []
 
     def differs(self, path: Path) -> bool:
-        """Tell whether the bucket has something else by now than what a copy is a copy of."""
+        """Return whether the bucket has something else by now than what a copy is a copy of."""
         return exists(path / NOTE) and self._differs(self._key(path), path)
 
     def push(self, path: Path) -> None:
@@ -229,11 +229,11 @@ class Mirror(Here):
         path.unlink(missing_ok=True)
 
     def holds(self, path: Path) -> bool:
-        """Tell whether an artifact or file is in the bucket, sound or not."""
+        """Return whether an artifact or file is in the bucket, sound or not."""
         return self._is_known(self._key(path))
 
     def has(self, path: Path) -> bool:
-        """Tell whether an artifact or file is here or in the bucket, sound or not."""
+        """Return whether an artifact or file is here or in the bucket, sound or not."""
         return exists(path) or self._is_known(self._key(path))
 
     def names(self, folder: Path) -> set[str]:
@@ -309,7 +309,7 @@ class Mirror(Here):
         return True
 
     def _get_artifact(self, key: str, path: Path) -> bool:
-        """Download an artifact whole or not at all; tell whether the bucket has all of it."""
+        """Download an artifact whole or not at all; return whether the bucket has all of it."""
         found = self._bucket.get(f"{key}/{MANIFEST}")
         names = None if found is None else files_in(found[0])
         if found is None or names is None:
@@ -334,7 +334,7 @@ class Mirror(Here):
         return True
 
     def _has_same_file(self, key: str, path: Path) -> bool:
-        """Tell whether the bucket has a file as it is here; read it if its e-tag is another."""
+        """Return whether the bucket has a file as it is here; read it if its e-tag is another."""
         note = self.folder / FILE_NOTES / key
         if exists(note) and note.read_bytes() == self._file_note(key):
             return True
@@ -368,7 +368,7 @@ class Mirror(Here):
                 discard(temporary)
 
     def _remove_copy(self, path: Path) -> None:
-        """Remove what is here, in one step for whoever reads it."""
+        """Remove what is here, in one step for every reader."""
         if not exists(path):
             return
         with self._downloading(path) as aside, contextlib.suppress(FileNotFoundError):
@@ -444,11 +444,11 @@ class Listing:
         return key in self._sizes
 
     def is_artifact(self, key: str) -> bool:
-        """Tell whether a folder has a manifest."""
+        """Return whether a folder has a manifest."""
         return f"{key}{_OF_ARTIFACT}" in self._sizes
 
     def size(self, key: str) -> int:
-        """Return the bytes of an object, 0 where there is none."""
+        """Return the bytes of an object, 0 without one."""
         return self._sizes.get(key, _NONE)[0]
 
     def stats(self, keys: Iterable[str]) -> dict[str, Stat]:
@@ -463,7 +463,7 @@ class Listing:
                 self._names[folder].add(name)
 
     def discard(self, key: str) -> bool:
-        """Forget an object; tell whether it was known."""
+        """Forget an object; return whether it was known."""
         known = self._sizes.pop(key, None) is not None
         for folder, name in _places(key):
             if folder in self._names:

@@ -1,4 +1,4 @@
-"""Room on the disk, asked for before the work rather than found missing after it."""
+"""Disk space, checked before the work."""
 
 from __future__ import annotations
 

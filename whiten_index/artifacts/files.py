@@ -87,7 +87,7 @@ def _number_of(error: BaseException) -> int | None:
 def reading(path: Path | str) -> Iterator[None]:
     """Turn the system's errors into a ``StorageError`` that names ``path``.
 
-    What is left is an error of the content, which the caller may take for damage: Arrow, FAISS and
+    Other errors are of the content, and may count as damage: Arrow, FAISS and
     safetensors report the system's errors too, and only these become a ``StorageError``.
 
     A missing file passes as ``FileNotFoundError`` or ``NotADirectoryError``: the caller knows

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class LimitError(ValueError):
-    """What a file holds is beyond a limit; the message says which."""
+    """Content of a file beyond a limit, which the message names."""
 
 
 def read_bounded(path: Path, most: int = FILE_BYTES) -> bytes:

@@ -1,4 +1,4 @@
-"""What an artifact is made of: fingerprints, digests, and publishing that is all or nothing.
+"""Manifests of artifacts: fingerprints, digests, and publication that is all or nothing.
 
 An artifact is a folder with a ``manifest.json``. It is written under a temporary name in the
 folder it will live in, every file is fsynced, the manifest last, then the folder is renamed.
@@ -107,7 +107,7 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def write_manifest(path: Path, fields: Mapping[str, Any]) -> None:
-    """Put a manifest at ``path`` in one step, with a digest of its own fields."""
+    """Put a manifest at ``path`` in one step, with a digest of its fields."""
     replace_file(path, sealed_json(fields))
 
 

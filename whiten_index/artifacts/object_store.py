@@ -59,7 +59,7 @@ class ChangedError(Exception):
 
 
 class Bucket:
-    """What is below a prefix in a bucket; keys are relative to that.
+    """Objects below a prefix in a bucket; keys are relative to it.
 
     Attributes:
         uri: ``scheme://bucket/prefix``, without a slash at the end.
@@ -79,10 +79,10 @@ class Bucket:
         self._quick, self._bulk = self._client(_QUICK), self._client(_BULK)
 
     def get(self, key: str) -> tuple[bytes, Tag] | None:
-        """Return the bytes of an object and its tag, None where there is none.
+        """Return the bytes of an object and its tag, ``None`` without an object.
 
         Raises:
-            StorageError: the server does not tell.
+            StorageError: the server does not answer.
         """
         try:
             with self._told("read", key):
@@ -130,7 +130,7 @@ class Bucket:
             return _stat(path.stat().st_size, made)
 
     def download(self, key: str, path: Path, size: int) -> bool:
-        """Write an object to a path that is nobody's yet; tell whether there is one.
+        """Write an object to a path that is nobody's yet; return whether there is one.
 
         Args:
             key: of the object.
@@ -192,7 +192,7 @@ class Bucket:
         """Return key -> size and e-tag of all objects in a folder and those below it.
 
         Raises:
-            StorageError: the server does not tell.
+            StorageError: the server does not answer.
         """
         found: dict[str, Stat] = {}
         with self._told("list", folder):
@@ -204,7 +204,7 @@ class Bucket:
         """Return the names of the folders right below the prefix, sorted.
 
         Raises:
-            StorageError: the server does not tell.
+            StorageError: the server does not answer.
         """
         with self._told("list", ""):
             found = self._obstore.list_with_delimiter(self._quick, self._prefix or None)

@@ -25,7 +25,7 @@ def overlapped(
 ) -> Iterator[Done]:
     """Yield ``finish(work(prepare(read(item))))`` for every item, in the order of the items.
 
-    ``work`` runs in the caller's thread, each other stage in one of its own: ``prepare`` one item
+    ``work`` runs in the caller's thread, each other stage in a thread each: ``prepare`` one item
     ahead of it, ``read`` one more, ``finish`` one behind. At most five items exist at a time. When
     one stage raises, or the caller stops asking, what was worked on is still finished.
 

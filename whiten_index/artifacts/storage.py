@@ -1,4 +1,4 @@
-"""What stores and indexes ask of a bucket, and the answers where there is none."""
+"""Storage of stores and indexes: local files, and the interface that a bucket has too."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Here:
         replace_file(path, data)
 
     def drop(self, path: Path) -> None:
-        """Remove a damaged artifact here, which is then to be written anew everywhere."""
+        """Remove a damaged artifact here, so that it is written again everywhere."""
         remove_path(path)
 
     def remove(self, path: Path) -> None:
@@ -90,11 +90,11 @@ class Here:
         path.unlink(missing_ok=True)
 
     def holds(self, path: Path) -> bool:
-        """Tell whether an artifact or file is in the bucket, or here if there is no bucket."""
+        """Return whether an artifact or file is in the bucket, or here if there is no bucket."""
         return exists(path)
 
     def has(self, path: Path) -> bool:
-        """Tell whether an artifact or file is here or in the bucket, sound or not."""
+        """Return whether an artifact or file is here or in the bucket, sound or not."""
         return exists(path)
 
     def names(self, folder: Path) -> set[str]:
@@ -113,7 +113,7 @@ class Here:
         return [folder for folder in folders if exists(folder / name)]
 
     def look_again(self) -> bool:
-        """Take note of what others put into the bucket since; tell whether there is one."""
+        """Read changes that others made in the bucket since; return whether there is a bucket."""
         return False
 
 
@@ -187,7 +187,7 @@ def files_in(data: bytes) -> dict[str, int] | None:
 
 
 def is_sound(folder: Path) -> bool:
-    """Tell whether an artifact matches the checksums of its manifest, and that its own."""
+    """Return whether an artifact and its manifest match their checksums."""
     data = manifest_of(folder)
     try:
         fields = load_json(data)

@@ -57,7 +57,7 @@ def write_tensors(
 
 
 def content_digest(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> str:
-    """Return what tells arrays and facts from others, for a file that no manifest lists."""
+    """Return the identity of arrays and facts, for a file that no manifest lists."""
     sha = hashlib.sha256(repr(sorted(facts.items())).encode())
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])

@@ -4,7 +4,7 @@ Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or que
 5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk, bucket ·
 8 the embeddings do not allow the whitening · 9 a gate kept a new version from being published ·
 10 a database cannot be reached, or refuses · 11 a cluster cannot be reached, or has no worker ·
-12 shards failed, all others are done · 130 interrupted · 141 whoever read the output ended.
+12 shards failed, all others are done · 130 interrupted · 141 the reader of the output ended.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Commands(click.Group):
                 )
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        # Before click itself names a value in an error of its own.
+        # Before click names a value in an error.
         option = "an argument"
         try:
             require_plain_environment()

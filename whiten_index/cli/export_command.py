@@ -106,7 +106,7 @@ def _form_of(target: str) -> str:
 
 
 def _require_ending(form: str, target: str) -> None:
-    """Refuse a name that tells of another form than what is asked."""
+    """Refuse a name whose ending belongs to another form."""
     ending = Path(target).suffix.lower()
     told = _ENDINGS.get(ending, form)
     if told == form:

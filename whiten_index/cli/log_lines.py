@@ -1,4 +1,4 @@
-"""What scheduled jobs have in common: a log line an event, the last of which says how it ended."""
+"""Log lines of scheduled jobs: one for each event, the last with the outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVERY_SECONDS = 10.0
 
 
 class LogForm(Enum):
-    """How a log line is written: ``json``, an object, or ``text``, key=value pairs (logfmt)."""
+    """Form of a log line: ``json``, an object, or ``text``, key=value pairs (logfmt)."""
 
     JSON = "json"
     TEXT = "text"
@@ -109,7 +109,7 @@ def log(event: str, /, **fields: Any) -> None:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job ended.
+    """End of a job.
 
     Attributes:
         event: of its last line.
@@ -148,7 +148,7 @@ def _ended(work: Callable[[], Ending], *, kept: str, lines: LogLines) -> int:
         lines.log("interrupted", message=f"finished {kept} are kept; run the same job to go on")
         return INTERRUPTED
     except Exception as error:
-        # Whoever reads the log lines must see an end, whatever it was; the rest is for people.
+        # Readers of the log must see an end in any case; the rest is for people.
         lines.log("failed", **failure(error), exit_code=1)
         print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
         return 1

@@ -20,7 +20,7 @@ from whiten_index.versions.published import read_published
 
 _PREFIX = "whiten_index_"
 _LAST_SUCCESS = "last_success_timestamp_seconds"
-# All are gauges: a file that is written anew each night cannot count on across runs.
+# All are gauges: a file that is rewritten each night cannot count across runs.
 METRICS = {
     "last_run_timestamp_seconds": "When the last run ended, in seconds since 1970.",
     "last_run_duration_seconds": "Wall time of the last run.",
@@ -52,7 +52,7 @@ _Sample = tuple[str, dict[str, str], float]
 
 
 class Outcome(Enum):
-    """How a run ended; the names are those of its last log line."""
+    """Outcome of a run; the names are those of its last log line."""
 
     PUBLISHED = "published"
     UP_TO_DATE = "up_to_date"
@@ -213,7 +213,7 @@ def _of_report(report: Mapping[str, Any]) -> Iterator[_Sample]:
         ("update_drift", "figure", report.get("drift")),
     ):
         for name, value in _figures(values or {}):
-            # A total beside its parts would make every sum twice what it is.
+            # A total next to its parts would double every sum.
             if (metric, name) not in (("update_rows", "total"), ("update_ids", "named")):
                 yield metric, {label: name}, value
     if decision := report.get("decision"):

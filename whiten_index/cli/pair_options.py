@@ -1,4 +1,4 @@
-"""The options by which commands are told sets of sentence pairs, and how they are read."""
+"""Options that name sets of sentence pairs, and their reader."""
 
 from __future__ import annotations
 

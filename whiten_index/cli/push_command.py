@@ -47,7 +47,7 @@ def push(options: tuple[str, ...], status: bool, as_json: bool, **given: Any) ->
     """Bring a database to the published version of INDEX: rows, whitened vectors, kept columns.
 
     What the database has of an earlier version by the same transform is changed in place. Else a
-    new table is filled beside it, indexed, checked against brute force and swapped in in one step.
+    new table is filled, indexed, checked against brute force and swapped in in one step.
     Run again after anything went wrong: it goes on. Passwords come from the
     variables that the database's client reads, never in the URL.
     """

@@ -1,4 +1,4 @@
-"""What a person sees: progress bars on a terminal, tables at the end, sizes in words."""
+"""Terminal output: progress bars, tables, sizes in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INDEX_PARTS = ("codes", "ids", "lists", "graph", "matrix", "codebooks", "centro
 _RARE_COUNTS = {
     "passages": "passages",
     "out_of_memory": "batches halved for want of memory",
-    "remade_shards": "damaged shards made anew",
+    "remade_shards": "damaged shards rebuilt",
     "float32_shards": "shards kept in float32",
 }
 
@@ -25,7 +25,7 @@ class Bars:
     """Progress bars with rate and time left on a terminal; silent elsewhere.
 
     Attributes:
-        facts: whether standard output is for people, who are told there what work comes next.
+        facts: whether standard output is for people, and shows notes on the work.
     """
 
     def __init__(self, *, facts: bool = False) -> None:
@@ -48,7 +48,7 @@ class Bars:
         self._bar.close()
 
     def note(self, message: str) -> None:
-        """Print a line beside the bars: what needs heed on standard error."""
+        """Print a note next to the bars; warnings go to standard error."""
         heed = message.startswith("note:")
         if heed or self.facts:
             click.echo(cell(message), err=heed)
@@ -132,9 +132,9 @@ def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def done_anyhow(counts: Mapping[str, Any]) -> str:
-    """Return what was done though nothing was published: what the store had lost is made anew."""
+    """Return the repairs of the store, when nothing was published."""
     lost = counted(counts["encoded"], "row") + " that the store had lost encoded anew"
-    remade = counted(counts.get("remade_shards", 0), "damaged shard") + " made anew"
+    remade = counted(counts.get("remade_shards", 0), "damaged shard") + " rebuilt"
     done = [lost] * bool(counts["encoded"]) + [remade] * bool(counts.get("remade_shards"))
     return " and ".join(done) or "nothing to do"
 
@@ -183,7 +183,7 @@ def whitening_line(whitening: Mapping[str, Any]) -> str:
 def choice_lines(choice: Mapping[str, Any] | None) -> list[str]:
     """Return how the transform was chosen: nothing where it was named.
 
-    The alternatives shown are those that the rule takes at each width, and PCA beside them.
+    The alternatives shown are those that the rule takes at each width, and PCA.
     """
     if choice is None:
         return []

@@ -28,7 +28,7 @@ from whiten_index.pipeline.update_config import UpdateConfig
 def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> None:
     """Bring --index up to date with its CORPUS; left out, the one that it was built from.
 
-    Rows are told apart by id and text; what is known is not encoded again. The new version is
+    Rows are identified by id and text; known texts are not encoded again. The new version is
     published only where every gate passes, else kept aside (exit status 9). --dry-run ends with 9
     too where a gate would keep it back for its rows or bytes, or the corpus is that of a version
     which was rolled back. With --json what is refused says why in "refused".

@@ -30,7 +30,7 @@ def times_of(kind: pa.DataType) -> list[pa.DataType]:
 
 
 def repeated_field(kind: pa.DataType) -> str | None:
-    """Return a name that two fields of a struct share, which no value of Python can tell apart."""
+    """Return a name that two fields of a struct share, which Python values cannot represent."""
     if not pa.types.is_nested(kind):
         return None
     fields = [kind.field(number) for number in range(kind.num_fields)]

@@ -1,4 +1,4 @@
-"""Which rows and columns make up a corpus, and whether a file has them."""
+"""Rows and columns of a corpus, and checks that a file has them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from whiten_index.errors import ConfigError, CorpusError
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-    """Which rows and columns make up a corpus.
+    """Rows and columns of a corpus.
 
     Attributes:
         sources: Parquet files, folders, globs or URIs.
         text_columns: string columns joined by a space; empty with an embedding column.
         embedding_column: list column of float16/32/64 that takes the place of the encoder.
         id_column: string or integer column; without one a row's id is ``file#group:row``.
-        keep: metadata columns kept beside the index; with passages, no text column.
+        keep: metadata columns kept with the index; with passages, no text column.
         row_filter: condition such as ``lang == 'en'``.
         limit: use only the first so many rows.
         on_bad_row: what happens to rows that cannot be used.
@@ -64,7 +64,7 @@ class CorpusConfig:
                 "a kept column cannot be called 'id', the name of the id itself; "
                 "pass --id-column id, or rename the column"
             )
-        # Also without passages: what reads an index tells by these names whether it holds any.
+        # Also without passages: readers detect passages by these names.
         taken = [name for name in self.keep if name in PASSAGE_COLUMNS]
         if taken:
             raise ConfigError(
@@ -75,7 +75,7 @@ class CorpusConfig:
             self._check_passages()
 
     def source_identity(self) -> dict[str, Any]:
-        """Return what tells one corpus from another in a store."""
+        """Return the identity of a corpus in a store."""
         passages = {} if self.passages is None else {"passages": list(self.passages)}
         return {
             "sources": [canonical(source) for source in self.sources],
@@ -92,7 +92,7 @@ class CorpusConfig:
                 f"--passage-tokens cuts texts, and --embedding-column {self.embedding_column} has "
                 "none; name a --text-column, or leave --passage-tokens out"
             )
-        # Kept columns are repeated beside each passage: a long text would be, squared.
+        # Kept columns are repeated with each passage; a long text would grow quadratically.
         texts = [name for name in self.keep if name in self.text_columns]
         if texts:
             raise ConfigError(

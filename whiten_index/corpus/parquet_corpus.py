@@ -41,7 +41,7 @@ _SUSPECTS, _EXAMPLES = 1000, 3
 # A footer may claim any number, and shards are planned by it.
 _MOST_ROWS = 10**10
 _FILE_THREADS = 8
-# File systems tell times in steps of up to two seconds.
+# File systems store times in steps of up to two seconds.
 _RACY_NS = 2_000_000_000
 
 
@@ -65,7 +65,7 @@ class ParquetCorpus:
     """Parquet files read shard by shard, in memory bounded by one shard.
 
     Attributes:
-        config: what was asked for.
+        config: rows and columns.
         files: the files, in reading order.
         footers: the row groups of each file.
         shards: the plan: a pure function of the footers.
@@ -88,7 +88,7 @@ class ParquetCorpus:
         """Find the files, read their footers, check their columns, plan the shards.
 
         Args:
-            config: what is asked for.
+            config: rows and columns.
             dim: width that embeddings should have, where it is known. Where any has it, the others
                 are bad rows; else, and by default, the first embedding tells.
 
@@ -355,7 +355,7 @@ def _read_footer(
 
 
 def _fingerprint(file: SourceFile, config: CorpusConfig, *, now: int) -> str:
-    """Return what changes when a file does, or what is read of it.
+    """Return a digest that changes with a file or with the columns read.
 
     Empty where the file was written so lately, by whichever clock, that it may be written again
     under the same time.
@@ -372,7 +372,7 @@ def _fingerprint(file: SourceFile, config: CorpusConfig, *, now: int) -> str:
             "size": identity.size,
             "modified": identity.modified,
             "tag": identity.tag,
-            # Not the inode, which some network file systems give anew each time.
+            # Not the inode, which some network file systems change each time.
             "changed": identity.local and identity.local[1],
             "footer": file.footer,
             "columns": config.source_identity() | {"sources": []},
@@ -391,7 +391,7 @@ def _describe_group(group: Any, wanted: set[str]) -> RowGroup:
 
 
 def _belongs(path: str, wanted: set[str]) -> bool:
-    """Tell whether a leaf of the schema is one of the columns, or lies inside a nested one."""
+    """Return whether a leaf of the schema is one of the columns, or is inside a nested one."""
     return path in wanted or any(path.startswith(f"{name}.") for name in wanted)
 
 

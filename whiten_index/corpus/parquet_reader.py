@@ -70,7 +70,7 @@ def footer_digest(metadata: pq.FileMetaData) -> str:
 
 
 class SpanReader:
-    """Reads spans in order in one pass; a span that lies further back is read from its start.
+    """Reads spans in order in one pass; an earlier span is read from the start of its row group.
 
     One open file and one batch are held between calls. Not to be shared between threads.
     """
@@ -83,7 +83,7 @@ class SpanReader:
         self._position = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An open file stays behind: another process starts with a reader of its own.
+        # An open file stays behind: another process opens its own reader.
         return SpanReader, ()
 
     def read(

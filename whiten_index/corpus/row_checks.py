@@ -19,7 +19,7 @@ _BLOCK_ROWS = 4096
 
 
 class OnBadRow(Enum):
-    """What happens to a row that cannot be used.
+    """Treatment of a row that cannot be used.
 
     ``BLANK`` skips and counts rows without content (null or blank text, null embedding) and
     stops at damaged ones (null id, NaN, wrong width); ``SKIP`` skips and counts both kinds;
@@ -31,7 +31,7 @@ class OnBadRow(Enum):
     ERROR = "error"
 
     def skips(self, *, blank: bool) -> bool:
-        """Tell whether a row without content (``blank``) or a damaged one is skipped."""
+        """Return whether a row without content (``blank``) or a damaged one is skipped."""
         return self is OnBadRow.SKIP or (blank and self is OnBadRow.BLANK)
 
 

@@ -199,7 +199,7 @@ def _members(node: ast.expr, beside: pa.DataType | None) -> list[Any]:
         raise TypeError("'in' takes a list")
     members = [_literal(each) for each in node.elts]
     for member in members:
-        # Arrow reads numbers and dates out of strings here, though not beside ==.
+        # Arrow reads numbers and dates out of strings here, though not with ==.
         if isinstance(member, str) and beside is not None and not _is_text(beside):
             raise TypeError(f"{member!r} is text and the column holds {beside}")
     fitting = [_rounded(member, beside) for member in members]
@@ -219,7 +219,7 @@ def _membership(value: Any, members: list[Any], *, wanted: bool) -> Any:
 
 
 def _value(node: ast.expr, beside: pa.DataType | None) -> Any:
-    """Return a column or a literal, which stands beside a column of a type where one is given."""
+    """Return a column or a literal, compared with a column of the given type."""
     if (name := _column_name(node)) is not None:
         return pc.field(name)
     value = _literal(node)
@@ -229,7 +229,7 @@ def _value(node: ast.expr, beside: pa.DataType | None) -> Any:
 
 
 def _rounded(value: Any, beside: pa.DataType | None) -> Any:
-    """Return a number as a column of fewer bits would hold it, beside decimals as one of them."""
+    """Return a number as a narrower column, or a decimal one, would hold it."""
     if beside is not None and pa.types.is_decimal(beside) and _is_number(value):
         return Decimal(str(value))
     if not isinstance(value, float) or beside is None or not pa.types.is_floating(beside):
@@ -244,7 +244,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Tell whether a column may be compared with text; bytes may be text nobody declared."""
+    """Return whether a column may be compared with text; bytes may be text nobody declared."""
     return any(test(kind) for test in _TEXTS)
 
 

@@ -13,7 +13,7 @@ SHARD_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """What a footer says of one row group.
+    """Footer entry of one row group.
 
     Attributes:
         rows: how many it holds.
@@ -49,7 +49,7 @@ class Shard:
 
     @property
     def rows(self) -> int:
-        """How many rows it spans, before any is skipped."""
+        """Rows spanned, before any is skipped."""
         return sum(span.stop - span.start for span in self.spans)
 
 

@@ -169,7 +169,7 @@ def _segments_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def _prefix_matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Tell whether what is named may be a folder that holds matches, or is one itself."""
+    """Return whether what is named may be a folder that holds matches, or is one itself."""
     if not names or not patterns:
         return not names
     hidden = names[0][0] in _HIDDEN and patterns[0][0] != names[0][0]
@@ -231,7 +231,7 @@ def _kind(filesystem: Any, path: str) -> Any:
 
 
 def _is_shown(names: Sequence[str]) -> bool:
-    """Tell whether it is no writer's bookkeeping: ``_temporary``, ``.crc`` and the like."""
+    """Return whether it is no writer's bookkeeping: ``_temporary``, ``.crc`` and the like."""
     return all(name[0] not in _HIDDEN for name in names)
 
 
@@ -260,7 +260,7 @@ _TAGS = ("etag", "generation", "versionid", "version_id", "md5hash", "created")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What differs once the content of a file does.
+    """Identity that changes with the content of a file.
 
     Attributes:
         size: bytes.
@@ -305,7 +305,7 @@ class SourceFile:
 
     @property
     def place(self) -> str:
-        """Path and kind of file system, which tell files apart."""
+        """Path and kind of file system, which identify a file."""
         return f"{self.filesystem.type_name}:{self.path}"
 
     def identified(self) -> SourceFile:

@@ -47,7 +47,7 @@ class QueryEncoder:
 
     @property
     def config(self) -> EncoderConfig | None:
-        """How to load it; None where the index knows none.
+        """Configuration that loads it; ``None`` if the index knows none.
 
         Raises:
             EncoderError: the model needs code that the opener does not allow.
@@ -57,7 +57,7 @@ class QueryEncoder:
 
     @property
     def loaded(self) -> bool:
-        """Whether it was needed so far."""
+        """True if it was needed so far."""
         return self._encoder is not None
 
     @property
@@ -76,7 +76,7 @@ class QueryEncoder:
         return self._recorded
 
     def equals(self, other: QueryEncoder) -> bool:
-        """Tell whether both give a query the same embedding, wherever their models are."""
+        """Return whether both give a query the same embedding, wherever their models are."""
         if self._recorded is None or other._recorded is None:
             return False
         return self._recorded.query_fingerprint == other._recorded.query_fingerprint
@@ -222,6 +222,6 @@ def query_embeddings(
 
 
 def asked_by(encoder: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tells the embedding of a query, beside its text and the store's encoder."""
+    """Return the identity of a query's embedding, next to its text and the store's encoder."""
     spec = recorded_spec(encoder)
     return {"query_encoder": spec and spec.query_fingerprint}

@@ -133,7 +133,7 @@ class QueryTransform:
         self._queries = QueryEncoder(self._spec, **self._options, instead=_INSTEAD)
 
     def __reduce__(self) -> tuple[Callable[[], QueryTransform], tuple[()]]:
-        """Copy and pickle what it is made of; the encoder is loaded anew."""
+        """Copy and pickle the parts; the encoder is loaded again."""
         # A replaced whitening is the same without the matrix that it keeps once made.
         whitening = replace(self.whitening)
         made = partial(
@@ -318,7 +318,7 @@ class QueryTransform:
 
         It changes where one of them does, so after a refit; not with where the model is, nor with
         the version of the index. A table, a file, a folder, a model and a function carry it, so
-        that a client can tell what fits. See ``digest_of``.
+        so that a client can check compatibility. See ``digest_of``.
         """
         given = self.encoder_facts.get("fingerprint", self._spec and self._spec.fingerprint)
         return digest_of(str(given or ""), self.whitening, self._spec)
@@ -416,7 +416,7 @@ class QueryTransform:
 
         Args:
             texts: the documents.
-            advance: told the number of documents just done.
+            advance: called with the number of documents just done.
 
         Raises:
             ConfigError: a text is blank, or the index knows no encoder of texts.

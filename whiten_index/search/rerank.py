@@ -29,7 +29,7 @@ _HELD_ROWS, _MAPPED = 1 << 14, 1 << 8
 
 
 class RerankBy(Enum):
-    """What candidates are ranked by: cosines of exact vectors, or of the raw embeddings."""
+    """Vectors that rank candidates: exact ones, or the raw embeddings."""
 
     VECTORS = "vectors"
     EMBEDDINGS = "embeddings"
@@ -39,7 +39,7 @@ class Reranker:
     """Scores rows of an index by their raw embeddings.
 
     Attributes:
-        candidates: rows a query that the index is asked for.
+        candidates: rows per query that the index returns.
         by: what the scores are cosines of.
     """
 

@@ -66,7 +66,7 @@ class Ranking:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
-    """How an index is opened, each version of it the same way; see ``open_index``.
+    """Options of opening an index and each of its versions; see ``open_index``.
 
     ``root`` is its folder, or that of the copies of what is in the bucket of ``mirror``.
     """
@@ -108,7 +108,7 @@ class Opening:
 
     @property
     def place(self) -> Place:
-        """Where the index is, as users name it."""
+        """Path or URI of the index, as given."""
         return self.mirror.uri or self.root
 
     def _opened(self, version: Version, before: Opened | None) -> Opened:
@@ -156,7 +156,7 @@ class Opened:
     queries: QueryEncoder
 
     def is_published(self, current: Current) -> bool:
-        """Tell whether ``CURRENT`` still names this very version."""
+        """Return whether ``CURRENT`` still names this very version."""
         return current.same_version(Current(self.bundle.version, self.bundle.source.sha256 or ""))
 
     def filter(self, text: str | None) -> RowFilter | None:
@@ -254,7 +254,7 @@ class SearchIndex:
 
     @property
     def reranker(self) -> Reranker | None:
-        """What ranks the index's findings again, None where nothing does."""
+        """Re-ranker of the index's results, ``None`` without re-ranking."""
         return self._opened.reranker
 
     def __len__(self) -> int:
@@ -270,13 +270,13 @@ class SearchIndex:
 
     @property
     def grouped(self) -> bool:
-        """Whether the index holds passages; a hit is then a document with its best one."""
+        """True if the index holds passages; a hit is then a document with its best one."""
         return self.bundle.grouped
 
     def reload(self) -> bool:
-        """Open the version published since, and tell whether there is one.
+        """Open the version published since, and return whether there is one.
 
-        Where there is none this reads one small file. Searches under way in other threads end on
+        Without one, this reads one small file. Searches under way in other threads end on
         the version they began with, and until then memory holds both. An encoder that is the same
         is kept.
 

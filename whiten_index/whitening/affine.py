@@ -145,7 +145,7 @@ class Affine:
 
 
 def write_matrix(affine: Affine, file: Path | str, *, facts: Mapping[str, str]) -> Path:
-    """Write what ``Affine.save`` writes to a file of its own, whole or not at all.
+    """Write the file of ``Affine.save``, whole or not at all.
 
     Args:
         affine: the matrix and its bias.
@@ -170,7 +170,7 @@ def write_matrix(affine: Affine, file: Path | str, *, facts: Mapping[str, str]) 
 
 
 def _is_matrix(path: Path) -> bool:
-    """Tell by the head of a file whether it is an exported matrix."""
+    """Return whether the head of a file is that of an exported matrix."""
     try:
         with safe_open(path, framework="numpy") as file:
             facts = file.metadata() or {}

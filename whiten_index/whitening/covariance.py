@@ -17,7 +17,7 @@ from whiten_index.whitening.moments import Moments
 
 
 class Estimator(Enum):
-    """How the coefficient ρ of the shrinkage is found."""
+    """Estimator of the shrinkage coefficient ρ."""
 
     EMPIRICAL = "empirical"
     LEDOIT_WOLF = "ledoit-wolf"
@@ -35,7 +35,7 @@ def parse_shrinkage(text: str | float | None) -> tuple[Estimator, float]:
         The estimator and, where it is fixed, its coefficient; a coefficient of 0 is empirical.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the value is unknown.
     """
     if text is None:
         return Estimator.EMPIRICAL, 0.0

@@ -27,7 +27,7 @@ from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """What a kind makes of a covariance.
+    """Result of a kind of transform on a covariance.
 
     Attributes:
         basis: (d, r) float64, B, orthonormal columns.
@@ -45,7 +45,7 @@ class Directions:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What the directions are found from.
+    """Input of the search for directions.
 
     Attributes:
         config: what was asked.
@@ -63,7 +63,7 @@ class Fit:
 
     @classmethod
     def prepare(cls, moments: Moments, config: WhiteningConfig) -> Fit:
-        """Decompose the covariance asked for; where the data are not read, one row will do.
+        """Decompose the covariance; kinds that do not read the data need one row.
 
         Raises:
             WhiteningError: too few rows, or sums that cannot give the shrinkage.
@@ -76,7 +76,7 @@ class Fit:
             raise
         rho = shrinkage_coefficient(moments, config.shrinkage)
         # The eigenvectors are those of the empirical covariance: shrunk to near the identity it
-        # would no longer tell them apart.
+        # would no longer distinguish them.
         spectrum = Spectrum.of(covariance).shrunk(rho)
         return cls(config, shrink(covariance, rho), spectrum, rho, moments.count)
 
@@ -87,12 +87,12 @@ class Fit:
 
     @property
     def floor(self) -> float:
-        """The floor asked for, 0 without one."""
+        """The configured floor, 0 without one."""
         return self.config.floor or 0.0
 
 
 def find_directions(fit: Fit) -> Directions:
-    """Return the directions of the kind asked for.
+    """Return the directions of the configured kind.
 
     Raises:
         ConfigError: embeddings of this width can never give what was asked.
@@ -128,7 +128,7 @@ def _zca_cor(fit: Fit) -> Directions:
     """V^(−1/2) P^(−γ/2), P the correlation matrix (Kessy, Lewin, Strimmer 2018).
 
     A coordinate that is constant against the widest one, as numerical rank counts, gets weight 0:
-    what is left of it is noise, which the scaling would raise to the size of the others.
+    the rest is noise, which the scaling would raise to the size of the others.
     """
     fit.config.require_dim(fit.dim)
     require_directions(fit.spectrum.eigenvalues, count=fit.count)

@@ -1,4 +1,4 @@
-"""How far today's rows are from those that a transform was fitted on.
+"""Drift between today's rows and those that a transform was fitted on.
 
 All is measured along the directions that the transform keeps, each scaled to variance 1 on the
 rows of the fit, whatever the exponent: W₁ with W₁ᵀ Σ_fit W₁ = I. Figures of PCA, soft and full
@@ -31,7 +31,7 @@ _Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Drift:
-    """Today's rows beside those of the fit, along the r directions that are kept.
+    """Today's rows against those of the fit, along the r directions that are kept.
 
     Attributes:
         rows_fitted: rows of the fit.
@@ -47,7 +47,7 @@ class Drift:
         variance_possible: share that the same number of today's widest ones would hold.
         sampling_kl: KL a dimension that chance alone shows.
         noise_kl: what of the drift may be noise of today's rows, which a refit would only take
-            over; infinite where today's rows are too few to tell.
+            over; infinite if today's rows are too few.
         noise_variance: what of ``variance_lost`` chance alone may show.
         reads_covariance: whether the covariance of the data moves the transform.
         reads_mean: whether the mean does.
@@ -124,7 +124,7 @@ class Drift:
 
     @property
     def k(self) -> int:
-        """How many directions were compared."""
+        """Number of directions compared."""
         return len(self.eigenvalues)
 
     @property
@@ -149,12 +149,12 @@ class Drift:
 
     @property
     def variance_lost(self) -> float:
-        """How much further from the possible share the kept one is than it was at the fit."""
+        """Loss of variance kept, against the possible share, since the fit."""
         today = self.variance_possible - self.variance_kept
         return abs(today - (self.variance_possible_at_fit - self.variance_kept_at_fit))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as JSON values, numbers in 6 digits; what is infinite is None."""
+        """Return the figures as JSON values, numbers in 6 digits, infinities as ``None``."""
         values = self.eigenvalues if self.k else np.ones(1)
         figures = {
             "mean_shift": self.mean_shift,
@@ -270,7 +270,7 @@ _DEVIATIONS = 3.0
 
 @dataclass(frozen=True)
 class Chance:
-    """What chance shows between the samples of a fit and of today, were both of one population.
+    """Sampling noise of the drift between two samples of one population.
 
     n_f and n_t rows, n_s of them the same, are compared along r whitened dimensions. A difference
     of their means has variance v = 1/n_f + 1/n_t − 2n_s/(n_f n_t) in each, one of their covariances
@@ -409,7 +409,7 @@ VARIANCE_THRESHOLD = 0.05
 
 
 class Refit(Enum):
-    """Whether a transform is fitted again: as the drift says, or by order."""
+    """Choice whether a transform is fitted again: by drift, always or never."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -420,7 +420,7 @@ class Refit(Enum):
         """Read ``auto``, ``always`` or ``never``.
 
         Raises:
-            ConfigError: it is none of these.
+            ConfigError: the value is unknown.
         """
         try:
             return cls(name)
@@ -431,7 +431,7 @@ class Refit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether the transform stays.
+    """True if the transform stays.
 
     Attributes:
         whitening: ``keep`` or ``refit``.
@@ -445,7 +445,7 @@ class Decision:
 
     @property
     def refits(self) -> bool:
-        """Whether the transform is fitted again."""
+        """True if the transform is fitted again."""
         return self.whitening == "refit"
 
     def to_json(self) -> dict[str, Any]:

@@ -176,9 +176,9 @@ class Moments:
         return replace(both, **_held(ours[0] + theirs[0], ours[1] + theirs[1]))
 
     def __sub__(self, other: Moments) -> Moments:
-        """Return the moments of what is left when the rows of ``other`` leave.
+        """Return the moments without the rows of ``other``.
 
-        What is left of fractional weights and may be their rounding alone is nothing.
+        Remainders of fractional weights that may be rounding alone count as 0.
 
         Raises:
             WhiteningError: there are fewer rows than leave.

@@ -42,7 +42,7 @@ def require_sample(size: int) -> None:
 
 
 class Rule(Enum):
-    """What a choice was made by."""
+    """Rule of a choice."""
 
     PIECES = "pieces"
     SPECTRUM = "spectrum"
@@ -149,7 +149,7 @@ class Trial:
         queries: (q, d) raw embeddings.
         candidates: (n, d) raw embeddings, among which they search.
         score: gives (q,) scores from unit vectors (q, k) and (n, k).
-        weight: how much it counts beside other trials.
+        weight: relative to other trials.
     """
 
     queries: NDArray[np.floating]
@@ -219,15 +219,15 @@ def score_settings(
 
 
 def keeps(score: float, best: float) -> bool:
-    """Tell whether a width's score is enough beside the best of all widths: 97 % of it."""
-    # Correlations may lie below 0.
+    """Return whether a width's score is at least 97 % of the best one."""
+    # Correlations may be negative.
     return score >= best - _WIDTH_LOSS * abs(best)
 
 
 def choose_by_scores(
     grid: Sequence[Setting], scores: NDArray[np.float64], *, errors: float = _STANDARD_ERRORS
 ) -> tuple[Setting, tuple[Candidate, ...]]:
-    """Return the gentlest setting that cannot be told from the best, and what it was chosen from.
+    """Return the gentlest setting that is not significantly worse than the best, and the trials.
 
     Within a width it is the least γ whose score is no more than ``errors`` standard errors of the
     paired differences below the best, since a corpus's own pieces can overrate strong whitening.
@@ -267,7 +267,7 @@ def choose_by_spectrum(
     length, near 1 for raw language models and small for contrastively trained ones, and
     ρ = SNR/(1 + SNR) sets the mean eigenvalue kept against the noise floor, the median one within
     the rank. The mean is subtracted where s is above 0.4. This is our own rule, in the spirit of
-    Spectral Tempering (arXiv 2603.19339), whose formula was not at hand.
+    Spectral Tempering (arXiv 2603.19339), whose formula was not available.
     """
     mean = float(fit.mean @ fit.mean)
     share = mean / (mean + float(fit.eigenvalues.sum()))

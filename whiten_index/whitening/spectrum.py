@@ -98,7 +98,7 @@ def condition_number(eigenvalues: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WidthWish:
-    """What a user asks of k: a number, ``full``, a share of variance, or nothing.
+    """Specification of k: a number, ``full``, a share of variance, or nothing.
 
     Attributes:
         number: k itself, or None.
@@ -115,7 +115,7 @@ class WidthWish:
         """Read ``128``, ``full``, ``0.95`` or None.
 
         Raises:
-            ConfigError: it is none of these.
+            ConfigError: the value is unknown.
         """
         if text is None:
             return cls()
@@ -148,7 +148,7 @@ class WidthWish:
 
         Without a wish it is ``default_width``, or the directions left where those are fewer:
         the rank, less ``remove_top``, of eigenvalues above ``floor`` times the first. A share of
-        variance is one of what is left after ``remove_top``.
+        the variance is that after ``remove_top``.
 
         Raises:
             WhiteningError: the embeddings are constant, or k is above the rank.
@@ -175,7 +175,7 @@ class WidthWish:
 
 
 def default_width(dim: int) -> int:
-    """Return k where none is asked for: a third of d, at most 256 (Su et al. 2021: 256 of 768)."""
+    """Return the default k: a third of d, at most 256 (Su et al. 2021: 256 of 768)."""
     return min(max(dim // 3, 1), _WIDEST_DEFAULT)
 
 

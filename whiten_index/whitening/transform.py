@@ -54,7 +54,7 @@ class Whitening:
         coordinate_scale: (d,) float64, p, or None for ones.
         estimator: empirical, ledoit-wolf, oas or fixed: where ``shrinkage`` comes from.
         shrinkage: the coefficient ρ of the shrinkage, 0 … 1.
-        floor: the share of λ₁ asked for below which directions get weight 0.
+        floor: the share of λ₁ below which directions get weight 0.
         remove_top: how many of the widest directions were dropped.
         groups: number of groups of channels, or None where the kind has none.
         shuffle: whether the channels were permuted before they were cut into groups.
@@ -203,7 +203,7 @@ class Whitening:
     def inverse(self, vectors: ArrayLike) -> NDArray[np.float64]:
         """Return the embeddings (n, d) within the kept directions that give ``vectors`` (n, k).
 
-        Exact for rows that lie within them, for every kind. For other rows it is the nearest point
+        Exact for rows within them, for every kind. For other rows it is the nearest point
         of that span, which goes through μ, or through 0 without centring; for ZCA-cor nearest in
         coordinates scaled to variance 1. A scaling to unit length is not undone.
         """
@@ -280,7 +280,7 @@ class Whitening:
         return math.sqrt(spread / signal) if signal > 0 else 0.0
 
     def choices(self) -> dict[str, Any]:
-        """Return what was chosen, without what the data gave: enough to tell two fits apart."""
+        """Return what was chosen, without what the data gave: enough to distinguish two fits."""
         options: dict[str, Any] = {}
         if self.groups is not None:
             options |= {"groups": self.groups, "group_size": self.dim // self.groups}
@@ -358,7 +358,7 @@ class Whitening:
         return cls(**read(path))
 
     def _coordinate_variances(self) -> NDArray[np.float64]:
-        """Return the variances (d,) of the embeddings, as far as the fit still tells them."""
+        """Return the variances (d,) of the embeddings, as far as the fit still has them."""
         if self.coordinate_scale is not None:
             return reciprocal(self.coordinate_scale) ** 2
         kept = np.square(self.basis) @ self.variances
@@ -381,7 +381,7 @@ _PLAIN_KINDS = (Kind.NONE, Kind.PCA, Kind.WHITENING)
 _FLAGS = {"true": True, "false": False}
 _SHAPES = {"mean": "d", "eigenvalues": "d", "basis": "dr", "exponent": "1", "count": "1"}
 
-# What format 2 adds, beside the facts estimator and shuffle.
+# What format 2 adds, next to the facts estimator and shuffle.
 _ARRAYS = {"basis_variances": "r", "coordinate_scale": "d"}
 _NUMBERS = ("shrinkage", "floor")
 _INTEGERS = ("remove_top", "groups", "seed")
@@ -475,7 +475,7 @@ def _added(path: Path | str, kind: Kind, held: set[str]) -> dict[str, Any]:
 
 
 def _is_plain(fields: Mapping[str, Any]) -> bool:
-    """Whether format 1 says all there is to say."""
+    """True if format 1 holds all settings."""
     beyond = (*_ARRAYS, *_NUMBERS, *_INTEGERS, "shuffle")
     return (
         fields["kind"] in _PLAIN_KINDS

@@ -1,4 +1,4 @@
-"""What a user may ask of a transform, and which wishes go together."""
+"""Options of a transform, and checks that they go together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whiten_index.whitening.spectrum import WidthWish, default_width
 
 
 class Kind(Enum):
-    """Which linear map an index applies."""
+    """Linear map that an index applies."""
 
     NONE = "none"
     PCA = "pca"
@@ -29,17 +29,17 @@ class Kind(Enum):
 
     @property
     def rotates_back(self) -> bool:
-        """Whether vectors are turned back to the coordinates of the embeddings, so that k = d."""
+        """True if vectors are turned back to the coordinates of the embeddings, so that k = d."""
         return self in (Kind.ZCA, Kind.ZCA_COR, Kind.GROUP)
 
     @property
     def whitens(self) -> bool:
-        """Whether directions are scaled by their variance."""
+        """True if directions are scaled by their variance."""
         return self is Kind.WHITENING or self.rotates_back
 
     @property
     def reads_data(self) -> bool:
-        """Whether the directions come from the data, not from a seed or from nowhere."""
+        """True if the directions come from the data, not from a seed or from nowhere."""
         return self not in (Kind.NONE, Kind.RANDOM, Kind.TRUNCATE)
 
 
@@ -77,7 +77,7 @@ _DOES: dict[Kind, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class WhiteningConfig:
-    """What a user asks of the transform.
+    """Options of a transform.
 
     Attributes:
         kind: which linear map.
@@ -131,7 +131,7 @@ class WhiteningConfig:
 
     @property
     def centered(self) -> bool:
-        """Whether the mean is subtracted, settled."""
+        """True if the mean is subtracted, settled."""
         if self.kind is Kind.NONE:
             return False
         return self.kind.reads_data if self.center is None else self.center
@@ -314,14 +314,14 @@ def zipfian(counts: ArrayLike) -> NDArray[np.float64]:
 
 
 class Weighting(Enum):
-    """How a row's frequency becomes its weight."""
+    """Map from a row's frequency to its weight."""
 
     ZIPFIAN = "zipfian"
     INVERSE_FREQUENCY = "inverse-frequency"
 
     @property
     def function(self) -> Callable[[ArrayLike], NDArray[np.float64]]:
-        """What turns frequencies (n,) into weights (n,)."""
+        """Function from frequencies (n,) to weights (n,)."""
         return zipfian if self is Weighting.ZIPFIAN else inverse_frequency
 
 
