@@ -8,7 +8,7 @@ import click
 
 
 @click.command()
-@click.argument("job", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("job", type=click.Path(dir_okay=False, readable=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
 @click.option(
     "--log",
