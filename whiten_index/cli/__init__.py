@@ -30,16 +30,14 @@ from whiten_index.cli import (
     eval_sts,
     eval_transfer,
     export_command,
+    maintenance_commands,
     nightly_command,
     push_command,
-    report_command,
     search_command,
     sweep_commands,
     terminal,
     train_command,
     update_command,
-    upkeep_commands,
-    version_commands,
 )
 from whiten_index.cli.signals import INTERRUPTED, stop_on_signals
 from whiten_index.cli.streams import cell, guarded, open_closed_descriptors
@@ -58,20 +56,20 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Keep up to date": (
         update_command.update,
         nightly_command.nightly,
-        version_commands.versions,
-        version_commands.rollback,
+        maintenance_commands.versions,
+        maintenance_commands.rollback,
     ),
     "Measure": (
         sweep_commands.sweep,
-        report_command.report,
+        sweep_commands.report,
         eval_commands.evaluate,
         train_command.train,
     ),
     "Maintain": (
-        version_commands.prune,
-        upkeep_commands.gc,
-        upkeep_commands.compact,
-        upkeep_commands.verify,
+        maintenance_commands.prune,
+        maintenance_commands.gc,
+        maintenance_commands.compact,
+        maintenance_commands.verify,
     ),
 }
 

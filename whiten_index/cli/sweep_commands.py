@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +22,6 @@ from whiten_index.sweep.sweep_options import SweepOptions
 
 if TYPE_CHECKING:
     from whiten_index.sweep.sweep_config import SweepConfig
-
 
 # Stages over points, whose rate means nothing.
 _OF_POINTS = ("make indexes", "measure")
@@ -137,3 +137,12 @@ def _print_report(report: Mapping[str, Any]) -> None:
     }
     click.echo(terminal.table(terminal.stage_rows(report["seconds"], rows)))
     click.echo(f"results: {report['results']}")
+
+
+@click.command()
+@click.argument("folder", type=click.Path(readable=False, path_type=Path))
+def report(folder: Path) -> None:
+    """Rebuild the report of a sweep from FOLDER/results.jsonl alone."""
+    from whiten_index.sweep.sweep_report import write_report
+
+    click.echo(write_report(folder / "results.jsonl", folder))
