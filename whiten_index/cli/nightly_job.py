@@ -37,7 +37,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs
@@ -149,11 +149,9 @@ class NightlyJob:
         return cls(
             index=Path(index),
             update=update,
-            keep_versions=after.keep_versions,
-            gc=after.gc,
-            compact=after.compact,
             metrics=None if after.metrics is None else Path(after.metrics),
             pushes=tuple(pushes),
+            **after.model_dump(exclude={"metrics", "push"}),
         )
 
 
@@ -318,18 +316,19 @@ class _Night:
             with self._step("prune"):
                 from whiten_index.versions.retention import prune
 
-                self._finished("prune", prune(job.index, keep=job.keep_versions))
+                removed = prune(job.index, keep=job.keep_versions)
+                self.lines.log("prune_finished", **asdict(removed))
         if job.compact:
             with self._step("compact"):
                 from whiten_index.versions.compaction import compact_store
 
-                self._finished("compact", compact_store(store))
+                self.lines.log("compact_finished", **compact_store(store).to_json())
         # After compaction, which leaves shards that nothing needs.
         if job.keep_versions is not None and job.gc and "prune" not in self.failed:
             with self._step("gc"):
                 from whiten_index.versions.gc import gc_store
 
-                self._finished("gc", gc_store(store))
+                self.lines.log("gc_finished", **gc_store(store).to_json())
 
     @contextmanager
     def _step(
@@ -345,14 +344,6 @@ class _Night:
             (lines or self.lines).log(f"{event or step}_failed", **logged)
             if not isinstance(error, WhitenIndexError):
                 traceback.print_exc()
-
-    def _finished(self, step: str, report: Any) -> None:
-        fields: Mapping[str, Any] = {}
-        if hasattr(report, "to_json"):
-            fields = report.to_json()
-        elif is_dataclass(report) and not isinstance(report, type):
-            fields = asdict(report)
-        self.lines.log(f"{step}_finished", **fields)
 
     def _stopped(self, updated: Ending) -> Ending:
         """Return the ending of a job that was stopped after its update; a failure stays one."""

@@ -22,7 +22,7 @@ from whiten_index.encoding.spec import EncoderSpec, resolve_encoder, states_spec
 from whiten_index.errors import ConfigError
 from whiten_index.evaluate.config import OF_TASKS, EvalConfig
 from whiten_index.evaluate.spaces import Spaces, raw_space
-from whiten_index.evaluate.sts import needed_pairs
+from whiten_index.evaluate.sts import average, needed_pairs
 from whiten_index.evaluate.texts import encoder_facts
 from whiten_index.evaluation.sts import AGGREGATIONS, correlate, pair_cosines
 from whiten_index.labels.sts import StsSet, require_ranked
@@ -269,7 +269,7 @@ def _score(
                 watcher.advance(1)
     for run in runs.values():
         cells = [
-            {"layers": list(layers), "datasets": datasets, "average": {"spearman": _mean(datasets)}}
+            {"layers": list(layers), "datasets": datasets, "average": average(datasets)}
             for layers, datasets in run.pop("cells").items()
         ]
         run |= {"combinations": cells, "best": {how: _best(cells, how) for how in AGGREGATIONS}}
@@ -290,13 +290,6 @@ def _figures(
         gold, subsets = each.scores[use], each.subsets[use]
         found = correlate(gold, cosines, subsets, averaged=each.averaged, name=each.name)
         yield space.name, space.setting, found.to_json()
-
-
-def _mean(datasets: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        how: float(np.mean([figures["spearman"][how] for figures in datasets.values()]))
-        for how in AGGREGATIONS
-    }
 
 
 def _best(cells: Sequence[Mapping[str, Any]], how: str) -> dict[str, Any]:

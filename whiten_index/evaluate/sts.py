@@ -153,13 +153,15 @@ def _percent(value: float | None) -> float | None:
 
 
 def average(datasets: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mean over the sets, of each measure in each aggregation."""
+    """Return the mean over the sets, of each measure that they have, in each aggregation."""
+    found = next(iter(datasets.values()))
     return {
         measure: {
             how: float(np.mean([each[measure][how] for each in datasets.values()]))
             for how in AGGREGATIONS
         }
         for measure in MEASURES
+        if measure in found
     }
 
 

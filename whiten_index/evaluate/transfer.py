@@ -19,9 +19,14 @@ from whiten_index.evaluate.config import EvalConfig
 from whiten_index.evaluate.spaces import Space, Spaces
 from whiten_index.evaluate.sts import report_of
 from whiten_index.evaluate.texts import TextEmbedder, open_embedder
-from whiten_index.evaluation.classifier import FOLDS, require_learner
 from whiten_index.evaluation.entailment import score_entailment
-from whiten_index.evaluation.transfer import check_splits, pair_features, score_transfer
+from whiten_index.evaluation.transfer import (
+    FOLDS,
+    check_splits,
+    pair_features,
+    require_learner,
+    score_transfer,
+)
 from whiten_index.labels.tasks import Task
 from whiten_index.progress import Progress, Silent, Stages
 
