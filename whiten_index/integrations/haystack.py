@@ -1,7 +1,7 @@
 """Haystack: the whitened encoder as embedders, a published index as a retriever.
 
 A pipeline that was written down is read with ``Pipeline.loads(text, allowed_modules=
-["whiten_index.*"])``: Haystack 3 refuses components of packages it was not told to trust.
+["whiten_index.*"])``: Haystack 3 refuses components of packages that are not trusted.
 """
 
 from __future__ import annotations

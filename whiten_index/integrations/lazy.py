@@ -75,7 +75,7 @@ class QueryEmbedder:
         """The transform.
 
         Raises:
-            ArtifactError: there is none, or it is damaged.
+            ArtifactError: the transform is missing or damaged.
             ConfigError: an option cannot be used, no encoder of texts is known, or this was
                 pickled with another transform.
         """
@@ -225,8 +225,8 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "trust_remote_code" in options:
         raise ConfigError(
-            "trust_remote_code is an argument beside options, which frameworks write down; move it "
-            "out of options"
+            "trust_remote_code is an argument, not one of the options, which frameworks write "
+            "down; move it out of options"
         )
     return {
         name: str(value) if isinstance(value, Path) else value for name, value in options.items()

@@ -124,8 +124,8 @@ class WhitenedEncoder:
 
         Args:
             model: hub name or local folder; None for the embedded one.
-            whitening: a fitted one, or the ``whitening.safetensors`` of an index, which lies in
-                its ``versions/<version>/``.
+            whitening: a fitted one, or the ``whitening.safetensors`` of an index, in its
+                ``versions/<version>/``.
             normalize: see ``WhitenedEncoder``.
             symmetric: see ``WhitenedEncoder``.
             options: the other fields of ``EncoderConfig``.
@@ -472,7 +472,7 @@ def _field(batch: Batch, name: str) -> list[Any]:
     """Return a column of a batch.
 
     Raises:
-        ConfigError: there is none, as in tasks on images or sounds.
+        ConfigError: it is missing, as in tasks on images or sounds.
     """
     if name not in batch:
         raise ConfigError(

@@ -58,7 +58,7 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     query prompt.
 
     Args:
-        transform: of an index whose encoder is known; the model's files must be at hand.
+        transform: of an index whose encoder is known; the model's files must be available.
         folder: new, empty, or written by this function before.
 
     Returns:
@@ -94,7 +94,7 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
         write_transformer(path, spec, model)
         write_modules(path, modules)
         write_settings(path, spec)
-        told = {key: value for key, value in facts.items() if key not in ("file", "query_digest")}
+        shown = {key: value for key, value in facts.items() if key not in ("file", "query_digest")}
         made = {
             "encoder_fingerprint": transform.fingerprint,
             "query_digest": transform.query_digest,
@@ -106,7 +106,7 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
             "format_version": FORMAT_VERSION,
             "contents": contents,
             **made,
-            **told,
+            **shown,
         }
         write_manifest(path / MARK, identity)
         flush(path)

@@ -38,7 +38,7 @@ NAME = "whiten"
 SCHEMA = "public"
 RUN = "psql -v ON_ERROR_STOP=1 -f"
 _MOST_NAME_BYTES = 63  # PostgreSQL cuts longer names
-# In the first lines of a script, which tell it from other files.
+# In the first lines of a script, which mark it as ours.
 _MADE_BY, _HEAD_BYTES = "-- Made by whiten-index.", 2000
 # First words of the comment of a function.
 _OURS = "whiten-index: "
@@ -142,7 +142,7 @@ def sql_function(
         tag=_dollar_tag(signature),
         type=type_,
         ours_text=_literal(_OURS),
-        # In units of one operator; tells the planner what one call is worth.
+        # In units of one operator: the planner's price of a call.
         cost=max(transform.k, 1),
         dim=transform.dim,
         steps=_steps(transform.whitening, home),
@@ -202,7 +202,7 @@ def export_sql(
 
 
 def _is_function(path: Path) -> bool:
-    """Tell by the head of a file whether it is an exported function."""
+    """Return whether the head of a file marks an exported function."""
     with path.open("rb") as file:
         return _MADE_BY.encode() in file.read(_HEAD_BYTES)
 

@@ -1,7 +1,7 @@
 """Writer of tables in engines that have aliases and no transactions: Qdrant and Milvus.
 
 The name that users query is an alias. It points to the published collection, whose name is the
-alias, two underscores and eight hexadecimal digits; a staged one waits beside it. The metadata of
+alias, two underscores and eight hexadecimal digits; a staged one waits next to it. The metadata of
 each collection, which the engine keeps, say what it holds, which push may write it (its lease), and
 its number: all collections up to the number of the published one are garbage.
 
@@ -134,7 +134,7 @@ class AliasWriter(DatabaseWriter):
         return self._seen
 
     def pending(self) -> PushedTable | None:
-        """Return the staged table of an earlier push, None if there is none."""
+        """Return the staged table of an earlier push, else None."""
         found = self._pending()
         return None if found is None else found.table
 
@@ -200,7 +200,7 @@ class AliasWriter(DatabaseWriter):
         """Open the published table for changes; ``after`` is what it holds at the end.
 
         Raises:
-            DatabaseError: there is none, or another push changed it since ``published`` was called.
+            DatabaseError: nothing is published, or another push changed it since ``published`` was called.
         """
         seen, self._seen = self._seen, None
         before = self._require_published()

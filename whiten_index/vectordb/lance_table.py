@@ -61,7 +61,7 @@ class TableMetadata:
             return None
 
     def write(self, table: Any) -> None:
-        """Write the metadata of a table, in a commit of its own.
+        """Write the metadata of a table, in its own commit.
 
         The engine refuses it if another push wrote them since this handle saw them.
         """

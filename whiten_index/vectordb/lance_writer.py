@@ -144,7 +144,7 @@ class LanceWriter(DatabaseWriter):
         return reason, advice or "push again to resume when that is mended"
 
     def published(self) -> PushedTable | None:
-        """Return what the table of the name holds, None if there is none.
+        """Return what the table of the name holds, else None.
 
         Raises:
             DatabaseError: no push made that table.
@@ -155,7 +155,7 @@ class LanceWriter(DatabaseWriter):
 
     @reports("cannot be read")
     def pending(self) -> PushedTable | None:
-        """Return the pending table of an earlier push, None if there is none."""
+        """Return the pending table of an earlier push, else None."""
         found = self._open(self._pending_name)
         if found is None or not found[1].table.lease or not is_readable(found[0]):
             return None
@@ -242,7 +242,7 @@ class LanceWriter(DatabaseWriter):
         """Open the published table for changes, which are made together at the end or when read.
 
         Raises:
-            DatabaseError: there is none, or another push changed it since ``published`` was called.
+            DatabaseError: nothing is published, or another push changed it since ``published`` was called.
         """
         found = self._open(self._name)
         if found is None:

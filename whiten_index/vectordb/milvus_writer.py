@@ -191,7 +191,7 @@ class MilvusWriter(AliasWriter):
         )
 
     def _compare_all(self, collection: str, vectors: NDArray[np.float32], top_k: int) -> Neighbours:
-        """Compare queries (q, k) with all vectors; Milvus has no exact search beside an index."""
+        """Compare queries (q, k) with all vectors; Milvus searches by the index alone."""
         ids = np.empty((len(vectors), 0), dtype=object)
         scores = np.empty((len(vectors), 0), dtype=np.float32)
         for page in self._pages(collection):
