@@ -75,10 +75,6 @@ class MilvusWriter(AliasWriter):
         Raises:
             ConfigError: this Milvus keeps no float16.
         """
-        self._require_dtype(layout)
-        super().begin(pushed, layout)
-
-    def _require_dtype(self, layout: Layout) -> None:
         lacking = self._connection.lite or not self._connection.has_2_4
         if lacking and layout.dtype is VectorDtype.FLOAT16:
             # A server before 2.4 takes such rows, and finds wrong ones.
@@ -86,6 +82,7 @@ class MilvusWriter(AliasWriter):
                 f"{self.engine} keeps no float16, as a Milvus server from 2.4 does; leave --dtype "
                 "out, or push to a later server"
             )
+        super().begin(pushed, layout)
 
     @reports("collections could not be listed")
     def _collections(self) -> Sequence[str]:
