@@ -200,7 +200,8 @@ class AliasWriter(DatabaseWriter):
         """Open the published table for changes; ``after`` is what it holds at the end.
 
         Raises:
-            DatabaseError: nothing is published, or another push changed it since ``published`` was called.
+            DatabaseError: nothing is published, or another push changed it since ``published``
+                was called.
         """
         seen, self._seen = self._seen, None
         before = self._require_published()

@@ -242,7 +242,8 @@ class LanceWriter(DatabaseWriter):
         """Open the published table for changes, which are made together at the end or when read.
 
         Raises:
-            DatabaseError: nothing is published, or another push changed it since ``published`` was called.
+            DatabaseError: nothing is published, or another push changed it since ``published``
+                was called.
         """
         found = self._open(self._name)
         if found is None:
