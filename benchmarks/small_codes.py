@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
 from whiten_index.evaluation.metrics import evaluate_each
+from whiten_index.measure.grid import FAISS, RAW, Point, Vectors
+from whiten_index.measure.sweep_config import TRUNCATE, sweep_config
+from whiten_index.measure.sweep_data import Space, open_space, prepare_dataset, read_queries
+from whiten_index.measure.trial import Made, Trial
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Silent, Stages
-from whiten_index.sweep.grid import FAISS, RAW, Point, Vectors
-from whiten_index.sweep.sweep_config import TRUNCATE, sweep_config
-from whiten_index.sweep.sweep_data import Space, open_space, prepare_dataset, read_queries
-from whiten_index.sweep.trial import Made, Trial
 
 _DIM, _SEEDS, _DRAWS = 384, 5, 10_000
 

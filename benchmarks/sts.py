@@ -21,12 +21,12 @@ from benchmarks.results_file import data_folder, read, write
 from pipelines.papers.pictures import draw_heat_maps, heat_matrix
 from whiten_index import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.evaluate.config import DISTINCT, SCORED, TARGET, EvalConfig
-from whiten_index.evaluate.geometry import evaluate_geometry, read_geometry_sets
-from whiten_index.evaluate.layers import LayerStates, encode_states, evaluate_layers
-from whiten_index.evaluate.spaces import Spaces
-from whiten_index.evaluate.sts import score_sets
-from whiten_index.labels.sts import StsSet, read_sts
+from whiten_index.evaluation.sts_sets import StsSet, read_sts
+from whiten_index.measure.eval_config import DISTINCT, SCORED, TARGET, EvalConfig
+from whiten_index.measure.evaluate_geometry import evaluate_geometry, read_geometry_sets
+from whiten_index.measure.evaluate_layers import LayerStates, encode_states, evaluate_layers
+from whiten_index.measure.evaluate_sts import score_sets
+from whiten_index.measure.spaces import Spaces
 from whiten_index.progress import Silent, Stages
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 

@@ -22,11 +22,11 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.results_file import data_folder, write
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.evaluate.config import EvalConfig
-from whiten_index.evaluate.texts import TextEmbedder, open_embedder
-from whiten_index.evaluate.transfer import evaluate_transfer
-from whiten_index.evaluation.transfer import pair_features
-from whiten_index.labels.tasks import Task, read_task, task_files
+from whiten_index.evaluation.transfer_scores import pair_features
+from whiten_index.evaluation.transfer_tasks import Task, read_task, task_files
+from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.evaluate_transfer import evaluate_transfer
+from whiten_index.measure.text_embedder import TextEmbedder, open_embedder
 from whiten_index.progress import Silent, Stages
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 

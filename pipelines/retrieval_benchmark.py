@@ -32,12 +32,12 @@ from whiten_index.artifacts.job_file import read_toml
 from whiten_index.cli.log_lines import Ending, LogLines, failure, log, run_job
 from whiten_index.cli.signals import stop_on_signals
 from whiten_index.errors import ConfigError, WhitenIndexError
+from whiten_index.evaluation.beir import set_files, text_columns
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.library import load_faiss
-from whiten_index.labels.beir import set_files, text_columns
-from whiten_index.sweep.sweep_config import SweepConfig, sweep_config
-from whiten_index.sweep.sweep_report import check_report, write_report
-from whiten_index.sweep.sweep_run import run_sweep
+from whiten_index.measure.sweep_config import SweepConfig, sweep_config
+from whiten_index.measure.sweep_report import check_report, write_report
+from whiten_index.measure.sweep_run import run_sweep
 
 _RESULTS = "results.jsonl"
 _SPLIT = "test"

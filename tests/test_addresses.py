@@ -23,9 +23,9 @@ from whiten_index.address import Address
 from whiten_index.cli import cli
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError, WhitenIndexError
+from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.sweep.sweep_config import SweepConfig
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.geometry import alignment
+from whiten_index.evaluation.geometry_scores import alignment
 
 
 def make_pairs(n=40, d=7, seed=0):

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index.errors import CorpusError
-from whiten_index.labels.beir import parquet_corpus
+from whiten_index.evaluation.beir import parquet_corpus
 
 
 @pytest.mark.parametrize(

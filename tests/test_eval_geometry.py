@@ -11,7 +11,7 @@ import pytest
 
 from tests.bad_input_helpers import OPTIONS, assert_one_error, run
 from whiten_index import Encoder, Moments, Whitening
-from whiten_index.evaluation.geometry import Geometry, alignment
+from whiten_index.evaluation.geometry_scores import Geometry, alignment
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 PAIRS = 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from whiten_index.errors import CorpusError
-from whiten_index.evaluate.retrieval import drops_self, evaluate_run
+from whiten_index.measure.evaluate_retrieval import drops_self, evaluate_run
 
 
 def test_ids_that_are_judged_to_be_of_other_texts_are_kept():

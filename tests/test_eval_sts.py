@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from whiten_index.cli import cli
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.evaluate.config import EvalConfig
-from whiten_index.evaluate.sts import evaluate_sts
-from whiten_index.labels.sts import chosen_sets, read_sts
+from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
+from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.evaluate_sts import evaluate_sts
 
 
 def run(*arguments: object) -> tuple[int, str, str]:

@@ -14,9 +14,9 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 from tests.bad_input_helpers import run
 from whiten_index import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.evaluate.config import EvalConfig
-from whiten_index.evaluate.transfer import evaluate_transfer
-from whiten_index.labels.tasks import read_task
+from whiten_index.evaluation.transfer_tasks import read_task
+from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.evaluate_transfer import evaluate_transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.geometry import Geometry, hubness, isotropy, mean_cosine, uniformity
+from whiten_index.evaluation.geometry_scores import (
+    Geometry,
+    hubness,
+    isotropy,
+    mean_cosine,
+    uniformity,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=15, deadline=None, derandomize=True, database=None)

@@ -14,8 +14,8 @@ import torch
 
 from whiten_index import BuildConfig, Encoder, build_index, open_index
 from whiten_index.encoding.windows import LADDERS, TokenBudget
-from whiten_index.sweep.sweep_config import sweep_config
-from whiten_index.sweep.sweep_run import run_sweep
+from whiten_index.measure.sweep_config import sweep_config
+from whiten_index.measure.sweep_run import run_sweep
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whiten_index.errors import CorpusError
-from whiten_index.labels.readers import read_pairs, read_qrels, read_queries
+from whiten_index.evaluation.judgements import read_pairs, read_qrels, read_queries
 
 WORDS = st.text("abcXYZ019-_.:#é中", min_size=1, max_size=8)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(str.strip)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index.errors import CorpusError
-from whiten_index.labels.tasks import read_task
+from whiten_index.evaluation.transfer_tasks import read_task
 
 TEXTS, LABELS = ["a cat", "a dog", "a bird", "a fish"], [1, 0, 1, 0]
 SPLITS = ["train", "train", "test", "test"]

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.transfer import check_folds, score_transfer
+from whiten_index.evaluation.transfer_scores import check_folds, score_transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -104,7 +104,7 @@ def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nest
 @pytest.mark.parametrize("name", ["cr", "trec"])
 def test_minilm_is_within_a_point_of_the_reference(data, name):
     from whiten_index import Encoder
-    from whiten_index.labels.tasks import read_task
+    from whiten_index.evaluation.transfer_tasks import read_task
 
     task = read_task(data / "senteval" / f"{name}.parquet")
     features = Encoder.load(pooling="mean", max_length=256).encode(task.first)

@@ -25,15 +25,15 @@ from pipelines.papers.words import (
     word_scores,
 )
 from whiten_index.encoding.spec import resolve_encoder
-from whiten_index.evaluate.config import EvalConfig
-from whiten_index.evaluate.retrieval import evaluate_retrieval
-from whiten_index.evaluate.retrieval_config import RetrievalConfig
-from whiten_index.evaluate.spaces import Spaces
-from whiten_index.evaluate.sts import evaluate_sts, score_sets
-from whiten_index.evaluate.texts import TextEmbedder
-from whiten_index.evaluate.transfer import evaluate_transfer
-from whiten_index.labels.sts import StsSet
-from whiten_index.labels.tasks import Task
+from whiten_index.evaluation.sts_sets import StsSet
+from whiten_index.evaluation.transfer_tasks import Task
+from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
+from whiten_index.measure.evaluate_sts import evaluate_sts, score_sets
+from whiten_index.measure.evaluate_transfer import evaluate_transfer
+from whiten_index.measure.retrieval_config import RetrievalConfig
+from whiten_index.measure.spaces import Spaces
+from whiten_index.measure.text_embedder import TextEmbedder
 from whiten_index.whitening.whitening_config import Kind as Transform
 from whiten_index.whitening.whitening_config import WhiteningConfig
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from pipelines.papers.recipes import Measure
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.errors import ConfigError
-from whiten_index.evaluate.config import data_path
-from whiten_index.evaluate.geometry import GeometrySet, read_geometry_sets
-from whiten_index.labels.sts import StsSet, read_sts
-from whiten_index.labels.tasks import Task, read_task
+from whiten_index.evaluation.sts_sets import StsSet, read_sts
+from whiten_index.evaluation.transfer_tasks import Task, read_task
+from whiten_index.measure.eval_config import data_path
+from whiten_index.measure.evaluate_geometry import GeometrySet, read_geometry_sets
 
 _PAIRS, _TASKS = Path("sts") / "sts_raw.parquet", Path("senteval")
 _SICK = {"SICK-R": "test"}

@@ -14,7 +14,7 @@ from pipelines.papers.states import kept_states
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
-from whiten_index.evaluate.layers import LayerStates
+from whiten_index.measure.evaluate_layers import LayerStates
 from whiten_index.progress import Stages
 
 

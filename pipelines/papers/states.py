@@ -20,7 +20,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.layer_encoder import StateEncoder
 from whiten_index.encoding.spec import resolve_encoder, states_spec
 from whiten_index.errors import ArtifactError
-from whiten_index.evaluate.layers import LayerStates, fill_states
+from whiten_index.measure.evaluate_layers import LayerStates, fill_states
 from whiten_index.progress import Stages
 from whiten_index.store.records import TransformerFacts
 

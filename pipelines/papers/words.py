@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluate.sts import StsScores, scores_of
-from whiten_index.evaluation.sts import pair_cosines
-from whiten_index.labels.sts import StsSet
+from whiten_index.evaluation.sts_scores import pair_cosines
+from whiten_index.evaluation.sts_sets import StsSet
+from whiten_index.measure.evaluate_sts import StsScores, scores_of
 
 SIF_WEIGHT = 1e-3
 Vectors = Mapping[str, NDArray[np.float32]]

@@ -30,9 +30,9 @@ from tests.acceptance.truth import (
     unit,
     whitening,
 )
-from whiten_index.evaluate.config import EvalConfig
-from whiten_index.evaluate.sts import evaluate_sts
-from whiten_index.labels.sts import read_sts
+from whiten_index.evaluation.sts_sets import read_sts
+from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.evaluate_sts import evaluate_sts
 from whiten_index.whitening.whitening_config import WhiteningConfig
 
 ENCODER = ("--pooling", "mean", "--max-length", MAX_LENGTH)

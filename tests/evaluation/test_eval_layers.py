@@ -15,10 +15,10 @@ from tests import tiny_models
 from whiten_index.cli import cli
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.evaluate.config import EvalConfig
-from whiten_index.evaluate.layers import combinations, evaluate_layers
-from whiten_index.evaluate.sts import evaluate_sts
-from whiten_index.labels.sts import StsSet, read_sts
+from whiten_index.evaluation.sts_sets import StsSet, read_sts
+from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.evaluate_layers import combinations, evaluate_layers
+from whiten_index.measure.evaluate_sts import evaluate_sts
 
 
 @pytest.fixture(scope="module")

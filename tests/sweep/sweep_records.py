@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from whiten_index.sweep.results import Sweep, line_of, read_sweeps
+from whiten_index.measure.results import Sweep, line_of, read_sweeps
 
 DIM, ROWS = 384, 5_183
 EIGENVALUES = [float(0.02 * i**-0.9) for i in range(1, 382)]

@@ -20,10 +20,10 @@ from whiten_index.errors import (
     CorpusError,
     StorageError,
 )
+from whiten_index.measure.grid import grid
+from whiten_index.measure.sweep_config import sweep_config
+from whiten_index.measure.sweep_run import plan_sweep, run_sweep
 from whiten_index.progress import Silent
-from whiten_index.sweep.grid import grid
-from whiten_index.sweep.sweep_config import sweep_config
-from whiten_index.sweep.sweep_run import plan_sweep, run_sweep
 
 ROWS, DIM, HELD = 700, 24, 60
 
@@ -283,7 +283,7 @@ def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, c
 
 def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypatch):
     config = sweep_config(options(corpus, tmp_path, **{**FEW, "codecs": "fp32,sq8"}))
-    monkeypatch.setattr("whiten_index.sweep.trial.available_memory", lambda: 9000)
+    monkeypatch.setattr("whiten_index.measure.trial.available_memory", lambda: 9000)
     first = run_sweep(config)
     assert "free memory and sweep again" in first.skipped["ours/pca/k8/fp32/flat"]
     assert run_sweep(config).skipped == first.skipped

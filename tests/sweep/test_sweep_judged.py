@@ -13,12 +13,12 @@ from pipelines.retrieval_benchmark import main
 from whiten_index import BuildConfig, build_index
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation.beir import set_files
 from whiten_index.evaluation.metrics import evaluate
-from whiten_index.labels.beir import set_files
+from whiten_index.measure import trial
+from whiten_index.measure.sweep_config import sweep_config
+from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.sweep import trial
-from whiten_index.sweep.sweep_config import sweep_config
-from whiten_index.sweep.sweep_run import run_sweep
 
 DOCUMENTS = 160
 WISHES = {"transforms": "pca", "codecs": "fp32,sq8", "indexes": "flat", "baselines": True}

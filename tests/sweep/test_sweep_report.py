@@ -29,10 +29,10 @@ from tests.sweep.sweep_records import (
 )
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.sweep import formatting, sweep_report
-from whiten_index.sweep.recommend import Recommendation, front, notes, recommend
-from whiten_index.sweep.results import Measured, read_sweeps
-from whiten_index.sweep.sweep_report import check_report, write_report
+from whiten_index.measure import formatting, sweep_report
+from whiten_index.measure.recommend import Recommendation, front, notes, recommend
+from whiten_index.measure.results import Measured, read_sweeps
+from whiten_index.measure.sweep_report import check_report, write_report
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -361,7 +361,7 @@ def test_without_jinja2_the_error_says_what_to_install(tmp_path, monkeypatch):
 
 def test_drawing_and_templates_load_when_they_are_used():
     script = (
-        "import sys; import whiten_index.sweep; print({'matplotlib', 'jinja2'} & {*sys.modules})"
+        "import sys; import whiten_index.measure; print({'matplotlib', 'jinja2'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr

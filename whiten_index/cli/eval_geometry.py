@@ -72,8 +72,8 @@ def geometry(
     often a text is among another's neighbours, 0 where none is a hub. A transform is fitted on all
     splits of a set, which are encoded too.
     """
-    from whiten_index.evaluate.config import EvalConfig, data_path
-    from whiten_index.evaluate.geometry import evaluate_geometry, read_geometry_sets
+    from whiten_index.measure.eval_config import EvalConfig, data_path
+    from whiten_index.measure.evaluate_geometry import evaluate_geometry, read_geometry_sets
 
     config = EvalConfig.from_options(given(options))
     if data:

@@ -59,8 +59,8 @@ def layers(
     states, 0 the embedding layer; all combinations of up to --most of them are scored raw and,
     with --whiten or --k, in each transform, fitted for each combination and set.
     """
-    from whiten_index.evaluate.config import EvalConfig
-    from whiten_index.evaluate.layers import evaluate_layers
+    from whiten_index.measure.eval_config import EvalConfig
+    from whiten_index.measure.evaluate_layers import evaluate_layers
 
     _refuse_elsewhere(context)
     # A job file of a build names both, for other commands.

@@ -71,8 +71,8 @@ def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     queries.jsonl and qrels/SPLIT.tsv. An index is built of each, whose transform is fitted on its
     corpus; or --index is searched, or --run is judged.
     """
-    from whiten_index.evaluate.retrieval import evaluate_retrieval
-    from whiten_index.evaluate.retrieval_config import RetrievalConfig
+    from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
+    from whiten_index.measure.retrieval_config import RetrievalConfig
 
     config = RetrievalConfig.from_options({**given(options), "sets": data})
     report = evaluate_retrieval(config, progress=terminal.Bars())

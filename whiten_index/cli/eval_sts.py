@@ -44,8 +44,8 @@ def sts(
     all its pairs together (all), the mean over its subsets (mean), and that weighted by their
     pairs (wmean); papers differ in which they print.
     """
-    from whiten_index.evaluate.config import EvalConfig
-    from whiten_index.evaluate.sts import evaluate_sts
+    from whiten_index.measure.eval_config import EvalConfig
+    from whiten_index.measure.evaluate_sts import evaluate_sts
 
     config = EvalConfig.from_options(given(options))
     sets = read_pairs(data, names, splits)

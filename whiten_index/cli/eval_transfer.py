@@ -41,9 +41,9 @@ def transfer(
     ends by normalising. No gain of whitening is to be expected here: a linear classifier can undo
     any invertible linear map.
     """
-    from whiten_index.evaluate.config import EvalConfig, data_path
-    from whiten_index.evaluate.transfer import evaluate_transfer
-    from whiten_index.labels.tasks import read_task, task_files
+    from whiten_index.evaluation.transfer_tasks import read_task, task_files
+    from whiten_index.measure.eval_config import EvalConfig, data_path
+    from whiten_index.measure.evaluate_transfer import evaluate_transfer
 
     config = EvalConfig.from_options(given(options))
     paths = data or (str(data_path("senteval")),)

@@ -10,7 +10,7 @@ import click
 from whiten_index.cli.eval_commands import parse_splits
 
 if TYPE_CHECKING:
-    from whiten_index.labels.sts import StsSet
+    from whiten_index.evaluation.sts_sets import StsSet
 
 pair_options = [
     click.argument("data", nargs=-1),
@@ -30,8 +30,8 @@ def read_pairs(
     data: Sequence[str], names: Sequence[str], splits: Mapping[str, str]
 ) -> list[StsSet]:
     """Return the sets of the files named, or of the public ones, those called ``names``."""
-    from whiten_index.evaluate.config import data_path
-    from whiten_index.labels.sts import chosen_sets, read_sts
+    from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
+    from whiten_index.measure.eval_config import data_path
 
     paths = data or (str(data_path("sts/sts_raw.parquet")),)
     return chosen_sets(read_sts(paths, splits=splits), names)

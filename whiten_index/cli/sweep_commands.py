@@ -17,11 +17,11 @@ from whiten_index.cli.schema_options import (
     schema_options,
 )
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.measure.sweep_options import SweepOptions
 from whiten_index.pipeline.build_options import CorpusOptions, EncodeOptions
-from whiten_index.sweep.sweep_options import SweepOptions
 
 if TYPE_CHECKING:
-    from whiten_index.sweep.sweep_config import SweepConfig
+    from whiten_index.measure.sweep_config import SweepConfig
 
 # Stages over points, whose rate means nothing.
 _OF_POINTS = ("make indexes", "measure")
@@ -52,9 +52,9 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     if plan:
         _print_plan(config, as_json=as_json)
         return
-    from whiten_index.sweep.results import RESULTS
-    from whiten_index.sweep.sweep_report import check_report, write_report
-    from whiten_index.sweep.sweep_run import run_sweep
+    from whiten_index.measure.results import RESULTS
+    from whiten_index.measure.sweep_report import check_report, write_report
+    from whiten_index.measure.sweep_run import run_sweep
 
     check_report()
     report = run_sweep(config, progress=terminal.Bars()).to_json()
@@ -67,7 +67,7 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
 
 
 def _config(options: Mapping[str, Any]) -> SweepConfig:
-    from whiten_index.sweep.sweep_config import sweep_config
+    from whiten_index.measure.sweep_config import sweep_config
 
     # A list may be given in parts: --k 32,64 --k 128, or as a list in a job file.
     lists = {
@@ -79,8 +79,8 @@ def _config(options: Mapping[str, Any]) -> SweepConfig:
 
 
 def _print_plan(config: SweepConfig, *, as_json: bool) -> None:
-    from whiten_index.sweep.formatting import by_reason
-    from whiten_index.sweep.sweep_run import plan_sweep
+    from whiten_index.measure.formatting import by_reason
+    from whiten_index.measure.sweep_run import plan_sweep
 
     plan = plan_sweep(config, progress=terminal.Bars()).to_json()
     if as_json:
@@ -105,7 +105,7 @@ def _print_plan(config: SweepConfig, *, as_json: bool) -> None:
 
 
 def _print_report(report: Mapping[str, Any]) -> None:
-    from whiten_index.sweep.formatting import by_reason
+    from whiten_index.measure.formatting import by_reason
 
     dataset = report["dataset"]
     what = "judged queries" if dataset["judged"] else "rows held out as queries"
@@ -143,6 +143,6 @@ def _print_report(report: Mapping[str, Any]) -> None:
 @click.argument("folder", type=click.Path(readable=False, path_type=Path))
 def report(folder: Path) -> None:
     """Rebuild the report of a sweep from FOLDER/results.jsonl alone."""
-    from whiten_index.sweep.sweep_report import write_report
+    from whiten_index.measure.sweep_report import write_report
 
     click.echo(write_report(folder / "results.jsonl", folder))

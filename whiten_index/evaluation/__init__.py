@@ -1,1 +1,1 @@
-"""What embeddings and vectors are worth, measured on arrays. numpy, scikit-learn where needed."""
+"""Metrics, scores on arrays, and readers of judged data."""

@@ -18,9 +18,8 @@ from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import exists, is_folder, is_link, reading, writing
 from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.metrics import Run
-from whiten_index.labels.readers import to_id, to_number
-from whiten_index.labels.table import (
+from whiten_index.evaluation.judgements import to_id, to_number
+from whiten_index.evaluation.label_table import (
     check_readable,
     check_texts,
     first_line,
@@ -28,6 +27,7 @@ from whiten_index.labels.table import (
     read_lines,
     shown,
 )
+from whiten_index.evaluation.metrics import Run
 
 TREC, PARQUET, JSONL = (".trec", ".run", ".txt"), ".parquet", ".jsonl"
 RUN_ENDINGS = (*TREC, PARQUET, JSONL)

@@ -18,7 +18,7 @@ from whiten_index import __version__
 from whiten_index.artifacts.cached_storage import settled as settled_place
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.distributed.remote_call import remote_call
-from whiten_index.evaluation.geometry import Geometry
+from whiten_index.evaluation.geometry_scores import Geometry
 from whiten_index.index.build_distributed import build_faiss_index
 from whiten_index.index.build_local import CodeReuse, IndexBuildResult
 from whiten_index.index.choice import FactoryChoice, IndexPlan

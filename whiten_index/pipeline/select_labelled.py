@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation.judgements import Pairs, read_pairs, read_qrels, read_queries
 from whiten_index.evaluation.metrics import evaluate_each, require_evaluator, spearman
-from whiten_index.labels.readers import Pairs, read_pairs, read_qrels, read_queries
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.progress import Stages
 from whiten_index.store.sampling import drawn_rows, embeddings_of, ids_of

@@ -23,7 +23,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError
-from whiten_index.labels.sts import StsSet, read_sts, require_ranked
+from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.training.training_config import BEST, POOLINGS, TrainingConfig
 
@@ -370,8 +370,8 @@ class _Training:
 
 def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
     """Return what scores a model: STS-B dev, alignment of its close pairs, uniformity."""
-    from whiten_index.evaluation.geometry import POSITIVE_ABOVE, alignment, uniformity
-    from whiten_index.evaluation.sts import correlate, pair_cosines
+    from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, alignment, uniformity
+    from whiten_index.evaluation.sts_scores import correlate, pair_cosines
     from whiten_index.training.sentences import embed
 
     chosen = [row for row, scored in enumerate(dev.scored) if scored]

@@ -14,9 +14,9 @@ from typing import Any
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.sweep.formatting import milliseconds, number, point_name
-from whiten_index.sweep.recommend import NDCG, TOLERANCE, Figure, Recommendation, front
-from whiten_index.sweep.results import Measured, Sweep
+from whiten_index.measure.formatting import milliseconds, number, point_name
+from whiten_index.measure.recommend import NDCG, TOLERANCE, Figure, Recommendation, front
+from whiten_index.measure.results import Measured, Sweep
 
 # Colours that colour-blind readers can tell apart.
 BLUE, RED, GREEN = "#0072B2", "#D55E00", "#00835F"

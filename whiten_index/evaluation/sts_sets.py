@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.labels.readers import to_score, to_text
-from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable
+from whiten_index.evaluation.judgements import to_score, to_text
+from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable
 
 _PAIR, _SCORE = ("sentence1", "sentence2"), "score"
 _DATASET, _SUBSET, _SPLIT = "dataset", "subset", "split"

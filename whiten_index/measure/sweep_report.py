@@ -14,8 +14,8 @@ import whiten_index
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.sweep.charts import charts_of
-from whiten_index.sweep.formatting import (
+from whiten_index.measure.charts import charts_of
+from whiten_index.measure.formatting import (
     ABSENT,
     build_options,
     by_reason,
@@ -27,8 +27,8 @@ from whiten_index.sweep.formatting import (
     seconds,
     share,
 )
-from whiten_index.sweep.recommend import Recommendation, front, notes, recommend
-from whiten_index.sweep.results import Measured, Sweep, mapping, read_sweeps
+from whiten_index.measure.recommend import Recommendation, front, notes, recommend
+from whiten_index.measure.results import Measured, Sweep, mapping, read_sweeps
 
 REPORT = "report.html"
 _FIGURES = "figures"
@@ -203,7 +203,7 @@ def _page(sections: list[_Section], charts: list[list[dict[str, str]]], source: 
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("whiten_index", "sweep"),
+        loader=PackageLoader("whiten_index", "measure"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

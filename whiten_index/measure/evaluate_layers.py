@@ -20,12 +20,12 @@ from whiten_index.artifacts.tensors import create_tensor
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder, states_spec
 from whiten_index.errors import ConfigError
-from whiten_index.evaluate.config import OF_TASKS, EvalConfig
-from whiten_index.evaluate.spaces import Spaces, raw_space
-from whiten_index.evaluate.sts import average, needed_pairs
-from whiten_index.evaluate.texts import encoder_facts
-from whiten_index.evaluation.sts import AGGREGATIONS, correlate, pair_cosines
-from whiten_index.labels.sts import StsSet, require_ranked
+from whiten_index.evaluation.sts_scores import AGGREGATIONS, correlate, pair_cosines
+from whiten_index.evaluation.sts_sets import StsSet, require_ranked
+from whiten_index.measure.eval_config import OF_TASKS, EvalConfig
+from whiten_index.measure.evaluate_sts import average, needed_pairs
+from whiten_index.measure.spaces import Spaces, raw_space
+from whiten_index.measure.text_embedder import encoder_facts
 from whiten_index.progress import Progress, Silent, Stages
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 
 from whiten_index.index.choice import TARGET_RECALL
-from whiten_index.sweep.results import Measured
+from whiten_index.measure.results import Measured
 
 ABSENT = "–"
 _TRANSFORMS = {

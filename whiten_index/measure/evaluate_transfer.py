@@ -15,19 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluate.config import EvalConfig
-from whiten_index.evaluate.spaces import Space, Spaces
-from whiten_index.evaluate.sts import report_of
-from whiten_index.evaluate.texts import TextEmbedder, open_embedder
-from whiten_index.evaluation.entailment import score_entailment
-from whiten_index.evaluation.transfer import (
+from whiten_index.evaluation.transfer_scores import (
     FOLDS,
     check_splits,
     pair_features,
     require_learner,
+    score_entailment,
     score_transfer,
 )
-from whiten_index.labels.tasks import Task
+from whiten_index.evaluation.transfer_tasks import Task
+from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.evaluate_sts import report_of
+from whiten_index.measure.spaces import Space, Spaces
+from whiten_index.measure.text_embedder import TextEmbedder, open_embedder
 from whiten_index.progress import Progress, Silent, Stages
 
 # The seven sets whose mean the papers print.

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import scratch_folder
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, CorpusError
-from whiten_index.evaluate.config import DISTINCT, SCORED, EvalConfig
-from whiten_index.evaluate.texts import TextEmbedder, check_fit, fit_source, sentence_columns
+from whiten_index.measure.eval_config import DISTINCT, SCORED, EvalConfig
+from whiten_index.measure.text_embedder import TextEmbedder, check_fit, fit_source, sentence_columns
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Stages

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index.factory import inner_index
-from whiten_index.sweep.sweep_config import FP32, NONE, TRUNCATE, SweepConfig, codec_string
+from whiten_index.measure.sweep_config import FP32, NONE, TRUNCATE, SweepConfig, codec_string
 
 OURS, RAW, FAISS = "ours", "raw", "faiss"
 # Codecs so coarse that their best hits are worth ranking again.

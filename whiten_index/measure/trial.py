@@ -26,11 +26,11 @@ from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.training import train
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.vector_search import nearest, nearest_on_gpu, search_documents
+from whiten_index.measure.grid import FAISS, Point, Vectors
+from whiten_index.measure.sweep_config import FP32, SweepConfig
+from whiten_index.measure.sweep_data import TOP_K, Dataset, Space
 from whiten_index.progress import Silent, Stages
 from whiten_index.search.rerank import Reranker
-from whiten_index.sweep.grid import FAISS, Point, Vectors
-from whiten_index.sweep.sweep_config import FP32, SweepConfig
-from whiten_index.sweep.sweep_data import TOP_K, Dataset, Space
 
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 Search = Callable[[NDArray[np.float32], int], Found]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.labels.readers import to_text
-from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable, shown
+from whiten_index.evaluation.judgements import to_text
+from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable, shown
 
 _TEXT, _PAIR, _LABEL, _SPLIT = "text", ("sentence1", "sentence2"), "label", "split"
 _ENDINGS = (PARQUET, JSONL, TSV)

@@ -21,7 +21,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, recorded_spec, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, StorageError
-from whiten_index.evaluate.config import OF_TASKS, EvalConfig
+from whiten_index.measure.eval_config import OF_TASKS, EvalConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store.embedding_store import EmbeddingStore

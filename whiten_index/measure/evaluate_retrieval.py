@@ -14,21 +14,20 @@ from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import writing
 from whiten_index.encoding.spec import recorded_spec, resolve_encoder
 from whiten_index.errors import CorpusError
-from whiten_index.evaluate.retrieval_config import (
+from whiten_index.evaluation.judgements import qrels_splits, read_qrels, some
+from whiten_index.evaluation.metrics import Qrels, Run, evaluate, require_evaluator
+from whiten_index.evaluation.trec_run import check_place, read_run, write_run
+from whiten_index.index.library import load_faiss
+from whiten_index.measure.evaluate_sts import report_of
+from whiten_index.measure.retrieval_config import (
     RetrievalConfig,
     RetrievalSet,
     judgements,
     naming,
     read_sets,
 )
-from whiten_index.evaluate.spaces import name_of
-from whiten_index.evaluate.sts import report_of
-from whiten_index.evaluate.texts import encoder_facts
-from whiten_index.evaluation.metrics import Qrels, Run, evaluate, require_evaluator
-from whiten_index.evaluation.trec_run import check_place, read_run, write_run
-from whiten_index.index.library import load_faiss
-from whiten_index.labels.judged import some
-from whiten_index.labels.readers import qrels_splits, read_qrels
+from whiten_index.measure.spaces import name_of
+from whiten_index.measure.text_embedder import encoder_facts
 from whiten_index.pipeline.build import build_index
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.search.search_index import Ranking, SearchIndex, open_index

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.sweep.charts import (
+from whiten_index.measure.charts import (
     BLUE,
     DOTS_PER_INCH,
     GREY,

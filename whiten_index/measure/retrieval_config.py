@@ -16,10 +16,7 @@ from whiten_index.artifacts.files import is_file, is_folder, list_folder, resolv
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluate.config import OF_OPENING, TARGET, VARIABLE, EvalConfig
-from whiten_index.evaluation.metrics import parse_metric
-from whiten_index.evaluation.trec_run import RUN_ENDINGS, check_run_path
-from whiten_index.labels.beir import (
+from whiten_index.evaluation.beir import (
     id_column,
     is_set,
     parquet_corpus,
@@ -28,7 +25,10 @@ from whiten_index.labels.beir import (
     set_files,
     text_columns,
 )
-from whiten_index.labels.judged import JudgedQueries, read_judged
+from whiten_index.evaluation.judgements import JudgedQueries, read_judged
+from whiten_index.evaluation.metrics import parse_metric
+from whiten_index.evaluation.trec_run import RUN_ENDINGS, check_run_path
+from whiten_index.measure.eval_config import OF_OPENING, TARGET, VARIABLE, EvalConfig
 from whiten_index.paths import require_no_secret
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.progress import Stages

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from whiten_index.sweep.formatting import hundredths, number, point_name, share
-from whiten_index.sweep.results import Measured, Sweep
+from whiten_index.measure.formatting import hundredths, number, point_name, share
+from whiten_index.measure.results import Measured, Sweep
 
 Figure = Callable[[Measured], float | None]
 

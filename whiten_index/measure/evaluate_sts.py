@@ -10,11 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.evaluate.config import DISTINCT, TARGET, EvalConfig
-from whiten_index.evaluate.spaces import Space, Spaces
-from whiten_index.evaluate.texts import TextEmbedder, open_embedder
-from whiten_index.evaluation.sts import AGGREGATIONS, MEASURES, Correlation, correlate, pair_cosines
-from whiten_index.labels.sts import StsSet, require_ranked
+from whiten_index.evaluation.sts_scores import (
+    AGGREGATIONS,
+    MEASURES,
+    Correlation,
+    correlate,
+    pair_cosines,
+)
+from whiten_index.evaluation.sts_sets import StsSet, require_ranked
+from whiten_index.measure.eval_config import DISTINCT, TARGET, EvalConfig
+from whiten_index.measure.spaces import Space, Spaces
+from whiten_index.measure.text_embedder import TextEmbedder, open_embedder
 from whiten_index.progress import Progress, Silent, Stages
 
 

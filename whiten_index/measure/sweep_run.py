@@ -23,16 +23,16 @@ from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index.gpu import gpu_name, require_device
 from whiten_index.index.library import describe_faiss, load_faiss, set_threads
 from whiten_index.index.sizes import expected_bytes
+from whiten_index.measure.grid import FAISS, RAW, Grid, Point, Vectors, grid
+from whiten_index.measure.results import RESULTS, Results, mapping
+from whiten_index.measure.sweep_config import FP32, SweepConfig
+from whiten_index.measure.sweep_data import Dataset, open_space, prepare_dataset, read_queries
+from whiten_index.measure.trial import Made, Trial
 from whiten_index.pipeline.build import embeddings
 from whiten_index.pipeline.plan import plan_build
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.search.query_encoder import asked_by
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.sweep.grid import FAISS, RAW, Grid, Point, Vectors, grid
-from whiten_index.sweep.results import RESULTS, Results, mapping
-from whiten_index.sweep.sweep_config import FP32, SweepConfig
-from whiten_index.sweep.sweep_data import Dataset, open_space, prepare_dataset, read_queries
-from whiten_index.sweep.trial import Made, Trial
 
 # A name that no corpus and no store has: its content is removed.
 _WORK = ".sweep-work"

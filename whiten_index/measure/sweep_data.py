@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.exact import exact_neighbours
-from whiten_index.labels.judged import JudgedQueries, read_judged
+from whiten_index.measure.grid import FAISS, RAW, Vectors
+from whiten_index.measure.sweep_config import AUTO, SweepConfig, parse_transform
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.fit import fit_whitening
 from whiten_index.progress import Stages
@@ -21,8 +23,6 @@ from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore, total_moments
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
-from whiten_index.sweep.grid import FAISS, RAW, Vectors
-from whiten_index.sweep.sweep_config import AUTO, SweepConfig, parse_transform
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import Spectrum, unit_rows
 from whiten_index.whitening.transform import Whitening

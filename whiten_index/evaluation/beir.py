@@ -15,8 +15,8 @@ from whiten_index.artifacts.files import is_file, reading, resolved, writing
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.labels.readers import to_id, to_utf8
-from whiten_index.labels.table import first_line, read_lines, shown
+from whiten_index.evaluation.judgements import to_id, to_utf8
+from whiten_index.evaluation.label_table import first_line, read_lines, shown
 
 _SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
 # What a Parquet file was made of, in the metadata of its schema.

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluate.config import SCORED, EvalConfig
-from whiten_index.evaluate.spaces import Space, Spaces, raw_space
-from whiten_index.evaluate.sts import report_of
-from whiten_index.evaluate.texts import TextEmbedder, open_embedder
-from whiten_index.evaluation.geometry import POSITIVE_ABOVE, Geometry, alignment
-from whiten_index.labels.readers import read_pairs
-from whiten_index.labels.sts import ALL_SPLITS, StsSet, chosen_sets, key_of, read_sts
-from whiten_index.labels.table import JSONL, PARQUET, TSV, LabelTable
+from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, Geometry, alignment
+from whiten_index.evaluation.judgements import read_pairs
+from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable
+from whiten_index.evaluation.sts_sets import ALL_SPLITS, StsSet, chosen_sets, key_of, read_sts
+from whiten_index.measure.eval_config import SCORED, EvalConfig
+from whiten_index.measure.evaluate_sts import report_of
+from whiten_index.measure.spaces import Space, Spaces, raw_space
+from whiten_index.measure.text_embedder import TextEmbedder, open_embedder
 from whiten_index.progress import Progress, Silent, Stages
 
 # Geometry is of all pairs of texts, so its time grows with their square.

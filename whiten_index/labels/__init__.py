@@ -1,1 +1,0 @@
-"""Labels to choose a transform by: judged queries, or pairs of texts."""

@@ -1,0 +1,1 @@
+"""Sweeps over k, transform, codec and index, and evaluations. Home of matplotlib and jinja2."""
