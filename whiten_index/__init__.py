@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from whiten_index.corpus.parquet_corpus import ParquetCorpus
     from whiten_index.encoding.encoder import Encoder
     from whiten_index.errors import WhitenIndexError
+    from whiten_index.evaluation.sts_sets import read_sts
+    from whiten_index.measure.eval_config import EvalConfig
+    from whiten_index.measure.evaluate_sts import evaluate_sts
     from whiten_index.pipeline.build import build_index
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.encode import encode_corpus
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from whiten_index.vectordb.push_config import PushConfig
     from whiten_index.whitening.moments import Moments
     from whiten_index.whitening.transform import Whitening
+    from whiten_index.whitening.whitening_config import WhiteningConfig
 
 __version__ = "0.1.0"
 
@@ -33,6 +37,7 @@ _HOME = {
     "CorpusConfig": "corpus.corpus_config",
     "EmbeddingStore": "store.embedding_store",
     "Encoder": "encoding.encoder",
+    "EvalConfig": "measure.eval_config",
     "Moments": "whitening.moments",
     "ParquetCorpus": "corpus.parquet_corpus",
     "PushConfig": "vectordb.push_config",
@@ -40,11 +45,14 @@ _HOME = {
     "TrainingConfig": "training.training_config",
     "WhitenIndexError": "errors",
     "Whitening": "whitening.transform",
+    "WhiteningConfig": "whitening.whitening_config",
     "build_index": "pipeline.build",
     "encode_corpus": "pipeline.encode",
+    "evaluate_sts": "measure.evaluate_sts",
     "open_index": "search.search_index",
     "push_index": "vectordb.push",
     "pushed_version": "vectordb.push",
+    "read_sts": "evaluation.sts_sets",
     "train_encoder": "training.train",
 }
 
@@ -53,6 +61,7 @@ __all__ = [
     "CorpusConfig",
     "EmbeddingStore",
     "Encoder",
+    "EvalConfig",
     "Moments",
     "ParquetCorpus",
     "PushConfig",
@@ -60,12 +69,15 @@ __all__ = [
     "TrainingConfig",
     "WhitenIndexError",
     "Whitening",
+    "WhiteningConfig",
     "__version__",
     "build_index",
     "encode_corpus",
+    "evaluate_sts",
     "open_index",
     "push_index",
     "pushed_version",
+    "read_sts",
     "train_encoder",
 ]
 
