@@ -141,7 +141,8 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
 
 def test_matplotlib_loads_when_it_draws_and_pyplot_never(tmp_path):
     script = (
-        "import sys; from whiten_index.measure.spectrum_plot import draw_spectrum, check_plot_path; "
+        "import sys; "
+        "from whiten_index.measure.spectrum_plot import draw_spectrum, check_plot_path; "
         f"check_plot_path(__import__('pathlib').Path({str(tmp_path / 'a.png')!r})); "
         "assert 'matplotlib' not in sys.modules; "
         "from test_spectrum_plot import SMALL, EIGENVALUES; "
