@@ -30,7 +30,7 @@ COMMAND = "from whiten_index.cli import main; main()"
 # Finds models one after another, each with a token or none, and prints what came of it.
 FIND = """
 import json, os, sys
-from whiten_index.encoding import find_model
+from whiten_index.encoding.models import find_model
 from whiten_index.errors import WhitenIndexError
 found = []
 for name, revision, token in json.loads(sys.argv[1]):

@@ -21,9 +21,9 @@ from whiten_index import open_index
 # A library that drops exceptions of its callbacks is stood for by __del__.
 JOB = """
 import os, signal, sys, time
-from whiten_index.log_lines import Ending, LogLines, run_job
+from whiten_index.cli.log_lines import Ending, LogLines, run_job
 from whiten_index.progress import Stages
-from whiten_index.signals import stop_on_signals
+from whiten_index.cli.signals import stop_on_signals
 
 lines = LogLines()
 

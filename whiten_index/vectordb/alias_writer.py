@@ -95,7 +95,7 @@ class AliasWriter(DatabaseWriter):
         """Drop a collection."""
 
     @abstractmethod
-    def _point_alias(self, collection: str, *, exists: bool) -> None:
+    def _point_alias(self, collection: str, *, replaces: bool) -> None:
         """Let the alias point to a collection, in one step."""
 
     @abstractmethod
@@ -176,7 +176,7 @@ class AliasWriter(DatabaseWriter):
         (held, _), before = self._require_held(), self._published()
         self._require_lease(held)
         try:
-            self._point_alias(held.name, exists=before is not None)
+            self._point_alias(held.name, replaces=before is not None)
         except DatabaseError:
             # The answer alone may be lost.
             if not self._has_lease(held, published=True):
@@ -321,7 +321,7 @@ class AliasWriter(DatabaseWriter):
         with suppress(DatabaseError):
             target = self._alias_target()
             if target in (None, held.name):
-                self._point_alias(before.name, exists=target is not None)
+                self._point_alias(before.name, replaces=target is not None)
 
     # Leases.
 

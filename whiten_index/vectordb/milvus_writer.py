@@ -120,8 +120,8 @@ class MilvusWriter(AliasWriter):
         self._milvus.drop_collection(collection)
 
     @reports("the new collection could not be swapped in")
-    def _point_alias(self, collection: str, *, exists: bool) -> None:
-        (self._milvus.alter_alias if exists else self._milvus.create_alias)(collection, self._name)
+    def _point_alias(self, collection: str, *, replaces: bool) -> None:
+        (self._milvus.alter_alias if replaces else self._milvus.create_alias)(collection, self._name)
 
     @reports("rows could not be added")
     def _upsert(self, collection: str, rows: pa.RecordBatch, layout: Layout) -> None:

@@ -114,10 +114,10 @@ class QdrantWriter(AliasWriter):
         self._client.delete_collection(collection)
 
     @reports("the new collection could not be swapped in")
-    def _point_alias(self, collection: str, *, exists: bool) -> None:
+    def _point_alias(self, collection: str, *, replaces: bool) -> None:
         gone = models.DeleteAlias(alias_name=self._name)
         made = models.CreateAlias(collection_name=collection, alias_name=self._name)
-        steps: list[Any] = [models.DeleteAliasOperation(delete_alias=gone)] if exists else []
+        steps: list[Any] = [models.DeleteAliasOperation(delete_alias=gone)] if replaces else []
         steps.append(models.CreateAliasOperation(create_alias=made))
         self._client.update_collection_aliases(change_aliases_operations=steps)
 
