@@ -121,7 +121,9 @@ class MilvusWriter(AliasWriter):
 
     @reports("the new collection could not be swapped in")
     def _point_alias(self, collection: str, *, replaces: bool) -> None:
-        (self._milvus.alter_alias if replaces else self._milvus.create_alias)(collection, self._name)
+        (self._milvus.alter_alias if replaces else self._milvus.create_alias)(
+            collection, self._name
+        )
 
     @reports("rows could not be added")
     def _upsert(self, collection: str, rows: pa.RecordBatch, layout: Layout) -> None:
