@@ -88,9 +88,9 @@ class Writer(AliasWriter):
             assert collection not in self.there.aliases.values(), "users see what is dropped"
             del self.there.metadata[collection]
 
-    def _point_alias(self, collection: str, *, exists: bool) -> None:
+    def _point_alias(self, collection: str, *, replaces: bool) -> None:
         with self.there.writing("alias", collection):
-            assert exists == ("docs" in self.there.aliases)
+            assert replaces == ("docs" in self.there.aliases)
             self.there.aliases["docs"] = collection
 
     def _upsert(self, collection: str, rows: pa.RecordBatch, layout: Layout) -> None:
