@@ -18,12 +18,12 @@ from threadpoolctl import threadpool_limits
 
 if TYPE_CHECKING:
     from tests.choosing_helpers import Place
-    from tests.vectordb.writer_contract import Rows
+    from tests.vectordb.pushed_rows import Rows
     from whiten_index.pipeline.build import BuildReport
 
 for _helper in ("bad_input", "build", "choosing", "corpus", "moments", "upkeep"):
     pytest.register_assert_rewrite(f"tests.{_helper}_helpers")
-pytest.register_assert_rewrite("tests.vectordb.writer_contract")
+pytest.register_assert_rewrite("tests.vectordb.pushed_rows")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -199,7 +199,7 @@ def wikinews(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
     That takes minutes; WHITEN_INDEX_VECTORS names a Parquet file to keep them in.
     """
-    from tests.vectordb.writer_contract import Rows
+    from tests.vectordb.pushed_rows import Rows
     from whiten_index import BuildConfig, build_index
     from whiten_index.vectordb.database_writer import Layout
     from whiten_index.vectordb.push import push_index

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.writer_contract import Rows, fill
+from tests.vectordb.pushed_rows import Rows, fill
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.alias_writer import AliasWriter
 from whiten_index.vectordb.database_writer import Layout, PushedTable

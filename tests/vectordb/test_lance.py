@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.writer_contract import (
+from tests.vectordb.pushed_rows import (
     HERE,
     Rows,
     assert_clean,
@@ -41,7 +41,7 @@ TAKEN = "another push to .* took this one over"
 CHILD = """
 import sys, time
 from pathlib import Path
-from tests.vectordb.writer_contract import Rows, fill
+from tests.vectordb.pushed_rows import Rows, fill
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.lance_table import LanceChanges
 from whiten_index.vectordb.registry import open_writer

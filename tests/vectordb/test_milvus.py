@@ -19,7 +19,7 @@ from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from tests.vectordb.writer_contract import (
+from tests.vectordb.pushed_rows import (
     HERE,
     Rows,
     assert_clean,

@@ -23,6 +23,18 @@ import pytest
 from pymilvus import MilvusClient
 from pymilvus.client import grpc_handler
 
+from tests.vectordb.pushed_rows import (
+    HERE,
+    Rows,
+    assert_clean,
+    assert_finds,
+    assert_holds,
+    assert_no_secret,
+    fill,
+    pushed_by_child,
+    some_changes,
+)
+
 # The behaviour of every writer, here on a server.
 from tests.vectordb.test_milvus import (  # noqa: F401
     test_a_collection_or_alias_that_no_push_made,
@@ -45,17 +57,6 @@ from tests.vectordb.test_writers import (  # noqa: F401
     test_passages_have_keys_of_two_columns,
     test_rows_come_back_and_are_found,
     test_users_see_the_old_rows_until_the_swap,
-)
-from tests.vectordb.writer_contract import (
-    HERE,
-    Rows,
-    assert_clean,
-    assert_finds,
-    assert_holds,
-    assert_no_secret,
-    fill,
-    pushed_by_child,
-    some_changes,
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb import milvus_writer

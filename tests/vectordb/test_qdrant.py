@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from qdrant_client import QdrantClient, models
 
-from tests.vectordb.writer_contract import Rows, assert_clean, assert_holds, assert_no_secret, fill
+from tests.vectordb.pushed_rows import Rows, assert_clean, assert_holds, assert_no_secret, fill
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.qdrant_connection import QdrantAddress

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from tests.vectordb.memory_writer import MemoryWriter, Server
-from tests.vectordb.writer_contract import (
+from tests.vectordb.pushed_rows import (
     CHANGED,
     COLUMNS,
     DELETING,

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.vectordb.writer_contract import (
+from tests.vectordb.pushed_rows import (
     CHANGED,
     DELETING,
     FINISHING,

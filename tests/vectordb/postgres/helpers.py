@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.vectordb.writer_contract import (
+from tests.vectordb.pushed_rows import (
     Rows,
     fill,
 )

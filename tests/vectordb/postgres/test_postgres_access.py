@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.vectordb.postgres.helpers import SECRET, Run, as_role, push_all
-from tests.vectordb.writer_contract import (
+from tests.vectordb.pushed_rows import (
     Rows,
     assert_finds,
     assert_holds,

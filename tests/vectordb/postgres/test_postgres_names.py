@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.vectordb.postgres.helpers import Run, push_all, sql_name
-from tests.vectordb.writer_contract import (
+from tests.vectordb.pushed_rows import (
     K,
     Rows,
     assert_finds,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.writer_contract import (
+from tests.vectordb.pushed_rows import (
     Rows,
     assert_holds,
     fill,

@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.writer_contract import (
+from tests.vectordb.pushed_rows import (
     Rows,
     assert_finds,
     assert_holds,
