@@ -278,3 +278,17 @@ def test_a_text_of_a_corpus_that_is_too_long(run, tmp_path):  # type: ignore[no-
     build = ["build", str(path), "--text-column", "text", "--id-column", "id", "--local-files-only"]
     found = run([*build, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")])
     assert_says(found, 3, "c.parquet#0:1 of the corpus has more than 16,777,216 bytes of text")
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
+def test_a_corpus_that_names_one_text_thousands_of_times(run, tmp_path, kind):  # type: ignore[no-untyped-def]
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4000), pa.array(["a" * (8 << 20)]))
+    schema_too = pa.types.is_dictionary(kind)
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd", store_schema=schema_too)
+    assert path.stat().st_size < 1 << 15
+    build = ["build", str(path), "--text-column", "text", "--local-files-only"]
+    found = run([*build, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")])
+    limit = "unpacks to more than 1,073,741,824 bytes and 100 times its size"
+    assert_says(found, 3, limit)
+    assert "--shard-rows" in str(found[1])

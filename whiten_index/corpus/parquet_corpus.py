@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from whiten_index.artifacts.limits import LINE_BYTES
+from whiten_index.artifacts.limits import LINE_BYTES, LimitError, check_expanded
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.arrow_types import without_views
 from whiten_index.corpus.batches import ID, EmbeddingBatch, TextBatch, row_digests
@@ -24,7 +24,13 @@ from whiten_index.corpus.corpus_config import (
     columns_to_read,
     filter_columns,
 )
-from whiten_index.corpus.parquet_reader import SpanReader, footer_digest, open_parquet, unchanged
+from whiten_index.corpus.parquet_reader import (
+    SpanReader,
+    footer_digest,
+    open_parquet,
+    unchanged,
+    unpacked_bytes,
+)
 from whiten_index.corpus.row_checks import (
     Sieve,
     embedding_matrix,
@@ -240,7 +246,18 @@ class ParquetCorpus:
 
     def _read_columns(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
         file = self.files[shard.file]
-        batches = list(self._blocks(shard, columns))
+        batches, size = list[pa.RecordBatch](), 0
+        for batch in self._blocks(shard, columns):
+            batches.append(batch)
+            size += unpacked_bytes(batch)
+            try:
+                check_expanded(size, file.identity.size if file.identity else 0)
+            except LimitError as error:
+                self._reader.close()
+                raise CorpusError(
+                    f"{file.path} cannot be read {shard.rows:,} rows at a time ({error}); take it "
+                    "out of the corpus, or pass a smaller --shard-rows"
+                ) from error
         table = pa.Table.from_batches(batches) if batches else pa.table({})
         if table.num_rows != shard.rows:
             self._reader.close()
@@ -337,7 +354,10 @@ def _read_footer(
 ) -> tuple[SourceFile, tuple[RowGroup, ...], pa.Schema]:
     """Return the file with its identity, its row groups and its schema."""
     file = file.identified()
-    with unchanged(file, fault="is not a readable Parquet file"), open_parquet(file) as parquet:
+    with (
+        unchanged(file, fault="is not a readable Parquet file"),
+        open_parquet(file, file.open()) as parquet,
+    ):
         metadata, schema = parquet.metadata, parquet.schema_arrow
         file = replace(file, footer=footer_digest(metadata))
     check_columns(file, schema, config, columns)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.files import reading
@@ -16,6 +17,8 @@ from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import CorpusError
 
 _BATCH_ROWS = 4096
+# A batch of texts has at most this size, however often it names one text.
+_BATCH_BYTES = 64 << 20
 _BUFFER = 1 << 20
 
 
@@ -44,16 +47,20 @@ def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
     file.require_unchanged()
 
 
-def open_parquet(file: SourceFile) -> pq.ParquetFile:
-    """Open a file so that its columns are streamed, not loaded a row group at a time.
+def _streamed(source: pa.NativeFile, **options: Any) -> pq.ParquetFile:
+    """Return a file of which columns are streamed, not loaded a row group at a time."""
+    return pq.ParquetFile(
+        source, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True, **options
+    )
+
+
+def open_parquet(file: SourceFile, source: pa.NativeFile) -> pq.ParquetFile:
+    """Return the Parquet file in an open file.
 
     Raises:
         CorpusError: the footer is not the one that was read first.
     """
-    source = file.filesystem.open_input_file(file.path)
-    parquet = pq.ParquetFile(
-        source, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
-    )
+    parquet = _streamed(source)
     # Another process has no ctime to go by.
     weak = file.identity is None or file.identity.local is None
     if file.footer and weak and footer_digest(parquet.metadata) != file.footer:
@@ -113,8 +120,70 @@ class SpanReader:
 
     def _open(self, file: SourceFile, span: Span, columns: Sequence[str], key: Any) -> None:
         self.close()
-        self._file = open_parquet(file)
+        source = file.open()
+        self._file = open_parquet(file, source)
         self._batches = self._file.iter_batches(
-            batch_size=_BATCH_ROWS, row_groups=[span.row_group], columns=list(columns)
+            batch_size=_rows_at_once(source, self._file, span.row_group, columns),
+            row_groups=[span.row_group],
+            columns=list(columns),
         )
         self._position, self._key = 0, key
+
+
+def unpacked_bytes(batch: pa.RecordBatch) -> int:
+    """Return the size of a batch with every value of a dictionary written out."""
+    size = int(batch.nbytes)
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type) and _has_lengths(column.type.value_type):
+            lengths = pc.binary_length(column.dictionary).cast(pa.int64())
+            size += pc.sum(lengths.take(column.indices)).as_py() or 0
+    return size
+
+
+def _rows_at_once(
+    source: pa.NativeFile, parquet: pq.ParquetFile, row_group: int, columns: Sequence[str]
+) -> int:
+    """Return the rows of a batch: fewer where a dictionary holds long texts.
+
+    A few bytes of a file name a text of its dictionary thousands of times. The first row is
+    decoded together with the dictionary of each column, without a copy for each row.
+    """
+    metadata, schema = parquet.metadata.row_group(row_group), parquet.schema_arrow
+    chunks = [metadata.column(index) for index in range(metadata.num_columns)]
+    texts = [
+        chunk.path_in_schema
+        for chunk in chunks
+        if chunk.physical_type == "BYTE_ARRAY"
+        and (name := chunk.path_in_schema.split(".")[0]) in columns
+        and not pa.types.is_dictionary(schema.field(name).type)
+    ]
+    if not texts or not metadata.num_rows:
+        return _BATCH_ROWS
+    packed = _streamed(source, metadata=parquet.metadata, read_dictionary=texts)
+    first = packed.iter_batches(batch_size=1, row_groups=[row_group], columns=texts)
+    batch = next(first, None)
+    longest = sum(map(_longest, batch.columns)) if batch is not None else 0
+    values = max(chunk.num_values for chunk in chunks) / metadata.num_rows
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(longest * max(values, 1), 1))))
+
+
+def _longest(array: pa.Array) -> int:
+    """Return the bytes of the longest text of a dictionary, at whatever depth."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
+    if pa.types.is_struct(kind):
+        return sum(map(_longest, array.flatten()))
+    return _longest(array.values) if pa.types.is_nested(kind) else 0
+
+
+def _has_lengths(kind: pa.DataType) -> bool:
+    return any(
+        test(kind)
+        for test in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
+    )

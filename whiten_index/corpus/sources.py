@@ -308,6 +308,10 @@ class SourceFile:
         """Path and kind of file system, which identify a file."""
         return f"{self.filesystem.type_name}:{self.path}"
 
+    def open(self) -> pa.NativeFile:
+        """Return the file, opened to be read at any place."""
+        return self.filesystem.open_input_file(self.path)
+
     def identified(self) -> SourceFile:
         """Return the file with its present identity.
 
