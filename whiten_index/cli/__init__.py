@@ -24,11 +24,6 @@ from whiten_index.artifacts.files import system_error
 from whiten_index.cli import (
     commands,
     eval_commands,
-    eval_geometry,
-    eval_layers,
-    eval_retrieval,
-    eval_sts,
-    eval_transfer,
     export_command,
     maintenance_commands,
     nightly_command,
@@ -152,16 +147,6 @@ def cli() -> None:
 for members in _SECTIONS.values():
     for command in members:
         cli.add_command(command)
-
-# Each subcommand of eval, in the order of the group's help.
-for command in (
-    eval_sts.sts,
-    eval_retrieval.retrieval,
-    eval_transfer.transfer,
-    eval_geometry.geometry,
-    eval_layers.layers,
-):
-    eval_commands.evaluate.add_command(command)
 
 
 def _print_exception(*raised: Any) -> None:

@@ -1,11 +1,12 @@
-"""``whiten-index eval``: how good embeddings and their transforms are, on judged data."""
+"""``whiten-index eval``: scores of embeddings and their transforms on judged data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from click.core import ParameterSource
 
 from whiten_index.cli import terminal
 from whiten_index.cli.schema_options import (
@@ -18,14 +19,15 @@ from whiten_index.cli.schema_options import (
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.pipeline.build_options import SHAPES, TransformName, TransformOptions
 
-_INDEX = [
-    click.option("--index", help="Evaluate the encoder and the transform of a published index."),
-]
-_STORE = [
-    click.option(
-        "--store", help="Folder that keeps the embeddings for later runs. [default: none kept]"
-    ),
-]
+if TYPE_CHECKING:
+    from whiten_index.evaluation.sts_sets import StsSet
+
+_INDEX = click.option(
+    "--index", help="Evaluate the encoder and the transform of a published index."
+)
+_STORE = click.option(
+    "--store", help="Folder that keeps the embeddings for later runs. [default: none kept]"
+)
 _KINDS = [
     click.option(
         "--whiten",
@@ -57,12 +59,12 @@ _SHAPES = [
     schema_options(TransformOptions, only=SHAPES),
     click.option("--seed", type=int, help="Seed of every random draw. [default: 0]"),
 ]
-_encoded = [schema_options(EncoderConfig), *_KINDS]
-eval_options = [config_option, *_INDEX, *_STORE, *_encoded, *_FITS, *_SHAPES, json_option]
+_ENCODED = [schema_options(EncoderConfig), *_KINDS]
+_EVAL_OPTIONS = [config_option, _INDEX, _STORE, *_ENCODED, *_FITS, *_SHAPES, json_option]
 # Layers are those of a model.
-layer_options = [config_option, *_encoded, *_FITS, *_SHAPES, json_option]
+_LAYER_OPTIONS = [config_option, *_ENCODED, *_FITS, *_SHAPES, json_option]
 # A search encodes its corpus, and fits on it.
-search_options = [config_option, *_INDEX, *_STORE, *_encoded, *_SHAPES, json_option]
+_SEARCH_OPTIONS = [config_option, _INDEX, _STORE, *_ENCODED, *_SHAPES, json_option]
 
 
 @click.group(name="eval")
@@ -74,8 +76,8 @@ def evaluate() -> None:
     """
 
 
-def parse_splits(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """Return set -> split of options ``SET=SPLIT``; the callback of ``--split``."""
+def _splits(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """Return set -> split of options ``SET=SPLIT``."""
     splits = {}
     for text in given:
         name, equals, split = text.partition("=")
@@ -85,17 +87,26 @@ def parse_splits(_: click.Context, __: click.Parameter, given: tuple[str, ...]) 
     return splits
 
 
-def print_report(report: Mapping[str, Any], *, as_json: bool, lines: Sequence[str]) -> None:
-    """Print an evaluation as one JSON object, or as the lines of a terminal."""
-    if as_json:
-        terminal.print_json(report)
-        return
-    for line in lines:
-        click.echo(line)
+def _split_option(text: str) -> Callable[[Any], Any]:
+    return click.option("--split", "splits", multiple=True, callback=_splits, help=text)
 
 
-def encoder_line(report: Mapping[str, Any]) -> str:
-    """Return what was evaluated, on one line."""
+_DATA = click.argument("data", nargs=-1)
+_SETS = click.option(
+    "--set", "names", multiple=True, help="Only this set, such as STS12; repeatable."
+)
+_PAIRS = [
+    _DATA,
+    _SETS,
+    _split_option(
+        "SET=SPLIT, the split that is scored, or all; repeatable. [default: STS-B=test, all pairs "
+        "of others]"
+    ),
+]
+
+
+def _encoder_line(report: Mapping[str, Any]) -> str:
+    """Return the encoder that was evaluated, on one line."""
     facts = report["encoder"]
     layers = "+".join(map(str, facts["layers"]))
     return (
@@ -104,8 +115,8 @@ def encoder_line(report: Mapping[str, Any]) -> str:
     )
 
 
-def heading(run: Mapping[str, Any]) -> str:
-    """Return what a space is called with all that decides its figures: width, fit, what is off."""
+def _heading(run: Mapping[str, Any]) -> str:
+    """Return the name of a space with its width and what it was fitted on."""
     setting = run["setting"]
     name, k = str(run["name"]), setting["transform"].get("k")
     if k is not None and not name.endswith(f"= {k}"):
@@ -115,15 +126,445 @@ def heading(run: Mapping[str, Any]) -> str:
     return name
 
 
-__all__ = [
-    "encoder_line",
-    "eval_options",
-    "evaluate",
-    "given",
-    "heading",
-    "layer_options",
-    "parse_splits",
-    "print_report",
-    "search_options",
-    "with_options",
-]
+def _read_pairs(
+    data: Sequence[str], names: Sequence[str], splits: Mapping[str, str]
+) -> list[StsSet]:
+    """Return the sets of the files named, or of the public ones, those called ``names``."""
+    from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
+    from whiten_index.measure.eval_config import data_path
+
+    paths = data or (str(data_path("sts/sts_raw.parquet")),)
+    return chosen_sets(read_sts(paths, splits=splits), names)
+
+
+@evaluate.command()
+@with_options(*_PAIRS)
+@click.option(
+    "--measure",
+    type=click.Choice(["spearman", "pearson"]),
+    default="spearman",
+    show_default=True,
+    help="What the table shows; --json has both.",
+)
+@with_options(*_EVAL_OPTIONS)
+def sts(
+    data: tuple[str, ...],
+    names: tuple[str, ...],
+    splits: Mapping[str, str],
+    measure: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Correlate the cosines of sentence pairs with gold scores, in all three aggregations.
+
+    DATA are files of pairs (.parquet, .jsonl, or .tsv with a header line: sentence1, sentence2,
+    score; dataset, subset, split where they have them) or folders of such. A set's figure is of
+    all its pairs together (all), the mean over its subsets (mean), and that weighted by their
+    pairs (wmean); papers differ in which they print.
+    """
+    from whiten_index.measure.eval_config import EvalConfig
+    from whiten_index.measure.evaluate_sts import evaluate_sts
+
+    config = EvalConfig.from_options(given(options))
+    sets = _read_pairs(data, names, splits)
+    report = evaluate_sts(config, sets, progress=terminal.Bars(facts=not as_json))
+    terminal.show(report, _sts_lines(report, measure), as_json=as_json)
+
+
+def _sts_lines(report: Mapping[str, Any], measure: str) -> Iterator[str]:
+    yield _encoder_line(report)
+    dropped = {name: each["dropped"] for name, each in report["datasets"].items()}
+    for name, count in dropped.items():
+        if count:
+            yield f"  note: {count:,} pairs of {name} have no score and are left out"
+    runs = report.get("runs") or [report]
+    for run in runs:
+        yield f"{measure} × 100, {_heading(run)}"
+        rows: list[tuple[str, ...]] = [("", "pairs", "all", "mean", "wmean")]
+        for name, each in run["datasets"].items():
+            rows.append((name, f"{each['pairs']:,}", *_figures(each[measure])))
+        if len(run["datasets"]) > 1:
+            rows.append(("mean of sets", "", *_figures(run["average"][measure])))
+        yield terminal.table(rows)
+
+
+def _figures(values: Mapping[str, float]) -> tuple[str, ...]:
+    return tuple(f"{values[how]:.2f}" for how in ("all", "mean", "wmean"))
+
+
+# Option of every evaluation -> the one for it here.
+_ELSEWHERE = {"pooling": "--token mean or cls", "layers": "--most N"}
+
+
+@evaluate.command()
+@with_options(*_PAIRS)
+@click.option(
+    "--token",
+    type=click.Choice(["mean", "cls"]),
+    default="mean",
+    show_default=True,
+    help="Pool the tokens of each layer by their mean, or take the first one.",
+)
+@click.option(
+    "--most",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Combine at most this many layers.",
+)
+@click.option(
+    "--aggregation",
+    type=click.Choice(["all", "mean", "wmean"]),
+    default="mean",
+    show_default=True,
+    help="Correlation that the tables show; --json has all three.",
+)
+@with_options(*_LAYER_OPTIONS)
+@click.pass_context
+def layers(
+    context: click.Context,
+    /,
+    data: tuple[str, ...],
+    names: tuple[str, ...],
+    splits: Mapping[str, str],
+    token: str,
+    most: int,
+    aggregation: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Score every combination of a model's layers on sentence pairs, each text encoded once.
+
+    DATA are files of pairs, as of sts. The embedding of a text is the mean of some layers'
+    states, 0 the embedding layer; all combinations of up to --most of them are scored raw and,
+    with --whiten or --k, in each transform, fitted for each combination and set.
+    """
+    from whiten_index.measure.eval_config import EvalConfig
+    from whiten_index.measure.evaluate_layers import evaluate_layers
+
+    _refuse_elsewhere(context)
+    # A job file of a build names both, for other commands.
+    config = EvalConfig.from_options({**given(options), **dict.fromkeys(_ELSEWHERE)})
+    sets, sizes = _read_pairs(data, names, splits), range(1, most + 1)
+    bars = terminal.Bars(facts=not as_json)
+    report = evaluate_layers(config, sets, pooling=token, sizes=sizes, progress=bars)
+    terminal.show(report, _layer_lines(report, aggregation), as_json=as_json)
+
+
+for _parameter in layers.params:
+    if isinstance(_parameter, click.Option) and _parameter.name in _ELSEWHERE:
+        _parameter.hidden = True
+
+
+def _refuse_elsewhere(context: click.Context) -> None:
+    """Refuse options of one embedding, which this command varies itself."""
+    for name, instead in _ELSEWHERE.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.BadOptionUsage(
+                f"--{name}",
+                f"--{name} has no meaning here, where every layer is tried; use {instead}",
+            )
+
+
+def _layer_lines(report: Mapping[str, Any], how: str) -> Iterator[str]:
+    encoder, count = report["encoder"], report["states"]
+    yield (
+        f"{encoder['model']}: {encoder['pooling']} pooling of {count} states, at most "
+        f"{encoder['max_length']} tokens, {encoder['dim']} dims"
+    )
+    sets = list(report["runs"][0]["combinations"][0]["datasets"])
+    of = f"mean of {', '.join(sets)}" if len(sets) > 1 else sets[0]
+    for run in report["runs"]:
+        yield f"spearman × 100, {how}, {of}: {_heading(run)}"
+        cells = {
+            tuple(cell["layers"]): cell["average"]["spearman"][how] for cell in run["combinations"]
+        }
+        yield terminal.table(_matrix(cells, count))
+        for size, best in run["best"][how].items():
+            joined = "+".join(map(str, best["layers"]))
+            layers = "layer" if size == "1" else f"{size} layers"
+            yield f"  best {layers}: {joined}, {best['figure']:.2f}"
+
+
+def _matrix(cells: Mapping[tuple[int, ...], float], count: int) -> Iterator[tuple[str, ...]]:
+    """Return the figures of single layers and pairs as rows; one row where there are no pairs."""
+    numbers = range(count)
+    yield ("layer", *map(str, numbers))
+    if not any(len(layers) == 2 for layers in cells):
+        yield ("", *(_cell(cells, (i,)) for i in numbers))
+        return
+    for i in numbers:
+        pairs = ((min(i, j), max(i, j)) if i != j else (i,) for j in numbers)
+        yield (str(i), *(_cell(cells, pair) for pair in pairs))
+
+
+def _cell(cells: Mapping[tuple[int, ...], float], layers: tuple[int, ...]) -> str:
+    return f"{cells[layers]:.2f}" if layers in cells else "-"
+
+
+_FIGURES = (
+    ("alignment", "alignment"),
+    ("uniformity", "uniformity"),
+    ("IsoScore", "isoscore"),
+    ("mean cosine", "mean_cosine"),
+    ("effective rank", "effective_rank"),
+    ("hubness", "hubness"),
+)
+
+
+@evaluate.command()
+@_DATA
+@_SETS
+@_split_option(
+    "SET=SPLIT, the split measured, or all; repeatable. [default: STS-B=dev without DATA, "
+    "STS-B=test with it; all pairs of others]"
+)
+@click.option(
+    "--positive-above",
+    type=float,
+    default=4.0,
+    show_default=True,
+    help="Alignment is over the pairs with a higher gold score; all, where there are no scores.",
+)
+@click.option(
+    "--most-texts",
+    type=click.IntRange(min=3),
+    default=10_000,
+    show_default=True,
+    help="Texts measured at most; more are drawn from. The time grows with their square.",
+)
+@with_options(*_EVAL_OPTIONS)
+def geometry(
+    data: tuple[str, ...],
+    names: tuple[str, ...],
+    splits: Mapping[str, str],
+    positive_above: float,
+    most_texts: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure how embeddings fill their space, raw and transformed.
+
+    DATA are files of sentence pairs, as of sts, scored or not; without DATA it is STS-B dev.
+    Alignment is the mean squared distance of positive pairs, uniformity log E exp(-2‖u - v‖²),
+    both on unit length; lower is better. IsoScore is 0 (one direction) to 1 (all even). The
+    effective rank, 1 to the width, is how many directions are in use; hubness the skewness of how
+    often a text is among another's neighbours, 0 where none is a hub. A transform is fitted on all
+    splits of a set, which are encoded too.
+    """
+    from whiten_index.measure.eval_config import EvalConfig, data_path
+    from whiten_index.measure.evaluate_geometry import evaluate_geometry, read_geometry_sets
+
+    config = EvalConfig.from_options(given(options))
+    if data:
+        sets = read_geometry_sets(data, names=names, splits=splits, above=positive_above)
+    else:
+        public = (data_path("sts/sts_raw.parquet"),)
+        names, splits = names or ("STS-B",), {"STS-B": "dev", **splits}
+        sets = read_geometry_sets(public, names=names, splits=splits, above=positive_above)
+    bars = terminal.Bars(facts=not as_json)
+    report = evaluate_geometry(config, sets, most_texts=most_texts, progress=bars)
+    terminal.show(report, _geometry_lines(report), as_json=as_json)
+
+
+def _geometry_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    yield _encoder_line(report)
+    runs = report.get("runs") or [report]
+    for name, first in report["datasets"].items():
+        drawn = f" of {first['texts']:,}, drawn" if _measured(first) < first["texts"] else ""
+        yield (
+            f"{name}: {_measured(first):,} texts{drawn}, {first['positive_pairs']:,} positive pairs"
+        )
+        if not first["positive_pairs"]:
+            yield "  note: no pair is positive; --positive-above sets the gold score that makes one"
+        if first["dropped"]:
+            yield f"  note: {first['dropped']:,} pairs of {name} have no score and are left out"
+        if first["zero_rows"]:
+            yield f"  note: {first['zero_rows']:,} embeddings are zero and are left out"
+        rows = [("", *(title for title, _ in _FIGURES))]
+        for run in runs:
+            found = run["datasets"][name]
+            rows.append((_heading(run), *(_three(found[figure]) for _, figure in _FIGURES)))
+        yield terminal.table(rows)
+
+
+def _measured(found: Mapping[str, Any]) -> int:
+    return int(found["rows"] + found["zero_rows"])
+
+
+def _three(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+@evaluate.command()
+@_DATA
+@click.option("--set", "names", multiple=True, help="Only this task, such as mr; repeatable.")
+@click.option(
+    "--folds",
+    type=click.IntRange(min=2),
+    default=10,
+    show_default=True,
+    help="Of every cross-validation, outer and inner.",
+)
+@with_options(*_EVAL_OPTIONS)
+def transfer(
+    data: tuple[str, ...], names: tuple[str, ...], folds: int, as_json: bool, **options: Any
+) -> None:
+    """Score a linear classifier on frozen embeddings, as SentEval does, and RTE by the cosine.
+
+    DATA are files of tasks (text, or sentence1 and sentence2; label; split) or folders of such;
+    a task is called as its file. Split all is cross-validated; else C is chosen on dev or by
+    folds of train, and test is scored. A label -1 in RTE, or all through a split, is a hidden one
+    and its row is left out. Vectors keep their lengths, also where the model itself
+    ends by normalising. No gain of whitening is to be expected here: a linear classifier can undo
+    any invertible linear map.
+    """
+    from whiten_index.evaluation.transfer_tasks import read_task, task_files
+    from whiten_index.measure.eval_config import EvalConfig, data_path
+    from whiten_index.measure.evaluate_transfer import evaluate_transfer
+
+    config = EvalConfig.from_options(given(options))
+    paths = data or (str(data_path("senteval")),)
+    tasks = [read_task(path) for path in task_files(paths, names)]
+    bars = terminal.Bars(facts=not as_json)
+    report = evaluate_transfer(config, tasks, folds=folds, progress=bars)
+    terminal.show(report, _transfer_lines(report), as_json=as_json)
+
+
+def _transfer_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    yield _encoder_line(report)
+    for name, each in report["datasets"].items():
+        for lacking, count in each["dropped"].items():
+            if count:
+                yield f"  note: {count:,} rows of {name} have no {lacking} and are left out"
+    for run in report.get("runs") or [report]:
+        yield f"accuracy × 100, {_heading(run)}"
+        rows: list[tuple[str, ...]] = [
+            ("", "tested", "accuracy", "±", "± over", "F1", "largest class", "C")
+        ]
+        rows += [_row(name, each) for name, each in run["datasets"].items()]
+        if mean := run["average"]:
+            rows.append((f"mean of {len(mean['sets'])}", "", _two(mean["accuracy"]), *[""] * 5))
+        yield terminal.table(rows)
+        for name, each in run["datasets"].items():
+            if "tuned_accuracy" in each:
+                tuned = "" if each["tuned_threshold"] is None else (
+                    f"; at {each['tuned_threshold']:.3f}, tuned on train, "
+                    f"{each['tuned_accuracy']:.2f}"
+                )  # fmt: skip
+                yield f"  {name}: cosine ≥ {each['threshold']:g} is entailment{tuned}"
+            if each.get("positive") is not None:
+                yield f"  {name}: F1 is of the class {each['positive']}"
+            for note in each["notes"]:
+                yield f"  note: {name}: {note}"
+    yield "± is the standard deviation over folds, or the binomial standard error of a test split"
+
+
+def _row(name: str, each: Mapping[str, Any]) -> tuple[str, ...]:
+    rows = each["rows"]
+    tested = next(rows[split] for split in ("all", "test", "dev") if split in rows)
+    chosen = sorted(set(each.get("chosen", ())))
+    return (
+        name,
+        f"{tested:,}",
+        _two(each["accuracy"]),
+        _two(each["deviation"]),
+        each["deviation_of"],
+        _two(each.get("f1")),
+        _two(each["majority"]),
+        "–".join(f"{c:g}" for c in dict.fromkeys((chosen[0], chosen[-1]))) if chosen else "",
+    )
+
+
+def _two(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+# Count -> note where it is not 0.
+_NOTES = {
+    "relevant_documents_missing": "relevant documents are not in the corpus, and count as not "
+    "found",
+    "rows_skipped": "rows of the corpus could not be used and are not indexed",
+    "queries_without_text": "judged queries have no text and are left out",
+    "queries_not_in_run": "judged queries are not in the run, and count 0",
+    "run_queries_not_judged": "queries of the run have no relevant document and are left out",
+    "hits_of_self": "hits have the id of their own query and are left out, as BEIR does; "
+    "--keep-self if the ids of queries and documents are not the same texts'",
+}
+
+
+@evaluate.command()
+@_DATA
+@click.option("--corpus", multiple=True, help="Or the files of one set: documents as Parquet, ")
+@click.option("--queries", help="its queries (.parquet or .jsonl: id and text),")
+@click.option("--qrels", help="and judgements (.parquet, .tsv, or TREC's .qrels, .txt).")
+@click.option(
+    "--qrels-split", help="Which judgements. [default: test in folders, all of a file named]"
+)
+@click.option(
+    "--text-column",
+    "text_columns",
+    multiple=True,
+    help="Text of the documents; may be repeated. [default: title and text]",
+)
+@click.option("--id-column", help="Their ids. [default: id, or _id]")
+@click.option("--filter", "row_filter", help="Only documents where this holds.")
+@click.option("--factory", help="FAISS factory string. [default: Flat]")
+@click.option("--run", help="Judge this run: .trec, .run, .txt, .parquet or .jsonl.")
+@click.option(
+    "--run-out", help="Write the rankings: a file as of --run, or a folder for several settings."
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    help="ndcg@N, recall@N, mrr@N or map@N; may be repeated. [default: ndcg@10, recall@100, "
+    "mrr@10, map@100]",
+)
+@click.option(
+    "--drop-self/--keep-self",
+    default=None,
+    help="Leave out hits with the query's own id, as BEIR does. [default: yes, unless the "
+    "judgements call such a hit relevant]",
+)
+@with_options(*_SEARCH_OPTIONS)
+def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Search judged queries exactly and judge what is found: nDCG, recall, MRR, MAP.
+
+    DATA are folders in BEIR form: corpus, queries and qrels, each as Parquet, or corpus.jsonl,
+    queries.jsonl and qrels/SPLIT.tsv. An index is built of each, whose transform is fitted on its
+    corpus; or --index is searched, or --run is judged.
+    """
+    from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
+    from whiten_index.measure.retrieval_config import RetrievalConfig
+
+    config = RetrievalConfig.from_options({**given(options), "sets": data})
+    report = evaluate_retrieval(config, progress=terminal.Bars())
+    terminal.show(report, _retrieval_lines(report, config.metrics), as_json=as_json)
+
+
+def _retrieval_lines(report: Mapping[str, Any], metrics: tuple[str, ...]) -> Iterator[str]:
+    if report["encoder"]:
+        yield _encoder_line(report)
+    runs = report.get("runs") or [report]
+    for name in report["datasets"]:
+        yield from _set_lines(name, runs, metrics)
+    if "average" in report:
+        yield f"mean of {len(report['datasets'])} sets"
+        yield _metrics_table([(run["name"], run["average"]) for run in runs], metrics)
+
+
+def _set_lines(name: str, runs: list[Mapping[str, Any]], metrics: tuple[str, ...]) -> Iterator[str]:
+    counts = runs[0]["datasets"][name]["counts"]
+    documents = f"{counts['documents']:,} documents, " if "documents" in counts else ""
+    yield f"{name}: {documents}{counts['queries']:,} judged queries"
+    for key, said in _NOTES.items():
+        most = max(run["datasets"][name]["counts"].get(key, 0) for run in runs)
+        if most:
+            yield f"  note: {most:,} {said}"
+    yield _metrics_table([(run["name"], run["datasets"][name]) for run in runs], metrics)
+
+
+def _metrics_table(rows: list[tuple[str, Mapping[str, Any]]], metrics: tuple[str, ...]) -> str:
+    figures = [(name, *(f"{found[metric]:.2f}" for metric in metrics)) for name, found in rows]
+    return terminal.table([("× 100", *metrics), *figures])

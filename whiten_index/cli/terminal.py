@@ -267,3 +267,12 @@ def print_json(value: Mapping[str, Any]) -> None:
     # Made as a whole first: half an object would be worse than none.
     text = json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
     sys.stdout.write(plain_json(text).encode(errors="replace").decode() + "\n")
+
+
+def show(report: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a report as one JSON object, or its lines for people."""
+    if as_json:
+        print_json(report)
+        return
+    for line in lines:
+        click.echo(line)
