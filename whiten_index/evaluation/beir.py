@@ -26,15 +26,7 @@ _ROWS = 8_192
 
 @dataclass(frozen=True)
 class SetFiles:
-    """The files of a set.
-
-    Attributes:
-        corpus: Parquet.
-        queries: Parquet or JSON lines.
-        qrels: Parquet or TSV.
-        split: which rows of the qrels, None for all of them.
-        source: what the corpus was made of; itself, or JSON lines.
-    """
+    """The files of a set."""
 
     corpus: Path
     queries: Path
@@ -44,13 +36,7 @@ class SetFiles:
 
 
 def set_files(folder: Path, split: str, *, work: Path) -> SetFiles:
-    """Find the files of a set, and turn a corpus of JSON lines into Parquet in ``work``.
-
-    Raises:
-        ConfigError: one is missing.
-        CorpusError: a line of the corpus is not as BEIR has it, or a file is damaged.
-        StorageError: ``work`` cannot be written.
-    """
+    """Find the files of a set, and turn a corpus of JSON lines into Parquet in ``work``."""
     queries = queries_file(folder)
     qrels, split_of_file = qrels_file(folder, split)
     source = _first(folder, "corpus.parquet", "corpus.jsonl")
@@ -59,21 +45,12 @@ def set_files(folder: Path, split: str, *, work: Path) -> SetFiles:
 
 
 def queries_file(folder: Path) -> Path:
-    """Return the queries of a set.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Return the queries of a set."""
     return _first(folder, "queries.parquet", "queries.jsonl")
 
 
 def qrels_file(folder: Path, split: str) -> tuple[Path, str | None]:
-    """Return the judgements of a set, and which of their rows: None for all of them.
-
-    Raises:
-        ConfigError: there are none.
-        CorpusError: they are damaged.
-    """
+    """Return the judgements of a set, and which of their rows: None for all of them."""
     qrels = _first(folder, "qrels.parquet", f"qrels/{split}.parquet", f"qrels/{split}.tsv")
     # A file of one split says so by its name.
     of_several = qrels.suffix == ".parquet" and "split" in _columns(qrels)
@@ -81,12 +58,7 @@ def qrels_file(folder: Path, split: str) -> tuple[Path, str | None]:
 
 
 def parquet_corpus(corpus: Path, work: Path) -> Path:
-    """Return a corpus as Parquet: itself, or made in ``work`` of BEIR's JSON lines.
-
-    Raises:
-        CorpusError: a line is not as BEIR has it, or the file is damaged.
-        StorageError: ``work`` cannot be written.
-    """
+    """Return a corpus as Parquet: itself, or made in ``work`` of BEIR's JSON lines."""
     return _as_parquet(corpus, work / "corpus.parquet") if corpus.suffix == ".jsonl" else corpus
 
 
@@ -103,21 +75,13 @@ def _first(folder: Path, *names: str) -> Path:
 
 
 def id_column(corpus: Path) -> str:
-    """Return which column of a Parquet file names its documents: ``id``, or BEIR's ``_id``.
-
-    Raises:
-        CorpusError: it is damaged.
-    """
+    """Return which column of a Parquet file names its documents: ``id``, or BEIR's ``_id``."""
     names = _columns(corpus)
     return "_id" if "_id" in names and "id" not in names else "id"
 
 
 def text_columns(corpus: Path) -> list[str]:
-    """Return which of BEIR's columns of text a Parquet file has.
-
-    Raises:
-        CorpusError: it is damaged.
-    """
+    """Return which of BEIR's columns of text a Parquet file has."""
     names = _columns(corpus)
     return [name for name in ("title", "text") if name in names]
 

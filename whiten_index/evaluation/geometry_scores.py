@@ -54,16 +54,7 @@ class Geometry:
 
     @classmethod
     def of(cls, vectors: ArrayLike, *, neighbours: int = _NEIGHBOURS) -> Geometry:
-        """Measure vectors (n, d) of any float type, in O(n²d) time and a few blocks of memory.
-
-        Args:
-            vectors: the rows; their lengths count in IsoScore and effective rank alone. A sample
-                is uneven by chance: isotropic rows have IsoScore n / (n + d).
-            neighbours: neighbours of the k-occurrence.
-
-        Raises:
-            ConfigError: NaN or infinity, not a matrix, or fewer than three rows with a direction.
-        """
+        """Measure vectors (n, d) of any float type, in O(n²d) time and a few blocks of memory."""
         rows, zero_rows = _directed(vectors, least=_LEAST_ROWS)
         n = len(rows)
         spectrum = _spectrum(rows)
@@ -126,11 +117,7 @@ def isoscore(eigenvalues: ArrayLike) -> float:
 
 
 def isotropy(vectors: ArrayLike) -> float:
-    """Return IsoScore of vectors (n, d), by their covariance.
-
-    Raises:
-        ConfigError: NaN or infinity, not a matrix, or fewer than two rows with a direction.
-    """
+    """Return IsoScore of vectors (n, d), by their covariance."""
     return isoscore(_spectrum(_directed(vectors, least=2)[0]))
 
 
@@ -138,9 +125,6 @@ def mean_cosine(vectors: ArrayLike) -> float:
     """Return the mean cosine of all pairs of distinct rows of (n, d), exactly and in O(nd).
 
     It is (‖Σu‖² − n) / (n(n − 1)) with u the rows at unit length.
-
-    Raises:
-        ConfigError: NaN or infinity, not a matrix, or fewer than two rows with a direction.
     """
     return _mean_cosine(unit_rows(_directed(vectors, least=2)[0]))
 
@@ -150,9 +134,6 @@ def uniformity(vectors: ArrayLike) -> float:
 
     Wang and Isola (2020), "Understanding contrastive representation learning through alignment
     and uniformity on the hypersphere". All pairs are taken, a block at a time.
-
-    Raises:
-        ConfigError: NaN or infinity, not a matrix, or fewer than two rows with a direction.
     """
     units = unit_rows(_directed(vectors, least=2)[0])
     n = len(units)
@@ -164,9 +145,6 @@ def alignment(first: ArrayLike, second: ArrayLike) -> float:
 
     Wang and Isola (2020), with exponent 2. The pairs are those that should be close, such as
     paraphrases; a pair with a row of zeros is left out.
-
-    Raises:
-        ConfigError: NaN or infinity, not two matrices of one shape, or no pair with directions.
     """
     a, b = (np.array(rows, dtype=np.float64) for rows in (first, second))
     if a.ndim != 2 or a.shape != b.shape:
@@ -186,13 +164,6 @@ def hubness(vectors: ArrayLike, neighbours: int = _NEIGHBOURS) -> float:
     Radovanović, Nanopoulos and Ivanović (2010), "Hubs in space", by cosine, each row left out of
     its own neighbours. Rows that tie for the last places share them, so that neither their order
     nor rounding decides which of several equal rows becomes a hub.
-
-    Args:
-        vectors: the rows.
-        neighbours: k of N_k; n − 1 where that is less, which makes all equal and the skewness 0.
-
-    Raises:
-        ConfigError: NaN or infinity, not a matrix, or fewer than three rows with a direction.
     """
     units = unit_rows(_directed(vectors, least=_LEAST_ROWS)[0])
     near = _cut(neighbours, len(units))

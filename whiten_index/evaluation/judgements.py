@@ -29,14 +29,7 @@ _TOP_SCORE = 1e100
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Pairs of texts, as in semantic textual similarity or as queries with their documents.
-
-    Attributes:
-        first: n texts, such as sentences or queries.
-        second: n texts, the partner of each.
-        scores: (n,) how alike each pair is, the higher the more; None where the file says nothing.
-        dropped: rows left out because they have no score.
-    """
+    """Pairs of texts, as in semantic textual similarity or as queries with their documents."""
 
     first: list[str]
     second: list[str]
@@ -146,12 +139,7 @@ def _judgements(path: str | Path) -> LabelTable:
 
 
 def qrels_splits(path: str | Path) -> tuple[str, ...]:
-    """Return the splits that a file of judgements has, none where it has no column of them.
-
-    Raises:
-        ConfigError: the ending names no format.
-        CorpusError: the file cannot be used.
-    """
+    """Return the splits that a file of judgements has, none where it has no column of them."""
     table = _judgements(path)
     return tuple(dict.fromkeys(map(str, table.columns.get(_SPLIT, ()))))
 
@@ -185,9 +173,6 @@ def to_id(value: Any) -> str:
     """Return an id as a string, whole numbers too, for ``LabelTable.parse``.
 
     What evaluates a run reads ids as C strings of UTF-8, and ends the process over others.
-
-    Raises:
-        ValueError: it is none; the message says what was expected.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -199,11 +184,7 @@ def to_id(value: Any) -> str:
 
 
 def to_utf8(value: Any) -> str:
-    """Return a text, which may be blank, for ``LabelTable.parse``.
-
-    Raises:
-        ValueError: it is none; the message says what was expected.
-    """
+    """Return a text, which may be blank, for ``LabelTable.parse``."""
     try:
         str.encode(value)
     except TypeError as error:
@@ -244,11 +225,7 @@ def to_score(value: Any) -> float:
 
 
 def to_number(value: Any) -> float:
-    """Return a value as a float; of text, only what other tools read as a number too.
-
-    Raises:
-        TypeError, ValueError, OverflowError: it is none.
-    """
+    """Return a value as a float; of text, only what other tools read as a number too."""
     # Python's float also takes underscores and the digits of other scripts, and bytes of both.
     if isinstance(value, str | bytes):
         text = value.decode() if isinstance(value, bytes) else value
@@ -262,15 +239,7 @@ _SHOWN = 2
 
 @dataclass(frozen=True, eq=False)
 class JudgedQueries:
-    """Queries with their texts and what answers them.
-
-    Attributes:
-        source: file of the judgements, for messages.
-        texts: query id -> text, of the judged queries in their order.
-        qrels: query id -> document id -> grade, of the same queries.
-        left_out: judged queries that have no text.
-        splits: of the judgements, where several are used together.
-    """
+    """Queries with their texts and what answers them."""
 
     source: str
     texts: Mapping[str, str]
@@ -279,27 +248,13 @@ class JudgedQueries:
     splits: tuple[str, ...] = ()
 
     def missing(self, names: Collection[str]) -> int:
-        """Return how many relevant documents a corpus lacks.
-
-        Args:
-            names: document of each of its rows.
-
-        Raises:
-            CorpusError: it lacks all of them.
-        """
+        """Return how many relevant documents a corpus lacks."""
         self.require_any(names)
         relevant = self._relevant()
         return len(relevant.keys() - set(names))
 
     def require_any(self, names: Iterable[str]) -> None:
-        """Make sure that a corpus has a relevant document; its names are read up to the first.
-
-        Args:
-            names: document of each of its rows.
-
-        Raises:
-            CorpusError: it has none.
-        """
+        """Make sure that a corpus has a relevant document; its names are read up to the first."""
         relevant = self._relevant()
         first: list[str] = []
         for name in names:
@@ -326,17 +281,7 @@ class JudgedQueries:
 def read_judged(
     queries: str | Path, qrels: str | Path, *, split: str | None = None
 ) -> JudgedQueries:
-    """Read queries and judgements; queries without a relevant document or a text are left out.
-
-    Args:
-        queries: see ``read_queries``.
-        qrels: see ``read_qrels``.
-        split: keep only the judgements whose column ``split`` says so.
-
-    Raises:
-        ConfigError: a file has an unknown ending, or there is no such split.
-        CorpusError: a file cannot be used, or the two have no query in common.
-    """
+    """Read queries and judgements; queries without a relevant document or a text are left out."""
     every = read_queries(queries)
     judgements = read_qrels(qrels, split=split)
     relevant = {

@@ -48,18 +48,7 @@ class LabelTable:
     def read(
         cls, path: Path, endings: Collection[str], known: Collection[str], *, headless: bool = False
     ) -> LabelTable:
-        """Read the columns that have a ``known`` name, and two of text that are the only ones.
-
-        Args:
-            path: the file.
-            endings: formats to take.
-            known: names of columns.
-            headless: a ``.tsv`` whose first line has four fields, none of them known, is TREC's.
-
-        Raises:
-            ConfigError: the ending is none of these.
-            CorpusError: the file is missing, empty, damaged or not of the format it is called.
-        """
+        """Read the columns that have a ``known`` name, and two of text that are the only ones."""
         if path.suffix not in endings:
             raise ConfigError(
                 f"the ending of {path.name or path} names no format of labels; use "
@@ -90,11 +79,7 @@ class LabelTable:
         return f"{self.path}, {self.place(row)},"
 
     def need(self, choices: Sequence[str]) -> str:
-        """Return the first of these names that a column has.
-
-        Raises:
-            CorpusError: none has; the message lists the columns.
-        """
+        """Return the first of these names that a column has."""
         for name in choices:
             if name in self.columns:
                 return name
@@ -109,11 +94,7 @@ class LabelTable:
     def parse(
         self, name: str, row: int, parser: Callable[[Any], _Value], *, of: str = ""
     ) -> _Value:
-        """Return a value as ``parser`` makes it; ``of`` is what an error says after its column.
-
-        Raises:
-            CorpusError: the parser raised ValueError, whose message says what was expected.
-        """
+        """Return a value as ``parser`` makes it; ``of`` is what an error says after its column."""
         value = self.columns[name][row]
         try:
             return parser(value)
@@ -125,12 +106,7 @@ class LabelTable:
 
 
 def check_readable(path: Path) -> None:
-    """Make sure that a file is there and can be read.
-
-    Raises:
-        CorpusError: it is not there.
-        StorageError: the system does not let it be read.
-    """
+    """Make sure that a file is there and can be read."""
     try:
         with reading(path):
             # To open a pipe waits for a writer.
@@ -173,9 +149,6 @@ def open_bounded(path: Path) -> pq.ParquetFile:
     """Open a Parquet file whose texts stay in dictionaries until ``check_texts`` has seen them.
 
     A file may hold a text once and name it in a billion rows.
-
-    Raises:
-        LimitError: its footer announces far more than the file can reasonably hold.
     """
     schema, packed = pq.read_schema(path), path.stat().st_size
     # Arrow keeps one copy of what several views share.
@@ -190,11 +163,7 @@ def open_bounded(path: Path) -> pq.ParquetFile:
 
 
 def check_texts(path: Path, rows: pa.Table | pa.RecordBatch) -> None:
-    """Refuse rows of a Parquet file whose texts are far larger than the file.
-
-    Raises:
-        LimitError: they are.
-    """
+    """Refuse rows of a Parquet file whose texts are far larger than the file."""
     total = 0
     for column in rows.columns:
         for chunk in getattr(column, "chunks", [column]):
@@ -254,12 +223,7 @@ def _read_fields(path: Path, known: Collection[str], *, headless: bool) -> Label
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of every line that is not blank.
-
-    Raises:
-        CorpusError: a line is not UTF-8 or too long.
-        StorageError: the system does not let the file be read.
-    """
+    """Yield number and text of every line that is not blank."""
     try:
         with reading(path), path.open("rb") as file:
             for number, line in enumerate(iterate_lines(file), start=1):

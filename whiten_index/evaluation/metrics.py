@@ -42,10 +42,6 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
     """Return the metric of each judged query, in the order of the qrels; see ``evaluate``.
 
     A query that the run lacks counts 0; queries without a relevant document are left out.
-
-    Raises:
-        ConfigError: the metric is unknown, or pytrec_eval is not installed.
-        CorpusError: an id is none that trec_eval can read.
     """
     pytrec_eval = require_evaluator()
     name, cut = parse_metric(metric)
@@ -70,11 +66,7 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
 
 
 def require_evaluator() -> Any:
-    """Return the module pytrec_eval.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the module pytrec_eval."""
     try:
         import pytrec_eval
     except ImportError as error:
@@ -88,21 +80,13 @@ def spearman(gold: ArrayLike, predicted: ArrayLike) -> float:
     """Return the rank correlation of two (n,) score lists, in −1 … 1; ties share a mean rank.
 
     It is Pearson's correlation of the ranks (Spearman 1904).
-
-    Raises:
-        ConfigError: the lists differ in length, hold fewer than 2 scores or a NaN, or all scores
-            of one are equal, so that they rank nothing.
     """
     lists = {"gold": np.asarray(gold, np.float64), "predicted": np.asarray(predicted, np.float64)}
     return _correlation(*(_centred_ranks(name, scores) for name, scores in lists.items()))
 
 
 def pearson(gold: ArrayLike, predicted: ArrayLike) -> float:
-    """Return the linear correlation of two (n,) score lists, in −1 … 1 (Pearson 1895).
-
-    Raises:
-        ConfigError: as ``spearman``.
-    """
+    """Return the linear correlation of two (n,) score lists, in −1 … 1 (Pearson 1895)."""
     lists = {"gold": np.asarray(gold, np.float64), "predicted": np.asarray(predicted, np.float64)}
     a, b = (_checked(name, scores) for name, scores in lists.items())
     return _correlation(a - a.mean(), b - b.mean())
@@ -142,11 +126,7 @@ def _centred_ranks(name: str, scores: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def parse_metric(metric: str) -> tuple[str, int]:
-    """Return name and cut of a metric, such as ndcg and 10.
-
-    Raises:
-        ConfigError: it is unknown, or looks at more than 1,000,000 hits.
-    """
+    """Return name and cut of a metric, such as ndcg and 10."""
     name, _, digits = metric.partition("@")
     cut = int(found[1]) if (found := _CUT.fullmatch(digits)) else 0
     deep = digits.isascii() and digits.isdigit() and (not found or cut > _DEEPEST)
@@ -162,11 +142,7 @@ def parse_metric(metric: str) -> tuple[str, int]:
 
 
 def _require_c_strings(ids: Iterable[str]) -> None:
-    """Refuse ids that trec_eval, which reads C strings of UTF-8, would end the process over.
-
-    Raises:
-        CorpusError: one has a NUL character or half a surrogate pair.
-    """
+    """Refuse ids that trec_eval, which reads C strings of UTF-8, would end the process over."""
     together = "".join(ids)
     if together.isascii() and "\0" not in together:
         return

@@ -83,9 +83,6 @@ def correlate(
         averaged: whether subsets are files of their own; where not, the three figures are one,
             and a subset that cannot be ranked is None.
         name: what errors call the set.
-
-    Raises:
-        ConfigError: predictions or gold scores that are all equal, NaN, or fewer than 2.
     """
     truth, found = np.asarray(gold, np.float64), np.asarray(predicted, np.float64)
     groups = np.asarray(subsets, dtype=object)

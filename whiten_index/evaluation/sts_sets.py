@@ -23,13 +23,7 @@ ALL_SPLITS = "all"
 
 @dataclass(frozen=True)
 class _Published:
-    """How a public set is called and scored.
-
-    Attributes:
-        name: as the papers write it.
-        split: the split that is scored, None for all rows.
-        subsets: whether its subsets are files of their own, whose figures are averaged.
-    """
+    """How a public set is called and scored."""
 
     name: str
     split: str | None
@@ -131,12 +125,7 @@ def read_sts(
 
 
 def require_ranked(sets: Sequence[StsSet]) -> None:
-    """Refuse, before anything is encoded, gold scores that rank nothing.
-
-    Raises:
-        CorpusError: a set, or a subset whose figure is averaged, has fewer than 2 scored pairs, or
-            all of one score.
-    """
+    """Refuse, before anything is encoded, gold scores that rank nothing."""
     for each in sets:
         parts = {each.name: each.scored}
         if each.averaged:
@@ -153,11 +142,7 @@ def require_ranked(sets: Sequence[StsSet]) -> None:
 
 
 def chosen_sets(sets: Sequence[StsSet], names: Sequence[str]) -> list[StsSet]:
-    """Return the sets called ``names``, however they are spelled; all where none are named.
-
-    Raises:
-        ConfigError: there is no such set.
-    """
+    """Return the sets called ``names``, however they are spelled; all where none are named."""
     if not names:
         return list(sets)
     by_key = {key_of(each.name): each for each in sets}

@@ -107,10 +107,6 @@ def score_transfer(
         seed: of the shuffled folds.
         positive: class that F1 is of.
         threads: fits at once; None takes the machine's cores.
-
-    Raises:
-        ConfigError: arrays that do not fit together, splits that cannot be used, too few rows for
-            the folds, or scikit-learn is not installed.
     """
     require_learner()
     learner = Learner.of(features, labels, threads)
@@ -126,12 +122,7 @@ def score_transfer(
 
 
 def check_splits(labels: ArrayLike, splits: ArrayLike, *, folds: int = FOLDS) -> dict[str, Rows]:
-    """Return the rows of each split, refusing what ``score_transfer`` could not score.
-
-    Raises:
-        ConfigError: splits that no protocol is for, one class only, or a class with fewer rows
-            than the folds need, outer and inner.
-    """
+    """Return the rows of each split, refusing what ``score_transfer`` could not score."""
     classes = np.asarray(labels, np.int64)
     parts = _by_split(splits, len(classes))
     if folds < 2:
@@ -261,11 +252,7 @@ def _constant(predicted: NDArray[np.int64]) -> bool:
 
 
 def require_learner() -> None:
-    """Check that scikit-learn is there.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Check that scikit-learn is there."""
     try:
         import sklearn.linear_model  # noqa: F401
     except ImportError as error:
@@ -275,17 +262,7 @@ def require_learner() -> None:
 
 
 def check_folds(labels: NDArray[np.int64], folds: int, *, nested: bool = False) -> None:
-    """Check that each fold can have a row of every class.
-
-    Args:
-        labels: classes of the rows.
-        folds: of every cross-validation.
-        nested: whether the rows trained on fall into as many folds again. Of n rows of a class
-            they are n − ⌈n/folds⌉ or more, which is ``folds`` from n = folds + 2 on.
-
-    Raises:
-        ConfigError: a class has too few rows; the message has the most folds that it allows.
-    """
+    """Check that each fold can have a row of every class."""
     number, count = min(Counter(labels.tolist()).items(), key=lambda item: item[1])
     spare = 2 if nested else 0
     if count < folds + spare:
@@ -446,9 +423,6 @@ def score_entailment(
         entailed: (n,) whether the pair is an entailment.
         tested: (n,) whether the pair is scored; the others, where there are any, tune.
         threshold: the fixed one.
-
-    Raises:
-        ConfigError: arrays that do not fit together, NaN, or no pair to test.
     """
     truth, scored = np.asarray(entailed, dtype=bool), np.asarray(tested, dtype=bool)
     cosines = _checked_cosines(first, second)

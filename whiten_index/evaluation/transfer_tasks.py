@@ -103,16 +103,7 @@ def read_task(path: str | Path) -> Task:
 
 
 def task_files(paths: Iterable[str | Path], names: Sequence[str] = ()) -> list[Path]:
-    """Return the files of tasks, those of a folder in the order of the papers' tables.
-
-    Args:
-        paths: files, or folders of them.
-        names: keep only the tasks called so, however their letters are; none keeps all.
-
-    Raises:
-        ConfigError: there is no such task.
-        CorpusError: a folder has no file of a task, or two files have one name.
-    """
+    """Return the files of tasks, those of a folder in the order of the papers' tables."""
     files: list[Path] = []
     for path in map(Path, paths):
         inside = list_folder(path) if is_folder(path) else [path]

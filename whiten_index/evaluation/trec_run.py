@@ -60,11 +60,7 @@ class Ranked(Protocol):
 
 
 def check_run_path(path: Path) -> None:
-    """Make sure the ending names a format, before any query is searched.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Make sure the ending names a format, before any query is searched."""
     if path.suffix not in RUN_ENDINGS:
         raise ConfigError(
             f"the ending of {path.name or path} names no run format; use {', '.join(TREC)} "
@@ -76,9 +72,6 @@ def check_place(path: Path) -> None:
     """Make sure that a run can be written to ``path``, before any query is searched.
 
     Nothing is left there; folders that are missing are for the writer to make.
-
-    Raises:
-        StorageError: a folder of its name is there, or no file can be made where it is to lie.
     """
     with writing(path, kept=""):
         if is_folder(path):
@@ -95,10 +88,6 @@ def write_run(path: Path, rankings: Iterable[Ranked]) -> int:
 
     Returns:
         How many queries were written.
-
-    Raises:
-        ConfigError: the ending names no format, or an id cannot stand in a TREC run.
-        StorageError: the disk is full or cannot be written.
     """
     check_run_path(path)
     counter = itertools.count()

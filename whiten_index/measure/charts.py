@@ -35,11 +35,7 @@ _DROP = 0.25  # share of the best below which points are not drawn, so that diff
 
 
 def require_drawing() -> None:
-    """Make sure, before any work, that matplotlib is installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Make sure, before any work, that matplotlib is installed."""
     if find_spec("matplotlib") is None:
         raise ConfigError("a plot needs matplotlib; pip install 'whiten-index[plot]'")
 
@@ -66,15 +62,7 @@ def dress(axes: Any, title: str, x: str, y: str) -> None:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of a sweep.
-
-    Attributes:
-        slug: its file name, without ending.
-        title: its heading.
-        caption: how to read it.
-        alt: its content in words, for readers who do not see it.
-        draw: draws it on axes.
-    """
+    """A chart of a sweep."""
 
     slug: str
     title: str

@@ -95,11 +95,7 @@ class EvalConfig:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EvalConfig:
-        """Read the options of the command line, by their names.
-
-        Raises:
-            ConfigError: options that do not go together.
-        """
+        """Read the options of the command line, by their names."""
         encoder = {f.name: options[f.name] for f in fields(EncoderConfig) if f.name in options}
         own = {f.name for f in fields(cls)} - {"encoder", "transforms"}
         rest = {name: options[name] for name in own if name in options}
@@ -112,9 +108,6 @@ def transforms_of(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
     """Return one transform for each ``--k`` asked for, of the kind and options given.
 
     ``--k`` alone means whitening.
-
-    Raises:
-        ConfigError: options that the kind does not take.
     """
     widths = tuple(dict.fromkeys(options.get("k") or ()))
     kind = options.get("whiten")
@@ -138,11 +131,7 @@ VARIABLE = "WHITEN_INDEX_DATA"
 
 
 def data_path(name: str) -> Path:
-    """Return the path of a public file or folder, such as ``sts/sts_raw.parquet``.
-
-    Raises:
-        ConfigError: the variable is not set, or there is nothing of that name.
-    """
+    """Return the path of a public file or folder, such as ``sts/sts_raw.parquet``."""
     folder = os.environ.get(VARIABLE)
     if not folder:
         raise ConfigError(

@@ -32,16 +32,7 @@ _ENDINGS = (PARQUET, JSONL, TSV)
 
 @dataclass(frozen=True, eq=False)
 class GeometrySet:
-    """Texts to measure, and which of them are pairs that belong together.
-
-    Attributes:
-        name: of the set.
-        first: n texts.
-        second: n texts, the partner of each.
-        positive: (n,) bool, pairs whose texts should be close.
-        task: all texts of the set, measured or not, which transforms are fitted on.
-        dropped: pairs left out because they have no score, where others of the set have one.
-    """
+    """Texts to measure, and which of them are pairs that belong together."""
 
     name: str
     first: list[str]
@@ -71,10 +62,6 @@ def read_geometry_sets(
         names: keep only these sets; none keeps all.
         splits: name of a set -> the split to measure, or ``all``.
         above: the score a positive pair exceeds.
-
-    Raises:
-        ConfigError: an ending, a set or a split that is not there, or ``above`` is no number.
-        CorpusError: a file cannot be used, or two hold sets of one name.
     """
     if not math.isfinite(above):
         raise ConfigError(f"positive pairs are to score above {above:g}; give a number such as 4")

@@ -60,11 +60,7 @@ class LayerStates:
         return int(self.values.shape[1])
 
     def embedder(self, layers: Iterable[int]) -> LayerMeans:
-        """Return an embedder by the mean of some layers, counted from either end.
-
-        Raises:
-            ConfigError: the model does not have a layer.
-        """
+        """Return an embedder by the mean of some layers, counted from either end."""
         layers = list(layers)
         for layer in layers:
             if not -self.layers <= layer < self.layers:
@@ -105,11 +101,7 @@ class LayerMeans:
 def encode_states(
     config: EncoderConfig, texts: Sequence[str], pooling: str, stages: Stages
 ) -> Iterator[LayerStates]:
-    """Encode each distinct text once into a temporary file, all layers in one pass.
-
-    Raises:
-        EncoderError: the model cannot be found or used.
-    """
+    """Encode each distinct text once into a temporary file, all layers in one pass."""
     from whiten_index.encoding.layer_encoder import StateEncoder
 
     spec, model = resolve_encoder(config)
@@ -142,11 +134,7 @@ def fill_states(
 
 
 def combinations(count: int, *, sizes: Iterable[int]) -> list[Layers]:
-    """Return the combinations of ``count`` layers, of each size in turn.
-
-    Raises:
-        ConfigError: a size below 1 or above ``count``, or more than ``MOST_COMBINATIONS``.
-    """
+    """Return the combinations of ``count`` layers, of each size in turn."""
     chosen, total = list(sizes), 0
     for size in chosen:
         if not 1 <= size <= count:

@@ -265,19 +265,7 @@ def evaluate_run(
     drop_self: bool | None = None,
     names: tuple[str, str] = ("the run", "the judgements"),
 ) -> RunFigures:
-    """Judge a run that was read from a file.
-
-    Args:
-        run: query id -> document id -> score.
-        qrels: query id -> document id -> grade.
-        metrics: such as ``ndcg@10``.
-        drop_self: leave out hits with the query's own id; see ``drops_self``.
-        names: what errors call run and judgements.
-
-    Raises:
-        ConfigError: a metric is unknown, or pytrec_eval is not installed.
-        CorpusError: run and judgements have no query, or no document, in common.
-    """
+    """Judge a run that was read from a file."""
     relevant = _with_answers(qrels)
     _require_match(run, relevant, names)
     kept, dropped = without_self(run) if drops_self(drop_self, qrels) else (run, 0)
@@ -306,10 +294,6 @@ def drops_self(asked: bool | None, qrels: Qrels) -> bool:
     judgement says so; BEIR's evaluation leaves such hits out of every set. A judgement that calls
     one relevant shows that the ids of queries and documents have nothing to do with each other, as
     in Cranfield, where both count from 1.
-
-    Args:
-        asked: what the user says, None to follow the rule above.
-        qrels: query id -> document id -> grade.
     """
     if asked is not None:
         return asked
@@ -334,11 +318,7 @@ def _with_answers(qrels: Qrels) -> Qrels:
 
 
 def _require_match(run: Run, qrels: Qrels, names: tuple[str, str]) -> None:
-    """Refuse a run of another set, or of other ids, whose figures would all be 0.
-
-    Raises:
-        CorpusError: no query, or no document of any query, is in both.
-    """
+    """Refuse a run of another set, or of other ids, whose figures would all be 0."""
     if not run.keys() & qrels.keys():
         raise _no_match("query", names, run, qrels, "the split of the judgements and the id column")
     found = dict.fromkeys(document for each in run.values() for document in each)

@@ -77,12 +77,7 @@ def point_name(point: Measured) -> str:
 
 
 def build_options(point: Measured, target_recall: float | None) -> str:
-    """Return the options of ``whiten-index build`` that make a point; empty if none do.
-
-    Args:
-        point: to make.
-        target_recall: recall that lists and graphs are tuned to, None if it is unknown.
-    """
+    """Return the options of ``whiten-index build`` that make a point; empty if none do."""
     transform, factory = point.text("transform"), point.text("factory")
     exponent, center = point.number("exponent"), point.record.get("center")
     if point.text("family") == "faiss" or not factory:

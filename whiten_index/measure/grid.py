@@ -22,13 +22,7 @@ _LEAST_LISTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Vectors of the corpus under one transform.
-
-    Attributes:
-        family: ours, truncate, raw or faiss.
-        transform: as the user wrote it; none for raw, faiss-pca or faiss-pcaw.
-        k: width.
-    """
+    """Vectors of the corpus under one transform."""
 
     family: str
     transform: str
@@ -37,14 +31,7 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One setting to measure.
-
-    Attributes:
-        vectors: indexed vectors.
-        codec: their codec.
-        index: flat, ivf or hnsw.
-        rerank: candidates ranked again from the store, 0 for none.
-    """
+    """One setting to measure."""
 
     vectors: Vectors
     codec: str
@@ -71,11 +58,7 @@ class Point:
         }
 
     def factory(self, rows: int) -> str:
-        """Return the FAISS factory string of the index proper.
-
-        Raises:
-            ConfigError: k does not allow the codec, or FAISS has no such index.
-        """
+        """Return the FAISS factory string of the index proper."""
         codec = codec_string(self.codec, self.vectors.k)
         if self.vectors.family == FAISS:
             transform = "PCAW" if self.vectors.transform == "faiss-pcaw" else "PCA"
@@ -115,10 +98,6 @@ def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
         dim: width d of the raw embeddings.
         rank: directions that they span.
         rows: rows of each index.
-
-    Raises:
-        WhiteningError: every k is above d or the rank.
-        ConfigError: no codec or structure is possible with these rows.
     """
     baselines = _baselines(config, dim) if config.baselines else ()
     wanted = dict.fromkeys([*baselines, *_ours(config)])

@@ -18,14 +18,7 @@ _STEADY = 1.5
 
 @dataclass(frozen=True)
 class Measure:
-    """Figure by which points are compared.
-
-    Attributes:
-        name: for people.
-        slug: for file names.
-        of: the figure of a point, 0 to 1.
-        text: its text form.
-    """
+    """Figure by which points are compared."""
 
     name: str
     slug: str
@@ -39,13 +32,7 @@ AGREEMENT = Measure("agreement@10", "agreement", lambda point: point.agreement, 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended point of a sweep.
-
-    Attributes:
-        measure: nDCG@10 if any point was judged, else agreement@10.
-        point: None if there is nothing to recommend.
-        reason: one sentence.
-    """
+    """The recommended point of a sweep."""
 
     measure: Measure
     point: Measured | None

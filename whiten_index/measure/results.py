@@ -21,14 +21,7 @@ Record = dict[str, Any]
 
 @dataclass(eq=False)
 class Results:
-    """A results file and its records. The file only grows; of equal keys the last record counts.
-
-    Attributes:
-        path: the file.
-        headers: run -> the record that starts it.
-        points: run -> key -> record of a measured point.
-        skipped: run -> key -> record of a point that could not be measured.
-    """
+    """A results file and its records. The file only grows; of equal keys the last record counts."""
 
     path: Path
     headers: dict[str, Record] = field(default_factory=dict)
@@ -37,12 +30,7 @@ class Results:
 
     @classmethod
     def open(cls, path: Path) -> Results:
-        """Read a results file in order to append to it, and cut off a torn last line.
-
-        Raises:
-            ArtifactError: a line before the last is damaged.
-            StorageError: the file cannot be written.
-        """
+        """Read a results file in order to append to it, and cut off a torn last line."""
         results = cls.read(path) if exists(path) else cls(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,11 +42,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """Read a results file, except a torn last line.
-
-        Raises:
-            ArtifactError: the file is missing, or a line before the last is damaged.
-        """
+        """Read a results file, except a torn last line."""
         results = cls(path)
         for record in _read_lines(path):
             results._add(record)
@@ -71,11 +55,7 @@ class Results:
             self.append(record)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line and sync it to the disk.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Write one line and sync it to the disk."""
         line = line_of(record)
         with writing(self.path), self.path.open("ab") as file:
             file.write(line)
@@ -128,18 +108,7 @@ def _parse_line(line: bytes, number: int, path: Path) -> Record:
 
 
 class Measured:
-    """A measured point. A figure of another type than a finite number counts as None.
-
-    Attributes:
-        record: its line of the results file.
-        k: width of the vectors.
-        candidates: hits of the index that are ranked again from the store, 0 for none.
-        per_row: bytes that each row adds to the index.
-        p50: median milliseconds of a single query.
-        ndcg: nDCG@10 by judgements, 0 to 1.
-        agreement: share of the exact ten neighbours among the raw embeddings that are found.
-        is_raw: True for exact search of the raw embeddings in float32.
-    """
+    """A measured point. A figure of another type than a finite number counts as None."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -163,18 +132,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One run of a results file.
-
-    Attributes:
-        run: its identity.
-        header: its first record.
-        name: of the corpus.
-        dataset: facts of the corpus: rows, dim, encoder, queries.
-        raw: exact search of the raw embeddings, if it was measured.
-        raw_bytes: bytes per row of the raw embeddings in float32.
-        points: in the order measured.
-        skipped: key of a point -> reason.
-    """
+    """One run of a results file."""
 
     run: str
     header: Mapping[str, Any]
@@ -217,12 +175,7 @@ class Sweep:
 
 
 def read_sweeps(path: Path) -> list[Sweep]:
-    """Read every run of a results file, in the order in which they were started.
-
-    Raises:
-        ArtifactError: the file is missing, damaged or without a sweep, or has points of a run
-            whose first line it lacks.
-    """
+    """Read every run of a results file, in the order in which they were started."""
     results = Results.read(path)
     for run, points in results.points.items():
         if run not in results.headers and (points or results.skipped[run]):

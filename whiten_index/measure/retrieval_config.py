@@ -91,11 +91,7 @@ class RetrievalConfig:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> RetrievalConfig:
-        """Read the options of the command line, by their names.
-
-        Raises:
-            ConfigError: options that do not go together.
-        """
+        """Read the options of the command line, by their names."""
         own = {f.name for f in fields(cls)} - {"base"}
         given = {name: value for name, value in options.items() if name in own}
         for name in ("sets", "corpus", "text_columns", "metrics"):
@@ -270,15 +266,7 @@ def _name(qrels: str) -> str:
 
 @dataclass(eq=False)
 class RetrievalSet:
-    """A set whose queries and judgements were read.
-
-    Attributes:
-        name: of the set.
-        judged: its queries and judgements.
-        corpus: what is to be indexed, empty where an index is there.
-        config: with the columns of this corpus.
-        made_of: file of the corpus that was made for the search -> the user's own file.
-    """
+    """A set whose queries and judgements were read."""
 
     name: str
     judged: JudgedQueries
@@ -298,16 +286,7 @@ class RetrievalSet:
 
 
 def read_sets(config: RetrievalConfig, work: Path) -> list[RetrievalSet]:
-    """Read queries and judgements of all sets, before the corpus of one is encoded.
-
-    Args:
-        config: names the sets.
-        work: for corpora of JSON lines, as Parquet.
-
-    Raises:
-        ConfigError: a file is missing, or has an unknown ending.
-        CorpusError: a file cannot be used, or corpus, queries and judgements do not fit together.
-    """
+    """Read queries and judgements of all sets, before the corpus of one is encoded."""
     if not config.builds:
         qrels, split = judgements(config)
         queries = queries_file(Path(config.sets[0])) if config.sets else Path(str(config.queries))
@@ -374,11 +353,7 @@ def _with_corpus(
 
 @contextlib.contextmanager
 def naming(made_of: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name the user's own file, not the one made of it, which is gone afterwards.
-
-    Args:
-        made_of: file that was made -> the user's own.
-    """
+    """Let errors name the user's own file, not the one made of it, which is gone afterwards."""
     try:
         yield
     except (ConfigError, CorpusError) as error:

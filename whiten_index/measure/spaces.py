@@ -33,13 +33,7 @@ _LEAST_ROWS = 2
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """A map of raw embeddings to the vectors that are compared.
-
-    Attributes:
-        name: as shown in tables, such as ``whitening, k = 256``.
-        setting: JSON values: kind, k, exponent, what it was fitted on.
-        whitening: the transform, None for the embeddings as they are.
-    """
+    """A map of raw embeddings to the vectors that are compared."""
 
     name: str
     setting: dict[str, Any]
@@ -62,16 +56,7 @@ class Spaces:
         self._published = None if config.index is None else _published(config.index, embedder)
 
     def of(self, texts: Sequence[str], *, scored: NDArray[np.bool_] | None = None) -> list[Space]:
-        """Return the spaces of a task: one a transform, or the raw one.
-
-        Args:
-            texts: all n texts of the task, repeated as they are.
-            scored: (n,) which of them are of what is scored, all where it is left out.
-
-        Raises:
-            WhiteningError: k above the rank, constant embeddings.
-            CorpusError: the corpus to fit on cannot be used.
-        """
+        """Return the spaces of a task: one a transform, or the raw one."""
         config = self._config
         if self._published is not None:
             whitening = self._published
@@ -148,11 +133,7 @@ def raw_space() -> Space:
 
 
 def _published(index: str, embedder: TextEmbedder) -> Whitening:
-    """Return the transform of an index, checked against its digest and its encoder.
-
-    Raises:
-        ArtifactError: it is damaged, or the index was published anew meanwhile.
-    """
+    """Return the transform of an index, checked against its digest and its encoder."""
     version = read_published(Path(index))
     recorded = recorded_spec(version.fields["encoder"])
     if recorded is None or recorded.fingerprint != embedder.facts().get("fingerprint"):

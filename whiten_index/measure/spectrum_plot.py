@@ -45,11 +45,7 @@ Panel = Callable[[Any], None]
 
 
 def check_plot_path(path: Path) -> None:
-    """Make sure, before any work, that a plot can be drawn and that its ending names a format.
-
-    Raises:
-        ConfigError: the ending is another, or matplotlib is not installed.
-    """
+    """Make sure, before any work, that a plot can be drawn and that its ending names a format."""
     if path.suffix.lower() not in _ENDINGS:
         raise ConfigError(
             f"the ending of {path.name} names no picture format; use {', '.join(_ENDINGS)}"
@@ -65,10 +61,6 @@ def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues:
         description: what ``describe_index`` returns; panels on ``geometry`` and ``choice`` are
             drawn if it has them.
         eigenvalues: (d,) of the covariance, in falling order; zeros are named, not drawn.
-
-    Raises:
-        ConfigError: the ending is another, or matplotlib is not installed.
-        StorageError: the folder is missing or cannot be written.
     """
     path = Path(path)
     check_plot_path(path)

@@ -29,11 +29,7 @@ _OF_FAISS = re.compile(r"[A-Z][A-Za-z0-9_]*")
 
 
 def codec_string(codec: str, k: int) -> str:
-    """Return a codec's part of a FAISS factory string over ``k`` dims.
-
-    Raises:
-        ConfigError: k does not allow it.
-    """
+    """Return a codec's part of a FAISS factory string over ``k`` dims."""
     if codec == "pq" and k % 4:
         raise ConfigError("product quantization by 4 dims a byte does not divide k")
     if codec == "pqfs" and k % 4:
@@ -48,11 +44,7 @@ def codec_string(codec: str, k: int) -> str:
 
 
 def parse_transform(text: str) -> tuple[str, float | None]:
-    """Return kind and exponent of a transform such as ``pca`` or ``whitening:0.25``.
-
-    Raises:
-        ConfigError: the transform is unknown, or its exponent is invalid.
-    """
+    """Return kind and exponent of a transform such as ``pca`` or ``whitening:0.25``."""
     name, colon, exponent = text.strip().partition(":")
     if name not in TRANSFORMS:
         raise ConfigError(

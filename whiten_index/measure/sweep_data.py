@@ -111,12 +111,7 @@ class Dataset:
 def prepare_dataset(
     config: SweepConfig, encoded: EncodeReport, judged: JudgedQueries | None, stages: Stages
 ) -> Dataset:
-    """Encode the queries, or hold out rows that serve as queries.
-
-    Raises:
-        ConfigError: there is no encoder for the queries.
-        CorpusError: the judgements name no document of the corpus, or it is too small.
-    """
+    """Encode the queries, or hold out rows that serve as queries."""
     store, record = encoded.store, encoded.record
     if record.rows < _LEAST_ROWS:
         raise CorpusError(
@@ -190,23 +185,14 @@ def _encode_queries(
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Unit vectors of the corpus under one transform.
-
-    Attributes:
-        whitening: the transform.
-        truth: (q, 10) exact neighbours of the queries among these vectors.
-    """
+    """Unit vectors of the corpus under one transform."""
 
     whitening: Whitening
     truth: NDArray[np.int64]
 
 
 def open_space(config: SweepConfig, dataset: Dataset, where: Vectors, stages: Stages) -> Space:
-    """Fit a transform and find the exact neighbours among its vectors, by numpy.
-
-    Raises:
-        WhiteningError: the embeddings do not allow the transform.
-    """
+    """Fit a transform and find the exact neighbours among its vectors, by numpy."""
     whitening = Whitening.fit(dataset.moments, _transform(config, dataset, where, stages))
     with stages.stage("exact neighbours", dataset.rows) as watcher:
 

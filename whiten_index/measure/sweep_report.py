@@ -148,11 +148,7 @@ class _Section:
 
 
 def check_report() -> None:
-    """Make sure, before any work, that a report can be made.
-
-    Raises:
-        ConfigError: matplotlib or jinja2 is not installed.
-    """
+    """Make sure, before any work, that a report can be made."""
     missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
         raise ConfigError(

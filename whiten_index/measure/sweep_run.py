@@ -75,18 +75,7 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """Outcome of a sweep.
-
-    Attributes:
-        results: the file of results.
-        run: identity of corpus, queries, settings and machine; names the lines in the file.
-        dataset: facts of the dataset.
-        measured: points measured now.
-        found: points that were in the file before.
-        skipped: key -> reason why a point cannot be measured.
-        seconds: by stage.
-        stage_rows: rows or points handled, by stage.
-    """
+    """Outcome of a sweep."""
 
     results: Path
     run: str

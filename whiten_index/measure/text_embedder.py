@@ -125,14 +125,7 @@ class EncoderTexts:
 
 
 def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
-    """Return what embeds the texts of an evaluation.
-
-    Raises:
-        EncoderError: the model cannot be found or used as asked.
-        ConfigError: a layer or a length that the model does not have; an index without an encoder.
-        CorpusError: the corpus to fit on cannot be read.
-        ArtifactError: the index is missing or damaged.
-    """
+    """Return what embeds the texts of an evaluation."""
     check_fit(config)
     if config.index is None:
         asked = config.encoder
@@ -187,11 +180,7 @@ class KeptTexts:
         return np.array([place is not None for place in places], bool), rows
 
     def add(self, texts: Sequence[str], embeddings: NDArray[np.float32]) -> None:
-        """Keep the embeddings (n, d) of n texts that are not kept, whole or not at all.
-
-        Raises:
-            StorageError: the folder cannot be written, or the disk is full.
-        """
+        """Keep the embeddings (n, d) of n texts that are not kept, whole or not at all."""
         digests = text_digests(texts)
         tensors: dict[str, NDArray[Any]] = {"digests": digests, "embeddings": embeddings}
         path = self._folder / f"{content_digest(tensors, {})[:32]}.safetensors"
@@ -226,24 +215,14 @@ def fit_source(config: EvalConfig) -> str | None:
 
 
 def check_fit(config: EvalConfig) -> None:
-    """Refuse, before anything is encoded, a corpus that cannot be fitted on.
-
-    Raises:
-        ConfigError: it is not named, or has no such column.
-        CorpusError: it cannot be read.
-    """
+    """Refuse, before anything is encoded, a corpus that cannot be fitted on."""
     source = fit_source(config)
     if source is not None:
         sentence_columns(source, config.fit_columns)
 
 
 def sentence_columns(source: str, asked: tuple[str, ...] | None = None) -> tuple[str, ...]:
-    """Return the columns of sentences of a Parquet corpus: those asked for, or those known.
-
-    Raises:
-        ConfigError: it has no column that is asked for.
-        CorpusError: it has none of those known, or cannot be read.
-    """
+    """Return the columns of sentences of a Parquet corpus: those asked for, or those known."""
     try:
         file = find_files([source])[0]
         with reading(file.path):

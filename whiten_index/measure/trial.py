@@ -46,14 +46,7 @@ _PEER_ROWS = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """An index on disk and its figures.
-
-    Attributes:
-        point: the setting.
-        space: its vectors.
-        folder: of its file.
-        record: its line of the results file.
-    """
+    """An index on disk and its figures."""
 
     point: Point
     space: Space
@@ -63,15 +56,7 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Maker of the indexes of a sweep, and their measurement.
-
-    Attributes:
-        config: of the sweep.
-        dataset: rows and queries.
-        raw_truth: (q, 10) exact neighbours of the queries among the raw embeddings.
-        threads: CPU threads of FAISS.
-        folder: for the index files.
-    """
+    """Maker of the indexes of a sweep, and their measurement."""
 
     config: SweepConfig
     dataset: Dataset
@@ -81,12 +66,7 @@ class Trial:
     _peer_truth: dict[Vectors, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     def make(self, point: Point, space: Space) -> Made:
-        """Make an index as a build does, and measure its bytes and quality.
-
-        Raises:
-            ConfigError: FAISS cannot make the index, or memory does not hold it.
-            StorageError: the disk is full or cannot be written.
-        """
+        """Make an index as a build does, and measure its bytes and quality."""
         made = self._made(point, space)
         search = self.search_of(made)
         # A deeper search also improves its first ten hits, so each depth is searched apart.
@@ -101,11 +81,6 @@ class Trial:
 
         Another load on the machine then slows all of them alike, and shows as a spread between
         the rounds.
-
-        Args:
-            group: indexes to time.
-            reference: exact search of raw embeddings, timed in the same rounds; None if the sweep
-                has no such point.
         """
         others = [made for made in group if made is not reference]
         turns = others if reference is None else [reference, *others]
@@ -276,12 +251,7 @@ def overlap(truth: NDArray[np.int64], found: NDArray[np.int64]) -> float:
 
 
 def searcher(index: Any, device: str) -> Search:
-    """Return the search of an index by raw embeddings (q, d), as a bundle does it.
-
-    Args:
-        index: with its transforms.
-        device: where it was filled; ``gpu`` also searches there if that is possible.
-    """
+    """Return the search of an index by raw embeddings (q, d), as a bundle does it."""
     inner, rows, transforms = inner_of(index), int(index.ntotal), Transforms(index)
     placed = DeviceIndex.place(inner, "cpu" if device == "cpu" else "auto", to_search=True)
     vectors = flat_vectors(inner) if placed.device == "cpu" else None

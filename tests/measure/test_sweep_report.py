@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sweep.sweep_records import (
+from tests.measure.sweep_records import (
     DIM,
     RAW,
     header,
