@@ -222,7 +222,7 @@ def store_damages(out: Path) -> list[str]:
     from whiten_index.store.embedding_store import EmbeddingStore
     from whiten_index.store.records import CorpusRecord
     from whiten_index.versions.published import RECORD, read_published
-    from whiten_index.versions.verify_index import verify_index
+    from whiten_index.versions.verify import verify_index
 
     version = read_published(out)
     folder, fields = version.folder, version.fields

@@ -190,7 +190,7 @@ def test_a_record_that_is_damaged_stops_it(tmp_path):
 
 def registered(world):
     """Return the places of the indexes that the store knows."""
-    return [each.folder for each in world.store.users.registered()]
+    return [each.folder for each in world.store.indexes.registered()]
 
 
 def two_states(tmp_path):
@@ -233,7 +233,7 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
 def test_a_store_without_its_registry_is_not_collected(tmp_path):
     world, _ = two_states(tmp_path)
     before = shard_folders(world)
-    world.store.users.folder.rename(tmp_path / "away")
+    world.store.indexes.folder.rename(tmp_path / "away")
     for upkeep in (gc_store, compact_store):
         with pytest.raises(ArtifactError, match="indexes is missing, so that it is not known"):
             upkeep(world.place)

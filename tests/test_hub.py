@@ -23,7 +23,7 @@ from tests import tiny_models
 from tests.hub_server import Hub
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.versions.describe import describe_index
+from whiten_index.versions.retention import describe_index
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "from whiten_index.cli import main; main()"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.evaluation.trec_run import write_run
-from whiten_index.versions.describe import describe_index
+from whiten_index.versions.retention import describe_index
 
 ROWS, DIM, K = 150, 8, 5
 

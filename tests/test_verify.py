@@ -20,7 +20,7 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.verify_index import verify_index
+from whiten_index.versions.verify import verify_index
 from whiten_index.versions.verify_store import verify_store
 
 
@@ -36,8 +36,8 @@ def world(tmp_path):
     world.corpora["news"].append(world.numbers(25))
     world.encode()
     store = world.store
-    store.notes.save_choice({"a": 1}, {"k": 6})
-    store.notes.save_sample({"a": 1}, {"x": np.ones((2, 3), dtype=np.float32)})
+    store.results.save_choice({"a": 1}, {"k": 6})
+    store.results.save_sample({"a": 1}, {"x": np.ones((2, 3), dtype=np.float32)})
     add_version(world, world.root / "index", other, 1)
     assert (len(shard_folders(world)), len(pack_folders(world))) == (3, 1)
     assert verify_store(world.place).damages == ()

@@ -29,7 +29,7 @@ from whiten_index.versions.published import (
     version_names,
 )
 from whiten_index.versions.retention import list_versions, prune, rollback
-from whiten_index.versions.verify_index import verify_index
+from whiten_index.versions.verify import verify_index
 
 WIDTHS = (2, 3, 4, 5)
 

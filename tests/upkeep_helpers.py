@@ -179,7 +179,7 @@ def add_version(world: World, index: Path, record: CorpusRecord, number: int) ->
         }  # fmt: skip
 
     index.mkdir(parents=True, exist_ok=True)
-    world.store.users.register(index, published.ensure_index_id(index))
+    world.store.indexes.register(index, published.ensure_index_id(index))
     published.publish(index, version, fill)
     published.set_current(index, version)
     return index / published.VERSIONS / version

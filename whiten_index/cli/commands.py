@@ -123,7 +123,7 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
 @json_option
 def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     """Show what is in INDEX: counts, transform and choice, geometry, spectrum, bytes."""
-    from whiten_index.versions.describe import describe_index, eigenvalues_of
+    from whiten_index.versions.retention import describe_index, eigenvalues_of
 
     if plot is not None:
         from whiten_index.measure.spectrum_plot import check_plot_path, draw_spectrum

@@ -13,7 +13,7 @@ from whiten_index.errors import ArtifactError, StorageError
 
 if TYPE_CHECKING:
     from whiten_index.versions.retention import VersionFacts
-    from whiten_index.versions.verify_report import VerifyReport
+    from whiten_index.versions.verify_store import VerifyReport
 
 index_argument = click.argument("index", type=click.Path(readable=False))
 
@@ -270,7 +270,7 @@ def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
 
 def _left(derived: int, alone: int) -> str:
     """Return which small shards a compaction left as they are, and why."""
-    from whiten_index.versions.compaction_plan import WORTH_WRITING
+    from whiten_index.versions.compaction import WORTH_WRITING
 
     reasons, total = [], derived + alone
     if derived:

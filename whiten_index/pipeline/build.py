@@ -161,7 +161,7 @@ def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
     """Tell a store that an index is built from it; where it cannot be written, say so."""
     index_id = None if is_uri(out) else ensure_index_id(Path(out))
     try:
-        store.users.register(out, index_id)
+        store.indexes.register(out, index_id)
     except StorageError as error:
         stages.watcher.note(
             f"note: the store cannot remember that {out} is built from it ({error}); do not gc it"

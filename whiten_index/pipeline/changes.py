@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from whiten_index.corpus.arrow_types import times_as_numbers, times_of
 from whiten_index.corpus.batches import DIGEST_BYTES, ID, PASSAGE, PASSAGE_COLUMNS, row_digests
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.store.digest_index import Keys, KeyTable, joined, string_keys
+from whiten_index.store.digest_index import HashTable, Keys, joined, string_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
 
@@ -275,7 +275,7 @@ class _Before:
                 contents.append(_content_keys(table))
         self._stops = np.cumsum([len(each) for each in texts], dtype=np.int64)
         self._texts, self._columns = _drained(texts), _drained(columns)
-        self._ids = KeyTable(ids)
+        self._ids = HashTable(ids)
         self._met = np.zeros(len(self._ids), dtype=np.bool_)
         self.contents = _Contents(contents) if by_content else None
 
@@ -309,7 +309,7 @@ class _Contents:
     """Counts by file and content: a document that is there twice counts twice."""
 
     def __init__(self, keys: list[Keys]) -> None:
-        self._table = KeyTable(keys)
+        self._table = HashTable(keys)
         # Of each content, how many more there were before than there are now.
         self._more = self._table.counts()
         self._unknown = 0

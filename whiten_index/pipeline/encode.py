@@ -241,7 +241,7 @@ def _encode(
 
 def note_runtimes(report: EncodeReport) -> None:
     """Report embeddings in one store that were computed by different versions of the libraries."""
-    runtimes = report.store.notes.runtimes()
+    runtimes = report.store.results.runtimes()
     names = {
         ", ".join(f"{name} {each[name]}" for name in ("torch", "transformers", "tokenizers"))
         for each in runtimes

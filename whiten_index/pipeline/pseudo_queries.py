@@ -116,7 +116,7 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
     sample = Sample(rows, drawn.around(rows), *embeddings)
     # A store that cannot be written still serves: the next build draws the same sample again.
     with contextlib.suppress(StorageError):
-        store.notes.save_sample(key, vars(sample))
+        store.results.save_sample(key, vars(sample))
     return sample
 
 
@@ -222,7 +222,7 @@ def _key(encoded: EncodeReport, size: int, seed: int) -> dict[str, Any]:
 
 def _kept(store: EmbeddingStore, key: Mapping[str, Any]) -> Sample | None:
     shapes = {"rows": "m", "candidates": "n", **dict.fromkeys(_KINDS, "md")}
-    tensors = store.notes.sample(key, shapes)
+    tensors = store.results.sample(key, shapes)
     return None if tensors is None else Sample(**tensors)
 
 

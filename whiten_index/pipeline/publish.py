@@ -263,7 +263,7 @@ def _facts(config: BuildConfig, encoded: EncodeReport, settled: Settled) -> dict
         },
         "encoder": encoded.store.encoder,
         "encoder_fingerprint": encoded.store.fingerprint,
-        "runtimes": encoded.store.notes.runtimes(),
+        "runtimes": encoded.store.results.runtimes(),
         "whitening": settled.fitted.whitening.describe(),
         "choice": None if choice is None else choice.to_json(),
         "rows": encoded.record.rows,

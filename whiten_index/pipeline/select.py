@@ -112,7 +112,7 @@ def choose_setting(
     # A damaged note is made again.
     choice = None
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        if (kept := encoded.store.notes.choice(key)) is not None:
+        if (kept := encoded.store.results.choice(key)) is not None:
             choice = Choice.from_json(kept)
     if choice is None:
         fit = _pca(moments, wishes)
@@ -120,7 +120,7 @@ def choose_setting(
         if choice.rule is not Rule.SPECTRUM:
             # A store that cannot be written still serves: the next build chooses the same again.
             with contextlib.suppress(StorageError):
-                encoded.store.notes.save_choice(key, choice.to_json())
+                encoded.store.results.save_choice(key, choice.to_json())
     if choice.rule is Rule.PIECES and choice.sample < _ENOUGH_DOCUMENTS:
         stages.watcher.note(
             f"note: k and exponent were chosen on {choice.sample} documents, and with fewer "

@@ -28,7 +28,7 @@ from whiten_index.encoding.passages import PassageSplitter
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import EncoderError
 from whiten_index.store.dedup import RowFinder
-from whiten_index.store.digest_index import Found
+from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype, as_kept, folder_bytes, type_of
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
@@ -104,7 +104,7 @@ class _Looked:
     fingerprint: str
     there: bool
     remade: bool
-    found: Found | None = None
+    found: Lookup | None = None
 
     @property
     def unknown(self) -> NDArray[np.bool_]:
@@ -217,7 +217,7 @@ class ShardWork:
             return _Prepared(read.shards, None, read.seconds)
         clock = _Clock()
         encoder = self.encoder()
-        self.store.notes.save_runtime(encoder.runtime)
+        self.store.results.save_runtime(encoder.runtime)
         seconds = {**read.seconds, "load encoder": clock.lap()}
         prepared = encoder.prepare(texts)
         return _Prepared(read.shards, prepared, {**seconds, "tokenise": clock.lap()})
@@ -273,7 +273,7 @@ class ShardWork:
             return batch
         return split_batch(batch, self.splitter)
 
-    def bytes_of(self, batch: TextBatch | EmbeddingBatch, found: Found) -> int:
+    def bytes_of(self, batch: TextBatch | EmbeddingBatch, found: Lookup) -> int:
         """Return about what a shard that is not there will take in the store.
 
         New embeddings of texts are thought to be such as float16 can hold.
@@ -306,7 +306,7 @@ class ShardWork:
         fingerprint = self.store.shard_fingerprint(digests, self.dtype)
         # A shard that occurs twice is kept once: by the time of the second the first is there.
         there = fingerprint in (self._under_way or ()) or self.store.find(fingerprint) is not None
-        remade = not there and self.store.shards.places.is_there(fingerprint)
+        remade = not there and self.store.shards.resolver.is_there(fingerprint)
         if self._under_way is not None:
             self._under_way.add(fingerprint)
         looked = _Looked(batch, digests, fingerprint, there, remade)
@@ -340,7 +340,7 @@ class ShardWork:
         return ShardResult(part, stored, _rows_to_encode(shard), shard.remade, batch.skipped)
 
     def _derived(
-        self, shard: _Looked, found: Found, encoded: Encoded | None, rows: slice
+        self, shard: _Looked, found: Lookup, encoded: Encoded | None, rows: slice
     ) -> StoredShard:
         """Keep a shard some of whose rows others hold: by reference, or whole where few are."""
         new, cut = self._new_embeddings(shard, encoded, rows)
@@ -383,7 +383,7 @@ class ShardWork:
         assert encoded is not None
         return encoded.embeddings[rows], encoded.truncated[rows]
 
-    def _cut_before(self, shard: _Looked, found: Found) -> NDArray[np.bool_]:
+    def _cut_before(self, shard: _Looked, found: Lookup) -> NDArray[np.bool_]:
         """Return which of the rows that are known (m,) were cut to the encoder's limit."""
         known = self._finder.known(self.dtype, shard.batch)
         rows = np.flatnonzero(found.known)
@@ -391,11 +391,7 @@ class ShardWork:
         for number in np.unique(found.shard[rows]):
             inside = rows[found.shard[rows] == number]
             flags = self.store.shards.truncated(known.shards[number])
-            if flags is not None:
-                cut[inside] = flags[found.row[inside]]
-            elif isinstance(shard.batch, TextBatch):
-                texts = [shard.batch.texts[row] for row in inside]
-                cut[inside] = self.encoder().prepare(texts).tokens.truncated
+            cut[inside] = flags[found.row[inside]]
         return cut[rows]
 
 

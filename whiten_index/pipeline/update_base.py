@@ -20,7 +20,7 @@ from whiten_index.pipeline.changes import apart
 from whiten_index.pipeline.fit import Fitted
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.search.query_encoder import QueryEncoder
-from whiten_index.store.digest_index import KeyTable, KnownRows, digest_keys
+from whiten_index.store.digest_index import DigestIndex, HashTable, digest_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.versions.provenance import corpus_record, open_store
@@ -251,15 +251,15 @@ def _come_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Iter
     others = (*withdrawn.values(), record)
     gone = {id(part): part for each in others for part in apart(base.record, each)[0]}
     _, coming, _ = apart(base.record, record)
-    before: KnownRows | None = None
+    before: DigestIndex | None = None
     for name, each in withdrawn.items():
         # Of what was pruned, shards may be dropped.
         with contextlib.suppress(ArtifactError):
             # Where few rows of each shard changed, nearly all rows are in parts that differ.
             if before is None:
-                before = KnownRows(_digests(base.store, gone.values()))
+                before = DigestIndex(_digests(base.store, gone.values()))
             _, came, _ = apart(base.record, each)
-            brought = KeyTable(
+            brought = HashTable(
                 [
                     digest_keys(digests[~before.find(digests).known])
                     for _, digests in _digests(base.store, came)

@@ -29,7 +29,7 @@ from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.pipeline.update_base import Base, named_config
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Stages
-from whiten_index.store.digest_index import KnownRows
+from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.bundle import open_unsealed, read_index
@@ -113,7 +113,7 @@ def carried_rows(
         places.setdefault((part.shard, part.documents), []).append(int(start))
     new, old = set(map(id, came)), set(map(id, gone))
     lost = [start for part, start in zip(before.parts, starts, strict=False) if id(part) in old]
-    known = KnownRows((part.shard, digests_of(store, part)) for part in gone if part.rows)
+    known = DigestIndex((part.shard, digests_of(store, part)) for part in gone if part.rows)
     begins = np.array([start for part, start in zip(gone, lost, strict=True) if part.rows])
     found = list[NDArray[np.int64]]()
     for part in now.parts:

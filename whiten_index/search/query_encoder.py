@@ -209,7 +209,7 @@ def query_embeddings(
     key: dict[str, Any] = {}
     if store is not None:
         key = {"queries": fingerprint({"texts": texts}), **asked_by(store.encoder)}
-        if (kept := store.notes.sample(key, {"queries": "qd"})) is not None:
+        if (kept := store.results.sample(key, {"queries": "qd"})) is not None:
             return kept["queries"].astype(np.float32)
     with stages.stage("encode queries", len(texts)) as watcher:
         found = encode(texts).astype(np.float32)
@@ -217,7 +217,7 @@ def query_embeddings(
     if store is not None:
         # A store that cannot be written still serves: the queries are encoded again next time.
         with contextlib.suppress(StorageError):
-            store.notes.save_sample(key, {"queries": found})
+            store.results.save_sample(key, {"queries": found})
     return found
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
-from whiten_index.store.digest_index import Found, KnownRows
+from whiten_index.store.digest_index import DigestIndex, Lookup
 from whiten_index.store.dtypes import StoreDtype, as_kept
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.row_refs import EmbeddingRows, Picks
+from whiten_index.store.row_refs import EmbeddingRows, RowRefs
 from whiten_index.whitening.moments import Moments
 
 # A shard of which less is known is kept whole.
@@ -22,7 +22,7 @@ _DIGITS_TO_LOSE = 1e3
 
 
 @dataclass(frozen=True, eq=False)
-class Referring:
+class DerivedShardPlan:
     """A shard some of whose rows others hold.
 
     Attributes:
@@ -36,7 +36,7 @@ class Referring:
 
     nearest: str
     before: Moments
-    picks: Picks
+    picks: RowRefs
     own: NDArray[np.floating]
     gathered: EmbeddingRows
     whole: NDArray[np.floating] | None
@@ -48,9 +48,9 @@ class RowFinder:
     def __init__(self, store: EmbeddingStore, shards: tuple[str, ...]) -> None:
         """Take the shards that may be picked from."""
         self._store, self._shards = store, shards
-        self._known: dict[frozenset[str], KnownRows] = {}
+        self._known: dict[frozenset[str], DigestIndex] = {}
 
-    def known(self, dtype: StoreDtype, batch: TextBatch | EmbeddingBatch) -> KnownRows:
+    def known(self, dtype: StoreDtype, batch: TextBatch | EmbeddingBatch) -> DigestIndex:
         """Return the rows that are kept as precisely as these are to be."""
         if dtype is StoreDtype.FLOAT16:
             dtypes = frozenset(("float16", "float32"))
@@ -66,9 +66,9 @@ class RowFinder:
         self,
         dtype: StoreDtype,
         batch: TextBatch | EmbeddingBatch,
-        found: Found,
+        found: Lookup,
         new: NDArray[np.floating],
-    ) -> Referring:
+    ) -> DerivedShardPlan:
         """Settle how a shard is kept some of whose rows others hold, ``new`` (m, d) being not."""
         known = self.known(dtype, batch)
         picks = self._store.shards.picks_of(known, found)
@@ -79,9 +79,9 @@ class RowFinder:
         own = as_kept(new, dtype, variances=variances if before.count > 1 else None)
         gathered = self._store.shards.picked(picks, own)
         whole = _whole(dtype, batch, gathered, known=float(found.known.mean()))
-        return Referring(nearest, before, picks, own, gathered, whole)
+        return DerivedShardPlan(nearest, before, picks, own, gathered, whole)
 
-    def moments(self, refers: Referring) -> Moments:
+    def moments(self, refers: DerivedShardPlan) -> Moments:
         """Return the moments of picked rows, from those of the shard that most come from."""
         nearest, before, gathered = refers.nearest, refers.before, refers.gathered
         change = self._store.shards.change(nearest, refers.picks)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Lookup:
     """Where rows (n,) lie.
 
     Attributes:
@@ -28,12 +28,8 @@ class Found:
         return self.shard >= 0
 
 
-class KnownRows:
-    """Looks rows up by digest; it takes 24 bytes a row.
-
-    Attributes:
-        shards: fingerprints of the shards whose rows are known.
-    """
+class DigestIndex:
+    """Looks rows up by digest; it takes 24 bytes a row."""
 
     def __init__(self, shards: Iterable[tuple[str, NDArray[np.uint8]]]) -> None:
         """Take the shards, and the digests (m, 16) of the rows of each."""
@@ -44,19 +40,19 @@ class KnownRows:
             sizes.append(len(digests))
         self.shards = tuple(names)
         self._starts = np.cumsum(sizes)
-        self._table = KeyTable(keys)
+        self._table = HashTable(keys)
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def find(self, digests: NDArray[np.uint8]) -> Found:
+    def find(self, digests: NDArray[np.uint8]) -> Lookup:
         """Return where rows with these digests (n, 16) lie, the first of several places."""
         place = self._table.find(digest_keys(digests))
         known = place >= 0
         # Shards without rows start where the next does: the last to start there has the row.
         shard = np.where(known, np.searchsorted(self._starts, place, side="right") - 1, -1)
         row = np.where(known, place - self._starts[shard], 0)
-        return Found(shard.astype(np.int32), row.astype(np.int32))
+        return Lookup(shard.astype(np.int32), row.astype(np.int32))
 
 
 # (2, n) uint64: two halves of n keys.
@@ -72,12 +68,7 @@ _WORD = 8
 
 
 def string_keys(strings: pa.Array, *, until: bytes = b"") -> Keys:
-    """Return the keys (2, n) of n strings, or of integers by their decimal digits.
-
-    Args:
-        strings: none of them null.
-        until: a character; what precedes its last occurrence in a string counts alone.
-    """
+    """Return the keys (2, n) of n strings, or of integers by their decimal digits."""
     text, starts, stops = _bytes_of(strings.cast(pa.large_string()))
     if until:
         ends = np.flatnonzero(text == until[0])
@@ -114,15 +105,11 @@ def joined(keys: Keys, *digests: NDArray[np.uint8]) -> Keys:
     return keys
 
 
-class KeyTable:
+class HashTable:
     """Finds rows by key; it takes 24 bytes a row, and 32 while it is made."""
 
     def __init__(self, keys: list[Keys]) -> None:
-        """Take the keys (2, n) of blocks of rows, which are numbered through; the list is emptied.
-
-        Args:
-            keys: of each block.
-        """
+        """Take the keys (2, n) of blocks of rows, numbered consecutively; the list is emptied."""
         both = np.concatenate([np.empty((2, 0), dtype=np.uint64), *keys], axis=1)
         keys.clear()
         self._row = np.argsort(both[0])

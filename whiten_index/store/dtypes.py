@@ -39,13 +39,7 @@ def as_kept(
     *,
     variances: NDArray[np.float64] | None = None,
 ) -> NDArray[np.floating]:
-    """Return embeddings (n, d) in the type they are kept in.
-
-    Args:
-        embeddings: (n, d).
-        dtype: asked for.
-        variances: (d,) of the coordinates where these are some rows of more; by default their own.
-    """
+    """Return embeddings (n, d) in the type they are kept in."""
     if dtype is StoreDtype.OWN:
         return embeddings
     if dtype is StoreDtype.FLOAT16 and fits_float16(embeddings, variances=variances):
@@ -65,10 +59,6 @@ def fits_float16(
     """Tell whether rounding (n, d) to float16 is small against the spread of each coordinate.
 
     Coordinates whose variance is below 1e-10 of the largest carry nothing and are passed over.
-
-    Args:
-        embeddings: (n, d).
-        variances: (d,) of the coordinates where these are some rows of more; by default their own.
     """
     if embeddings.dtype == np.float16 or (not len(embeddings) and variances is not None):
         return True
@@ -129,28 +119,14 @@ def moments_bytes(rows: int, dim: int) -> int:
 
 
 def rows_bytes(rows: int, dim: int, itemsize: int) -> int:
-    """Return what the rows of a shard take where they are whole, moments not counted.
-
-    Args:
-        rows: n.
-        dim: d.
-        itemsize: bytes of a number.
-    """
+    """Return what the rows of a shard take where they are whole, moments not counted."""
     return rows * (dim * itemsize + _FACTS)
 
 
 def folder_bytes(
     rows: int, dim: int, itemsize: int, *, own: int | None = None, sources: int = 0
 ) -> int:
-    """Return about what a shard takes in a folder of its own.
-
-    Args:
-        rows: n.
-        dim: d.
-        itemsize: bytes of a number.
-        own: rows that a derived shard holds itself, None where it is whole.
-        sources: how many others a derived shard picks from.
-    """
+    """Return about what a shard takes in a folder of its own."""
     files = _HEADER + _MANIFEST + moments_bytes(rows, dim)
     if own is None:
         return files + rows_bytes(rows, dim, itemsize)

@@ -39,14 +39,13 @@ from whiten_index.artifacts.files import exists, is_folder, list_folder, writing
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.store.documents import DocumentFiles
 from whiten_index.store.dtypes import StoreDtype
-from whiten_index.store.index_registry import Users, owner_of
+from whiten_index.store.index_registry import IndexRegistry, owner_of
 from whiten_index.store.packs import Packs
-from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
-from whiten_index.store.result_cache import Notes
+from whiten_index.store.records import REMEDY, CorpusPart, CorpusRecord, DocumentFiles, EncoderFacts
+from whiten_index.store.result_cache import ResultCache
 from whiten_index.store.row_refs import EmbeddingRows
-from whiten_index.store.shard_resolver import REMEDY, StoredShard
+from whiten_index.store.shard_resolver import StoredShard
 from whiten_index.store.shards import Shards
 from whiten_index.whitening.moments import Moments
 
@@ -75,8 +74,8 @@ class EmbeddingStore:
         folder: this encoder's own folder.
         shards: in it.
         document_files: their ids and kept columns.
-        notes: choices, samples and runtimes.
-        users: the indexes built from here.
+        results: choices, samples and runtimes that are remembered.
+        indexes: registry of the indexes built from here.
         verify: whether a shard's content is compared with its checksums before its first row is
             read, once for each opened store; else only sizes are compared.
     """
@@ -96,8 +95,8 @@ class EmbeddingStore:
         packs = Packs(self.folder / "packs", self.mirror)
         self.shards = Shards(self.folder / "shards", packs, self.mirror, verify=verify)
         self.document_files = DocumentFiles(self.folder / "rows", self.mirror)
-        self.notes = Notes(self.folder, self.mirror)
-        self.users = Users(self.folder / "indexes", self.mirror)
+        self.results = ResultCache(self.folder, self.mirror)
+        self.indexes = IndexRegistry(self.folder / "indexes", self.mirror)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle where it is: other processes and machines open it with what they have."""
@@ -134,7 +133,7 @@ class EmbeddingStore:
                 store.shards.folder,
                 store.document_files.folder,
                 store._corpora,
-                store.users.folder,
+                store.indexes.folder,
             ):
                 make_folder(folder)
             if store._recorded_encoder() != store.encoder:
@@ -195,14 +194,10 @@ class EmbeddingStore:
         return self.shards.find(fingerprint, verify=verify)
 
     def seems_there(self, fingerprint: str) -> bool:
-        """Tell by sizes, and of a store in a bucket by names, whether a shard is there.
-
-        Raises:
-            FormatError: a later release wrote it.
-        """
+        """Tell by sizes, and of a store in a bucket by names, whether a shard is there."""
         if self.mirror.uri:
             # Its sizes would be told by a download.
-            return self.shards.places.is_there(fingerprint)
+            return self.shards.resolver.is_there(fingerprint)
         return self.find(fingerprint, verify=False) is not None
 
     def write(
@@ -258,9 +253,6 @@ class EmbeddingStore:
         """Return the shards of all the corpora that were encoded to their end, each once.
 
         A corpus whose record is damaged is passed over: encoded again, it gets a new one.
-
-        Raises:
-            FormatError: a later release wrote a record.
         """
         found = dict[str, None]()
         for name in self._corpus_names():
@@ -292,11 +284,7 @@ class EmbeddingStore:
         return sound and self.find(part.shard) is not None
 
     def fetch_corpus(self, source: Mapping[str, Any] | None = None) -> None:
-        """Get from the bucket, if there is one, what is known of a corpus, many shards at a time.
-
-        Args:
-            source: which one, None for all.
-        """
+        """Download the parts of a corpus, or of all, many shards at a time."""
         only = None if source is None else f"{manifest.fingerprint(dict(source))}.json"
         for name in self.mirror.names(self._corpora):
             with suppress(ArtifactError):
@@ -306,16 +294,7 @@ class EmbeddingStore:
                 self.mirror.fetch_all(chain(shards, rows))
 
     def save_corpus(self, record: CorpusRecord, *, index: Place | None = None) -> None:
-        """Remember which shards make up a corpus, replacing what was known of it.
-
-        Args:
-            record: of the corpus.
-            index: built of it, where it is remembered for that alone. What was encoded for
-                nobody, or for another index, is from then on remembered for all.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Remember which shards make up a corpus, replacing what was known of it."""
         path, owner = self._corpus_path(record.source), owner_of(index)
         before = self._owner_of(path)
         both = owner if before in (None, owner) else ""
@@ -323,11 +302,7 @@ class EmbeddingStore:
         self.mirror.push(path)
 
     def forget_corpus(self, source: Mapping[str, Any], *, index: Place) -> None:
-        """Forget which shards make up a corpus that is remembered for an index alone.
-
-        Raises:
-            StorageError: the disk cannot be written.
-        """
+        """Forget which shards make up a corpus that is remembered for an index alone."""
         path = self._corpus_path(source)
         if self._owner_of(path) == owner_of(index):
             with writing(path):
@@ -366,18 +341,14 @@ class EmbeddingStore:
         return records[0]
 
     def require(self, fingerprint: str, *, verify: bool = True) -> StoredShard:
-        """Return a finished shard, with ``verify`` checked against its checksums.
-
-        Raises:
-            ArtifactError: it is missing or damaged.
-        """
+        """Return a finished shard, with ``verify`` checked against its checksums."""
         found = self.find(fingerprint, verify=verify)
         if found is None and self.mirror.look_again():
             found = self.find(fingerprint, verify=verify)
         if found is None:
             raise ArtifactError(
                 f"shard {fingerprint} of the store {self.place} cannot be read: "
-                f"{self.shards.places.culprit(fingerprint)} is missing or damaged; {REMEDY}"
+                f"{self.shards.resolver.culprit(fingerprint)} is missing or damaged; {REMEDY}"
             )
         return found
 
@@ -396,11 +367,7 @@ class EmbeddingStore:
         return sorted(here | self.mirror.names(self._corpora))
 
     def record(self, name: str) -> CorpusRecord:
-        """Return the record in a file of that name.
-
-        Raises:
-            ArtifactError: it is missing or damaged, or that of another corpus.
-        """
+        """Return the record in a file of that name."""
         path = self._corpora / name
         self.mirror.latest(path)
         record = CorpusRecord.load(path)
@@ -416,11 +383,7 @@ class EmbeddingStore:
 
 
 def read_encoder(folder: Path) -> EncoderFacts:
-    """Return the encoder that a folder of a store is of.
-
-    Raises:
-        ArtifactError: its manifest is missing or damaged, or that of another folder.
-    """
+    """Return the encoder that a folder of a store is of."""
     found = manifest.read_manifest(folder, SCHEMA)
     if found["fingerprint"] != folder.name:
         raise ArtifactError(

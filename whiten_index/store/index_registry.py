@@ -52,7 +52,7 @@ class RegisteredIndex:
         return is_uri(self.place)
 
 
-class Users:
+class IndexRegistry:
     """The indexes of a store, a file each."""
 
     def __init__(self, folder: Path, mirror: Here) -> None:
@@ -60,15 +60,7 @@ class Users:
         self.folder, self.mirror = folder, mirror
 
     def register(self, index: Place, index_id: str | None) -> None:
-        """Remember that an index is built from here, so that nothing it needs is dropped.
-
-        Args:
-            index: its folder or URI.
-            index_id: its own id; None for a URI.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Remember that an index is built from here, so that nothing it needs is dropped."""
         fields = {"index": owner_of(index), "id": index_id}
         path = self.folder / _file_name(fields)
         record = {"kind": _KIND, "format_version": _VERSION, **fields}
@@ -88,11 +80,7 @@ class Users:
         return found.items() >= fields.items()
 
     def registered(self) -> list[RegisteredIndex]:
-        """Return the indexes that were built from here.
-
-        Raises:
-            ArtifactError: the file of one is damaged, or the folder of these files is missing.
-        """
+        """Return the indexes that were built from here."""
         if not exists(self.folder):
             raise ArtifactError(
                 f"{self.folder} is missing, so that it is not known which indexes need the shards "
@@ -106,11 +94,7 @@ class Users:
         return manifest.records_in(self.folder)
 
     def read(self, path: Path) -> RegisteredIndex:
-        """Return the index that a file registers.
-
-        Raises:
-            ArtifactError: it is damaged.
-        """
+        """Return the index that a file registers."""
         found = manifest.read_manifest(self.folder, _SCHEMA, name=path.name)
         if _file_name({"index": found["index"], "id": found["id"]}) != path.name:
             raise ArtifactError(

@@ -20,15 +20,13 @@ from whiten_index.artifacts.storage import HERE, Here
 from whiten_index.artifacts.tensors import map_tensor, write_tensors
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.dtypes import EmbeddingsType, type_of
+from whiten_index.store.records import REMEDY
 from whiten_index.whitening.moments import Moments
 
 KIND, FORMAT_VERSION = "pack", 1
 EMBEDDINGS = "embeddings.safetensors"
 _NAME = re.compile(r"[0-9]{8,}-[0-9a-f]{12}")
 _MomentsFile = Annotated[str, StringConstraints(pattern=r"^(moments-[0-9]{5,}\.safetensors)?$")]
-_REMEDY = (
-    "run the same encode or build with the corpus again, which makes just what is missing anew"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +77,14 @@ SCHEMA = Schema(KIND, FORMAT_VERSION, PackManifest)
 
 
 def read_pack(folder: Path) -> PackManifest:
-    """Read the manifest of a pack.
-
-    Raises:
-        ArtifactError: it is missing or damaged, or of another pack.
-    """
+    """Read the manifest of a pack."""
     fields = manifest.read_manifest(folder, SCHEMA)
     start = 0
     for member in fields["members"]:
         if (member.pack, member.start) != (folder.name, start):
             raise ArtifactError(
                 f"{folder / manifest.MANIFEST} is damaged: its shards do not follow one another; "
-                f"{_REMEDY}"
+                f"{REMEDY}"
             )
         start += member.rows
     return fields
@@ -118,12 +112,7 @@ class ToPack:
 
 
 class Packs:
-    """The packs of one encoder in a store.
-
-    Attributes:
-        folder: that they are in; it need not be there.
-        mirror: the bucket that counts, if there is one.
-    """
+    """The packs of one encoder in a store."""
 
     def __init__(self, folder: Path, mirror: Here = HERE) -> None:
         self.folder, self.mirror = folder, mirror
@@ -148,14 +137,6 @@ class Packs:
         """Return where a shard is packed, the latest place; None where it is in no sound pack.
 
         Packs that came since are seen after ``look_again``.
-
-        Args:
-            fingerprint: of the shard.
-            verify: check the pack's content against its checksums, once.
-            held_as: what its rows must be known by, None where that does not matter.
-
-        Raises:
-            FormatError: a later release wrote a pack.
         """
         if self._read is None:
             self.look_again()
@@ -166,11 +147,7 @@ class Packs:
         return None
 
     def fields(self, name: str, *, verify: bool) -> PackManifest | None:
-        """Return the manifest of a pack, None where it is damaged.
-
-        Raises:
-            FormatError: a later release wrote it.
-        """
+        """Return the manifest of a pack, None where it is damaged."""
         folder = self.folder / name
         self.mirror.fetch(folder)
         try:
@@ -184,11 +161,7 @@ class Packs:
         return fields
 
     def write(self, name: str, shards: Sequence[ToPack]) -> list[Member]:
-        """Join shards of one type in a pack, whole or not at all.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Join shards of one type in a pack, whole or not at all."""
         members: list[Member] = []
         start = 0
         for number, shard in enumerate(shards):
@@ -232,7 +205,7 @@ class Packs:
         return Moments.load(self.folder / member.pack / member.moments)
 
     def _map(self, member: Member, name: str) -> NDArray[Any]:
-        whole = map_tensor(self.folder / member.pack / EMBEDDINGS, name, remedy=_REMEDY)
+        whole = map_tensor(self.folder / member.pack / EMBEDDINGS, name, remedy=REMEDY)
         return whole[member.start : member.start + member.rows]
 
     def is_there(self, member: Member) -> bool:
@@ -240,11 +213,7 @@ class Packs:
         return exists(self.folder / member.pack)
 
     def damaged(self, fingerprint: str) -> Path | None:
-        """Return the damaged file of a pack that a shard is in, or may be; None where none is.
-
-        Raises:
-            FormatError: a later release wrote a pack.
-        """
+        """Return the damaged file of a pack that a shard is in, or may be; None where none is."""
         unknown = None
         for name in reversed(self.names()):
             folder = self.folder / name

@@ -18,8 +18,8 @@ from whiten_index.errors import ArtifactError
 _SAMPLE, _VERSION, _RUNTIMES = "sample", 1, "runtimes"
 
 
-class Notes:
-    """Notes in the folder of an encoder; one that is damaged counts as never made."""
+class ResultCache:
+    """ResultCache in the folder of an encoder; one that is damaged counts as never made."""
 
     def __init__(self, folder: Path, mirror: Here) -> None:
         """Take the encoder's folder, and the bucket that counts, if there is one."""
@@ -58,12 +58,7 @@ class Notes:
     def sample(
         self, key: Mapping[str, Any], shapes: Mapping[str, str]
     ) -> dict[str, NDArray[Any]] | None:
-        """Return the sample kept for ``key``, None where there is none or it is damaged.
-
-        Args:
-            key: what the sample depends on.
-            shapes: name -> a letter for each axis, as ``read_tensors`` takes them.
-        """
+        """Return the sample kept for ``key``, None where there is none or it is damaged."""
         path = self._sample_path(key)
         self.mirror.fetch(path)
         try:
@@ -107,11 +102,7 @@ class Notes:
 
 
 def _read_note(path: Path) -> dict[str, Any]:
-    """Return what a file of a choice says.
-
-    Raises:
-        ArtifactError: it is missing or damaged, or the file of another note.
-    """
+    """Return what a file of a choice says."""
     found = manifest.read_json(path, what="a note of a store", exact=True)
     note = found.get("note")
     if found.get("of") != path.name or not isinstance(note, dict):
@@ -120,11 +111,7 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 
 def _read_sample(path: Path, shapes: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file of a sample.
-
-    Raises:
-        ArtifactError: it is missing or damaged, or the file of another sample.
-    """
+    """Return the arrays of a file of a sample."""
     found, facts = read_sealed(path, kind=_SAMPLE, version=_VERSION, shapes=shapes)
     if facts.get("of") != path.name:
         raise ArtifactError(f"{path} is damaged: it is not the sample that its name says")

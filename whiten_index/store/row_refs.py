@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 # is made anew may hold its rows in another order.
 Source = tuple[str, str]
 # The source that is the shard itself.
-OWN: Source = ("", "")
+SELF: Source = ("", "")
 Numbers = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
-class Picks:
+class RowRefs:
     """Where the rows (n,) of a derived shard lie.
 
     Attributes:
-        sources: which hold them, ``OWN`` being the shard itself.
+        sources: which hold them, ``SELF`` being the shard itself.
         source: (n,) int32, number of the source of each row.
         row: (n,) int32, the row among those that the source holds itself.
     """
@@ -45,22 +45,22 @@ class Change:
     joined: NDArray[np.int64]
 
     @classmethod
-    def between(cls, before: Picks, after: Picks) -> Change:
-        """Compare picks none of whose sources before is ``OWN``: what is own now is new."""
+    def between(cls, before: RowRefs, after: RowRefs) -> Change:
+        """Compare picks none of whose sources before is ``SELF``: what is own now is new."""
         # Under one number each, own rows of the shard to be under −1: they were nowhere.
         numbers = {place: number for number, place in enumerate(before.sources)}
         for place in after.sources:
-            numbers.setdefault(place, len(numbers) if place != OWN else -1)
+            numbers.setdefault(place, len(numbers) if place != SELF else -1)
         was, now = _places(before, numbers), _places(after, numbers)
         return cls(_beyond(was, now), _beyond(now, was))
 
 
 def other_sources(fields: Mapping[str, Any]) -> list[Source]:
     """Return the sources of a shard but itself; none where it is whole."""
-    return [each for each in fields["sources"] if each != OWN]
+    return [each for each in fields["sources"] if each != SELF]
 
 
-def _places(picks: Picks, numbers: Mapping[Source, int]) -> NDArray[np.int64]:
+def _places(picks: RowRefs, numbers: Mapping[Source, int]) -> NDArray[np.int64]:
     renamed = np.array([numbers[place] for place in picks.sources], dtype=np.int64)
     return (renamed[picks.source] << 32) + picks.row
 
@@ -93,13 +93,8 @@ class EmbeddingRows(Protocol):
     def __getitem__(self, rows: Any, /) -> NDArray[np.floating]: ...
 
 
-class GatheredRows:
-    """Rows (n, d) picked from several arrays, in any order.
-
-    Attributes:
-        shape: (n, d).
-        dtype: the widest of the arrays'.
-    """
+class RowView:
+    """Rows (n, d) picked from several arrays, in any order."""
 
     def __init__(
         self,

@@ -43,11 +43,7 @@ def row_starts(record: CorpusRecord) -> NDArray[np.int64]:
 
 
 class CorpusEmbeddings:
-    """The raw embeddings of a corpus by row number; the shard read last stays open.
-
-    Attributes:
-        rows: number of rows.
-    """
+    """The raw embeddings of a corpus by row number; the shard read last stays open."""
 
     def __init__(
         self,
@@ -61,11 +57,7 @@ class CorpusEmbeddings:
         self._open: tuple[CorpusPart, EmbeddingRows] | None = None
 
     def blocks(self, rows: int = _BLOCK_ROWS) -> Iterator[NDArray[np.floating]]:
-        """Yield all embeddings in order, at most so many rows at a time, and hold no more.
-
-        Raises:
-            ArtifactError: a shard cannot be read.
-        """
+        """Yield all embeddings in order, at most so many rows at a time, and hold no more."""
         if self._subset is not None:
             for start in range(0, self.rows, rows):
                 yield self.at(np.arange(start, min(start + rows, self.rows)))
@@ -97,9 +89,6 @@ class CorpusEmbeddings:
         """Return the embeddings (n, d) of some rows, in the order given, in float64.
 
         Of a shard only those rows are read.
-
-        Raises:
-            ArtifactError: a shard cannot be read, or is damaged.
         """
         rows = rows if self._subset is None else self._subset[rows]
         found = np.empty((len(rows), int(self._store.encoder["dim"])))
@@ -118,11 +107,7 @@ def embeddings_of(
 
 
 def mapped_part(store: EmbeddingStore, part: CorpusPart) -> EmbeddingRows:
-    """Return the embeddings (n, d) of a part, of which only rows that are touched are read.
-
-    Raises:
-        ArtifactError: its shard is missing or damaged, or holds other rows.
-    """
+    """Return the embeddings (n, d) of a part, of which only rows that are touched are read."""
     rows, shape = store.mapped_embeddings(part.shard), (part.rows, int(store.encoder["dim"]))
     if rows.shape != shape:
         raise ArtifactError(
@@ -133,11 +118,7 @@ def mapped_part(store: EmbeddingStore, part: CorpusPart) -> EmbeddingRows:
 
 
 def ids_of(store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]) -> list[str]:
-    """Return the ids of rows of a corpus, in the order given, numbers as texts.
-
-    Raises:
-        ArtifactError: the documents of a shard cannot be read.
-    """
+    """Return the ids of rows of a corpus, in the order given, numbers as texts."""
     found = [""] * len(rows)
     for part, inside, places in _by_part(record, rows):
         ids = store.documents(part)[ID].take(pa.array(places)).to_pylist()

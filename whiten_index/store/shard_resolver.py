@@ -23,12 +23,12 @@ from whiten_index.artifacts.tensors import map_tensor
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.dtypes import EmbeddingsType
 from whiten_index.store.packs import Member, Packs
-from whiten_index.store.row_refs import OWN, Picks, Source, other_sources
+from whiten_index.store.records import REMEDY
+from whiten_index.store.row_refs import SELF, RowRefs, Source, other_sources
 
 # 1 is of whole shards, 2 of derived ones; 3 is of either, without a file of moments.
 KIND, FORMAT_VERSION = "shard", 3
 EMBEDDINGS, MOMENTS = "embeddings.safetensors", "moments.safetensors"
-REMEDY = "run the same encode or build with the corpus again, which makes just what is missing anew"
 T = TypeVar("T")
 _MOVES = 2
 
@@ -67,11 +67,7 @@ SCHEMA = Schema(KIND, FORMAT_VERSION, ShardManifest)
 
 
 def read_shard(folder: Path) -> ShardManifest:
-    """Read the manifest of the folder of a shard.
-
-    Raises:
-        ArtifactError: it is missing or damaged, or of another shard.
-    """
+    """Read the manifest of the folder of a shard."""
     fields = manifest.read_manifest(folder, SCHEMA)
     if fields["shard"].fingerprint != folder.name or EMBEDDINGS not in fields["files"]:
         raise ArtifactError(
@@ -82,12 +78,7 @@ def read_shard(folder: Path) -> ShardManifest:
 
 @dataclass(frozen=True, eq=False)
 class InFolder:
-    """A shard in a folder of its own, or the rows which that holds.
-
-    Attributes:
-        path: the folder.
-        fields: its manifest.
-    """
+    """A shard in a folder of its own, or the rows which that holds."""
 
     path: Path
     fields: ShardManifest
@@ -113,23 +104,15 @@ class InFolder:
         return MOMENTS in self.fields["files"]
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Return an array of the folder, mapped.
-
-        Raises:
-            ArtifactError: it is missing or damaged.
-        """
+        """Return an array of the folder, mapped."""
         return map_tensor(self.path / EMBEDDINGS, name, remedy=REMEDY)
 
-    def picks(self) -> Picks | None:
-        """Return where the rows of a derived shard lie, None where the folder holds all of them.
-
-        Raises:
-            ArtifactError: it is damaged.
-        """
+    def picks(self) -> RowRefs | None:
+        """Return where the rows of a derived shard lie, None where the folder holds all of them."""
         if not self.sources:
             return None
         source, row = (np.array(self.tensor(name), dtype=np.int32) for name in ("source", "row"))
-        return Picks(self.sources, source, row)
+        return RowRefs(self.sources, source, row)
 
 
 # A member of a pack, or a folder.
@@ -146,17 +129,11 @@ def held_by_folder(fields: ShardManifest) -> str:
     return fields["files"][EMBEDDINGS]["sha256"]
 
 
-class Places:
+class ShardResolver:
     """Chooses where shards are read from, the latest pack before others and these before a folder.
 
     Content is hashed once, before anything of it is read; what does not match its checksum is
     passed over, and the place chosen then is what everything is read from until that is gone.
-
-    Attributes:
-        folder: that the folders of shards are in.
-        packs: of small shards.
-        mirror: the bucket that counts, if there is one.
-        verify: whether content is hashed before it is read; else only its size is compared.
     """
 
     def __init__(
@@ -169,17 +146,7 @@ class Places:
         self._chosen: dict[str, dict[str | None, Place]] = {}
 
     def find(self, name: str, *, verify: bool, held_as: str | None = None) -> Place | None:
-        """Return where a shard is read from, None where it is nowhere, unfinished or damaged.
-
-        Args:
-            name: fingerprint of the shard.
-            verify: check the content against its checksums, not only the sizes.
-            held_as: what rows are known by that others pick; only where these lie is looked for,
-                and not for what the shard picks itself.
-
-        Raises:
-            FormatError: a later release wrote it.
-        """
+        """Return where a shard is read from, None where it is nowhere, unfinished or damaged."""
         chosen = self._chosen.get(name, {}).get(held_as)
         if chosen is not None and self._stands(chosen, held_as):
             return chosen
@@ -200,11 +167,7 @@ class Places:
         self.packs.look_again()
 
     def read(self, name: str, read: Callable[[Place], T]) -> T:
-        """Return what is read from the place of a shard.
-
-        Raises:
-            ArtifactError: it is missing or damaged.
-        """
+        """Return what is read from the place of a shard."""
         for left in reversed(range(_MOVES + 1)):
             # It may be moved into a pack, or into another, between the look and the reading.
             try:
@@ -219,11 +182,7 @@ class Places:
         )
 
     def held_by(self, source: Source) -> NDArray[np.floating]:
-        """Return the embeddings (m, d) that a source holds itself, mapped.
-
-        Raises:
-            ArtifactError: it is missing or damaged.
-        """
+        """Return the embeddings (m, d) that a source holds itself, mapped."""
         name, held_as = source
         place = self.find(name, verify=self.verify, held_as=held_as)
         if place is None:
@@ -249,9 +208,6 @@ class Places:
         """Return the manifest of a folder of a shard, None where it is missing or damaged.
 
         What it picks from is not looked at.
-
-        Raises:
-            FormatError: a later release wrote it.
         """
         folder = self.folder / name
         self.mirror.fetch(folder)
@@ -309,7 +265,7 @@ class Places:
         return all(
             self.find(name, verify=verify, held_as=held_as) is not None
             for name, held_as in place.sources
-            if (name, held_as) != OWN
+            if (name, held_as) != SELF
         )
 
     def _require(self, name: str) -> Place:

@@ -27,70 +27,52 @@ from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file, writing
 from whiten_index.artifacts.storage import HERE, Here
 from whiten_index.artifacts.tensors import write_tensors
-from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.store.digest_index import Found, KnownRows
+from whiten_index.errors import ArtifactError
+from whiten_index.store.digest_index import DigestIndex, Lookup
 from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, keeps_moments, type_of
 from whiten_index.store.packs import Packs, ToPack
-from whiten_index.store.row_refs import OWN, Change, EmbeddingRows, GatheredRows, Picks, Source
+from whiten_index.store.records import REMEDY
+from whiten_index.store.row_refs import SELF, Change, EmbeddingRows, RowRefs, RowView, Source
 from whiten_index.store.shard_resolver import (
     EMBEDDINGS,
     FORMAT_VERSION,
     KIND,
     MOMENTS,
-    REMEDY,
     InFolder,
     Place,
-    Places,
+    ShardResolver,
     StoredShard,
     shard_at,
 )
 from whiten_index.whitening.moments import Moments
 
-# Formats that earlier releases read too. What is in the file of embeddings is still of these where
-# the folder has no moments, so that the same rows are known by the same digest.
+# Format of the file of embeddings. It does not depend on moments being kept, so that the same rows
+# have the same digest.
 _WHOLE_VERSION, _DERIVED_VERSION = 1, 2
 # Rows of small shards that moments are taken of at once.
 _ROWS_TOGETHER = 1024
 
 
 class Shards:
-    """The shards of one encoder in a store.
-
-    Attributes:
-        folder: that they are in.
-        packs: of small ones.
-        places: where each is read from.
-        mirror: the bucket that counts, if there is one.
-    """
+    """The shards of one encoder in a store."""
 
     def __init__(
         self, folder: Path, packs: Packs, mirror: Here = HERE, *, verify: bool = True
     ) -> None:
         self.folder, self.packs, self.mirror = folder, packs, mirror
-        self.places = Places(folder, packs, mirror, verify=verify)
+        self.resolver = ShardResolver(folder, packs, mirror, verify=verify)
 
     def find(self, fingerprint: str, *, verify: bool = True) -> StoredShard | None:
         """Return a finished shard, or None where it is missing, unfinished or damaged.
 
         What is read of it afterwards is read from the place that was looked at.
-
-        Args:
-            fingerprint: of the shard.
-            verify: check the content against its checksums, once, not only the sizes.
-
-        Raises:
-            FormatError: a later release wrote it.
         """
-        place = self.places.find(fingerprint, verify=verify)
+        place = self.resolver.find(fingerprint, verify=verify)
         return None if place is None else shard_at(place)
 
     def require_there(self, fingerprint: str) -> None:
-        """Make sure that a shard is there, sound or not.
-
-        Raises:
-            ArtifactError: it is not.
-        """
-        if not self.places.is_there(fingerprint):
+        """Make sure that a shard is there, sound or not."""
+        if not self.resolver.is_there(fingerprint):
             raise ArtifactError(f"shard {fingerprint} is not in {self.folder}; {REMEDY}")
 
     def write(
@@ -118,27 +100,14 @@ class Shards:
         self,
         fingerprint: str,
         digests: NDArray[np.uint8],
-        picks: Picks,
+        picks: RowRefs,
         own: NDArray[np.floating],
         *,
         truncated: NDArray[np.bool_],
         moments: Moments,
         dtype: EmbeddingsType,
     ) -> StoredShard:
-        """Keep a shard most of whose rows others hold, whole or not at all.
-
-        Args:
-            fingerprint: of the shard.
-            digests: (n, 16) uint8, of its rows.
-            picks: where the n rows lie.
-            own: (m, d) as kept, the rows that the shard holds itself, in the order of the shard.
-            truncated: (n,) whether a text was cut to the encoder's limit.
-            moments: of the n rows.
-            dtype: numpy name of the widest type of the rows.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Keep a shard most of whose rows others hold, whole or not at all."""
         rows = len(picks.source)
         size = rows * own.shape[1] * np.dtype(dtype).itemsize
         shard = StoredShard(fingerprint, rows, dtype, int(truncated.sum()), size)
@@ -165,23 +134,15 @@ class Shards:
         facts: Mapping[str, Any],
         rows: Callable[[], NDArray[np.floating]],
     ) -> StoredShard:
-        """Keep a shard in a folder of its own, or in a pack where it may not be in one.
-
-        Args:
-            shard: what is known of it.
-            tensors: that go into its folder.
-            moments: of its rows; kept where these are not few.
-            facts: that go into its manifest, the format of its file of embeddings among them.
-            rows: gives its embeddings (n, d).
-        """
+        """Keep a shard in a folder of its own, or in a pack where it may not be in one."""
         name = shard.fingerprint
-        self.places.forget(name)
+        self.resolver.forget(name)
         # Two processes may find the same damaged shard.
         if (found := self.find(name)) is not None:
             return found
         folder, version = self.folder / name, int(facts["format_version"])
         kept = moments if keeps_moments(shard.rows, moments.dim) else None
-        holds_rows = self.places.fields(name, verify=True) is not None
+        holds_rows = self.resolver.fields(name, verify=True) is not None
         if not holds_rows:
             self.mirror.drop(folder)
         if holds_rows or self.packs.find(name, verify=False):
@@ -226,17 +187,13 @@ class Shards:
             return sha256_file(path)
 
     def embeddings(self, fingerprint: str) -> NDArray[np.floating]:
-        """Return the embeddings of a shard, (n, d), as kept, all finite.
-
-        Raises:
-            ArtifactError: they cannot be read.
-        """
+        """Return the embeddings of a shard, (n, d), as kept, all finite."""
 
         def load(place: Place) -> NDArray[np.floating]:
             rows = self._rows(place)
             return rows[np.arange(len(rows))]
 
-        return self._finite(fingerprint, self.places.read(fingerprint, load))
+        return self._finite(fingerprint, self.resolver.read(fingerprint, load))
 
     def _finite(self, fingerprint: str, rows: NDArray[np.floating]) -> NDArray[np.floating]:
         if not np.isfinite(rows).all():
@@ -246,36 +203,24 @@ class Shards:
         return rows
 
     def mapped(self, fingerprint: str) -> EmbeddingRows:
-        """Return the embeddings of a shard, (n, d), of which only rows asked for are read.
+        """Return the embeddings of a shard, (n, d), of which only rows asked for are read."""
+        return self.resolver.read(fingerprint, self._rows)
 
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
-        return self.places.read(fingerprint, self._rows)
-
-    def picked(self, picks: Picks, own: NDArray[np.floating]) -> EmbeddingRows:
+    def picked(self, picks: RowRefs, own: NDArray[np.floating]) -> EmbeddingRows:
         """Return the rows (n, d) that are picked, ``own`` (m, d) being those held by none other."""
-        holders = [own if each == OWN else self.places.held_by(each) for each in picks.sources]
-        return GatheredRows(holders, picks.source, picks.row)
+        holders = [own if each == SELF else self.resolver.held_by(each) for each in picks.sources]
+        return RowView(holders, picks.source, picks.row)
 
-    def picks(self, fingerprint: str) -> Picks | None:
-        """Return where the rows of a derived shard lie, None where a shard holds all of them.
+    def picks(self, fingerprint: str) -> RowRefs | None:
+        """Return where the rows of a derived shard lie, None where a shard holds all of them."""
 
-        Raises:
-            ArtifactError: it is missing or damaged.
-        """
-
-        def load(place: Place) -> Picks | None:
+        def load(place: Place) -> RowRefs | None:
             return place.picks() if isinstance(place, InFolder) else None
 
-        return self.places.read(fingerprint, load)
+        return self.resolver.read(fingerprint, load)
 
     def moments(self, fingerprint: str) -> Moments:
-        """Return the moments of a shard's embeddings as kept.
-
-        Raises:
-            ArtifactError: they cannot be read.
-        """
+        """Return the moments of a shard's embeddings as kept."""
         found = self._moments_or_rows(fingerprint)
         return found if isinstance(found, Moments) else Moments.of(found)
 
@@ -309,23 +254,15 @@ class Shards:
                 return Moments.load(place.path / MOMENTS)
             return self.packs.moments(place)
 
-        found = self.places.read(fingerprint, load)
+        found = self.resolver.read(fingerprint, load)
         return found if isinstance(found, Moments) else self._finite(fingerprint, found)
 
     def digests(self, fingerprint: str) -> NDArray[np.uint8]:
-        """Return the digests (n, 16) of the texts of a shard.
+        """Return the digests (n, 16) of the texts of a shard."""
+        return self.resolver.read(fingerprint, lambda place: self._tensor(place, "digests"))
 
-        Raises:
-            ArtifactError: they cannot be read.
-        """
-        return self.places.read(fingerprint, lambda place: self._tensor(place, "digests"))
-
-    def truncated(self, fingerprint: str) -> NDArray[np.bool_] | None:
-        """Return which texts (n,) of a shard were cut, None where an earlier release did not tell.
-
-        Raises:
-            FormatError: a later release wrote it.
-        """
+    def truncated(self, fingerprint: str) -> NDArray[np.bool_]:
+        """Return which texts (n,) of a shard were cut to the encoder's limit."""
 
         def load(place: Place) -> NDArray[np.bool_]:
             shard = shard_at(place)
@@ -333,32 +270,22 @@ class Shards:
                 return np.full(shard.rows, bool(shard.truncated))
             return self._tensor(place, "truncated").astype(bool)
 
-        try:
-            return self.places.read(fingerprint, load)
-        except FormatError:
-            raise
-        except ArtifactError:
-            return None
+        return self.resolver.read(fingerprint, load)
 
-    def known_rows(self, fingerprints: Iterable[str], *, dtypes: Collection[str]) -> KnownRows:
-        """Return what looks up the rows of shards by their digests.
-
-        Args:
-            fingerprints: of the shards; damaged ones are passed over.
-            dtypes: numpy names of the types that will do.
-        """
+    def known_rows(self, fingerprints: Iterable[str], *, dtypes: Collection[str]) -> DigestIndex:
+        """Return what looks up the rows of shards by their digests."""
         names = dict.fromkeys(fingerprints)
         self.mirror.fetch_all(self.folder / name for name in names)
         shards = ((name, self.find(name)) for name in names)
         sound = [name for name, shard in shards if shard is not None and shard.dtype in dtypes]
-        return KnownRows((name, self.digests(name)) for name in sound)
+        return DigestIndex((name, self.digests(name)) for name in sound)
 
-    def picks_of(self, known: KnownRows, found: Found) -> Picks:
+    def picks_of(self, known: DigestIndex, found: Lookup) -> RowRefs:
         """Return where rows (n,) lie that were looked up; those not known are the shard's own.
 
         Sources are those that a row is picked from, and no others: each must stay for the shard.
         """
-        sources: dict[Source, int] = {} if found.known.all() else {OWN: 0}
+        sources: dict[Source, int] = {} if found.known.all() else {SELF: 0}
         source = np.zeros(len(found.shard), dtype=np.int32)
         row = np.zeros(len(found.shard), dtype=np.int32)
         row[~found.known] = np.arange(np.count_nonzero(~found.known))
@@ -369,29 +296,29 @@ class Shards:
             numbers = [sources.setdefault(there.sources[each], len(sources)) for each in used]
             source[inside] = np.array(numbers, dtype=np.int32)[which]
             row[inside] = there.row[wanted]
-        return Picks(tuple(sources), source, row)
+        return RowRefs(tuple(sources), source, row)
 
-    def change(self, fingerprint: str, picks: Picks) -> Change:
+    def change(self, fingerprint: str, picks: RowRefs) -> Change:
         """Return which rows were in a shard and are not among those picked, and the reverse.
 
         A row that is there several times counts as often.
         """
         return Change.between(self._all_picks(fingerprint), picks)
 
-    def _all_picks(self, fingerprint: str) -> Picks:
+    def _all_picks(self, fingerprint: str) -> RowRefs:
         """Return where each row (n,) of a shard lies, as others are to know it."""
 
-        def load(place: Place) -> Picks:
+        def load(place: Place) -> RowRefs:
             own, picks = (fingerprint, place.held_as), None
             if isinstance(place, InFolder):
                 picks = place.picks()
             if picks is None:
                 rows = np.arange(shard_at(place).rows, dtype=np.int32)
-                return Picks((own,), np.zeros_like(rows), rows)
-            sources = tuple(own if each == OWN else each for each in picks.sources)
-            return Picks(sources, picks.source, picks.row)
+                return RowRefs((own,), np.zeros_like(rows), rows)
+            sources = tuple(own if each == SELF else each for each in picks.sources)
+            return RowRefs(sources, picks.source, picks.row)
 
-        return self.places.read(fingerprint, load)
+        return self.resolver.read(fingerprint, load)
 
     def _rows(self, place: Place) -> EmbeddingRows:
         if not isinstance(place, InFolder):

@@ -20,7 +20,7 @@ from whiten_index.corpus.batches import ID
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.search.query_encoder import digest_of
-from whiten_index.store.digest_index import KeyTable, string_keys
+from whiten_index.store.digest_index import HashTable, string_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -195,7 +195,7 @@ class PushSource:
         Args:
             ids: integers or strings; an integer is the document of the same digits.
         """
-        table = KeyTable([string_keys(ids)])
+        table = HashTable([string_keys(ids)])
         there = np.zeros(len(ids), dtype=np.bool_)
         found = list[NDArray[np.int64]]()
         for first in range(0, len(self), _IDS_AT_ONCE):

@@ -269,12 +269,7 @@ def open_version(
 
 
 def open_files(version: Version, *, mapped: bool | None = None, device: str = "cpu") -> Bundle:
-    """Open a version for search, with all its files checked.
-
-    Raises:
-        ConfigError: ``gpu`` was asked for and cannot be had, or the index is mapped.
-        ArtifactError: a file is missing or damaged.
-    """
+    """Open a version for search, with all its files checked."""
     mapped = maps_by_default(version.fields) if mapped is None else mapped
     bundle = _bundle(version.check(), mapped=mapped)
     index = bundle.index
@@ -292,13 +287,6 @@ def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
     """Open a version that is still being made: its files are there, its manifest is not yet.
 
     Nothing is checked, and the index file is mapped.
-
-    Args:
-        folder: where the files are.
-        fields: what the manifest will say.
-
-    Raises:
-        ArtifactError: a file cannot be read.
     """
     return _bundle(Version(folder, cast(VersionManifest, dict(fields)), verify=None), mapped=True)
 
@@ -329,11 +317,7 @@ def maps_by_default(fields: Mapping[str, Any]) -> bool:
 
 
 def read_index(version: Version, *, mapped: bool) -> Any:
-    """Return the FAISS index of a version.
-
-    Raises:
-        ArtifactError: a file is missing or damaged.
-    """
+    """Return the FAISS index of a version."""
     faiss, path = load_faiss(), version.file(INDEX)
     flags = faiss.IO_FLAG_MMAP_IFC if mapped else 0
     on_disk = IVF_DATA in version

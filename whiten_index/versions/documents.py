@@ -26,11 +26,7 @@ _REMEMBERED = 4
 
 
 def write_documents(path: Path, tables: Iterable[pa.Table]) -> int:
-    """Write tables of one schema one after the other; return how many rows that makes.
-
-    Raises:
-        CorpusError: two shards give a kept column different types.
-    """
+    """Write tables of one schema one after the other; return how many rows that makes."""
     writer: Any = None
     rows = 0
     # Through a file of Python's, as all else: Arrow's own hides which error the disk reports.
@@ -57,11 +53,7 @@ def _fitting(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 class Documents:
-    """The rows of an index.
-
-    Attributes:
-        columns: names of the kept columns, ``id`` not among them.
-    """
+    """The rows of an index."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -141,11 +133,7 @@ class Documents:
         return range(row, stop)
 
     def find(self, wanted: str | int) -> int:
-        """Return the row of an id, the first of several.
-
-        Raises:
-            CorpusError: no row has it.
-        """
+        """Return the row of an id, the first of several."""
         kind = self.schema.field(ID).type
         try:
             scalar = pa.scalar(wanted).cast(kind)
@@ -161,12 +149,7 @@ class Documents:
         )
 
     def matching(self, row_filter: RowFilter) -> Selection:
-        """Return the rows that pass a condition on the id and the kept columns.
-
-        Raises:
-            ConfigError: it reads a column that is not kept.
-            CorpusError: it compares a column with a value of another type.
-        """
+        """Return the rows that pass a condition on the id and the kept columns."""
         unknown = [name for name in row_filter.columns if name not in self.schema.names]
         if unknown:
             raise ConfigError(

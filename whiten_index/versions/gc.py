@@ -17,18 +17,17 @@ from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_finite, shown
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.versions.live_set import Keeping, Kept, Removed, remove
+from whiten_index.versions.live_set import Inventory, LiveSet, Removed, open_stores, remove
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
-    Claim,
-    corpora_claims,
+    Reference,
+    corpus_references,
     files_naming,
-    index_claims,
+    index_references,
     indexes_of,
     real_place,
     stores_of,
 )
-from whiten_index.versions.store_scan import Inventory, open_stores
 
 # An encode that was interrupted is likely to be taken up within a week.
 KEEP_DAYS = 7.0
@@ -49,7 +48,7 @@ class GcReport:
         bytes: freed, those of leftovers not counted.
         kept: kind -> how many of it stay; ``recent`` of them stay for their age alone.
         indexes: that were asked what they need.
-        claims: corpora and versions that need something.
+        references: corpora and versions that need something.
         forgotten: indexes that are not asked any more.
         registered: indexes that were named, which are asked from now on.
     """
@@ -63,7 +62,7 @@ class GcReport:
     bytes: int
     kept: dict[str, int]
     indexes: tuple[str, ...]
-    claims: int
+    references: int
     forgotten: tuple[str, ...]
     registered: tuple[str, ...] = ()
 
@@ -113,9 +112,9 @@ def gc_store(
             asked = _asked(place, stores, files, named)
         else:
             asked = _hold_all(locks, place, stores, files, users)
-        claims = list(_claims(place, stores, asked))
+        references = list(_references(place, stores, asked))
         leftovers = 0 if dry_run else sum(store.tidy() for store in stores)
-        done = [_collect(store, claims, dry_run, keep_days) for store in stores]
+        done = [_collect(store, references, dry_run, keep_days) for store in stores]
     removed, kept = Removed(), Counter[str]()
     for each, counts in done:
         removed += each
@@ -127,7 +126,7 @@ def gc_store(
         leftovers=leftovers,
         kept=dict(kept),
         indexes=tuple(map(str, asked)),
-        claims=len(claims),
+        references=len(references),
         forgotten=tuple(map(str, forget)),
         registered=tuple(map(str, named)),
     )
@@ -176,7 +175,7 @@ def _hold_all(
         locks.enter_context(only_writer(store.folder, what="store"))
     for index, users in named.items():
         for store in users:
-            store.users.register(index, read_index_id(index))
+            store.indexes.register(index, read_index_id(index))
     for file in forget:
         with writing(file):
             file.unlink(missing_ok=True)
@@ -185,25 +184,25 @@ def _hold_all(
     return indexes
 
 
-def _claims(
+def _references(
     root: Path, stores: Sequence[EmbeddingStore], indexes: Sequence[Path]
-) -> Iterable[Claim]:
+) -> Iterable[Reference]:
     for store in stores:
-        yield from corpora_claims(store)
+        yield from corpus_references(store)
     for index in indexes:
-        yield from index_claims(index, root, stores)
+        yield from index_references(index, root, stores)
 
 
 def _collect(
     store: EmbeddingStore,
-    claims: Sequence[Claim],
+    references: Sequence[Reference],
     dry_run: bool,
     keep_days: float,
 ) -> tuple[Removed, dict[str, int]]:
     inventory = Inventory.take(store)
-    records = [claim.record for claim in claims if claim.is_of(store)]
-    keeping = Keeping(inventory)
-    kept = keeping.keep(dict.fromkeys(shard for record in records for shard in record.shards))
+    records = [reference.record for reference in references if reference.is_of(store)]
+    kept = LiveSet(inventory)
+    kept.keep(dict.fromkeys(shard for record in records for shard in record.shards))
     _require_known(store, kept)
     folders, packs = set(kept.folders), set(kept.packs)
     documents = {part.documents for record in records for part in record.parts if part.rows}
@@ -215,7 +214,7 @@ def _collect(
         if is_recent(inventory.pack_path(name))
         for member in members
     }
-    keeping.keep(recent)
+    kept.keep(recent)
     documents |= {name for name, path in inventory.documents.items() if is_recent(path)}
 
     there = set(inventory.folders) | inventory.damaged_folders
@@ -235,7 +234,7 @@ def _collect(
     }
 
 
-def _require_known(store: EmbeddingStore, kept: Kept) -> None:
+def _require_known(store: EmbeddingStore, kept: LiveSet) -> None:
     """Refuse where it is not known what a needed shard picks its rows from."""
     unknown = kept.damaged | kept.missing
     if unknown:

@@ -1,22 +1,184 @@
-"""What must stay in a store so that some shards can be read, and removing the rest."""
+"""What is in the folder of an encoder in a store, as its manifests say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import numpy as np
+
 from whiten_index.artifacts.atomic import remove_folder
-from whiten_index.artifacts.files import fsync_path, size_of, writing
+from whiten_index.artifacts.files import (
+    exists,
+    fsync_path,
+    is_folder,
+    list_folder,
+    size_of,
+    writing,
+)
+from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.errors import ArtifactError
+from whiten_index.store.dtypes import keeps_moments, rows_bytes
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.packs import Member
-from whiten_index.store.row_refs import Source
-from whiten_index.versions.store_scan import Inventory, ShardFolder
+from whiten_index.store.row_refs import Source, other_sources
+from whiten_index.store.shard_resolver import MOMENTS, ShardResolver, held_by_folder
+from whiten_index.store.shards import Shards
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{32}")
+# What file systems give a file in, most of them.
+_BLOCK = 4096
 
 
-@dataclass
-class Kept:
-    """What must stay.
+@dataclass(frozen=True)
+class ShardFolder:
+    """The folder of a shard, its files there and of the right size.
+
+    Attributes:
+        name: fingerprint of the shard.
+        held_as: what the rows that it holds itself are known by.
+        sources: what it picks rows from, nothing where it is whole.
+        rows: n of the shard, however many of them it holds itself.
+        dtype: numpy name of their type.
+        to_write: bytes that its rows would take in a pack.
+        to_free: bytes on the disk that its folder takes, files in whole blocks; in either, moments
+            that a pack would hold too are left out.
+    """
+
+    name: str
+    held_as: str
+    sources: tuple[Source, ...]
+    rows: int
+    dtype: str
+    to_write: int
+    to_free: int
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Everything that takes room in the folder of an encoder.
+
+    Attributes:
+        store: of the encoder.
+        folders: name -> folder of a shard.
+        packs: name -> members of a pack, the latest pack last.
+        damaged_folders: names of shards whose folder is damaged.
+        damaged_packs: names of packs likewise.
+        documents: digest -> file of ids and kept columns.
+    """
+
+    store: EmbeddingStore
+    folders: Mapping[str, ShardFolder]
+    packs: Mapping[str, tuple[Member, ...]]
+    damaged_folders: frozenset[str]
+    damaged_packs: frozenset[str]
+    documents: Mapping[str, Path]
+
+    @classmethod
+    def take(cls, store: EmbeddingStore) -> Inventory:
+        """Look at every manifest, and at the sizes of files."""
+        shards = store.shards
+        folders = {name: _shard_folder(shards, name) for name in shard_names(shards.folder)}
+        packs = {name: shards.packs.fields(name, verify=False) for name in shards.packs.names()}
+        return cls(
+            store=store,
+            folders={name: folder for name, folder in folders.items() if folder is not None},
+            packs={name: fields["members"] for name, fields in packs.items() if fields},
+            damaged_folders=frozenset(name for name, folder in folders.items() if folder is None),
+            damaged_packs=frozenset(name for name, fields in packs.items() if not fields),
+            documents=store.document_files.by_name(),
+        )
+
+    @property
+    def shards(self) -> set[str]:
+        """Fingerprints of the shards that are there in one way or another."""
+        members = {each.fingerprint for members in self.packs.values() for each in members}
+        return members | set(self.folders)
+
+    def packed(self) -> dict[str, list[Member]]:
+        """Return fingerprint -> where the shard is packed, the latest place first."""
+        found: dict[str, list[Member]] = {}
+        for members in self.packs.values():
+            for member in members:
+                found.setdefault(member.fingerprint, []).insert(0, member)
+        return found
+
+    def shard_path(self, name: str) -> Path:
+        """Return the folder of a shard."""
+        return self.store.shards.folder / name
+
+    def pack_path(self, name: str) -> Path:
+        """Return the folder of a pack."""
+        return self.store.shards.packs.folder / name
+
+    @property
+    def bytes(self) -> int:
+        """Size of all the files of shards, packs and rows."""
+        paths = [self.shard_path(name) for name in (*self.folders, *self.damaged_folders)]
+        paths += [self.pack_path(name) for name in (*self.packs, *self.damaged_packs)]
+        return sum(map(size_of, (*paths, *self.documents.values())))
+
+
+def _shard_folder(shards: Shards, name: str) -> ShardFolder | None:
+    fields = shards.resolver.fields(name, verify=False)
+    if fields is None:
+        return None
+    sources = tuple(dict.fromkeys(other_sources(fields)))
+    shard = fields["shard"]
+    rows, itemsize = shard.rows, np.dtype(shard.dtype).itemsize
+    dim = shard.bytes // (rows * itemsize)
+    sizes = {name: file["bytes"] for name, file in fields["files"].items()}
+    if keeps_moments(rows, dim):
+        sizes.pop(MOMENTS, None)
+    to_write, to_free = rows_bytes(rows, dim, itemsize), _on_disk(sizes.values())
+    return ShardFolder(name, held_by_folder(fields), sources, rows, shard.dtype, to_write, to_free)
+
+
+def _on_disk(files: Iterable[int]) -> int:
+    """Return what a folder of files of so many bytes takes up."""
+    # The manifest and the folder itself take a block each.
+    return _BLOCK * (2 + sum(-(-size // _BLOCK) for size in files))
+
+
+def shard_names(folder: Path) -> list[str]:
+    """Return the names of the folders of shards, sound or not, and of nothing else in a folder."""
+    return [name for name in folder_names(folder) if _FINGERPRINT.fullmatch(name)]
+
+
+def folder_names(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder but those of unfinished work."""
+    found = list_folder(folder, "[!.]*") if is_folder(folder) else []
+    return [path.name for path in found if is_folder(path)]
+
+
+def open_stores(root: Path) -> list[EmbeddingStore]:
+    """Open the stores of all the encoders below a root folder."""
+    found = [EmbeddingStore.open(root, fingerprint=folder.name) for folder in encoder_folders(root)]
+    if not found:
+        raise ArtifactError(
+            f"{root} holds no store of embeddings; check the path: it is the folder that was named "
+            "to --store, or the folder store of an index"
+        )
+    return found
+
+
+def encoder_folders(root: Path) -> Iterator[Path]:
+    """Yield the folders of encoders below a root folder, damaged ones among them."""
+    for name in folder_names(root):
+        folder = root / name
+        if exists(folder / MANIFEST) or is_folder(folder / "shards"):
+            yield folder
+
+
+class LiveSet:
+    """What must stay for shards to be found, of several places of one the soundest.
+
+    A pack goes before a folder, the latest pack first, and nothing that a checksum speaks against
+    where there is another. The sources of a shard that stays by its own folder stay too; those of
+    one that stays in a pack need not.
 
     Attributes:
         folders: names of shards whose own folder stays.
@@ -25,37 +187,23 @@ class Kept:
         damaged: shards that are nowhere but in a damaged folder.
     """
 
-    folders: set[str] = field(default_factory=set)
-    packs: set[str] = field(default_factory=set)
-    missing: set[str] = field(default_factory=set)
-    damaged: set[str] = field(default_factory=set)
-
-
-class Keeping:
-    """Finds what must stay for shards to be found, of several places of one the soundest.
-
-    A pack goes before a folder, the latest pack first, and nothing that a checksum speaks against
-    where there is another. The sources of a shard that stays by its own folder stay too; those of
-    one that stays in a pack need not.
-    """
-
     def __init__(self, inventory: Inventory) -> None:
+        self.folders, self.packs = set[str](), set[str]()
+        self.missing, self.damaged = set[str](), set[str]()
         self._inventory = inventory
-        self._packed = inventory.places()
-        self.kept = Kept()
+        self._packed = inventory.packed()
         self._met: set[str] = set()
         self._held: set[Source] = set()
         self._sound: dict[str, bool] = {}
 
-    def keep(self, shards: Iterable[str]) -> Kept:
-        """Add what these shards need, and return all that must stay."""
+    def keep(self, shards: Iterable[str]) -> None:
+        """Add what these shards need."""
         shards_left, sources_left = list(shards), list[Source]()
         while shards_left or sources_left:
             if sources_left:
                 shards_left += self._hold(sources_left.pop())
             else:
                 sources_left += self._keep(shards_left.pop())
-        return self.kept
 
     def _keep(self, shard: str) -> tuple[Source, ...]:
         """Keep the best place of a shard; return what that picks from."""
@@ -64,22 +212,23 @@ class Keeping:
         self._met.add(shard)
         folder, packed = self._inventory.folders.get(shard), self._packed.get(shard, [])
         if folder is None and not packed:
-            damaged = shard in self._inventory.damaged_folders
-            (self.kept.damaged if damaged else self.kept.missing).add(shard)
-            if damaged:
-                self.kept.folders.add(shard)
+            if shard in self._inventory.damaged_folders:
+                self.damaged.add(shard)
+                self.folders.add(shard)
+            else:
+                self.missing.add(shard)
             return ()
         alone = len(packed) + (folder is not None) == 1
         for member in packed:
-            if alone or self._is_sound(member):
-                self.kept.packs.add(member.pack)
+            if alone or self._is_sound(member.pack):
+                self.packs.add(member.pack)
                 return ()
-        if folder is None or not self._folder_is_sound(folder, alone=alone):
+        if folder is None or not (alone or self._resolver.in_folder(shard, verify=True)):
             # Nothing is sound: what is worth restoring from a copy is not for a program to say.
-            self.kept.packs |= {member.pack for member in packed}
+            self.packs |= {member.pack for member in packed}
         if folder is None:
             return ()
-        self.kept.folders.add(shard)
+        self.folders.add(shard)
         return folder.sources
 
     def _hold(self, source: Source) -> tuple[str, ...]:
@@ -92,44 +241,34 @@ class Keeping:
         in_folder = folder is not None and folder.held_as == held_as
         packed = [each for each in self._packed.get(name, []) if each.held_as == held_as]
         alone = len(packed) + in_folder == 1
-        best = next((each for each in packed if alone or self._is_sound(each)), None)
+        best = next((each for each in packed if alone or self._is_sound(each.pack)), None)
         if best is not None:
-            self.kept.packs.add(best.pack)
+            self.packs.add(best.pack)
         elif in_folder:
-            self.kept.folders.add(name)
-        elif not packed:
-            self.kept.missing.add(name)
-        if best is None and not (in_folder and self._rows_are_sound(source, alone=alone)):
-            self.kept.packs |= {each.pack for each in packed}
-        # Whoever meets the shard again would make it anew if not all of it were there.
+            self.folders.add(name)
+            if not (alone or self._resolver.in_folder(name, verify=True, held_as=held_as)):
+                self.packs |= {each.pack for each in packed}
+        elif packed:
+            self.packs |= {each.pack for each in packed}
+        else:
+            self.missing.add(name)
+        # Another job that meets the shard would encode it again if not all of it were there.
         return (name,)
 
-    def _is_sound(self, member: Member) -> bool:
-        name = member.pack
-        if name not in self._sound:
+    @property
+    def _resolver(self) -> ShardResolver:
+        return self._inventory.store.shards.resolver
+
+    def _is_sound(self, pack: str) -> bool:
+        if pack not in self._sound:
             packs = self._inventory.store.shards.packs
-            self._sound[name] = packs.fields(name, verify=True) is not None
-        return self._sound[name]
-
-    def _folder_is_sound(self, folder: ShardFolder, *, alone: bool) -> bool:
-        places = self._inventory.store.shards.places
-        return alone or places.in_folder(folder.name, verify=True) is not None
-
-    def _rows_are_sound(self, source: Source, *, alone: bool) -> bool:
-        (name, held_as), places = source, self._inventory.store.shards.places
-        return alone or places.in_folder(name, verify=True, held_as=held_as) is not None
+            self._sound[pack] = packs.fields(pack, verify=True) is not None
+        return self._sound[pack]
 
 
 @dataclass
 class Removed:
-    """What was removed, or would be.
-
-    Attributes:
-        shards: folders of shards.
-        packs: folders of packs.
-        rows: files of ids and kept columns.
-        bytes: of all of them.
-    """
+    """Number of folders of shards, of packs and of files of rows removed, and their bytes."""
 
     shards: int = 0
     packs: int = 0
@@ -153,29 +292,20 @@ def remove(
 
     What picks rows goes before what it picks them from, so that whenever this process dies every
     shard that is left can be read.
-
-    Args:
-        inventory: of the store.
-        folders: names of shards whose own folder goes.
-        packs: names.
-        documents: digests.
-        dry_run: only say what would be removed.
-
-    Raises:
-        StorageError: the disk does not let it go.
     """
-    found = Removed(len(folders), len(packs), len(documents))
     paths = [inventory.shard_path(name) for name in _pickers_first(inventory, folders)]
     paths += [inventory.pack_path(name) for name in sorted(packs)]
     files = [inventory.documents[digest] for digest in sorted(documents)]
-    found.bytes = sum(map(size_of, (*paths, *files)))
-    if dry_run:
-        return found
-    for path in paths:
-        remove_folder(path)
-    if files:
-        _unlink(files)
-    return found
+    size = sum(map(size_of, (*paths, *files)))
+    if not dry_run:
+        for path in paths:
+            remove_folder(path)
+        if files:
+            with writing(files[0].parent, kept=""):
+                for path in files:
+                    path.unlink(missing_ok=True)
+                fsync_path(files[0].parent)
+    return Removed(len(folders), len(packs), len(documents), size)
 
 
 def _pickers_first(inventory: Inventory, names: set[str]) -> list[str]:
@@ -189,11 +319,3 @@ def _pickers_first(inventory: Inventory, names: set[str]) -> list[str]:
     except CycleError:
         # Only where one was damaged, so that there is no order in which all can be read.
         return sorted(names)
-
-
-def _unlink(files: list[Path]) -> None:
-    folder = files[0].parent
-    with writing(folder, kept=""):
-        for path in files:
-            path.unlink(missing_ok=True)
-        fsync_path(folder)

@@ -16,12 +16,7 @@ from whiten_index.versions.published import RECORD, Version
 
 
 def store_places(root: Place, fields: Mapping[str, Any]) -> Iterator[Place]:
-    """Yield where the store may be: beside or inside the index as it was built, or where it was.
-
-    Args:
-        root: the index folder, or its URI.
-        fields: the version's manifest.
-    """
+    """Yield where the store may be: beside or inside the index as it was built, or where it was."""
     told, out = (fields["config"].get(name) for name in ("store", "out"))
     if told is None:
         yield f"{root}/store" if isinstance(root, str) else root / "store"
@@ -45,19 +40,7 @@ def open_store(
     remedy: str,
     verify: bool = True,
 ) -> EmbeddingStore:
-    """Open the store that a version was built from.
-
-    Args:
-        root: the index folder, or its URI.
-        fields: the version's manifest.
-        given: where it is, where that was said.
-        reader: what reads it, for the error.
-        remedy: what to do without it, for the error.
-        verify: see ``EmbeddingStore``.
-
-    Raises:
-        ArtifactError: none of the places has a store of the version's encoder.
-    """
+    """Open the store that a version was built from."""
     encoder = fields["encoder_fingerprint"]
     places = [given] if given is not None else list(dict.fromkeys(store_places(root, fields)))
     for place in places:
@@ -72,29 +55,12 @@ def open_store(
 
 
 def corpus_record(version: Version) -> CorpusRecord:
-    """Return which shards have the rows of a version, in its order.
-
-    Raises:
-        ArtifactError: the record is missing or damaged.
-    """
+    """Return which shards have the rows of a version, in its order."""
     return CorpusRecord.load(version.file(RECORD))
 
 
 def missing_shards(root: Place, version: Version) -> tuple[Place | None, list[str]]:
-    """Return the store of a version, None where it cannot be reached, and what it lacks of it.
-
-    Args:
-        root: the index folder, or its URI.
-        version: of the index.
-
-    Returns:
-        The store's root folder, and the shards of the version that are missing in it or, by their
-        sizes, damaged.
-
-    Raises:
-        ArtifactError: the version is damaged.
-        FormatError: a later release wrote the store.
-    """
+    """Return the store of a version, None where it cannot be reached, and what it lacks of it."""
     for place in dict.fromkeys(store_places(root, version.fields)):
         try:
             store = EmbeddingStore.open(place, fingerprint=version.fields["encoder_fingerprint"])

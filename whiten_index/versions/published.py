@@ -133,11 +133,7 @@ class Version:
         return name in self.fields["files"] if self.verify else exists(self.folder / name)
 
     def file(self, name: str) -> Path:
-        """Return the path of a file, whose content is checked once.
-
-        Raises:
-            ArtifactError: it is missing or damaged.
-        """
+        """Return the path of a file, whose content is checked once."""
         if self.verify and name not in self._checked:
             remedy = mending(self.folder.parent.parent)
             if name not in self.fields["files"]:
@@ -148,23 +144,14 @@ class Version:
         return self.folder / name
 
     def check(self) -> Version:
-        """Check every file.
-
-        Raises:
-            ArtifactError: one is missing or damaged.
-        """
+        """Check every file."""
         for name in self.fields["files"]:
             self.file(name)
         return self
 
 
 def read_index_id(root: Path) -> str:
-    """Return the id of an index.
-
-    Raises:
-        ArtifactError: its file is missing or damaged.
-        StorageError: the disk does not let it be read.
-    """
+    """Return the id of an index."""
     remedy = "restore it from a copy, or build or update the index again, which gives it a new id"
     return read_manifest(root, INDEX_ID_SCHEMA, name=INDEX_ID, remedy=remedy, missing=remedy)["id"]
 
@@ -184,16 +171,7 @@ def ensure_index_id(root: Path) -> str:
 
 
 def read_current(root: Path, mirror: Here = HERE) -> Current:
-    """Return what is published.
-
-    Args:
-        root: the index folder; of an index in a bucket, that of the copies.
-        mirror: the bucket that counts, if there is one.
-
-    Raises:
-        ArtifactError: nothing is, or ``CURRENT`` is damaged.
-        StorageError: the disk does not let it be read.
-    """
+    """Return what is published."""
     with naming():
         mirror.latest(root / CURRENT)
         return _read_current(root)
@@ -221,19 +199,7 @@ def set_current(
     mirror: Here = HERE,
     tag: Tag | None = None,
 ) -> None:
-    """Make ``version`` the one that readers open, in one step.
-
-    Args:
-        root: the index folder.
-        version: in ``versions/``, whole and on the disk.
-        withdrawn: versions not to be published again; by default those that were withdrawn so
-            far, none where ``CURRENT`` is damaged. ``version`` itself is never among them.
-        mirror: the bucket that counts, if there is one.
-        tag: of the ``CURRENT`` in it that this one follows, None where there was none.
-
-    Raises:
-        BusyError: another machine published meanwhile.
-    """
+    """Make ``version`` the one that readers open, in one step."""
     folder = root / VERSIONS / version
     with writing(root / CURRENT):
         digest = sha256_file(folder / MANIFEST)
@@ -334,11 +300,6 @@ def find_version(root: Path, identity: str, mirror: Here = HERE) -> str | None:
     """Return a whole version made of the same inputs and choices, if there is one.
 
     One that was withdrawn does not count.
-
-    Args:
-        root: the index folder.
-        identity: of the version.
-        mirror: the bucket that counts, if there is one; what is found is in it too.
     """
     withdrawn = withdrawn_versions(root)
     for name in mirror.names(root / VERSIONS):
@@ -387,9 +348,6 @@ def publish_candidate(root: Path, version: str, fill: Fill) -> dict[str, Any]:
     """Write a version's folder among the candidates, whole or not at all.
 
     Candidates that are there already are removed first: there is one at most.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     for name in version_names(root, inside=CANDIDATES):
         remove_folder(root / CANDIDATES / name)
@@ -401,9 +359,6 @@ def promote(root: Path, version: str) -> None:
 
     When this process dies on the way, the version before is published, and the new one is either
     still a candidate or among the versions, where ``find_version`` finds it.
-
-    Raises:
-        StorageError: there is no such candidate, or the disk cannot be written.
     """
     candidate, final = root / CANDIDATES / version, root / VERSIONS / version
     with writing(final):
@@ -422,15 +377,6 @@ def with_published(
 
     Where it fails on a version that was replaced meanwhile, and so may have been removed under its
     hands, it is called again with the one published since.
-
-    Args:
-        root: the index folder.
-        use: takes the version.
-        mirror: the bucket that counts, if there is one.
-        verify: see ``Version``.
-
-    Raises:
-        ArtifactError: nothing is published there, or it is damaged.
     """
     with naming():
         current = read_current(root, mirror)
@@ -464,13 +410,6 @@ def require_published(root: Path) -> Current | None:
     """Check that the version that ``CURRENT`` names is there; for whoever deletes.
 
     Where it is not, the disk of the versions may not be mounted, and what they need is not known.
-
-    Returns:
-        What ``CURRENT`` says, None where there is none.
-
-    Raises:
-        ArtifactError: that version is missing, or ``CURRENT`` is damaged.
-        StorageError: the system does not say.
     """
     require_target(root / CURRENT)
     if not exists(root / CURRENT):
@@ -491,11 +430,7 @@ def _require_there(root: Path, version: str, mirror: Here = HERE) -> None:
 
 
 def read_published(root: Path) -> Version:
-    """Return the published version of an index.
-
-    Raises:
-        ArtifactError: nothing is published there, or its manifest is damaged.
-    """
+    """Return the published version of an index."""
     return with_published(root, lambda version: version)
 
 
@@ -503,15 +438,6 @@ def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None)
     """Return a version, published or not, by its folder.
 
     Its manifest is checked now, and each of its files when it is asked for.
-
-    Args:
-        folder: of the version.
-        verify: see ``Version``.
-        sha256: of the manifest as ``CURRENT`` has it.
-
-    Raises:
-        ArtifactError: the manifest is missing or damaged.
-        ConfigError: ``verify`` is unknown.
     """
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
@@ -528,11 +454,7 @@ def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None)
 
 
 def manifest_sha256(folder: Path) -> str:
-    """Return the SHA-256 of a version's manifest, as ``CURRENT`` has it.
-
-    Raises:
-        ArtifactError: it cannot be read, as where the version was removed.
-    """
+    """Return the SHA-256 of a version's manifest, as ``CURRENT`` has it."""
     try:
         return sha256_file(folder / MANIFEST)
     except OSError as error:
@@ -550,7 +472,7 @@ def mending(root: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class InBucket:
+class BucketVersion:
     """A version that has a manifest in the bucket.
 
     Attributes:
@@ -566,16 +488,8 @@ class InBucket:
     sound: str
 
 
-def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[InBucket]:
-    """Yield the versions; nothing but their manifests is read.
-
-    Args:
-        root: the folder of the copies.
-        mirror: the bucket.
-
-    Raises:
-        StorageError: the bucket does not tell.
-    """
+def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[BucketVersion]:
+    """Yield the versions; nothing but their manifests is read."""
     for name in sorted(filter(version_number, mirror.names(root / VERSIONS))):
         data = mirror.manifest(root / VERSIONS / name)
         if data is None:
@@ -587,7 +501,7 @@ def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[InBucket]:
         try:
             fields = as_manifest(load_json(data), VERSION_SCHEMA, path)
         except (ArtifactError, ValueError, AttributeError):
-            yield InBucket(name, {}, whole, f"{place} has a damaged manifest")
+            yield BucketVersion(name, {}, whole, f"{place} has a damaged manifest")
             continue
         wanted = {file: entry["bytes"] for file, entry in fields["files"].items()}
         wrong = sorted(file for file, size in wanted.items() if sizes.get(file) != size)
@@ -597,4 +511,4 @@ def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[InBucket]:
                 f"{place} changed since this machine uploaded or downloaded it; whiten-index "
                 f"verify {mirror.uri} tells whether it is damaged"
             )
-        yield InBucket(name, fields, whole, sound)
+        yield BucketVersion(name, fields, whole, sound)

@@ -33,14 +33,8 @@ _PARTS = (CURRENT, VERSIONS, CANDIDATES)
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A list of shards that something is made of.
-
-    Attributes:
-        by: what it is, in words.
-        encoder: fingerprint of the encoder, None where that is not known: of any.
-        record: the shards and rows.
-    """
+class Reference:
+    """A list of shards that something is made of."""
 
     by: str
     encoder: str | None
@@ -59,17 +53,10 @@ def is_index(folder: Path) -> bool:
 def indexes_of(
     root: Path, stores: Iterable[EmbeddingStore], *, but: Collection[Path] = ()
 ) -> list[Path]:
-    """Return the indexes that are built from a store, and the one it lies in, each once.
-
-    Args:
-        root: of the store.
-        stores: of the encoders in it.
-        but: files that register indexes, to be left out.
-
-    Raises:
-        ArtifactError: a file that registers one is damaged, or an index is not at its place.
-    """
-    known = [each for store in stores for each in store.users.registered() if each.file not in but]
+    """Return the indexes that are built from a store, and the one it lies in, each once."""
+    known = [
+        each for store in stores for each in store.indexes.registered() if each.file not in but
+    ]
     for each in known:
         require_at_its_place(each, root)
     # One that was moved and linked to its old place is registered by both.
@@ -86,12 +73,7 @@ def real_place(path: Path | str) -> Path:
 
 
 def require_at_its_place(index: RegisteredIndex, root: Path) -> None:
-    """Check that an index can be asked what it needs.
-
-    Raises:
-        ArtifactError: it is gone, the disk it is on is not there, or another index is at its place.
-        ConfigError: it is in a bucket.
-    """
+    """Check that an index can be asked what it needs."""
     if index.in_bucket:
         raise ConfigError(
             f"{index.place} was built from {root}, and gc and compact do not read what an index in "
@@ -123,18 +105,8 @@ def files_naming(
     forget: Collection[Path | str],
     named: Collection[Path] = (),
 ) -> list[Path]:
-    """Return the files by which stores remember indexes that are to be forgotten.
-
-    Args:
-        root: of the stores.
-        stores: of the encoders.
-        forget: places of indexes as they are registered; links are not followed.
-        named: real places of indexes that will be registered.
-
-    Raises:
-        ConfigError: one is not among those they remember, or it is there.
-    """
-    known = [each for store in stores for each in store.users.registered()]
+    """Return the files by which stores remember indexes that are to be forgotten."""
+    known = [each for store in stores for each in store.indexes.registered()]
     found = list[RegisteredIndex]()
     for index in forget:
         here = [each for each in known if each.folder in _spellings(index)]
@@ -161,16 +133,11 @@ def _spellings(index: Path | str) -> set[Path]:
 
 
 def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> list[EmbeddingStore]:
-    """Return the stores that an index's versions need something of.
-
-    Raises:
-        ConfigError: it is no index, or none that was built from these.
-        ArtifactError: of a version it cannot be told.
-    """
+    """Return the stores that an index's versions need something of."""
     if not is_index(index):
         raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")
-    claims = list(index_claims(index, root, stores))
-    found = [store for store in stores if any(claim.is_of(store) for claim in claims)]
+    references = list(index_references(index, root, stores))
+    found = [store for store in stores if any(reference.is_of(store) for reference in references)]
     if not found:
         raise ConfigError(
             f"--index {index} was not built from {root}: no version of it has embeddings of an "
@@ -179,15 +146,11 @@ def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> li
     return found
 
 
-def corpora_claims(store: EmbeddingStore) -> Iterator[Claim]:
-    """Yield what the corpora need that a store remembers.
-
-    Raises:
-        ArtifactError: the record of one is damaged.
-    """
+def corpus_references(store: EmbeddingStore) -> Iterator[Reference]:
+    """Yield what the corpora need that a store remembers."""
     for path in record_paths(store):
         record = store.record(path.name)
-        yield Claim(f"corpus {corpus_name(record)}", store.fingerprint, record)
+        yield Reference(f"corpus {corpus_name(record)}", store.fingerprint, record)
 
 
 def record_paths(store: EmbeddingStore) -> list[Path]:
@@ -211,17 +174,14 @@ def version_folders(index: Path) -> list[Path]:
     ]
 
 
-def index_claims(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> Iterator[Claim]:
-    """Yield what the versions of an index need, and its candidates.
-
-    Raises:
-        ArtifactError: of one it cannot be told, or the published version is missing.
-        StorageError: the system does not let one be read.
-    """
+def index_references(
+    index: Path, root: Path, stores: Collection[EmbeddingStore]
+) -> Iterator[Reference]:
+    """Yield what the versions of an index need, and its candidates."""
     require_published(index)
     _require_no_strangers(index, root)
     for folder in version_folders(index):
-        found = version_claim(folder, root, stores)
+        found = version_reference(folder, root, stores)
         if found is not None:
             yield found
 
@@ -230,10 +190,6 @@ def _require_no_strangers(index: Path, root: Path) -> None:
     """Refuse an index that has a version behind a link or under a strange name, which is not read.
 
     A link to what is a version here itself does no harm.
-
-    Raises:
-        ArtifactError: such a version.
-        StorageError: a link to what is not there, which may be a version on another disk.
     """
     here = {real_place(folder) for folder in version_folders(index)}
     for path in strange_entries(index):
@@ -247,12 +203,10 @@ def _require_no_strangers(index: Path, root: Path) -> None:
             )
 
 
-def version_claim(folder: Path, root: Path, stores: Collection[EmbeddingStore]) -> Claim | None:
-    """Return what a version needs, None where that is nothing of these stores.
-
-    Raises:
-        ArtifactError: it cannot be told.
-    """
+def version_reference(
+    folder: Path, root: Path, stores: Collection[EmbeddingStore]
+) -> Reference | None:
+    """Return what a version needs, None where that is nothing of these stores."""
     by = f"version {folder.name} of index {folder.parent.parent}"
     version = _version(folder)
     fields = None if version is None else version.fields
@@ -262,7 +216,7 @@ def version_claim(folder: Path, root: Path, stores: Collection[EmbeddingStore]) 
     try:
         # Without its manifest, a record that its own digest proves sound says what is needed.
         own = CorpusRecord.load(folder / RECORD) if version is None else corpus_record(version)
-        return Claim(by, encoder, own)
+        return Reference(by, encoder, own)
     except FormatError:
         raise
     except ArtifactError:

@@ -7,20 +7,25 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.artifacts.cached_storage import Mirror, naming, place_of
 from whiten_index.artifacts.files import exists, require_path, size_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import read_manifest
-from whiten_index.artifacts.storage import HERE, Here
+from whiten_index.artifacts.storage import HERE, Here, Place
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
 from whiten_index.versions.provenance import missing_shards
 from whiten_index.versions.published import (
     CANDIDATES,
     CURRENT,
     VERSIONS,
+    WHITENING,
+    BucketVersion,
     Current,
-    InBucket,
+    Version,
     read_current,
     read_version,
     require_published,
@@ -30,8 +35,11 @@ from whiten_index.versions.published import (
     version_names,
     version_number,
     versions_in_bucket,
+    with_published,
 )
 from whiten_index.versions.version_manifest import VERSION_SCHEMA
+from whiten_index.whitening.spectrum import variance_kept
+from whiten_index.whitening.transform import Whitening
 
 _WHAT = "index"
 
@@ -72,7 +80,7 @@ class VersionFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Rolled:
+class RollbackReport:
     """What a rollback did.
 
     Attributes:
@@ -89,7 +97,7 @@ class Rolled:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PruneReport:
     """What a prune did.
 
     Attributes:
@@ -140,7 +148,9 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
     )
 
 
-def rollback(root: Path | str, *, to: str | None = None, without_store: bool = False) -> Rolled:
+def rollback(
+    root: Path | str, *, to: str | None = None, without_store: bool = False
+) -> RollbackReport:
     """Publish an earlier version again, checked in full before anyone reads it.
 
     The version left is withdrawn, unless it is damaged or cannot be read: it stays, and no build or
@@ -171,7 +181,7 @@ def rollback(root: Path | str, *, to: str | None = None, without_store: bool = F
         return _rolled(require_path(place), mirror, to=to, without_store=without_store)
 
 
-def _rolled(folder: Path, mirror: Here, *, to: str | None, without_store: bool) -> Rolled:
+def _rolled(folder: Path, mirror: Here, *, to: str | None, without_store: bool) -> RollbackReport:
     tag = mirror.latest(folder / CURRENT)
     _require_index(folder, mirror)
     with only_writer(folder, what=_WHAT):
@@ -194,10 +204,10 @@ def _rolled(folder: Path, mirror: Here, *, to: str | None, without_store: bool) 
                 unread = f"version {left.version} is not withdrawn, as it was not checked ({error})"
                 note = "; ".join(filter(None, (note, unread)))
         set_current(folder, chosen, withdrawn=withdrawn, mirror=mirror, tag=tag)
-        return Rolled(None if left is None else left.version, chosen, note, skipped)
+        return RollbackReport(None if left is None else left.version, chosen, note, skipped)
 
 
-def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
+def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
     """Remove versions but the published one and the newest sound ones before it.
 
     Those that are damaged or withdrawn are no use to go back to: they do not count, and go. What
@@ -231,7 +241,7 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> Pruned:
         for name in removed:
             remove_folder(folder / VERSIONS / name)
         left = tuple(name for name in names if name not in removed)
-        return Pruned(tuple(removed), freed, left, tuple(map(str, strange_entries(folder))))
+        return PruneReport(tuple(removed), freed, left, tuple(map(str, strange_entries(folder))))
 
 
 def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
@@ -322,11 +332,7 @@ def _named(
 
 
 def _checked(root: Path, name: str, without_store: bool, mirror: Here) -> str:
-    """Check a version in full, and that its store has what it is made of; return what to note.
-
-    Raises:
-        ArtifactError: it is damaged, or its store lacks some of it and is not to be done without.
-    """
+    """Check a version in full, and that its store has what it is made of; return what to note."""
     folder = root / VERSIONS / name
     mirror.settle(folder)
     version = read_version(folder).check()
@@ -369,12 +375,17 @@ def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFact
         sound, fields = str(error), _as_far_as_readable(folder)
     except StorageError as error:
         unread, fields = str(error), _as_far_as_readable(folder)
-    seen = InBucket(name, fields, size, sound)
+    seen = BucketVersion(name, fields, size, sound)
     return _told(seen, current, published=published, candidate=candidate, unread=unread)
 
 
 def _told(
-    seen: InBucket, current: Current | None, *, published: bool, candidate: bool, unread: str = ""
+    seen: BucketVersion,
+    current: Current | None,
+    *,
+    published: bool,
+    candidate: bool,
+    unread: str = "",
 ) -> VersionFacts:
     update = seen.fields.get("update")
     return VersionFacts(
@@ -413,7 +424,7 @@ def _in_bucket(root: Path, mirror: Mirror, *, verify: str) -> list[VersionFacts]
     return sorted(facts, key=lambda each: (version_number(each.name), each.name), reverse=True)
 
 
-def _is_current(seen: InBucket, current: Current | None) -> bool:
+def _is_current(seen: BucketVersion, current: Current | None) -> bool:
     return current is not None and current.version == seen.name
 
 
@@ -440,3 +451,44 @@ def _require_index(root: Path, mirror: Here = HERE) -> None:
             f"{root} holds no versions, and {CURRENT} names {current.version}; mount the disk of "
             f"{root / VERSIONS}, or build the index again"
         )
+
+
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
+
+
+def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
+    """Return the published version's manifest with its ``spectrum``.
+
+    ``spectrum`` lists, for round widths up to the rank, for k and for the rank, the eigenvalue
+    there and the share of variance that the directions up to it hold.
+
+    Raises:
+        ArtifactError: nothing is published there, or it is damaged.
+    """
+    version, whitening = _opened(root, verify=verify)
+    rank = max(whitening.rank, 1)
+    widths = {k for k in _WIDTHS if k <= rank} | {min(whitening.k, rank), rank}
+    spectrum = [
+        {
+            "k": k,
+            "eigenvalue": float(whitening.eigenvalues[k - 1]),
+            "variance_kept": variance_kept(whitening.eigenvalues, k),
+        }
+        for k in sorted(widths)
+    ]
+    return {**version.fields, "path": str(version.folder), "spectrum": spectrum}
+
+
+def _opened(place: Place, *, verify: str) -> tuple[Version, Whitening]:
+    """Return the published version, all of it checked, and its transform."""
+
+    def read(version: Version) -> tuple[Version, Whitening]:
+        return version, Whitening.load(version.check().file(WHITENING))
+
+    root, mirror = place_of(place)
+    return with_published(root, read, mirror, verify=verify)
+
+
+def eigenvalues_of(description: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Return all the eigenvalues (d,), falling, of an index described by ``describe_index``."""
+    return Whitening.load(read_version(Path(description["path"])).file(WHITENING)).eigenvalues

@@ -1,12 +1,13 @@
-"""Checks every checksum of a store again, and says what mends what is damaged."""
+"""What a verification found."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,19 +26,84 @@ from whiten_index.store.packs import read_pack
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.row_refs import other_sources
 from whiten_index.store.shard_resolver import MOMENTS, InFolder, read_shard
+from whiten_index.versions.live_set import encoder_folders, shard_names
 from whiten_index.versions.published import CURRENT, require_published
 from whiten_index.versions.references import (
-    Claim,
+    Reference,
     corpus_name,
     is_index,
     record_paths,
     require_at_its_place,
-    version_claim,
     version_folders,
+    version_reference,
 )
-from whiten_index.versions.store_scan import encoder_folders, shard_names
-from whiten_index.versions.verify_report import Damage, VerifyReport, reason, remedy_for
 from whiten_index.whitening.moments import Moments
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that is damaged or missing, or cannot be read.
+
+    Attributes:
+        path: of it.
+        why: what is wrong with it.
+        touches: corpora and versions that need it.
+        remedy: what to do, and what that makes anew.
+    """
+
+    path: str
+    why: str
+    touches: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What was looked at, and what of it is damaged.
+
+    Attributes:
+        path: of the index or store.
+        kind: ``index`` or ``store``.
+        checked: kind of thing -> how many were looked at.
+        bytes: of these.
+        damages: what is damaged.
+        unread: what the system does not let be read: it may be sound or damaged.
+        stores: folders of the stores that an index reads.
+        notes: what could not be looked at, and is no damage.
+    """
+
+    path: str
+    kind: str
+    checked: Mapping[str, int]
+    bytes: int
+    damages: tuple[Damage, ...]
+    stores: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    unread: tuple[Damage, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Whether everything was read, and nothing is damaged."""
+        return not self.damages and not self.unread
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {**asdict(self), "sound": self.sound}
+
+
+def reason(error: WhitenIndexError) -> str:
+    """Return what an error says is wrong, without what it says to do."""
+    return str(error).partition("; ")[0]
+
+
+def remedy_for(error: WhitenIndexError, usual: str) -> str:
+    """Return what to do about an error: the usual thing where it is one of damage."""
+    if isinstance(error, FormatError):
+        return "upgrade whiten-index: a later release wrote it"
+    if isinstance(error, StorageError):
+        return "mend the disk, or the permissions, and verify again"
+    return usual
+
 
 # Rows of what no corpus names.
 _ANY = -1
@@ -86,18 +152,7 @@ def verify_store(root: Path | str) -> VerifyReport:
 
 @dataclass
 class _Check:
-    """One look at all that an encoder has in a store.
-
-    Attributes:
-        root: of the store.
-        folder: of the encoder.
-        only: paths to look at, None for all.
-        counted: kind -> how many were looked at.
-        bytes: of these.
-        damages: found.
-        unread: what the system does not let be read.
-        notes: indexes that were not looked at.
-    """
+    """One look at all that an encoder has in a store."""
 
     root: Path
     folder: Path
@@ -111,8 +166,8 @@ class _Check:
     def __post_init__(self) -> None:
         self.store = EmbeddingStore(self.root, {}, self.folder.name)
         self._shards, self._packs = self.store.shards, self.store.shards.packs
-        self._places = self._shards.places
-        self._claims = list[Claim]()
+        self._resolver = self._shards.resolver
+        self._references = list[Reference]()
         # Shard -> those that pick rows from it.
         self._pickers: dict[str, set[str]] = {}
         self._members: dict[str, tuple[str, ...]] = {}
@@ -122,7 +177,7 @@ class _Check:
     def run(self) -> _Check:
         """Look at everything."""
         self._check_manifest()
-        self._claims = [*self._corpora(), *self._versions()]
+        self._references = [*self._corpora(), *self._versions()]
         self._look_around()
         for name in shard_names(self._shards.folder):
             self._try("shards", self._shards.folder / name, self._check_shard, (name,))
@@ -172,7 +227,7 @@ class _Check:
             )
             self._add(path, error, (), remedy)
 
-    def _corpora(self) -> Iterator[Claim]:
+    def _corpora(self) -> Iterator[Reference]:
         for path in record_paths(self.store):
             try:
                 record = self.store.record(path.name)
@@ -181,9 +236,9 @@ class _Check:
                     self._add(path, error, *self._mending_record(path))
                 continue
             self._looks_at("corpora", path)
-            yield Claim(f"corpus {corpus_name(record)}", self.store.fingerprint, record)
+            yield Reference(f"corpus {corpus_name(record)}", self.store.fingerprint, record)
 
-    def _versions(self) -> Iterator[Claim]:
+    def _versions(self) -> Iterator[Reference]:
         """Yield what versions need, as far as that can be told; indexes are verified apart."""
         places = dict.fromkeys(self._registered())
         if is_index(around := resolved(self.root).parent):
@@ -192,12 +247,12 @@ class _Check:
             with self._reporting(index / CURRENT):
                 require_published(index)
             for folder in version_folders(index):
-                claim = None
+                reference = None
                 # A damaged version is reported when its index is verified.
                 with self._reporting(folder), contextlib.suppress(ArtifactError):
-                    claim = version_claim(folder, self.root, [self.store])
-                if claim is not None:
-                    yield claim
+                    reference = version_reference(folder, self.root, [self.store])
+                if reference is not None:
+                    yield reference
 
     @contextlib.contextmanager
     def _reporting(self, path: Path) -> Iterator[None]:
@@ -209,7 +264,7 @@ class _Check:
                 self._add(path, error, (), f"verify {path.parent}, which says more")
 
     def _registered(self) -> Iterator[Path]:
-        users = self.store.users
+        users = self.store.indexes
         for path in users.files():
             looks = self._looks_at("registered indexes", path)
             try:
@@ -234,7 +289,7 @@ class _Check:
             # What cannot be read is reported where each is checked.
             shard = None
             with contextlib.suppress(ArtifactError, StorageError):
-                shard = self._places.fields(name, verify=False)
+                shard = self._resolver.fields(name, verify=False)
             for source, _ in [] if shard is None else other_sources(shard):
                 self._pickers.setdefault(source, set()).add(name)
         for name in self._packs.names():
@@ -266,7 +321,7 @@ class _Check:
             # It is read from there; the folder stays for the rows that it holds itself.
             return
         for source, held_as in other_sources(fields):
-            if self._places.find(source, verify=False, held_as=held_as) is None:
+            if self._resolver.find(source, verify=False, held_as=held_as) is None:
                 raise ArtifactError(
                     f"{folder} picks rows from shard {source}, which is missing or another"
                 )
@@ -286,8 +341,8 @@ class _Check:
     def _check_rows(self) -> None:
         sizes = {
             part.documents: part
-            for claim in self._claims
-            for part in claim.record.parts
+            for reference in self._references
+            for part in reference.record.parts
             if part.rows
         }
         for digest, path in self.store.document_files.by_name().items():
@@ -301,9 +356,9 @@ class _Check:
             self._require_rows(path, part)
         except (ArtifactError, StorageError) as error:
             touched = [
-                claim
-                for claim in self._claims
-                if part.documents in {each.documents for each in claim.record.parts}
+                reference
+                for reference in self._references
+                if part.documents in {each.documents for each in reference.record.parts}
             ]
             self._add(path, error, *self._remedy(touched, rows=0))
 
@@ -316,13 +371,17 @@ class _Check:
 
     def _check_needed(self) -> None:
         """Find what is needed and not there at all."""
-        for shard in dict.fromkeys(name for claim in self._claims for name in claim.record.shards):
+        for shard in dict.fromkeys(
+            name for reference in self._references for name in reference.record.shards
+        ):
             path = self._shards.folder / shard
             there = exists(path) or any(shard in members for members in self._members.values())
             if not there and (self.only is None or str(path) in self.only):
                 error = self._unread_pack or ArtifactError(f"shard {path} is missing")
                 self._add(path, error, *self._mending((shard,)))
-        parts = (part for claim in self._claims for part in claim.record.parts if part.rows)
+        parts = (
+            part for reference in self._references for part in reference.record.parts if part.rows
+        )
         for part in {part.documents: part for part in parts}.values():
             path = self.store.document_files.path(part.documents)
             if not exists(path):
@@ -340,7 +399,7 @@ class _Check:
                     self._add(path, error, (), remedy)
 
     def _require_note(self, path: Path) -> None:
-        if not self.store.notes.is_sound(path):
+        if not self.store.results.is_sound(path):
             raise ArtifactError(f"{path} is damaged: it does not match its digest")
 
     # What mends it
@@ -352,11 +411,13 @@ class _Check:
         if near and not affected:
             gc = _GC.format(root=self.root)
             return (), f"all of it is read from sound copies in the store: run {gc}"
-        touched = [claim for claim in self._claims if affected & set(claim.record.shards)]
+        touched = [
+            reference for reference in self._references if affected & set(reference.record.shards)
+        ]
         rows = {
             part.shard: part.rows
-            for claim in touched
-            for part in claim.record.parts
+            for reference in touched
+            for part in reference.record.parts
             if part.shard in affected
         }
         return self._remedy(touched, rows=sum(rows.values()))
@@ -364,14 +425,14 @@ class _Check:
     def _is_readable(self, shard: str) -> bool:
         """Tell whether a shard is sound in some place."""
         try:
-            return self._places.find(shard, verify=True) is not None
+            return self._resolver.find(shard, verify=True) is not None
         except (ArtifactError, StorageError):
             return False
 
-    def _remedy(self, touched: Sequence[Claim], *, rows: int) -> tuple[Sequence[str], str]:
-        names = tuple(dict.fromkeys(claim.by for claim in touched))
+    def _remedy(self, touched: Sequence[Reference], *, rows: int) -> tuple[Sequence[str], str]:
+        names = tuple(dict.fromkeys(reference.by for reference in touched))
         gc = _GC.format(root=self.root)
-        corpora = [claim.by for claim in touched if claim.by.startswith("corpus ")]
+        corpora = [reference.by for reference in touched if reference.by.startswith("corpus ")]
         if corpora:
             anew = f"at most {rows:,} rows are encoded anew" if rows else "nothing is encoded anew"
             remedy = (
@@ -391,9 +452,9 @@ class _Check:
     def _mending_record(self, path: Path) -> tuple[Sequence[str], str]:
         """Return which corpus a damaged record was of, told by the versions made of it."""
         names = {
-            corpus_name(claim.record)
-            for claim in self._versions()
-            if f"{manifest.fingerprint(dict(claim.record.source))}.json" == path.name
+            corpus_name(reference.record)
+            for reference in self._versions()
+            if f"{manifest.fingerprint(dict(reference.record.source))}.json" == path.name
         }
         which = f"corpus {' and '.join(sorted(names))}" if names else "the corpus that it is of"
         remedy = (
