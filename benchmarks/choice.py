@@ -25,8 +25,8 @@ from benchmarks.judged_sets import EXTRACTS, JudgedSet, judged_set, ndcg
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
+from whiten_index.pipeline.fit import Constraints, choose_setting, piece_trials
 from whiten_index.pipeline.pseudo_queries import Sample, sample_pieces
-from whiten_index.pipeline.select import Wishes, choose_setting, piece_trials
 from whiten_index.progress import Silent, Stages
 from whiten_index.store.embedding_store import total_moments
 from whiten_index.store.sampling import embeddings_of
@@ -145,7 +145,7 @@ def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
 def _free_width(case: Case, stages: Stages) -> dict[str, Any]:
     """Return what is chosen where the width is left open too."""
     started = time.perf_counter()
-    setting = choose_setting(case.encoded, case.moments, Wishes(), stages).setting
+    setting = choose_setting(stages, case.encoded, case.moments, Constraints()).setting
     seconds = time.perf_counter() - started
     widest = max(WIDTHS)
     return {
@@ -164,7 +164,7 @@ def _row(
     true = {setting: case.quality(setting) for setting in settings([k])}
     grid = {s: value for s, value in true.items() if s.exponent in GRID_EXPONENTS}
     started = time.perf_counter()
-    choice = choose_setting(case.encoded, case.moments, Wishes(k=k), stages)
+    choice = choose_setting(stages, case.encoded, case.moments, Constraints(k=k))
     seconds = time.perf_counter() - started
     variants = {}
     trials = piece_trials(case.encoded, sample)

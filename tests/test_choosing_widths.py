@@ -12,7 +12,7 @@ import pytest
 from tests.choosing_helpers import choice, parquet, shards
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError
-from whiten_index.pipeline.fit import possible_widths
+from whiten_index.pipeline.early_checks import possible_widths
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from whiten_index.errors import CorpusError
 from whiten_index.index.factory import inner_of
 from whiten_index.index.library import INDEX, load_faiss
 from whiten_index.index.ondisk_ivf import IVF_DATA
-from whiten_index.pipeline.gate_checks import run_gates
-from whiten_index.pipeline.gates import Base, CanaryFile
+from whiten_index.pipeline.canaries import CanaryFile
+from whiten_index.pipeline.gates import BaseCounts, run_gates
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Silent, Stages
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -121,7 +121,7 @@ FACTORIES = [
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_a_sound_version_passes(version, factory):
     made = version(factory)
-    assert made.failing(base=Base(ROWS - 7, new=10, deleted=3)) == {}
+    assert made.failing(base=BaseCounts(ROWS - 7, new=10, deleted=3)) == {}
     found = made.gates()["canaries"].found
     assert found["sampled"] == 200
     assert found["hits_missing"] == 0
@@ -277,14 +277,14 @@ class TestCanaries:
 class TestSize:
     def test_bounds_are_on_the_rows_before(self, version):
         made = version()
-        assert made.failing(base=Base(int(ROWS / 0.8))) == {}
-        why = made.failing(base=Base(int(ROWS / 0.8) + 1))["size"]
+        assert made.failing(base=BaseCounts(int(ROWS / 0.8))) == {}
+        why = made.failing(base=BaseCounts(int(ROWS / 0.8) + 1))["size"]
         assert "20.0% fewer than the 1876 before, and --max-shrink is 0.2" in why
-        assert made.failing(base=Base(ROWS // 2)) == {}
-        why = made.failing(base=Base(ROWS // 2 - 1))["size"]
+        assert made.failing(base=BaseCounts(ROWS // 2)) == {}
+        why = made.failing(base=BaseCounts(ROWS // 2 - 1))["size"]
         assert "too many beside the 749 before: --max-growth is 1" in why
-        assert made.failing(GateConfig(max_growth=100), base=Base(20)) == {}
-        assert made.failing(GateConfig(max_shrink=1), base=Base(10**9)) == {}
+        assert made.failing(GateConfig(max_growth=100), base=BaseCounts(20)) == {}
+        assert made.failing(GateConfig(max_shrink=1), base=BaseCounts(10**9)) == {}
 
 
 class TestCanaryFile:

@@ -26,9 +26,9 @@ from whiten_index.errors import (
     GateError,
     WhiteningError,
 )
-from whiten_index.pipeline import update_base
+from whiten_index.pipeline import base_version
+from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.update import update_index
-from whiten_index.pipeline.update_base import Base
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.retention import rollback
 
@@ -83,8 +83,8 @@ def test_a_withdrawn_version_that_a_disk_does_not_give_stops_no_update(
 
 def told_by(place: Place) -> Iterator[str]:
     """Return what an update of the corpus as it is would tell of withdrawn versions."""
-    base = Base.open(UpdateConfig(index=str(place.out)))
-    return update_base.told_again(base, base.record, base.store)
+    base = BaseVersion.open(UpdateConfig(index=str(place.out)))
+    return base_version.told_again(base, base.record, base.store)
 
 
 def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Place) -> None:

@@ -20,9 +20,9 @@ from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.versions.bundle import open_version
 from whiten_index.versions.published import (
     find_version,
+    new_candidate,
     next_version,
     promote,
-    publish_candidate,
     read_current,
     read_published,
     set_current,
@@ -64,23 +64,16 @@ def damage(out: Path, name: str, file: str = "index.faiss") -> None:
     path.write_bytes(data)
 
 
-def fill_from(out: Path, name: str, **changes: Any) -> Any:
-    """Return a ``fill`` that copies a version."""
-
-    def fill(folder: Path) -> dict[str, Any]:
-        source = out / "versions" / name
-        for path in source.iterdir():
+def make_candidate(out: Path, source: str) -> str:
+    """Write a copy of a version, of another identity, as a candidate; return its name."""
+    name = next_version(out, "f" * 32)
+    with new_candidate(out, name) as (folder, fields):
+        for path in (out / "versions" / source).iterdir():
             if path.name != manifest.MANIFEST:
                 shutil.copyfile(path, folder / path.name)
-        fields = json.loads((source / manifest.MANIFEST).read_text())
-        return {
-            **fields,
-            "version": next_version(out, "f" * 32),
-            "identity": "f" * 32,
-            **changes,
-        }
-
-    return fill
+        fields |= json.loads((out / "versions" / source / manifest.MANIFEST).read_text())
+        fields |= {"version": name, "identity": "f" * 32}
+    return name
 
 
 # CURRENT
@@ -128,9 +121,7 @@ def test_every_flipped_bit_and_every_cut_of_current_is_noticed(out: Path) -> Non
 
 def test_a_candidate_is_not_seen_until_it_is_promoted(out: Path) -> None:
     first, *_, last = before = names(out)
-    name = next_version(out, "f" * 32)
-    written = publish_candidate(out, name, fill_from(out, first))
-    assert written["identity"] == "f" * 32
+    name = make_candidate(out, first)
     assert names(out) == before
     assert len(before) == 4
     assert read_current(out).version == last
@@ -147,8 +138,7 @@ def test_a_promotion_cut_in_two_is_found_and_finished(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = read_current(out)
-    name = next_version(out, "f" * 32)
-    publish_candidate(out, name, fill_from(out, names(out)[0]))
+    name = make_candidate(out, names(out)[0])
 
     def die(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

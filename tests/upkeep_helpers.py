@@ -165,9 +165,11 @@ def add_version(world: World, index: Path, record: CorpusRecord, number: int) ->
     """
     version = f"{number:06d}-0123456789ab"
 
-    def fill(folder: Path) -> dict[str, Any]:
+    index.mkdir(parents=True, exist_ok=True)
+    world.store.indexes.register(index, published.ensure_index_id(index))
+    with published.new_version(index, version) as (folder, fields):
         record.save(folder / published.RECORD)
-        return {
+        fields |= {
             **built_manifest(),
             "version": version,
             "config": {
@@ -177,10 +179,6 @@ def add_version(world: World, index: Path, record: CorpusRecord, number: int) ->
             "encoder_fingerprint": world.store.fingerprint,
             "corpus": {"fingerprint": record.fingerprint, "source": dict(record.source)},
         }  # fmt: skip
-
-    index.mkdir(parents=True, exist_ok=True)
-    world.store.indexes.register(index, published.ensure_index_id(index))
-    published.publish(index, version, fill)
     published.set_current(index, version)
     return index / published.VERSIONS / version
 

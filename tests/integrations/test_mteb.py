@@ -20,7 +20,7 @@ from tests.build_helpers import closed_form
 from whiten_index import build_index
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate, spearman
-from whiten_index.pipeline.build import BuildConfig
+from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 

@@ -93,7 +93,7 @@ def test_the_same_build_on_two_machines_at_once(
     from whiten_index.pipeline import build as room
 
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
-    real, second = room.write_version, []
+    real, second = room.write_files, []
 
     def overtaken(*arguments: Any) -> Any:
         if not second:
@@ -103,7 +103,7 @@ def test_the_same_build_on_two_machines_at_once(
             machine("first")
         return real(*arguments)
 
-    monkeypatch.setattr(room, "write_version", overtaken)
+    monkeypatch.setattr(room, "write_files", overtaken)
     first = build(corpus, out=out)
     # The second one's, whose seconds are other ones.
     assert first.manifest == second[0].manifest

@@ -6,10 +6,11 @@ folder it will live in, every file is fsynced, the manifest last, then the folde
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -61,15 +62,13 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
-def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
-    """Make the artifact ``final`` appear whole or not at all.
+@contextlib.contextmanager
+def new_artifact(final: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Make the artifact ``final`` appear whole or not at all at the end of the block.
 
-    Args:
-        final: the folder to make; if it exists when the work is done, that one is kept.
-        fill: writes the payload files into the folder given and returns the manifest's fields.
-
-    Returns:
-        The manifest of ``final``, with ``files``: name -> {``bytes``, ``sha256``}.
+    Yields:
+        A folder for the payload files, and the manifest's fields, to be filled. At the end they
+        get ``files``: name -> {``bytes``, ``sha256``}. If ``final`` exists by then, it is kept.
 
     Raises:
         StorageError: the disk is full or cannot be written.
@@ -77,7 +76,8 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
     with writing(final):
         make_folder(final.parent)
         with temporary_folder(final) as temporary:
-            fields = fill(temporary)
+            fields: dict[str, Any] = {}
+            yield temporary, fields
             # A file that was replaced inside may have left its temporary folder.
             remove_leftovers(temporary)
             manifest = sealed({**fields, "files": describe_files(temporary)})
@@ -91,9 +91,17 @@ def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> di
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-                manifest = read_json(final / MANIFEST, what="an artifact")
             fsync_path(final.parent)
-    return manifest
+
+
+def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> None:
+    """Make an artifact of the files that ``fill`` writes and the manifest fields it returns.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    with new_artifact(final) as (folder, fields):
+        fields |= fill(folder)
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:

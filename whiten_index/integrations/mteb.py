@@ -32,7 +32,8 @@ from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ConfigError
-from whiten_index.pipeline.build import BuildConfig, build_index
+from whiten_index.pipeline.build import build_index
+from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.search.search_index import SearchIndex, open_index
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import unit_rows

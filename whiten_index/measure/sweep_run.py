@@ -28,7 +28,7 @@ from whiten_index.measure.results import RESULTS, Results, mapping
 from whiten_index.measure.sweep_config import FP32, SweepConfig
 from whiten_index.measure.sweep_data import Dataset, open_space, prepare_dataset, read_queries
 from whiten_index.measure.trial import Made, Trial
-from whiten_index.pipeline.build import embeddings
+from whiten_index.pipeline.encode import encode_or_open
 from whiten_index.pipeline.plan import plan_build
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.search.query_encoder import asked_by
@@ -170,7 +170,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         work = config.folder / _WORK
         remove_path(work)
         results = Results.open(config.folder / RESULTS)
-        encoded = embeddings(config.build, None, stages)
+        encoded = encode_or_open(config.build, None, stages)
         try:
             with writing(work):
                 work.mkdir()

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.sharding import SHARD_BYTES, Shard, plan_windows
-from whiten_index.distributed.executors import Executor, SerialExecutor
-from whiten_index.errors import CorpusError
+from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
+from whiten_index.distributed.process_executor import ProcessExecutor
+from whiten_index.distributed.ray_executor import RayExecutor
+from whiten_index.encoding.devices import chosen_devices, window_factor
+from whiten_index.encoding.spec import resolve_encoder
+from whiten_index.errors import ConfigError, CorpusError, PartialFailureError
 from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.early_checks import check_early, check_labels
 from whiten_index.pipeline.executor_session import executor_session
-from whiten_index.pipeline.shard_encoding import EncodedFacts, ShardResult, ShardWork, WindowResult
-from whiten_index.pipeline.shard_workers import encoding_executor, shard_work, window_results
+from whiten_index.pipeline.shard_encoding import (
+    ShardResult,
+    ShardWork,
+    Window,
+    WindowResult,
+    shard_work,
+)
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.store.dedup import RowFinder
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord
+
+if TYPE_CHECKING:
+    from whiten_index.pipeline.select_labelled import Labels
 
 KeptFile = tuple[CorpusFile, tuple[CorpusPart, ...]]
 
@@ -91,7 +104,7 @@ class EncodeReport:
             "encoder": self.store.encoder,
             "counts": self.counts.to_json(),
             "rows": self.record.rows,
-            "bytes": {"raw": raw_bytes(self.store, self.record)},
+            "bytes": {"raw": self.raw_bytes},
             "runner": self.runner,
             "seconds": self.stages.seconds,
             "stage_rows": self.stages.rows,
@@ -101,6 +114,13 @@ class EncodeReport:
     def runner(self) -> dict[str, Any] | None:
         """Return what happened on the cluster beside the plain course, None without one."""
         return self.executor.to_json()
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of the corpus's raw embeddings in the store."""
+        shards = {part.shard for part in self.record.parts if part.rows}
+        found = (self.store.find(shard, verify=False) for shard in shards)
+        return sum(shard.bytes for shard in found if shard is not None)
 
     def elsewhere(self) -> EncodeReport:
         """Return the report as another machine can take it."""
@@ -129,13 +149,7 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
 
 
 def open_corpus(config: BuildConfig, stages: Stages, *, dim: int | None = None) -> ParquetCorpus:
-    """Open the corpus and make sure its ids are unique, before any work is done.
-
-    Args:
-        config: of the build.
-        stages: told of the work.
-        dim: width that embeddings of a column should have; see ``ParquetCorpus.open``.
-    """
+    """Open the corpus and make sure its ids are unique, before any work is done."""
     corpus = ParquetCorpus.open(config.corpus_config(), dim=dim)
     if config.id_column is not None:
         with stages.stage("check ids", corpus.rows) as watcher:
@@ -156,14 +170,9 @@ def encode_shards(
 ) -> EncodeReport:
     """Encode the rows that the store does not have, and remember the corpus in it.
 
-    Args:
-        config: of the build.
-        corpus: opened.
-        stages: told of the work.
-        before: the corpus as it was indexed last; files that are as they were then are not read.
-        known: records whose rows are in the store, beside those that the store itself remembers.
-        remember: keep the record in the store, which else is the caller's to do.
-        executor: runs the work; this process by default.
+    Files that are as they were in ``before`` are not read. ``known`` are records whose rows are in
+    the store, beside those that the store itself remembers. Unless ``remember``, the caller saves
+    the record in the store.
     """
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
@@ -179,6 +188,59 @@ def encode_shards(
             index = None if config.out is None else config.out_place
             work.store.save_corpus(report.record, index=index)
         return report
+
+
+def encode_or_open(
+    config: BuildConfig, labels: Labels | None, stages: Stages, executor: Executor | None = None
+) -> EncodeReport:
+    """Return the store filled with the corpus, or as it is where no corpus is named."""
+    if labels is not None:
+        check_labels(config, labels)
+    if not config.corpus:
+        return replace(_from_store_alone(config, stages), executor=executor or SerialExecutor())
+    corpus = open_corpus(config, stages)
+    check_early(config, corpus)
+    return encode_shards(config, corpus, stages, executor=executor)
+
+
+def _from_store_alone(config: BuildConfig, stages: Stages) -> EncodeReport:
+    given = [
+        option
+        for option, value in (
+            ("--text-column", config.text_columns),
+            ("--embedding-column", config.embedding_column),
+            ("--id-column", config.id_column),
+            ("--keep", config.keep),
+            ("--filter", config.row_filter),
+            ("--limit", config.limit),
+            ("--passage-tokens", config.passage_tokens),
+        )
+        if value
+    ]
+    if given:
+        raise ConfigError(
+            f"{' and '.join(given)} says how to read a corpus, and none is named; name it, or "
+            "leave the option out to take the store as it is"
+        )
+    wanted = None
+    if config.model is not None:
+        wanted = resolve_encoder(config.encoder_config())[0].fingerprint
+    store = EmbeddingStore.open(config.store_place, fingerprint=wanted)
+    record = store.corpus()
+    store.fetch_corpus()
+    counts = Counts(passages=record.rows if record.source.get("passages") else 0)
+    with stages.stage("verify store", record.rows) as watcher:
+        for part in record.parts:
+            counts.read += part.read
+            counts.truncated += part.truncated
+            if part.rows:
+                store.require(part.shard)
+            watcher.advance(part.rows)
+    counts.skipped.update(record.skipped)
+    counts.reused = counts.read - sum(record.skipped.values())
+    report = EncodeReport(store, record, counts, stages)
+    note_runtimes(report)
+    return report
 
 
 def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFile]:
@@ -207,7 +269,7 @@ def _encode(
     executor: Executor,
 ) -> EncodeReport:
     counts, corpus = Counts(kept_files=len(kept)), work.corpus
-    runner, factor = encoding_executor(config, work, executor)
+    runner, factor = _encoding_executor(config, work, executor)
     rows = corpus.config.shard_rows * factor
     results = dict[Shard, ShardResult]()
     shards = [shard for shard in corpus.shards if shard.file not in kept]
@@ -216,13 +278,13 @@ def _encode(
         for file, parts in kept.values():
             _count_kept(counts, file, parts, passages=work.splitter is not None)
             watcher.advance(sum(part.read for part in parts))
-        for planned, window in window_results(work, runner, windows, watcher.advance):
+        for planned, window in _window_results(work, runner, windows, watcher.advance):
             for shard, result in zip(planned, window.shards, strict=True):
                 results[shard] = result
                 _count(counts, result, wanted=work.dtype.value)
                 counts.passages += result.part.rows if work.splitter is not None else 0
-            if window.encoded is not None:
-                _count_encoded(counts, window.encoded)
+            for name, count in window.counts.items():
+                setattr(counts, name, getattr(counts, name) + count)
             _add_seconds(stages, window)
     corpus.require_unchanged()
     # Other processes and machines may have kept shards.
@@ -282,16 +344,6 @@ def _record(
     return CorpusRecord(source, tuple(parts), dict(counts.skipped), tuple(files))
 
 
-def raw_bytes(store: EmbeddingStore, record: CorpusRecord) -> int:
-    """Return the bytes of a corpus's raw embeddings in the store."""
-    sizes = {}
-    for part in record.parts:
-        if part.rows and part.shard not in sizes:
-            found = store.find(part.shard, verify=False)
-            sizes[part.shard] = found.bytes if found else 0
-    return sum(sizes.values())
-
-
 def _count_kept(
     counts: Counts, file: CorpusFile, parts: Sequence[CorpusPart], *, passages: bool
 ) -> None:
@@ -320,13 +372,6 @@ def _rows_of(result: ShardResult) -> int:
     return result.part.read - sum(result.skipped.values())
 
 
-def _count_encoded(counts: Counts, encoded: EncodedFacts) -> None:
-    counts.duplicates += encoded.rows - encoded.distinct
-    counts.tokens += encoded.tokens
-    counts.padded_tokens += encoded.padded_tokens
-    counts.out_of_memory += encoded.out_of_memory
-
-
 def _add_seconds(stages: Stages, window: WindowResult) -> None:
     """Show the steps of the encode stage too: they overlap, so they sum up to more than it."""
     read = sum(shard.part.read for shard in window.shards)
@@ -337,3 +382,84 @@ def _add_seconds(stages: Stages, window: WindowResult) -> None:
         key = f"encode/{name}"
         stages.seconds[key] = stages.seconds.get(key, 0.0) + seconds
         stages.rows[key] = stages.rows.get(key, 0) + handled.get(name, 0)
+
+
+# Five shards of given embeddings at a time, each as read and as kept.
+_BYTES_TO_OVERLAP = 10 * SHARD_BYTES
+_NAMED = 5
+
+
+def _encoding_executor(
+    config: BuildConfig, work: ShardWork, executor: Executor
+) -> tuple[Executor, int]:
+    """Return the executor that encodes, and the number of full shards in its windows.
+
+    Workers of a cluster encode where there are any, else every device of this machine.
+    """
+    if isinstance(executor, RayExecutor):
+        return executor, window_factor(executor.device)
+    if work.corpus.dim is not None:
+        tight = config.budget is not None and config.budget < _BYTES_TO_OVERLAP
+        return SerialExecutor(one_by_one=tight), 1
+    devices = chosen_devices(config.encoder_config().device)
+    if len(devices) == 1:
+        return executor, window_factor(devices[0])
+    return ProcessExecutor(devices, threads=config.threads), window_factor(devices[0])
+
+
+def _window_results(
+    work: ShardWork,
+    executor: Executor,
+    windows: Sequence[Window],
+    advance: Callable[[int], None],
+) -> Iterator[tuple[Window, WindowResult]]:
+    """Yield each window and its result; one that failed is retried shard by shard.
+
+    Raises:
+        PartialFailureError: at the end, if shards failed again.
+    """
+    failed: list[Failure] = []
+    for _ in range(2):
+        failed = []
+        for position, result in executor.map_unordered(work, windows, advance):
+            if isinstance(result, Failure):
+                failed.append(result)
+            else:
+                yield windows[position], result
+        windows = [(shard,) for failure in failed for shard in failure.item]
+    if failed:
+        raise _partial_failure(work.corpus, failed)
+
+
+def _partial_failure(corpus: ParquetCorpus, failed: Sequence[Failure]) -> PartialFailureError:
+    """Return the error that names all failed shards; neighbours with one reason are one item."""
+    places = {shard: place for place, shard in enumerate(corpus.shards)}
+    groups = list[tuple[list[Shard], str]]()
+    for failure in sorted(failed, key=lambda each: places[each.item[0]]):
+        (shard,) = failure.item
+        before, why = groups[-1] if groups else ([], "")
+        follows = bool(before) and places[before[-1]] + 1 == places[shard]
+        if follows and before[-1].file == shard.file and why == failure.reason:
+            before.append(shard)
+        else:
+            groups.append(([shard], failure.reason))
+    items = [
+        {"name": _name(corpus, shards), "shards": len(shards), "why": why} for shards, why in groups
+    ]
+    shown = "; ".join(f"{each['name']}: {each['why']}" for each in items[:_NAMED])
+    more = f"; and {len(items) - _NAMED} more places" if len(items) > _NAMED else ""
+    counted = "1 shard" if len(failed) == 1 else f"{len(failed)} shards"
+    return PartialFailureError(
+        f"{counted} failed ({shown}{more}). All other shards are finished and kept: repair what is "
+        "named, and run the same command again",
+        items=items,
+    )
+
+
+def _name(corpus: ParquetCorpus, shards: Sequence[Shard]) -> str:
+    """Return the name of neighbouring shards in an error."""
+    shard, first, last = shards[0], shards[0].spans[0], shards[-1].spans[-1]
+    return (
+        f"{corpus.files[shard.file].path}, row group {first.row_group} row {first.start} to row "
+        f"group {last.row_group} row {last.stop - 1}"
+    )

@@ -9,20 +9,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
-from whiten_index.artifacts.files import exists, is_file, reading
-from whiten_index.corpus.batches import TextBatch
-from whiten_index.corpus.corpus_config import CorpusConfig
-from whiten_index.corpus.parquet_corpus import ParquetCorpus
-from whiten_index.corpus.row_checks import OnBadRow
-from whiten_index.errors import CorpusError, GateError
-from whiten_index.paths import cut
+from whiten_index.artifacts.files import walk_files
+from whiten_index.corpus.batches import ID
+from whiten_index.errors import GateError
+from whiten_index.index.examine import Examined, examine
+from whiten_index.index.library import INDEX
+from whiten_index.index.ondisk_ivf import IVF_DATA
+from whiten_index.pipeline.canaries import CanaryFile, Encode, Trial, check_canaries
+from whiten_index.pipeline.update_config import GateConfig
+from whiten_index.progress import Stages
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
+from whiten_index.versions.bundle import Bundle
+from whiten_index.whitening.transform import Whitening
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseCounts:
     """The version before, and what became of its rows; rows are passages where it has these.
 
     Attributes:
@@ -94,149 +99,193 @@ def require_passed(gates: Sequence[Gate], *, candidate: Path | str) -> None:
         )
 
 
-TEXT, EMBEDDING, EXPECTED = "text", "embedding", "expected"
-MOST_QUERIES = 10_000
+# The index may take so many times what was expected, and what heads of small files take.
+_EXPECTED_TIMES, _HEADS = 2, 1 << 20
 
 
-@dataclass(frozen=True, eq=False)
-class CanaryFile:
-    """Queries, and the documents that must be among the ten nearest of each.
+def check_counts(
+    candidate: Bundle, store: EmbeddingStore, record: CorpusRecord, base: BaseCounts | None
+) -> Gate:
+    """Tell whether every row read is accounted for, and every row of the index has its own id."""
+    counts = candidate.manifest["counts"]
+    skipped = sum(counts["skipped"].values())
+    rows, indexed, documents = record.rows, len(candidate), len(candidate.documents)
+    found = {
+        **{name: counts[name] for name in ("read", "encoded", "reused")},
+        "skipped": skipped,
+        "corpus_rows": rows,
+        "index_rows": indexed,
+        "document_rows": documents,
+    }
+    bound: dict[str, Any] = {}
+    faults = []
+    used = counts["encoded"] + counts["reused"]
+    if counts["read"] != used + skipped:
+        faults.append(
+            f"{counts['read']} rows were read, and {used + skipped} encoded, reused or skipped"
+        )
+    made = counts.get("passages") or used
+    if not candidate.grouped and made != rows:
+        faults.append(f"{made} rows were encoded or reused, and the corpus has {rows}")
+    if candidate.grouped and counts.get("passages") != rows:
+        faults.append(f"{counts.get('passages')} passages were cut, and the corpus has {rows}")
+    for what, held in (("index", indexed), ("documents file", documents)):
+        if held != rows:
+            faults.append(f"the {what} holds {held} rows, and the corpus has {rows}")
+    if base is not None and base.expected is not None:
+        bound |= {"rows": base.expected, "base_rows": base.rows}
+        bound |= {"new": base.new, "deleted": base.deleted}
+        if base.expected != rows:
+            faults.append(
+                f"{base.rows} rows before, {base.deleted} of them deleted, and {base.new} new ones "
+                f"make {base.expected}, and the corpus has {rows}"
+            )
+    if documents == rows:
+        found["wrong_ids"] = _wrong_ids(candidate, store, record)
+        bound["wrong_ids"] = 0
+        if found["wrong_ids"]:
+            faults.append(f"{found['wrong_ids']} rows have the id of another document")
+    return Gate.of("counts", found, bound, faults)
 
-    Attributes:
-        path: the file.
-        texts: of the queries, None where they are embeddings.
-        embeddings: (q, d) raw, None where they are texts.
-        expected: the ids that each must find, none where it names none.
+
+def _wrong_ids(candidate: Bundle, store: EmbeddingStore, record: CorpusRecord) -> int:
+    """Return how many rows have another id than in the store."""
+    wrong = start = 0
+    for part in record.parts:
+        if not part.rows:
+            continue
+        ours = candidate.documents.id_column(start, start + part.rows)
+        start += part.rows
+        theirs = store.documents(part)[ID]
+        if ours.equals(theirs):
+            continue
+        try:
+            same = pc.equal(ours, theirs.cast(ours.type))
+        except pa.ArrowException:
+            wrong += part.rows
+        else:
+            wrong += part.rows - int(pc.sum(same).as_py() or 0)
+    return wrong
+
+
+def check_codes(candidate: Bundle) -> Gate:
+    """Tell whether the transform, the codes and what they were learned by are finite and whole."""
+    arrays = _broken_arrays(candidate.whitening)
+    seen = examine(candidate.index)
+    found = {"broken_arrays": arrays, **_as_json(seen)}
+    bound = {"broken": 0, "lost": 0, "strange": 0}
+    faults = []
+    if arrays:
+        faults.append(f"the whitening holds NaN or infinity ({', '.join(arrays)})")
+    if seen.broken:
+        faults.append(f"the codes of {seen.broken} rows hold NaN or infinity")
+    if seen.lost:
+        faults.append(f"{seen.lost} of {seen.rows} rows are in none of the index's lists")
+    if seen.strange:
+        faults.append(f"{seen.strange} entries of the index's lists are no row, or one twice")
+    if not seen.learned:
+        faults.append("the index's centroids or codebooks hold NaN or infinity")
+    return Gate.of("codes", found, bound, faults)
+
+
+def _as_json(seen: Examined) -> dict[str, Any]:
+    return {
+        name: getattr(seen, name)
+        for name in ("rows", "decoded", "broken", "lost", "strange", "learned")
+    }
+
+
+def _broken_arrays(whitening: Whitening) -> list[str]:
+    arrays = {"scales": whitening.scales(), **vars(whitening)}
+    return sorted(
+        name
+        for name, value in arrays.items()
+        if isinstance(value, np.ndarray) and not name.startswith("_")
+        if not np.isfinite(value).all()
+    )
+
+
+def check_size(candidate: Bundle, base: BaseCounts | None, config: GateConfig) -> Gate:
+    """Tell whether rows and bytes are within bounds."""
+    rows = len(candidate)
+    files = list(walk_files(candidate.folder))
+    size = sum(path.stat().st_size for path in files)
+    found: dict[str, Any] = {"rows": rows, "bytes": size}
+    bound: dict[str, Any] = {}
+    faults = []
+    if base is not None:
+        least = base.rows * (1 - config.max_shrink)
+        most = base.rows * (1 + config.max_growth)
+        bound |= {"least_rows": least, "most_rows": most}
+        if rows < least:
+            gone = 1 - rows / base.rows
+            faults.append(
+                f"{rows} rows are {gone:.1%} fewer than the {base.rows} before, and --max-shrink "
+                f"is {config.max_shrink:g}"
+            )
+        if rows > most:
+            faults.append(
+                f"{rows} rows are too many beside the {base.rows} before: --max-growth is "
+                f"{config.max_growth:g}"
+            )
+    names = (INDEX, IVF_DATA)
+    found["index_bytes"] = sum(each.stat().st_size for each in files if each.name in names)
+    expected = int(candidate.manifest["factory"]["expected_bytes"]["total"])
+    bound["index_bytes"] = _EXPECTED_TIMES * expected + _HEADS
+    if found["index_bytes"] > bound["index_bytes"]:
+        faults.append(
+            f"the index takes {found['index_bytes']:,} bytes, more than {_EXPECTED_TIMES} times "
+            f"the {expected:,} expected of {rows} rows"
+        )
+    if config.most_bytes is not None:
+        bound["bytes"] = config.most_bytes
+        if size > config.most_bytes:
+            faults.append(f"the files take {size:,} bytes, and --max-bytes is {config.max_bytes}")
+    return Gate.of("size", found, bound, faults)
+
+
+def run_gates(
+    candidate: Bundle,
+    store: EmbeddingStore,
+    record: CorpusRecord,
+    *,
+    config: GateConfig,
+    stages: Stages,
+    base: BaseCounts | None = None,
+    canaries: CanaryFile | None = None,
+    encode: Encode | None = None,
+    seed: int = 0,
+) -> tuple[Gate, ...]:
+    """Run every gate; a gate that fails does not raise, but says so.
+
+    That takes a look at every row of the index and a projection of every row of the store.
+
+    Args:
+        candidate: the version as opened from its files, its manifest what it will be: of it
+            ``counts``, ``corpus`` and ``factory`` are read.
+        store: of its embeddings.
+        record: its corpus.
+        config: bounds.
+        stages: where the time is shown.
+        base: the version before, None for the first one.
+        canaries: queries of one's own.
+        encode: texts -> raw embeddings (n, d) of queries, where those are texts.
+        seed: of the sample.
+
+    Raises:
+        ConfigError: queries are texts and there is no ``encode``.
     """
-
-    path: str
-    texts: tuple[str, ...] | None
-    embeddings: NDArray[np.float32] | None
-    expected: tuple[tuple[str, ...], ...]
-
-    def __len__(self) -> int:
-        return len(self.expected)
-
-    @property
-    def needs_encoder(self) -> bool:
-        """Whether the queries are texts."""
-        return self.texts is not None
-
-    def query_name(self, place: int) -> str:
-        """Return how messages call a query, whose place counts from 0: by its row, from 1."""
-        said = "" if self.texts is None else f" ({cut(' '.join(self.texts[place].split()))!r})"
-        return f"row {place + 1} of the canary file{said}"
-
-    @classmethod
-    def read(cls, path: Path | str, *, dim: int) -> CanaryFile:
-        """Read the column ``text`` or ``embedding``, and ``expected`` where there is one.
-
-        ``expected`` holds an id, or a list of ids, strings or integers as in the index; null asks
-        for none.
-
-        Args:
-            path: a Parquet file.
-            dim: width of the embeddings that the index takes.
-
-        Raises:
-            CorpusError: the file or a row of it cannot be used.
-        """
-        name = str(path)
-        schema = _schema(Path(path))
-        asked = [column for column in (TEXT, EMBEDDING) if column in schema.names]
-        if len(asked) != 1:
-            has = "both" if asked else "neither"
-            raise CorpusError(
-                f"canary queries come in one column, {TEXT} or {EMBEDDING}, and {name} has "
-                f"{has}; its columns are {', '.join(schema.names)}: rename or drop one"
-            )
-        odd = [column for column in schema.names if column not in (TEXT, EMBEDDING, EXPECTED)]
-        if odd:
-            # A column of ids under another name would be thought to be looked at.
-            raise CorpusError(
-                f"{name} has {', '.join(odd)}, which no gate reads; ids that a query must find "
-                f"come in column {EXPECTED}: rename or drop it"
-            )
-        config = CorpusConfig(
-            sources=(name,),
-            text_columns=(TEXT,) if asked == [TEXT] else (),
-            embedding_column=EMBEDDING if asked == [EMBEDDING] else None,
-            keep=(EXPECTED,) if EXPECTED in schema.names else (),
-            # To count them, and to refuse the file in words that name no option of a corpus.
-            on_bad_row=OnBadRow.SKIP,
-        )
-        corpus = ParquetCorpus.open(config)
-        if corpus.dim not in (None, dim):
-            raise CorpusError(
-                f"the embeddings of {name} have {corpus.dim} dims, and those of the index {dim}; "
-                "take both from one encoder"
-            )
-        if corpus.rows > MOST_QUERIES:
-            raise CorpusError(
-                f"{name} holds {corpus.rows} queries, each of which is compared with every row of "
-                f"the index; keep {MOST_QUERIES} at most"
-            )
-        return _read(name, corpus)
-
-
-def _read(name: str, corpus: ParquetCorpus) -> CanaryFile:
-    texts: list[str] = []
-    embeddings: list[NDArray[np.floating]] = []
-    expected: list[tuple[str, ...]] = []
-    for batch in corpus.batches():
-        if batch.skipped:
-            bad = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in batch.skipped.items())
-            raise CorpusError(
-                f"{name} has rows that cannot be used as queries ({bad}); mend or drop them"
-            )
-        if isinstance(batch, TextBatch):
-            texts += batch.texts
-        else:
-            embeddings.append(batch.embeddings)
-        if corpus.config.keep:
-            values = batch.documents[EXPECTED].to_pylist()
-            expected += [_ids(name, value) for value in values]
-        else:
-            expected += [()] * batch.documents.num_rows
-    if corpus.config.keep and not any(expected):
-        raise CorpusError(f"column {EXPECTED} of {name} names no document; fill it, or drop it")
-    if corpus.config.text_columns:
-        return CanaryFile(name, tuple(texts), None, tuple(expected))
-    with np.errstate(over="ignore"):
-        queries = np.concatenate(embeddings).astype(np.float32)
-    if not np.isfinite(queries).all():
-        raise CorpusError(f"the embeddings of {name} are beyond float32; scale them down")
-    return CanaryFile(name, None, queries, tuple(expected))
-
-
-def _ids(name: str, value: Any) -> tuple[str, ...]:
-    """Return the ids a row names, numbers as texts."""
-    if value is None:
-        return ()
-    values: Sequence[Any] = value if isinstance(value, list) else [value]
-    for each in values:
-        if isinstance(each, bool) or not isinstance(each, str | int):
-            raise CorpusError(
-                f"column {EXPECTED} of {name} holds {each!r}, and ids are strings or integers; "
-                "mend the row"
-            )
-    return tuple(dict.fromkeys(str(each) for each in values))
-
-
-def _schema(path: Path) -> pa.Schema:
-    try:
-        # Opening a pipe would wait for someone to write to it.
-        with reading(path):
-            found = None if exists(path) and not is_file(path) else pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
-        reason = cut(str(error).splitlines()[0], most=200)
-        raise CorpusError(
-            f"{cut(str(path), most=200)} cannot be read as Parquet ({reason}); canary queries come "
-            f"in a Parquet file with a column {TEXT} or {EMBEDDING}"
-        ) from error
-    if found is None:
-        raise CorpusError(
-            f"{cut(str(path), most=200)} is no file; canary queries come in a Parquet file with a "
-            f"column {TEXT} or {EMBEDDING}"
-        )
-    return found
+    counts = check_counts(candidate, store, record, base)
+    with stages.stage("check codes", len(candidate)) as watcher:
+        codes = check_codes(candidate)
+        watcher.advance(len(candidate))
+    whole = len(candidate) == len(candidate.documents) == record.rows
+    if not whole or not codes.passed:
+        # Rows that are not those of the store cannot be compared with it.
+        why = "they were not tried, since rows or codes are not as they should be"
+        tried = Gate.of("canaries", {}, {}, [why])
+    else:
+        trial = Trial(candidate, store, record, stages)
+        found, bound, faults = check_canaries(trial, config, canaries, encode, seed=seed)
+        tried = Gate.of("canaries", found, bound, faults)
+    return counts, codes, tried, check_size(candidate, base, config)

@@ -14,12 +14,16 @@ from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.devices import chosen_devices
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import FactoryChoice
-from whiten_index.pipeline.build import check_early, check_labels
 from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.early_checks import (
+    check_early,
+    check_labels,
+    choose_index,
+    possible_widths,
+)
 from whiten_index.pipeline.encode import open_corpus
-from whiten_index.pipeline.fit import choose_index, possible_widths, read_labels
-from whiten_index.pipeline.shard_encoding import ShardWork
-from whiten_index.pipeline.shard_workers import shard_work
+from whiten_index.pipeline.select_labelled import read_labels
+from whiten_index.pipeline.shard_encoding import ShardWork, shard_work
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.store.dedup import RowFinder
 from whiten_index.store.dtypes import StoreDtype

@@ -9,23 +9,25 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID, TextBatch
 from whiten_index.encoding.passages import Span, sentence_spans
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import CorpusError, StorageError
-from whiten_index.pipeline.encode import EncodeReport
-from whiten_index.pipeline.shard_encoding import ShardWork
-from whiten_index.progress import Progress, Stages
-from whiten_index.search.query_encoder import asked_by
 from whiten_index.store.dtypes import StoreDtype, as_kept
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import drawn_parts, drawn_rows, ids_of, row_starts
 from whiten_index.whitening.selection import LEAST_SAMPLE
+
+if TYPE_CHECKING:
+    from whiten_index.pipeline.encode import EncodeReport
+    from whiten_index.pipeline.shard_encoding import ShardWork
+    from whiten_index.progress import Progress, Stages
 
 _MOST_CANDIDATES = 5_000
 # Texts looked at for one that is long enough.
@@ -210,13 +212,14 @@ def _encoded(
 
 
 def _key(encoded: EncodeReport, size: int, seed: int) -> dict[str, Any]:
+    spec = recorded_spec(encoded.store.encoder)
     return {
         "corpus": encoded.record.fingerprint,
         "recipe": recipe(),
         "size": size,
         "seed": seed,
-        # Sentences and windows are encoded as queries, and the store's name is of documents.
-        **asked_by(encoded.store.encoder),
+        # Sentences and windows are encoded as queries, and the store is named by its documents.
+        "query_encoder": spec and spec.query_fingerprint,
     }
 
 

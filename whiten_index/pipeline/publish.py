@@ -1,4 +1,4 @@
-"""What a version is made of: its identity, its files, and what its manifest says of them."""
+"""The identity, files and manifest of a new version."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import contextlib
 import datetime
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from whiten_index import __version__
 from whiten_index.artifacts.cached_storage import settled as settled_place
 from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.artifacts.storage import Place
 from whiten_index.distributed.remote_call import remote_call
+from whiten_index.errors import StorageError
 from whiten_index.evaluation.geometry_scores import Geometry
 from whiten_index.index.build_distributed import build_faiss_index
 from whiten_index.index.build_local import CodeReuse, IndexBuildResult
@@ -26,31 +27,41 @@ from whiten_index.index.factory import inner_index
 from whiten_index.index.library import describe_faiss
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import has_parameters
-from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.encode import EncodeReport, raw_bytes
-from whiten_index.pipeline.fit import Fitted
-from whiten_index.progress import Stages
+from whiten_index.paths import is_uri
 from whiten_index.search.search_index import hits_of
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows, embeddings_of
 from whiten_index.versions.bundle import open_unsealed
 from whiten_index.versions.documents import write_documents
-from whiten_index.versions.published import DOCUMENTS, MOMENTS, RECORD, WHITENING, Version
+from whiten_index.versions.published import (
+    DOCUMENTS,
+    MOMENTS,
+    RECORD,
+    WHITENING,
+    Version,
+    ensure_index_id,
+)
 from whiten_index.versions.version_manifest import FORMAT_VERSION, KIND
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
+if TYPE_CHECKING:
+    from whiten_index.pipeline.build_config import BuildConfig
+    from whiten_index.pipeline.corpus_moments import Fitted
+    from whiten_index.pipeline.encode import EncodeReport
+    from whiten_index.progress import Stages
+
 
 @dataclass(frozen=True)
-class Settled:
-    """What is settled before FAISS starts: the transform, the index to build, their identity.
+class VersionSpec:
+    """Transform, index and identity of a version that is to be made.
 
     Attributes:
         fitted: the transform.
         plan: the index.
         identity: of the version.
-        reuse: the version whose codes are reused, None if all are made.
+        reuse: codes of another version that are reused, None if all are made.
         kept: the version whose transform this is, None where it was fitted.
     """
 
@@ -61,27 +72,15 @@ class Settled:
     kept: Version | None = None
 
 
-def settle(
-    config: BuildConfig,
-    encoded: EncodeReport,
-    fitted: Fitted,
-    plan: IndexPlan,
-    *,
-    kept: Mapping[str, Any] | None = None,
-    reuse: CodeReuse | None = None,
-) -> Settled:
-    """Return what is settled, with the identity of the version that will come of it.
-
-    Args:
-        config: of the build.
-        encoded: the corpus in its store.
-        fitted: the transform.
-        plan: the index.
-        kept: what tells a transform that was not fitted on this corpus.
-        reuse: the version whose codes are reused.
-    """
-    identity = version_identity(config, encoded, fitted, plan, kept=kept)
-    return Settled(fitted, plan, identity, reuse)
+def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
+    """Tell a store that an index is built from it; where it cannot be written, say so."""
+    index_id = None if is_uri(out) else ensure_index_id(Path(out))
+    try:
+        store.indexes.register(out, index_id)
+    except StorageError as error:
+        stages.watcher.note(
+            f"note: the store cannot remember that {out} is built from it ({error}); do not gc it"
+        )
 
 
 def version_identity(
@@ -92,7 +91,10 @@ def version_identity(
     *,
     kept: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return what tells this version from one made of other inputs or choices."""
+    """Return the fingerprint of a version's inputs and choices.
+
+    ``kept`` identifies a transform that was not fitted on this corpus.
+    """
     choices = fitted.whitening.choices()
     named = [choices.pop(name) for name in ("kind", "k", "exponent", "center", "normalize_input")]
     del choices["dim"]
@@ -107,8 +109,6 @@ def version_identity(
             "corpus": encoded.record.fingerprint,
             "encoder": encoded.store.encoder,
             "encoder_fingerprint": encoded.store.fingerprint,
-            # What most transforms lack is left out, so that versions made before it was known
-            # are found again.
             "whitening": [*named, choices] if choices else named,
             "factory": _factory_identity(plan, fitted.whitening.k),
             "seed": plan.seed,
@@ -118,10 +118,7 @@ def version_identity(
 
 
 def _factory_identity(plan: IndexPlan, k: int) -> list[Any]:
-    """Return what tells an index from one of other settings.
-
-    What cannot show is left out, so that versions made before it was known are found again.
-    """
+    """Return the settings of an index that show in it."""
     settings: dict[str, Any] = {}
     inner = inner_index(plan.built, k)
     if has_parameters(inner) or plan.choice.rerank is not None:
@@ -134,67 +131,66 @@ def _factory_identity(plan: IndexPlan, k: int) -> list[Any]:
     return [*named, settings] if settings else named
 
 
-def write_version(
+@contextlib.contextmanager
+def version_folder(
+    new: contextlib.AbstractContextManager[tuple[Path, dict[str, Any]]], rows: int, stages: Stages
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folder and the manifest's fields of a new version, which is sealed afterwards."""
+    with contextlib.ExitStack() as sealing, new as (folder, fields):
+        yield folder, fields
+        sealing.enter_context(stages.stage("publish", rows)).advance(rows)
+        fields |= {"seconds": dict(stages.seconds), "stage_rows": dict(stages.rows)}
+
+
+def write_files(
+    folder: Path,
     config: BuildConfig,
     encoded: EncodeReport,
-    settled: Settled,
+    spec: VersionSpec,
     version: str,
     stages: Stages,
-    publish: Callable[[Path, str, Callable[[Path], Mapping[str, Any]]], dict[str, Any]],
-    *,
-    finish: Callable[[Path, dict[str, Any]], Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Assemble the index and write the version's folder, whole or not at all.
-
-    Args:
-        config: ``out`` says where.
-        encoded: the corpus in its store.
-        settled: what to make.
-        version: its name.
-        stages: told of the work.
-        publish: where it goes: ``index.publish`` or ``index.publish_candidate``.
-        finish: looks at the folder with all its files, and at what its manifest will say; what it
-            returns is added to that.
-
-    Returns:
-        The manifest.
-    """
-    store, record, fitted = encoded.store, encoded.record, settled.fitted
-    stages.watcher.note(index_note(settled.plan.choice))
-    with contextlib.ExitStack() as ending:
-
-        def fill(folder: Path) -> dict[str, Any]:
-            made = build_faiss_index(
-                CorpusEmbeddings(store, record),
-                fitted.whitening,
-                settled.plan,
-                stages,
-                folder,
-                reuse=settled.reuse,
-                # Workers join an index on a disk that all share, not in a copy of a bucket.
-                executor=None if isinstance(config.out_place, str) else encoded.executor,
-            )
-            with stages.stage("diagnose", record.rows) as watcher:
-                given = store, record, fitted.whitening, config.seed
-                shape = remote_call(encoded.executor, stages, _geometry, *given)
-                watcher.advance(record.rows)
-            _save_transform(settled, folder)
-            write_documents(folder / DOCUMENTS, _documents(encoded))
-            record.save(folder / RECORD)
-            fields = {
-                **_facts(config, encoded, settled),
-                "geometry": shape,
-                "version": version,
-                "factory": _factory_facts(settled.plan, made),
-                "bytes": _bytes(encoded, made, folder),
-            }
-            _require_searchable(folder, fields)
-            fields |= {} if finish is None else finish(folder, fields)
-            # It ends when the folder is published.
-            ending.enter_context(stages.stage("publish", record.rows)).advance(record.rows)
-            return {**fields, "seconds": dict(stages.seconds), "stage_rows": dict(stages.rows)}
-
-        return publish(Path(str(config.out)), version, fill)
+    """Write index, transform, documents and corpus record; return the manifest's fields."""
+    store, record, fitted = encoded.store, encoded.record, spec.fitted
+    stages.watcher.note(index_note(spec.plan.choice))
+    made = build_faiss_index(
+        CorpusEmbeddings(store, record),
+        fitted.whitening,
+        spec.plan,
+        stages,
+        folder,
+        reuse=spec.reuse,
+        # Workers join an index on a disk that all share, not in a copy of a bucket.
+        executor=None if isinstance(config.out_place, str) else encoded.executor,
+    )
+    with stages.stage("diagnose", record.rows) as watcher:
+        given = store, record, fitted.whitening, config.seed
+        shape = remote_call(encoded.executor, stages, _geometry, *given)
+        watcher.advance(record.rows)
+    if spec.kept is None:
+        fitted.whitening.save(folder / WHITENING)
+        fitted.moments.save(folder / MOMENTS)
+    else:
+        for name in (WHITENING, MOMENTS):
+            shutil.copyfile(spec.kept.file(name), folder / name)
+    documents = (store.documents(part) for part in record.parts if part.rows)
+    write_documents(folder / DOCUMENTS, documents)
+    record.save(folder / RECORD)
+    fields = {
+        **_facts(config, encoded, spec),
+        "geometry": shape,
+        "version": version,
+        "factory": _factory_facts(spec.plan, made),
+        "bytes": {
+            "raw": encoded.raw_bytes,
+            "vectors": made.vector_bytes,
+            "index_file": made.file_bytes,
+            "documents_file": (folder / DOCUMENTS).stat().st_size,
+            "index": made.sizes.to_json(),
+        },
+    }
+    _require_searchable(folder, fields)
+    return fields
 
 
 def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> None:
@@ -204,22 +200,6 @@ def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> None:
     scores, rows = bundle.search(query.astype(np.float32), 1)
     # The list that is searched first may be empty: then any row will do.
     hits_of(bundle, scores[0], np.maximum(rows[0], 0))
-
-
-def _geometry(
-    _: Stages, store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, seed: int
-) -> dict[str, Any] | None:
-    return geometry(store, record, whitening, seed=seed)
-
-
-def _save_transform(settled: Settled, folder: Path) -> None:
-    """Write the transform and the moments that it was fitted on; what is kept to the byte."""
-    if settled.kept is not None:
-        for name in (WHITENING, MOMENTS):
-            shutil.copyfile(settled.kept.file(name), folder / name)
-        return
-    settled.fitted.whitening.save(folder / WHITENING)
-    settled.fitted.moments.save(folder / MOMENTS)
 
 
 def index_note(choice: FactoryChoice) -> str:
@@ -247,13 +227,13 @@ def _factory_facts(plan: IndexPlan, made: IndexBuildResult) -> dict[str, Any]:
     }
 
 
-def _facts(config: BuildConfig, encoded: EncodeReport, settled: Settled) -> dict[str, Any]:
+def _facts(config: BuildConfig, encoded: EncodeReport, spec: VersionSpec) -> dict[str, Any]:
     """Return what a version's manifest says of its inputs and choices."""
-    choice = settled.fitted.choice
+    choice = spec.fitted.choice
     return {
         "kind": KIND,
         "format_version": FORMAT_VERSION,
-        "identity": settled.identity,
+        "identity": spec.identity,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": config.to_json(),
         "store": str(settled_place(config.store_place)),
@@ -264,43 +244,24 @@ def _facts(config: BuildConfig, encoded: EncodeReport, settled: Settled) -> dict
         "encoder": encoded.store.encoder,
         "encoder_fingerprint": encoded.store.fingerprint,
         "runtimes": encoded.store.results.runtimes(),
-        "whitening": settled.fitted.whitening.describe(),
+        "whitening": spec.fitted.whitening.describe(),
         "choice": None if choice is None else choice.to_json(),
         "rows": encoded.record.rows,
         "counts": encoded.counts.to_json(),
-        "made_by": _made_by(),
+        "made_by": {
+            "whiten_index": __version__,
+            "faiss": describe_faiss(),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
     }
-
-
-def _bytes(encoded: EncodeReport, made: IndexBuildResult, folder: Path) -> dict[str, Any]:
-    """Return bytes of the raw and of the reduced vectors, and of the files beside them."""
-    return {
-        "raw": raw_bytes(encoded.store, encoded.record),
-        "vectors": made.vector_bytes,
-        "index_file": made.file_bytes,
-        "documents_file": (folder / DOCUMENTS).stat().st_size,
-        "index": made.sizes.to_json(),
-    }
-
-
-def _made_by() -> dict[str, Any]:
-    return {
-        "whiten_index": __version__,
-        "faiss": describe_faiss(),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _documents(encoded: EncodeReport) -> Iterator[pa.Table]:
-    return (encoded.store.documents(part) for part in encoded.record.parts if part.rows)
 
 
 _ROWS, _LEAST_ROWS = 2_048, 3
 
 
-def geometry(
-    store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, *, seed: int
+def _geometry(
+    _: Stages, store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, seed: int
 ) -> dict[str, Any] | None:
     """Return the geometry of the embeddings, ``raw``, and of the ``vectors`` made of them.
 
@@ -310,12 +271,6 @@ def geometry(
     IsoScore reads about n/(n + d), 0.73 for d = 768 and 0.94 for k = 128 at 2,048 rows.
 
     None where fewer than three rows of either differ from 0.
-
-    Args:
-        store: holds the embeddings.
-        record: the corpus.
-        whitening: the transform.
-        seed: of the sample.
     """
     rows = np.sort(drawn_rows(record, _ROWS, np.random.default_rng(seed)))
     raw = embeddings_of(store, record, rows)

@@ -15,13 +15,14 @@ from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import Pairs, read_pairs, read_qrels, read_queries
 from whiten_index.evaluation.metrics import evaluate_each, require_evaluator, spearman
-from whiten_index.pipeline.encode import EncodeReport
-from whiten_index.progress import Stages
 from whiten_index.store.sampling import drawn_rows, embeddings_of, ids_of
 from whiten_index.whitening.selection import Scores, Trial, Vectors, reciprocal_ranks
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder
+    from whiten_index.pipeline.build_config import BuildConfig
+    from whiten_index.pipeline.encode import EncodeReport
+    from whiten_index.progress import Stages
 
 _LEAST_QUERIES, _LEAST_PAIRS = 10, 30
 _MOST_QUERIES = _MOST_PAIRS = 2_000
@@ -47,41 +48,6 @@ class Labels:
     queries: Mapping[str, str]
     qrels: Mapping[str, Mapping[str, int]]
     pairs: Pairs | None
-
-    @classmethod
-    def read(
-        cls, queries: str | None, qrels: str | None, pairs: str | None, *, split: str | None = None
-    ) -> Labels | None:
-        """Read the files that a user names, None where there are none.
-
-        Args:
-            queries: file of query texts.
-            qrels: file of judgements.
-            pairs: file of pairs.
-            split: which judgements, where the file has a column of it.
-
-        Raises:
-            ConfigError: only one of queries and qrels is named, or pairs beside them.
-            CorpusError: a file cannot be read.
-        """
-        if pairs is not None:
-            if queries is not None or qrels is not None or split is not None:
-                raise ConfigError(
-                    "--pairs and --qrels are two kinds of labels; give one of them, and --queries "
-                    "and --qrels-split with --qrels only"
-                )
-            return cls(pairs, {}, {}, read_pairs(Path(pairs)))
-        if queries is None and qrels is None:
-            if split is not None:
-                raise ConfigError(f"--qrels-split {split} needs --qrels FILE")
-            return None
-        if queries is None or qrels is None:
-            missing = "--queries" if queries is None else "--qrels"
-            raise ConfigError(
-                f"{missing} is missing: --queries FILE holds the texts and --qrels FILE says which "
-                "documents answer them"
-            )
-        return cls(qrels, read_queries(Path(queries)), read_qrels(Path(qrels), split=split), None)
 
     def digest(self) -> str:
         """Return the identity of the labels themselves, whatever their files are called."""
@@ -124,6 +90,34 @@ class Labels:
                 f"{self.source} leaves {count} queries to choose by ({why}); {_LEAST_QUERIES} are "
                 "needed, so judge more or leave the labels out"
             )
+
+
+def read_labels(config: BuildConfig) -> Labels | None:
+    """Read the labels that the transform is chosen by, None where there are none.
+
+    Raises:
+        ConfigError: only one of queries and qrels is named, or pairs beside them.
+        CorpusError: a file cannot be used.
+    """
+    queries, qrels, pairs, split = config.queries, config.qrels, config.pairs, config.qrels_split
+    if pairs is not None:
+        if queries is not None or qrels is not None or split is not None:
+            raise ConfigError(
+                "--pairs and --qrels are two kinds of labels; give one of them, and --queries "
+                "and --qrels-split with --qrels only"
+            )
+        return Labels(pairs, {}, {}, read_pairs(Path(pairs)))
+    if queries is None and qrels is None:
+        if split is not None:
+            raise ConfigError(f"--qrels-split {split} needs --qrels FILE")
+        return None
+    if queries is None or qrels is None:
+        missing = "--queries" if queries is None else "--qrels"
+        raise ConfigError(
+            f"{missing} is missing: --queries FILE holds the texts and --qrels FILE says which "
+            "documents answer them"
+        )
+    return Labels(qrels, read_queries(Path(queries)), read_qrels(Path(qrels), split=split), None)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import (
     PASSAGE,
     PASSAGE_END,
@@ -25,8 +27,8 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageSplitter
-from whiten_index.encoding.spec import resolve_encoder
-from whiten_index.errors import EncoderError
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
+from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.dedup import RowFinder
 from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype, as_kept, folder_bytes, type_of
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow
     from whiten_index.encoding.passages import PassageSplitter
     from whiten_index.encoding.windows import PreparedWindow
+    from whiten_index.pipeline.build_config import BuildConfig
 
 Window = tuple[Shard, ...]
 
@@ -67,32 +70,14 @@ class WindowResult:
 
     Attributes:
         shards: the results of its shards, in order.
-        encoded: what the encoder was given, None where all was there or no encoder is needed.
+        counts: ``duplicates``, ``tokens``, ``padded_tokens`` and ``out_of_memory`` of what was
+            encoded, as in ``Counts``; empty where nothing was.
         seconds: step -> wall seconds; the steps of different windows overlap.
     """
 
     shards: tuple[ShardResult, ...]
-    encoded: EncodedFacts | None
+    counts: Mapping[str, int]
     seconds: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedFacts:
-    """What the encoder was given for one window.
-
-    Attributes:
-        rows: texts.
-        distinct: texts that differ, which alone were encoded.
-        tokens: of these.
-        padded_tokens: likewise, padding counted.
-        out_of_memory: batches that did not fit into the memory and were halved.
-    """
-
-    rows: int
-    distinct: int
-    tokens: int
-    padded_tokens: int
-    out_of_memory: int
 
 
 @dataclass(frozen=True)
@@ -114,25 +99,15 @@ class _Looked:
         return np.ones(len(self.batch), dtype=np.bool_) if self.found is None else ~self.found.known
 
 
-@dataclass(frozen=True)
-class _Read:
+@dataclass
+class _WindowState:
+    """A window on its way through the steps of the work."""
+
     shards: list[_Looked]
     seconds: dict[str, float]
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    shards: list[_Looked]
-    texts: PreparedWindow | None
-    seconds: dict[str, float]
-
-
-@dataclass(frozen=True)
-class _Ran:
-    shards: list[_Looked]
-    encoded: RanWindow | None
-    out_of_memory: int
-    seconds: dict[str, float]
+    prepared: PreparedWindow | None = None
+    ran: RanWindow | None = None
+    out_of_memory: int = 0
 
 
 class LazyEncoder:
@@ -200,71 +175,71 @@ class ShardWork:
             encoder = encoder.on_device(device, threads)
         return replace(self, corpus=corpus, encoder=encoder, _under_way=None)
 
-    def read(self, window: Window) -> _Read:
+    def read(self, window: Window) -> _WindowState:
         """Read the shards and look up which the store has.
 
         Raises:
             CorpusError: the file is damaged or a row cannot be used.
         """
-        clock = _Clock()
-        looked = [self._look(shard) for shard in window]
-        return _Read(looked, {"read": clock.lap()})
+        state = _WindowState([], {})
+        with _timed(state.seconds, "read"):
+            state.shards += [self._look(shard) for shard in window]
+        return state
 
-    def prepare(self, read: _Read) -> _Prepared:
+    def prepare(self, state: _WindowState) -> _WindowState:
         """Tokenise the texts that the store does not have."""
-        texts = [text for shard in read.shards for text in _texts_to_encode(shard)]
-        if not texts:
-            return _Prepared(read.shards, None, read.seconds)
-        clock = _Clock()
-        encoder = self.encoder()
-        self.store.results.save_runtime(encoder.runtime)
-        seconds = {**read.seconds, "load encoder": clock.lap()}
-        prepared = encoder.prepare(texts)
-        return _Prepared(read.shards, prepared, {**seconds, "tokenise": clock.lap()})
+        if texts := [text for shard in state.shards for text in _texts_to_encode(shard)]:
+            with _timed(state.seconds, "load encoder"):
+                encoder = self.encoder()
+                self.store.results.save_runtime(encoder.runtime)
+            with _timed(state.seconds, "tokenise"):
+                state.prepared = encoder.prepare(texts)
+        return state
 
-    def run(self, prepared: _Prepared, advance: Callable[[int], None]) -> _Ran:
+    def run(self, state: _WindowState, advance: Callable[[int], None]) -> _WindowState:
         """Encode the texts that the store does not have."""
-        read = sum(shard.batch.read for shard in prepared.shards)
-        if prepared.texts is None:
+        read = sum(shard.batch.read for shard in state.shards)
+        if state.prepared is None:
             advance(read)
-            return _Ran(prepared.shards, None, 0, prepared.seconds)
-        clock, encoder = _Clock(), self.encoder()
-        halved = encoder.budget.halvings
-        rows = sum(_rows(shard.batch) for shard in prepared.shards if _texts_to_encode(shard))
-        texts = len(prepared.texts.texts)
-        ran = encoder.run(prepared.texts, advance=_in_rows(advance, rows=rows, texts=texts))
-        advance(read - rows)
-        seconds = {**prepared.seconds, "encode": clock.lap()}
-        return _Ran(prepared.shards, ran, encoder.budget.halvings - halved, seconds)
+            return state
+        with _timed(state.seconds, "encode"):
+            encoder = self.encoder()
+            halved = encoder.budget.halvings
+            rows = sum(_rows(shard.batch) for shard in state.shards if _texts_to_encode(shard))
+            in_rows = _in_rows(advance, rows=rows, texts=len(state.prepared.texts))
+            state.ran = encoder.run(state.prepared, advance=in_rows)
+            advance(read - rows)
+        state.out_of_memory = encoder.budget.halvings - halved
+        state.prepared = None
+        return state
 
-    def finish(self, ran: _Ran) -> WindowResult:
+    def finish(self, state: _WindowState) -> WindowResult:
         """Keep embeddings, moments and rows, each shard whole or not at all.
 
         Raises:
             EncoderError: the model gives NaN or infinity.
             StorageError: the store cannot be written.
         """
-        clock = _Clock()
-        encoded = None if ran.encoded is None else self.encoder().collect(ran.encoded)
-        seconds = dict(ran.seconds)
-        if encoded is not None:
-            # On a device it is here that its work is waited for.
-            seconds["encode"] += clock.lap()
+        encoded = None
+        if state.ran is not None:
+            # A device finishes its work here.
+            with _timed(state.seconds, "encode"):
+                encoded = self.encoder().collect(state.ran)
         results, start = [], 0
-        for shard in ran.shards:
-            stop = start + len(_texts_to_encode(shard))
-            results.append(self._keep(shard, encoded, slice(start, stop)))
-            start = stop
-        facts = None
+        with _timed(state.seconds, "store"):
+            for shard in state.shards:
+                stop = start + len(_texts_to_encode(shard))
+                results.append(self._keep(shard, encoded, slice(start, stop)))
+                start = stop
+        counts = {}
         if encoded is not None:
-            facts = EncodedFacts(
-                rows=len(encoded.embeddings),
-                distinct=encoded.distinct,
-                tokens=encoded.tokens,
-                padded_tokens=encoded.padded_tokens,
-                out_of_memory=ran.out_of_memory,
-            )
-        return WindowResult(tuple(results), facts, {**seconds, "store": clock.lap()})
+            counts = {
+                "duplicates": len(encoded.embeddings) - encoded.distinct,
+                "tokens": encoded.tokens,
+                "padded_tokens": encoded.padded_tokens,
+                "out_of_memory": state.out_of_memory,
+            }
+        return WindowResult(tuple(results), counts, state.seconds)
 
     def batch_of(self, shard: Shard) -> TextBatch | EmbeddingBatch:
         """Read a shard, its texts cut into passages where these are asked for."""
@@ -432,27 +407,18 @@ def _rows_to_encode(shard: _Looked) -> int:
     return len(np.unique(np.cumsum(begins)[shard.unknown]))
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        """Return the seconds since the last lap."""
-        now = time.perf_counter()
-        passed, self._last = now - self._last, now
-        return passed
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - began
 
 
 def split_batch(batch: TextBatch, splitter: PassageSplitter) -> TextBatch:
     """Return the passages of a batch, those of a document one after the other.
 
-    Args:
-        batch: n texts of documents.
-        splitter: cuts them.
-
-    Returns:
-        A batch of m >= n texts. Its documents repeat the id and the kept columns and add
-        ``PASSAGE_COLUMNS``; ``read`` and ``skipped`` stay counts of the corpus's rows.
+    The documents repeat the id and the kept columns and add ``PASSAGE_COLUMNS``; ``read`` and
+    ``skipped`` stay counts of the corpus's rows.
     """
     spans = splitter.split(batch.texts)
     flat = [span for found in spans for span in found]
@@ -469,3 +435,58 @@ def split_batch(batch: TextBatch, splitter: PassageSplitter) -> TextBatch:
     for name, values in columns.items():
         documents = documents.append_column(name, values)
     return TextBatch(documents, texts, batch.read, batch.skipped)
+
+
+def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True) -> ShardWork:
+    """Return the work on the shards of a corpus; ``write`` makes the store's folder."""
+    make = EmbeddingStore.create if write else EmbeddingStore
+    if config.embedding_column is not None:
+        encoder_json = _column_encoder(config, corpus)
+        identity = {key: encoder_json[key] for key in ("kind", "dim")}
+        store = make(config.store_place, encoder_json, fingerprint(identity))
+        known = encoder_json["query_encoder"]
+        asked = config.encoder_config()
+        queries = LazyEncoder(_at_commit(asked, known)) if known else _no_encoder
+        return ShardWork(corpus, store, queries, config.dtype_kept())
+    encoder_config = config.encoder_config()
+    spec, folder = resolve_encoder(encoder_config)
+    passages = config.passage_config()
+    splitter = None if passages is None else PassageSplitter.load(spec, folder, passages)
+    store = make(config.store_place, spec.to_json(), spec.fingerprint)
+    source = LazyEncoder(_at_commit(encoder_config, store.encoder), expected=spec.fingerprint)
+    return ShardWork(corpus, store, source, config.dtype_kept(), splitter=splitter)
+
+
+def _column_encoder(config: BuildConfig, corpus: ParquetCorpus) -> dict[str, Any]:
+    """Return what stands for the encoder of an embedding column.
+
+    ``query_encoder`` is the model that queries are encoded with, where the user named one.
+    """
+    query: EncoderSpec | None = None
+    if config.model is not None:
+        query, _ = resolve_encoder(config.encoder_config())
+        if query.dim != corpus.dim:
+            raise CorpusError(
+                f"column {config.embedding_column} holds {corpus.dim}-dim embeddings and "
+                f"{config.model} gives {query.dim}; name the model they were made with"
+            )
+    return {
+        "kind": "column",
+        "column": config.embedding_column,
+        "dim": corpus.dim,
+        "query_encoder": None if query is None else query.to_json(),
+    }
+
+
+def _at_commit(config: EncoderConfig, encoder: Mapping[str, Any]) -> EncoderConfig:
+    """Return a configuration with the hub's commits it was resolved to: a branch may move on."""
+    found = {name: encoder.get(name) for name in ("revision", "code_revision")}
+    commits = {name: each for name, each in found.items() if each not in (None, "embedded")}
+    return replace(config, **commits)
+
+
+def _no_encoder() -> Encoder:
+    raise ConfigError(
+        "texts are to be encoded beside a column of embeddings; name the model they were made with "
+        "by --model"
+    )

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,12 +21,14 @@ from whiten_index.errors import (
     StorageError,
     WhiteningError,
 )
-from whiten_index.pipeline.gates import CanaryFile
-from whiten_index.pipeline.update_base import Base
+from whiten_index.pipeline.canaries import CanaryFile
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import CANDIDATES, VERSIONS, withdrawn_facts
 from whiten_index.whitening.drift import Refit
+
+if TYPE_CHECKING:
+    from whiten_index.pipeline.base_version import BaseVersion
 
 # Room beyond what files are expected to take.
 _SPARE = 1.1
@@ -58,7 +61,7 @@ def advising(config: UpdateConfig) -> Iterator[None]:
         ) from error
 
 
-def require_writable(base: Base) -> None:
+def require_writable(base: BaseVersion) -> None:
     """Refuse before work folders that cannot be written, or not in one step.
 
     Raises:
@@ -82,7 +85,7 @@ def require_writable(base: Base) -> None:
         )
 
 
-def nothing_to_do(config: UpdateConfig, base: Base, record: CorpusRecord) -> bool:
+def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord) -> bool:
     """Tell whether the published version is what an update of this corpus would publish."""
     if record.fingerprint != base.fields["corpus"]["fingerprint"] or config.choose_again:
         return False
@@ -93,7 +96,7 @@ def nothing_to_do(config: UpdateConfig, base: Base, record: CorpusRecord) -> boo
     return config.order is Refit.AUTO and decided.get("threshold") == config.drift_threshold
 
 
-def canary_file(config: UpdateConfig, base: Base) -> CanaryFile | None:
+def canary_file(config: UpdateConfig, base: BaseVersion) -> CanaryFile | None:
     """Read the queries that gates ask, before hours of work rather than after them."""
     if config.canary_file is None:
         return None
@@ -116,7 +119,7 @@ def canary_file(config: UpdateConfig, base: Base) -> CanaryFile | None:
     return found
 
 
-def room_wanted(base: Base, *, rows: int, stored: int | None = None) -> dict[Path, int]:
+def room_wanted(base: BaseVersion, *, rows: int, stored: int | None = None) -> dict[Path, int]:
     """Return folder -> bytes that a version of so many rows is expected to take there.
 
     Args:
@@ -135,7 +138,7 @@ def room_wanted(base: Base, *, rows: int, stored: int | None = None) -> dict[Pat
     return {Path(str(base.config.out)): int(index), base.store.folder: stored}
 
 
-def require_room(base: Base, *, rows: int) -> None:
+def require_room(base: BaseVersion, *, rows: int) -> None:
     """Refuse before work what the disk has no room for.
 
     Raises:

@@ -14,7 +14,7 @@ from whiten_index.artifacts.disk_space import free_bytes
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.devices import chosen_devices
-from whiten_index.pipeline.build import check_early
+from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.changes import (
     Changes,
     apart,
@@ -23,11 +23,10 @@ from whiten_index.pipeline.changes import (
     document_rows,
     stored_rows,
 )
+from whiten_index.pipeline.early_checks import check_early
 from whiten_index.pipeline.encode import kept_parts, open_corpus
 from whiten_index.pipeline.plan import calibrate
-from whiten_index.pipeline.shard_encoding import ShardWork
-from whiten_index.pipeline.shard_workers import shard_work
-from whiten_index.pipeline.update_base import Base
+from whiten_index.pipeline.shard_encoding import ShardWork, shard_work
 from whiten_index.pipeline.update_checks import (
     advising,
     canary_file,
@@ -135,7 +134,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
 
 def _plan(config: UpdateConfig, stages: Stages) -> UpdatePlan:
     with stages.stage("open", 0):
-        base = Base.open(config)
+        base = BaseVersion.open(config)
     require_writable(base)
     canary_file(config, base)
     corpus = open_corpus(base.config, stages, dim=base.column_dim)
@@ -192,7 +191,7 @@ def _plan(config: UpdateConfig, stages: Stages) -> UpdatePlan:
     )
 
 
-def _refused(config: UpdateConfig, base: Base, rows: int) -> str:
+def _refused(config: UpdateConfig, base: BaseVersion, rows: int) -> str:
     """Return why the gate of sizes would keep the version back, as far as rows alone tell."""
     gates, had = config.gates(), base.record.rows
     least, most = had * (1 - gates.max_shrink), had * (1 + gates.max_growth)
@@ -242,7 +241,7 @@ def _look(work: ShardWork, shard: Shard, looked: _Looked) -> None:
         looked.missing.append(shard)
 
 
-def _changes(base: Base, work: ShardWork, record: CorpusRecord, looked: _Looked) -> Changes:
+def _changes(base: BaseVersion, work: ShardWork, record: CorpusRecord, looked: _Looked) -> Changes:
     """Compare what was read with the published version; unread parts are in both.
 
     Parts that differ are read once more, rather than held until all were read.
@@ -258,7 +257,7 @@ def _changes(base: Base, work: ShardWork, record: CorpusRecord, looked: _Looked)
     )
 
 
-def _other_seconds(base: Base, rows: int) -> float:
+def _other_seconds(base: BaseVersion, rows: int) -> float:
     took = base.fields.get("seconds", {})
     share = rows / max(base.record.rows, 1)
     # A build has no gates, whose look at the vectors is one more projection.

@@ -15,6 +15,7 @@ A version's folder never changes: what is in it when it appears stays until all 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import stat
 import uuid
@@ -47,7 +48,7 @@ from whiten_index.artifacts.manifest import (
     as_manifest,
     check_files,
     checked,
-    publish_folder,
+    new_artifact,
     read_json,
     read_manifest,
     sealed_json,
@@ -66,8 +67,6 @@ from whiten_index.versions.version_manifest import (
 
 T = TypeVar("T")
 # Writes a version's files into the folder given, and returns what its manifest is to say.
-Fill = Callable[[Path], Mapping[str, Any]]
-
 INDEX_ID = "index.json"
 CURRENT, VERSIONS, CANDIDATES = "CURRENT", "versions", "candidates"
 WHITENING = "whitening.safetensors"
@@ -337,21 +336,28 @@ def _known_names(root: Path) -> Iterator[str]:
     yield from (current.version, *current.withdrawn)
 
 
-def publish(root: Path, version: str, fill: Fill, mirror: Here = HERE) -> dict[str, Any]:
+@contextlib.contextmanager
+def new_version(
+    root: Path, version: str, mirror: Here = HERE
+) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Write a version's folder, whole or not at all; ``set_current`` makes it the one read."""
-    fields = publish_folder(root / VERSIONS / version, fill)
-    mirror.push(root / VERSIONS / version)
-    return fields
+    final = root / VERSIONS / version
+    with new_artifact(final) as (folder, fields):
+        yield folder, fields
+    mirror.push(final)
 
 
-def publish_candidate(root: Path, version: str, fill: Fill) -> dict[str, Any]:
-    """Write a version's folder among the candidates, whole or not at all.
+@contextlib.contextmanager
+def new_candidate(root: Path, version: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Write a version's folder as the only candidate, whole or not at all.
 
-    Candidates that are there already are removed first: there is one at most.
+    Raises:
+        StorageError: the disk is full or cannot be written.
     """
     for name in version_names(root, inside=CANDIDATES):
         remove_folder(root / CANDIDATES / name)
-    return publish_folder(root / CANDIDATES / version, fill)
+    with new_artifact(root / CANDIDATES / version) as (folder, fields):
+        yield folder, fields
 
 
 def promote(root: Path, version: str) -> None:

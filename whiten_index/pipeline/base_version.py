@@ -17,7 +17,7 @@ from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.changes import apart
-from whiten_index.pipeline.fit import Fitted
+from whiten_index.pipeline.corpus_moments import Fitted
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store.digest_index import DigestIndex, HashTable, digest_keys
@@ -37,13 +37,12 @@ from whiten_index.versions.published import (
 )
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
-from whiten_index.whitening.spectrum import WidthWish
 from whiten_index.whitening.transform import Whitening
 
 
 @dataclass(frozen=True, eq=False)
-class Base:
-    """The published version.
+class BaseVersion:
+    """The published version that an update starts from.
 
     Attributes:
         source: the version and its files.
@@ -60,7 +59,7 @@ class Base:
     config: BuildConfig
 
     @classmethod
-    def open(cls, config: UpdateConfig) -> Base:
+    def open(cls, config: UpdateConfig) -> BaseVersion:
         """Open the published version of an index, every checksum looked at.
 
         Raises:
@@ -207,38 +206,12 @@ def _build_config(
     return replace(build, **{name: getattr(found, name) for name in taken})
 
 
-def named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:
-    """Return the build that fits what was chosen, without choosing again."""
-    settled = replace(
-        config,
-        k=whitening.k if _takes_k(config) else config.k,
-        exponent=whitening.exponent if config.chooses else config.exponent,
-        center=whitening.center if config.chooses else config.center,
-    )
-    if not config.chooses:
-        return settled
-    return replace(
-        settled,
-        whiten=whitening.kind.value,
-        queries=None,
-        qrels=None,
-        qrels_split=None,
-        pairs=None,
-        choose_sample=BuildConfig.choose_sample,
-    )
+def withdrawn_texts(
+    base: BaseVersion, record: CorpusRecord, store: EmbeddingStore
+) -> Iterator[str]:
+    """Yield a note for each withdrawn version some of whose new texts return.
 
-
-def _takes_k(config: BuildConfig) -> bool:
-    """Tell whether there is a width to stay with; the rank, if that was asked, may change."""
-    wish = WidthWish.parse(config.k)
-    return config.chooses or wish.number is not None or wish.variance is not None
-
-
-def told_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Iterator[str]:
-    """Yield a sentence for each withdrawn version that is there, some of whose new texts return.
-
-    Good rows come again as bad ones do: this is only noted, and so is a version that the system
-    does not let be read.
+    A version that the system does not let be read is only noted too.
     """
     try:
         yield from _come_again(base, record, store)
@@ -246,7 +219,7 @@ def told_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Itera
         yield f"note: texts of withdrawn versions that come again were not looked for: {error}"
 
 
-def _come_again(base: Base, record: CorpusRecord, store: EmbeddingStore) -> Iterator[str]:
+def _come_again(base: BaseVersion, record: CorpusRecord, store: EmbeddingStore) -> Iterator[str]:
     withdrawn = _withdrawn(base.folder.parents[1])
     others = (*withdrawn.values(), record)
     gone = {id(part): part for each in others for part in apart(base.record, each)[0]}
