@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.encoding_inputs import MAX_LENGTH
-from whiten_index.encoding.batching import TokenWindow, tokenize
+from whiten_index.encoding.batching import LADDERS
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import DtypeName
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.packing import PackedForward, can_pack
-from whiten_index.encoding.windows import LADDERS
+from whiten_index.encoding.tokenization import TokenWindow, tokenize
 
 CHUNK_ROWS = 1024
 OURS, OURS_STREAM = "ours, one list", "ours, stream"

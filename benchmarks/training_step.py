@@ -23,7 +23,7 @@ from benchmarks.results_file import data_folder, write
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.errors import WhiteningError
-from whiten_index.training.build import contrastive_model
+from whiten_index.training.contrastive_model import contrastive_model
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
 from whiten_index.training.sentences import Sentences
 from whiten_index.training.train import model_of

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from tests import tiny_models
 from tests.bad_input_helpers import run
 from tests.code_models import TEXTS, code_model, edit_json, forged, seal, write_texts
-from tests.hub_server import Hub
+from tests.encoding.hub_server import Hub
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.encoding.models import find_model
 from whiten_index.errors import EncoderError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from whiten_index import BuildConfig, Encoder, build_index, open_index
-from whiten_index.encoding.windows import LADDERS, TokenBudget
+from whiten_index.encoding.batching import LADDERS, TokenBudget
 from whiten_index.measure.sweep_config import sweep_config
 from whiten_index.measure.sweep_run import run_sweep
 

@@ -16,8 +16,8 @@ from whiten_index.artifacts.manifest import (
     read_manifest,
 )
 from whiten_index.artifacts.tensors import create_tensor, map_tensor
+from whiten_index.encoding.encoder import StateEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.layer_encoder import StateEncoder
 from whiten_index.encoding.spec import resolve_encoder, states_spec
 from whiten_index.errors import ArtifactError
 from whiten_index.measure.evaluate_layers import LayerStates, fill_states

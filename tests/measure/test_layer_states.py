@@ -12,8 +12,8 @@ import transformers
 
 from whiten_index import Encoder
 from whiten_index.encoding import transformer
+from whiten_index.encoding.encoder import StateEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.layer_encoder import StateEncoder
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.measure.evaluate_layers import LayerStates, encode_states
 from whiten_index.progress import Silent, Stages

@@ -14,24 +14,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whiten_index.artifacts.prefetch import overlapped
-from whiten_index.encoding.batching import TokenWindow, tokenize
-from whiten_index.encoding.device_moments import moments_on_device
-from whiten_index.encoding.devices import chosen_devices
-from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.inference_threads import Lanes
-from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderSpec, prompt_tokens, resolve_encoder
-from whiten_index.encoding.transformer import Transformer
-from whiten_index.encoding.windows import (
+from whiten_index.encoding.batching import (
     LADDERS,
     Batches,
+    Lanes,
     PreparedWindow,
     TokenBudget,
     remember,
     remembered,
 )
+from whiten_index.encoding.devices import chosen_devices
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.pooling import Pooling
+from whiten_index.encoding.spec import (
+    EncoderSpec,
+    prompt_tokens,
+    resolve_encoder,
+    states_spec,
+)
+from whiten_index.encoding.tokenization import TokenWindow, tokenize
+from whiten_index.encoding.transformer import LayeredTransformer, Transformer
 from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.moments import MEAN_OF_EVERY, Moments
 
 WINDOW_ROWS = {"cpu": 16_384, "other": 65_536}
 # Below so many tokens one batch on all cores answers a query sooner than a batch a core.
@@ -462,3 +467,88 @@ def _require_known(tokens: TokenWindow, spec: EncoderSpec, vocabulary: int | Non
             f"the tokenizer of {spec.model} gives {longest} tokens for a text cut to "
             f"{spec.max_length}; use the tokenizer that the model was trained with"
         )
+
+
+_WINDOW_BYTES = 256 << 20
+
+
+class StateEncoder(Encoder):
+    """Gives the pooled states of all layers, 0 (embeddings) to L, side by side.
+
+    A text has P·S·d numbers in float32: by pooling, by layer (S = L + 1), by coordinate. Heads and
+    normalisations that a model's folder adds after pooling are left out: they have no meaning for
+    lower layers.
+
+    Attributes:
+        poolings: the P ways of pooling.
+        layers: S, how many states there are.
+        width: d of one state.
+    """
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        folder: ModelFolder,
+        config: EncoderConfig,
+        *,
+        poolings: Sequence[str] = ("mean",),
+    ) -> None:
+        self.poolings = tuple(poolings)
+        self.layers, self.width = folder.layers + 1, folder.hidden_size
+        super().__init__(states_spec(spec, folder, self.poolings), folder, config)
+
+    @classmethod
+    def load(
+        cls, model: str | None = None, *, poolings: Sequence[str] = ("mean",), **options: Any
+    ) -> StateEncoder:
+        """Load a model; see ``Encoder.load``, whose ``pooling`` and ``layers`` play no part."""
+        config = EncoderConfig(model=model, **options)
+        return cls(*resolve_encoder(config), config, poolings=poolings)
+
+    @property
+    def window_rows(self) -> int:
+        """How many texts are sorted by length together: fewer where a text has many numbers."""
+        return max(min(super().window_rows, _WINDOW_BYTES // (4 * self.dim)), 1)
+
+    def _open(self, spec: EncoderSpec, folder: ModelFolder) -> Transformer:
+        return LayeredTransformer(
+            spec, folder, self.device, [Pooling(each) for each in self.poolings]
+        )
+
+
+_BLOCK_ROWS = 8192
+
+
+@torch.inference_mode()
+def moments_on_device(rows: Tensor) -> Moments:
+    """Return the moments of rows (n, d) on any device that computes in float64.
+
+    Shifts, products and sums are those of ``Moments.of``, in float64 and block by block; only the
+    order of the additions differs.
+    """
+    n, d = rows.shape
+    if n == 0:
+        return Moments.empty(d)
+    point = rows[::MEAN_OF_EVERY].mean(dim=0, dtype=torch.float64)
+    first, third = (torch.zeros_like(point) for _ in range(2))
+    second, fourth = point.new_zeros(d, d), point.new_zeros(())
+    for i in range(0, n, _BLOCK_ROWS):
+        y = rows[i : i + _BLOCK_ROWS].double() - point
+        square = torch.linalg.vecdot(y, y)
+        first += y.sum(dim=0)
+        second.addmm_(y.T, y)
+        third.addmv_(y.T, square)
+        fourth += square @ square
+    return Moments.from_sums(
+        _array(point),
+        count=float(n),
+        first=_array(first),
+        # A general product does not promise to be symmetric to the bit.
+        second=_array((second + second.T) / 2),
+        third=_array(third),
+        fourth=float(fourth),
+    )
+
+
+def _array(values: Tensor) -> NDArray[np.float64]:
+    return np.asarray(values.cpu().numpy(), dtype=np.float64)

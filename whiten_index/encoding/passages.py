@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from whiten_index.encoding.batching import chunks
-from whiten_index.encoding.loading import load_tokenizer
 from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.tokenization import chunks, load_tokenizer
 from whiten_index.errors import ConfigError, EncoderError
 
 if TYPE_CHECKING:

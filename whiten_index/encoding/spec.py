@@ -10,8 +10,8 @@ from typing import Any
 
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding.encoder_config import DEFAULT_MODEL, POOLINGS, EncoderConfig
+from whiten_index.encoding.model_files import head_sha256
 from whiten_index.encoding.models import EMBEDDED, ModelFolder, embedded_available, find_model
-from whiten_index.encoding.st_modules import head_sha256
 from whiten_index.errors import ConfigError, EncoderError
 
 _DEFAULT_MAX_LENGTH = 512

@@ -14,13 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from whiten_index.encoding.loading import cannot_load, code_pin, load_tokenizer
-from whiten_index.encoding.model_files import weight_files
+from whiten_index.encoding.model_files import HeadStep, weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.packing import PackedForward, can_pack, pool_packed
 from whiten_index.encoding.pooling import Pooling, mean_layers, pool
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.st_modules import HeadStep
+from whiten_index.encoding.tokenization import cannot_load, code_pin, load_tokenizer
 from whiten_index.errors import EncoderError
 
 Pool = Callable[[Tensor, Pooling], Tensor]

@@ -29,7 +29,7 @@ from whiten_index.measure.text_embedder import encoder_facts
 from whiten_index.progress import Progress, Silent, Stages
 
 if TYPE_CHECKING:
-    from whiten_index.encoding.layer_encoder import StateEncoder
+    from whiten_index.encoding.encoder import StateEncoder
 
 Layers = tuple[int, ...]
 MOST_COMBINATIONS = 20_000
@@ -102,7 +102,7 @@ def encode_states(
     config: EncoderConfig, texts: Sequence[str], pooling: str, stages: Stages
 ) -> Iterator[LayerStates]:
     """Encode each distinct text once into a temporary file, all layers in one pass."""
-    from whiten_index.encoding.layer_encoder import StateEncoder
+    from whiten_index.encoding.encoder import StateEncoder
 
     spec, model = resolve_encoder(config)
     if model.head:

@@ -37,9 +37,9 @@ from whiten_index.store.records import CorpusPart
 from whiten_index.store.shard_resolver import StoredShard
 
 if TYPE_CHECKING:
+    from whiten_index.encoding.batching import PreparedWindow
     from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow
     from whiten_index.encoding.passages import PassageSplitter
-    from whiten_index.encoding.windows import PreparedWindow
     from whiten_index.pipeline.build_config import BuildConfig
 
 Window = tuple[Shard, ...]

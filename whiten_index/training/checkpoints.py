@@ -26,7 +26,7 @@ from whiten_index.artifacts.manifest import (
     write_json,
 )
 from whiten_index.errors import StorageError
-from whiten_index.training.model import ContrastiveModel
+from whiten_index.training.contrastive_model import ContrastiveModel
 
 _WEIGHTS, _WHOLE = "model.safetensors", "whole.json"
 _REMEDY = "remove the folder of checkpoints to train anew"

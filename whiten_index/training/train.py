@@ -28,7 +28,7 @@ from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.training.training_config import BEST, POOLINGS, TrainingConfig
 
 if TYPE_CHECKING:
-    from whiten_index.training.model import ContrastiveModel
+    from whiten_index.training.contrastive_model import ContrastiveModel
     from whiten_index.training.sentences import Sentences
     from whiten_index.training.trainer import Score
 
@@ -175,7 +175,7 @@ def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]
     """
     _require_installed()
     spec, folder = model_of(config)
-    from whiten_index.training.build import require_device, whitening_of
+    from whiten_index.training.contrastive_model import require_device, whitening_of
 
     require_device(config)
     whitening_of(config, folder.hidden_size)
@@ -271,7 +271,7 @@ class _Training:
     def do(self, stages: Stages) -> dict[str, Any]:
         """Train, from the last checkpoint if there is one, and write the model; return facts."""
         self._require_checkpoints()
-        from whiten_index.training.build import contrastive_model
+        from whiten_index.training.contrastive_model import contrastive_model
         from whiten_index.training.trainer import run
 
         with stages.stage("load encoder", 1):
@@ -336,7 +336,7 @@ class _Training:
     ) -> None:
         def make(path: Path) -> None:
             from whiten_index.training.checkpoints import written
-            from whiten_index.training.model_folder import write_model
+            from whiten_index.training.contrastive_model import write_model
             from whiten_index.training.trainer import write_curves
 
             with written(path):
@@ -372,7 +372,7 @@ def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
     """Return what scores a model: STS-B dev, alignment of its close pairs, uniformity."""
     from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, alignment, uniformity
     from whiten_index.evaluation.sts_scores import correlate, pair_cosines
-    from whiten_index.training.sentences import embed
+    from whiten_index.training.contrastive_model import embed
 
     chosen = [row for row, scored in enumerate(dev.scored) if scored]
     first, second = ([texts[row] for row in chosen] for texts in (dev.first, dev.second))

@@ -28,7 +28,7 @@ from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.progress import Stages
 from whiten_index.training import checkpoints
-from whiten_index.training.model import ContrastiveModel
+from whiten_index.training.contrastive_model import ContrastiveModel
 from whiten_index.training.sentences import Collator, Sentences
 from whiten_index.training.training_config import BEST, Precision, TrainingConfig
 

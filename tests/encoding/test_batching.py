@@ -11,12 +11,11 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index.encoding import batching, transformer
-from whiten_index.encoding.batching import tokenize
+from whiten_index.encoding import tokenization, transformer
+from whiten_index.encoding.batching import LADDERS, Lanes, TokenBudget
 from whiten_index.encoding.encoder import Encoder
-from whiten_index.encoding.inference_threads import Lanes
 from whiten_index.encoding.models import find_model
-from whiten_index.encoding.windows import LADDERS, TokenBudget
+from whiten_index.encoding.tokenization import tokenize
 from whiten_index.errors import EncoderError
 
 CPU = torch.device("cpu")
@@ -214,7 +213,7 @@ LONG = st.tuples(st.lists(FRAGMENTS, max_size=40), st.integers(1, 9)).map(
 def test_the_tokens_kept_are_those_of_the_whole_text(bert, texts, max_length, letters):
     whole = [bert(text, truncation=False, verbose=False)["input_ids"] for text in texts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batching, "_CHARACTERS_A_TOKEN", letters)
+        patch.setattr(tokenization, "_CHARACTERS_A_TOKEN", letters)
         window = tokenize(bert, texts, max_length=max_length)
     assert window.truncated.tolist() == [len(ids) > max_length for ids in whole]
     for i, ids in enumerate(whole):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.train.helpers import Stops, evaluated, require_same
+from tests.training.helpers import Stops, evaluated, require_same
 from whiten_index.errors import (
     ArtifactError,
     StorageError,
@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_at_the_very_end_is_told(
 ) -> None:
     from safetensors import SafetensorError
 
-    import whiten_index.training.model_folder as module
+    import whiten_index.training.contrastive_model as module
 
     def full(*_: Any, **__: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")

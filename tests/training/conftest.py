@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.helpers import sentences
+from tests.training.helpers import sentences
 from whiten_index.training.training_config import TrainingConfig
 
 

@@ -20,12 +20,12 @@ import transformers
 from safetensors.torch import load_file
 
 from tests import tiny_models
-from tests.hub_server import Hub
+from tests.encoding.hub_server import Hub
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.retention import describe_index
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "from whiten_index.cli import main; main()"
 # Finds models one after another, each with a token or none, and prints what came of it.
 FIND = """

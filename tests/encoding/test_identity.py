@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from tests import tiny_models
 from tests.bad_input_helpers import run
 from tests.code_models import code_model, edit_json, write_texts
-from tests.hub_server import Hub
+from tests.encoding.hub_server import Hub
 from tests.test_consent import FLAG, at_hub
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.encoding.encoder import Encoder

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whiten_index.training.model import info_nce
+from whiten_index.training.contrastive_model import info_nce
 from whiten_index.training.training_config import PositiveSum
 
 

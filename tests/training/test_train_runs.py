@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.helpers import sentences, weights
+from tests.training.helpers import sentences, weights
 from whiten_index.training.train import train_encoder
 from whiten_index.training.training_config import PositiveSum, Precision
 

@@ -1,0 +1,233 @@
+"""Tokenise a window of texts: each different text once, sorted by length."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.prefetch import ahead
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.errors import EncoderError
+
+# Texts and characters tokenised at once: what the tokenizer returns is a hundred times their size.
+_CHUNK_TEXTS, _CHUNK_CHARACTERS = 1024, 1 << 20
+# Of a text that will be cut, so many characters for each token that is kept are read. English prose
+# has about 5 a token, so 64 nearly always hold enough; where they do not (long runs of blanks, or
+# words too long for the model), all of the text is read.
+_CHARACTERS_A_TOKEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWindow:
+    """The tokens of n texts, of which m differ; longest first, so that neighbours pad little.
+
+    Attributes:
+        ids: (total,) int32, the tokens of the m texts one after the other.
+        offsets: (m + 1,) int64, where each of the m begins.
+        places: (n,) int64, which of the m each of the n texts is.
+        truncated: (n,) bool, whether a text was cut to the length limit.
+    """
+
+    ids: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    places: NDArray[np.int64]
+    truncated: NDArray[np.bool_]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(m,) tokens of each different text, falling."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenWindow:
+    """Tokenise texts, cutting each to ``max_length`` tokens.
+
+    Args:
+        tokenizer: a transformers tokenizer, fast or slow.
+        texts: n texts.
+        max_length: tokens a text at most, special ones included.
+    """
+    first: dict[str, int] = {}
+    seen = [first.setdefault(text, len(first)) for text in texts]
+    ids, lengths, cut = _tokens(tokenizer, list(first), max_length)
+    order = np.argsort(-lengths, kind="stable")
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths[order], out=offsets[1:])
+    starts = np.cumsum(lengths) - lengths
+    # Where each token of the sorted texts stood before.
+    source = np.arange(len(ids)) + np.repeat(starts[order] - offsets[:-1], lengths[order])
+    places = np.empty(len(order), dtype=np.int64)
+    places[order] = np.arange(len(order))
+    rows = np.asarray(seen, dtype=np.int64)
+    return TokenWindow(ids[source], offsets, places[rows], cut[rows])
+
+
+def _tokens(
+    tokenizer: Any, texts: list[str], max_length: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return token ids end to end, tokens of each text, and which were cut."""
+    ids: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
+    lengths: list[int] = []
+    cut: list[bool] = []
+    # A text without any token, such as one of characters unknown to the model, is one of padding.
+    empty = [int(tokenizer.pad_token_id or 0)]
+    # Taking a chunk apart holds Python's lock, which tokenising the next one does not need.
+    with closing(ahead(chunks(texts), _tokenizing(tokenizer, max_length))) as tokenized:
+        for chunk in tokenized:
+            rows = [text.ids or empty for text in chunk]
+            counts = [len(row) for row in rows]
+            lengths += counts
+            try:
+                ids.append(np.fromiter(chain.from_iterable(rows), np.int32, sum(counts)))
+            except OverflowError as error:
+                raise EncoderError(
+                    "the tokenizer gives tokens beyond 2³¹, which no model knows; use the "
+                    "tokenizer that the model was trained with"
+                ) from error
+            cut += [bool(text.overflowing) for text in chunk]
+    return np.concatenate(ids), np.array(lengths, np.int64), np.array(cut, np.bool_)
+
+
+def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield texts in runs of bounded size; a text beyond the bound is a run of its own."""
+    chunk: list[str] = []
+    characters = 0
+    for text in texts:
+        full = len(chunk) == _CHUNK_TEXTS or characters + len(text) > _CHUNK_CHARACTERS
+        if chunk and full:
+            yield chunk
+            chunk, characters = [], 0
+        chunk.append(text)
+        characters += len(text)
+    if chunk:
+        yield chunk
+
+
+class _Tokens(NamedTuple):
+    """What a slow tokenizer makes of a text, in the form of a fast one's."""
+
+    ids: list[int]
+    overflowing: bool
+
+
+def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequence[Any]]:
+    """Return a function that tokenises texts; each result has ``ids`` and ``overflowing``."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_padding()
+        backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
+        fast: Callable[[list[str]], list[Any]] = backend.encode_batch_fast
+        if tokenizer.truncation_side == "right" and _sees_words_alone(backend):
+            return _of_beginnings(fast, max_length * _CHARACTERS_A_TOKEN)
+        return fast
+
+    def slowly(texts: list[str]) -> list[_Tokens]:
+        whole = tokenizer(texts, truncation=False, verbose=False)["input_ids"]
+        kept = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
+        return [_Tokens(k, len(w) > max_length) for k, w in zip(kept, whole, strict=True)]
+
+    return slowly
+
+
+def _of_beginnings(
+    encode: Callable[[list[str]], list[Any]], most: int
+) -> Callable[[list[str]], Sequence[Any]]:
+    """Return ``encode`` that reads no more than it must of a text beyond ``most`` characters."""
+
+    def encode_beginnings(texts: list[str]) -> Sequence[Any]:
+        read = [_beginning(text, most) for text in texts]
+        found = encode(read)
+        # Tokens to spare are the proof that those kept are those of the whole text.
+        again = [
+            row
+            for row, (part, text) in enumerate(zip(read, texts, strict=True))
+            if len(part) < len(text) and not found[row].overflowing
+        ]
+        if again:
+            for row, tokens in zip(again, encode([texts[row] for row in again]), strict=True):
+                found[row] = tokens
+        return found
+
+    return encode_beginnings
+
+
+def _beginning(text: str, most: int) -> str:
+    """Return at most ``most`` characters that end where a word does; the whole text failing that.
+
+    See ``_ends_word``.
+    """
+    if len(text) <= most:
+        return text
+    ends = (end for end in range(most, 0, -1) if _ends_word(text[end - 1]))
+    return text[: next(ends, None)]
+
+
+def _ends_word(letter: str) -> bool:
+    """Tell whether BERT's tokenizer never joins what follows a letter to what is before it.
+
+    True of blanks, and of Chinese characters, around which it puts blanks.
+    """
+    return letter in " \n" or "\u4e00" <= letter <= "\u9fff"
+
+
+def _sees_words_alone(backend: Any) -> bool:
+    """Tell whether the tokens of a text's first words are the first tokens of the text.
+
+    Known of BERT's tokenizer, which sees each word alone; others may look at what follows.
+    """
+    normalizer = backend.normalizer
+    return (
+        type(backend.pre_tokenizer).__name__ == "BertPreTokenizer"
+        and type(normalizer).__name__ == "BertNormalizer"
+        and bool(normalizer.handle_chinese_chars)
+        and not any(
+            token.normalized or any(map(_ends_word, token.content))
+            for token in backend.get_added_tokens_decoder().values()
+        )
+    )
+
+
+def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
+    """Return a model's transformers tokenizer, fast where it has one.
+
+    Raises:
+        EncoderError: it cannot be loaded.
+    """
+    import transformers
+
+    # Loading prints reports of its own, which belong to no caller of this library.
+    transformers.utils.logging.set_verbosity_error()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            folder.path,
+            trust_remote_code=folder.trust_remote_code,
+            local_files_only=folder.local_files_only,
+            **code_pin(folder),
+        )
+    except Exception as error:
+        raise cannot_load(f"the tokenizer of {spec.model}", error) from error
+
+
+def code_pin(folder: ModelFolder) -> dict[str, str]:
+    """Return the option of transformers that pins code from another repository."""
+    return {} if folder.code_revision is None else {"code_revision": folder.code_revision}
+
+
+def cannot_load(what: str, error: Exception) -> EncoderError:
+    """Return what to raise: transformers raises what its loaders raise, all meaning the same."""
+    return EncoderError(
+        f"{what} cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0][:160]}); "
+        "check the folder, or --trust-remote-code if the model comes with code you trust"
+    )
