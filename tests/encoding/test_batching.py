@@ -1,4 +1,4 @@
-"""Tokens, windows, budgets and lanes: every text once, in its place, whatever the batches."""
+"""Tokens, windows, budgets and threads: every text once, in its place, whatever the batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index.encoding import tokenization, transformer
-from whiten_index.encoding.batching import LADDERS, Lanes, TokenBudget
+from whiten_index.encoding.batching import LADDERS, InferenceThreads, TokenBudget
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.tokenization import tokenize
@@ -163,11 +163,11 @@ def test_an_encoder_finds_its_budget_and_the_next_one_knows_it(
     assert load(tiny_model, threads=2, layers=(1,)).budget.chosen is None
 
 
-# --------------------------------------------------------------------------- lanes
+# --------------------------------------------------------------------------- threads
 
 
-def test_what_a_step_or_the_caller_raises_stops_the_lanes():
-    lanes = Lanes(CPU, 2)
+def test_what_a_step_or_the_caller_raises_stops_the_threads():
+    threads = InferenceThreads(CPU, 2)
     steps = []
 
     def failing():
@@ -177,16 +177,16 @@ def test_what_a_step_or_the_caller_raises_stops_the_lanes():
         return 1
 
     with pytest.raises(ValueError, match="broken"):
-        lanes.run(failing, lambda rows: None)
+        threads.run(failing, lambda rows: None)
 
     def interrupt(rows):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        lanes.run(lambda: 1, interrupt)
+        threads.run(lambda: 1, interrupt)
     taken = iter([1, 1])
     heard = []
-    lanes.run(lambda: next(taken, None), heard.append)
+    threads.run(lambda: next(taken, None), heard.append)
     assert heard == [1, 1]
 
 

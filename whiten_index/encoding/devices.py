@@ -11,11 +11,6 @@ _WINDOW_ROWS_FACTOR_ON_A_GPU = 4
 def chosen_devices(asked: str) -> tuple[str, ...]:
     """Return the devices that encode side by side, one process each where there are several.
 
-    Args:
-        asked: ``auto`` (every GPU that torch sees, else what there is), one device such as
-            ``cpu``, ``cuda:1`` or ``mps``, or several with commas between, such as
-            ``cuda:0,cuda:1``.
-
     Raises:
         ConfigError: a name is empty.
     """

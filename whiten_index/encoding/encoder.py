@@ -17,7 +17,7 @@ from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.encoding.batching import (
     LADDERS,
     Batches,
-    Lanes,
+    InferenceThreads,
     PreparedWindow,
     TokenBudget,
     remember,
@@ -39,21 +39,21 @@ from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.whitening.moments import MEAN_OF_EVERY, Moments
 
 WINDOW_ROWS = {"cpu": 16_384, "other": 65_536}
-# Below so many tokens one batch on all cores answers a query sooner than a batch a core.
-_TOKENS_WORTH_A_LANE = 128
-_BATCHES_A_LANE = 4
+# Below this, one batch on all cores answers a query sooner than one batch a core.
+_TOKENS_WORTH_A_THREAD = 128
+_BATCHES_A_THREAD = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What an encoder made of n texts.
+    """Embeddings of n texts.
 
     Attributes:
         embeddings: (n, d) float32, in the order of the texts.
-        truncated: (n,) bool, which texts were longer than the token limit.
+        truncated: (n,) bool, True for a text longer than the token limit.
         tokens: tokens encoded, padding not counted, identical texts once.
         padded_tokens: the same with padding.
-        distinct: how many texts were encoded, the rest being identical to one of them.
+        distinct: number of different texts, which alone were encoded.
     """
 
     embeddings: NDArray[np.float32]
@@ -64,10 +64,7 @@ class Encoded:
     _on_device: _OnDevice | None = field(default=None, repr=False)
 
     def moments_of(self, rows: slice) -> Callable[[str], Moments] | None:
-        """Return what gives the moments of ``rows`` as kept in a type named as by numpy.
-
-        None where the embeddings were never elsewhere than in this machine's memory.
-        """
+        """Return a function from a dtype to the moments of ``rows`` kept in it, None on a CPU."""
         on_device = self._on_device
         if on_device is None:
             return None
@@ -83,7 +80,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class _OnDevice:
-    """The embeddings (m, d) of a window that are still on a device, and the stream to use there."""
+    """The embeddings (m, d) of a window on a device, and the stream to use there."""
 
     embeddings: Tensor
     places: NDArray[np.int64]
@@ -97,7 +94,7 @@ class _OnDevice:
 
 @dataclass(frozen=True, slots=True)
 class RanWindow:
-    """A window whose embeddings are computed, or will be once the device is done with it."""
+    """A window whose embeddings are computed, or are being computed on a device."""
 
     prepared: PreparedWindow
     embeddings: Tensor
@@ -110,27 +107,27 @@ class Encoder:
     """A Transformer with its tokenizer, pooling and device.
 
     Attributes:
-        spec: what makes its embeddings what they are.
-        device: where it runs.
-        budget: how many tokens a batch holds.
+        spec: identity of the encoder.
+        device: device that it runs on.
+        budget: tokens of a batch.
     """
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.spec = spec
-        # Of several devices an encoder takes the first; a job has an encoder each.
+        # A job on several devices has one encoder for each of them.
         self.device = _device(chosen_devices(config.device)[0])
         self._transformer = self._open(spec, folder)
         prompts = {spec.document_prompt, spec.query_prompt}
         self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
-        self._lanes = Lanes(self.device, config.threads)
+        self._threads = InferenceThreads(self.device, config.threads)
         self._facts = {
             "weights": spec.weights_sha256,
             "layers": max(spec.layers),
             "dtype": spec.dtype,
             "device": _device_name(self.device),
-            "lanes": self._lanes.count,
+            "lanes": self._threads.count,
             "packs": self._transformer.packs,
             "torch": torch.__version__,
         }
@@ -164,12 +161,12 @@ class Encoder:
 
     @property
     def query_fingerprint(self) -> str:
-        """The same of the embeddings of queries."""
+        """Identity of the embeddings of queries."""
         return self.spec.query_fingerprint
 
     @property
     def runtime(self) -> dict[str, str]:
-        """Versions of the libraries that compute, and whether inputs are packed or padded."""
+        """Versions of torch, transformers and tokenizers, and the form of inputs."""
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
         return {**versions, "inputs": "packed" if self._transformer.packs else "padded"}
 
@@ -191,7 +188,7 @@ class Encoder:
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of queries, (n, d): with the model's query prompt, if any."""
-        prepared = self._prepare(_listed(texts), self.spec.query_prompt, hurried=True)
+        prepared = self._prepare(_listed(texts), self.spec.query_prompt, low_latency=True)
         return self.collect(self.run(prepared)).embeddings
 
     def stream(
@@ -200,15 +197,7 @@ class Encoder:
         *,
         advance: Callable[[int], None] | None = None,
     ) -> Iterator[NDArray[np.float32]]:
-        """Yield the embeddings of documents without end, in memory bounded by a few windows.
-
-        Args:
-            chunks: see ``stream_windows``.
-            advance: see ``stream_windows``.
-
-        Yields:
-            (m, d) float32, the texts' order kept, m being unrelated to the chunks.
-        """
+        """Yield the embeddings of documents as (m, d) float32 blocks; see ``stream_windows``."""
         for encoded in self.stream_windows(chunks, advance=advance):
             yield encoded.embeddings
 
@@ -218,18 +207,18 @@ class Encoder:
         *,
         advance: Callable[[int], None] | None = None,
     ) -> Iterator[Encoded]:
-        """Yield what is made of documents without end, window by window, their order kept.
+        """Yield the embeddings of an unlimited stream of documents, window by window, in order.
 
-        Chunks are joined or split to windows of tens of thousands of texts; reading and tokenising
-        them happens beside the encoding.
+        Chunks are joined or split to windows of tens of thousands of texts. Reading and tokenising
+        overlap with encoding.
 
         Args:
             chunks: lists of texts, drawn in another thread.
-            advance: told how many texts each batch held, as it is done.
+            advance: called with the number of texts of each batch.
         """
         yield from overlapped(
             _windows(chunks, self.window_rows),
-            read=_same,
+            read=list,
             prepare=self.prepare,
             work=functools.partial(self.run, advance=advance),
             finish=self.collect,
@@ -237,59 +226,50 @@ class Encoder:
 
     @property
     def window_rows(self) -> int:
-        """How many texts are sorted by length together."""
+        """Number of texts sorted by length together."""
         return WINDOW_ROWS[_kind(self.device)]
 
     def encode_window(
         self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None
     ) -> Encoded:
-        """Encode a window of documents, sorted by length inside, in their order outside.
-
-        Args:
-            texts: n texts, as many as may be held tokenised at once.
-            advance: told how many texts each batch held, as it is done.
-        """
+        """Encode a window of documents, sorted by length inside, in their order outside."""
         return self.collect(self.run(self.prepare(texts), advance=advance))
 
     def prepare(self, texts: Sequence[str]) -> PreparedWindow:
-        """Tokenise a window of documents and start its way to the device.
+        """Tokenise a window of documents and start its copy to the device.
 
-        This, ``run`` and ``collect`` may overlap for different windows, each in one thread.
+        ``prepare``, ``run`` and ``collect`` may overlap for different windows, in one thread each.
         """
-        return self._prepare(_listed(texts), self.spec.document_prompt, hurried=False)
+        return self._prepare(_listed(texts), self.spec.document_prompt, low_latency=False)
 
     def run(
         self, prepared: PreparedWindow, *, advance: Callable[[int], None] | None = None
     ) -> RanWindow:
-        """Encode a prepared window; on a device this returns before it is done.
-
-        Args:
-            prepared: by ``prepare``.
-            advance: told how many texts each batch held, as it is done.
+        """Encode a prepared window; on a GPU this returns before the embeddings are there.
 
         Raises:
             EncoderError: one text alone does not fit into the memory.
         """
-        # Several batches a lane, so that none is long without work at the end and little is padded.
         if prepared.ready is not None:
             here = torch.cuda.current_stream(self.device)
             here.wait_event(prepared.ready)
             for tensor in (prepared.ids, prepared.offsets):
                 tensor.record_stream(here)
-        share = len(prepared.tokens.ids) // self._lanes.count
-        little = share <= _TOKENS_WORTH_A_LANE
-        alone = little and prepared.hurried
-        split = not little and self._lanes.count > 1
-        most = max(share // _BATCHES_A_LANE, _TOKENS_WORTH_A_LANE) if split else None
+        share = len(prepared.tokens.ids) // self._threads.count
+        little = share <= _TOKENS_WORTH_A_THREAD
+        alone = little and prepared.low_latency
+        split = not little and self._threads.count > 1
+        # Several batches a thread, so that none is idle for long at the end and little is padded.
+        most = max(share // _BATCHES_A_THREAD, _TOKENS_WORTH_A_THREAD) if split else None
         batches = Batches(
             prepared,
             self._transformer,
             self.budget,
             dim=self.dim,
             most=most,
-            clock=self._lanes.clock,
+            clock=self._threads.clock,
         )
-        self._lanes.run(batches.step, _counting_all(advance, prepared.tokens), alone=alone)
+        self._threads.run(batches.step, _counting_all(advance, prepared.tokens), alone=alone)
         self._remember_budget()
         if self.device.type != "cuda":
             return RanWindow(prepared, batches.embeddings.cpu(), batches.padded_tokens, None, None)
@@ -298,7 +278,7 @@ class Encoder:
         return RanWindow(prepared, host, batches.padded_tokens, arrived, kept)
 
     def collect(self, ran: RanWindow) -> Encoded:
-        """Return what ``run`` made, in the order of the texts.
+        """Return the embeddings of a window in the order of its texts.
 
         Raises:
             EncoderError: the model gives NaN or infinity.
@@ -326,7 +306,7 @@ class Encoder:
     def _open(self, spec: EncoderSpec, folder: ModelFolder) -> Transformer:
         return Transformer(spec, folder, self.device)
 
-    def _prepare(self, texts: Sequence[str], prompt: str, *, hurried: bool) -> PreparedWindow:
+    def _prepare(self, texts: Sequence[str], prompt: str, *, low_latency: bool) -> PreparedWindow:
         prompted = [prompt + text for text in texts]
         lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
         tokenizer = self._transformer.tokenizer
@@ -334,14 +314,10 @@ class Encoder:
         _require_known(tokens, self.spec, self._transformer.vocabulary)
         (ids, offsets), ready = self._to_device(tokens.ids, tokens.offsets)
         unpooled = self._unpooled[prompt]
-        return PreparedWindow(texts, tokens, ids, offsets, unpooled, hurried, ready)
+        return PreparedWindow(texts, tokens, ids, offsets, unpooled, low_latency, ready)
 
     def _count_unpooled(self, prompt: str) -> int:
-        """Return how many tokens of a prompt are left out of the pooling.
-
-        Raises:
-            ConfigError: the prompt leaves no room for a text.
-        """
+        """Return how many tokens of a prompt are left out of the pooling."""
         spec = self.spec
         lowered = prompt.lower() if spec.lower_case else prompt
         tokens = prompt_tokens(self._transformer.tokenizer, lowered)
@@ -353,20 +329,20 @@ class Encoder:
         return 0 if spec.pools_prompt else tokens
 
     def _to_device(self, *arrays: NDArray[Any]) -> tuple[list[Tensor], torch.cuda.Event | None]:
-        """Start the way of arrays to the device; the event tells when it is over."""
+        """Start copying arrays to the device; the event marks the end."""
         tensors = [torch.from_numpy(array) for array in arrays]
         if self.device.type != "cuda":
             return [tensor.to(self.device) for tensor in tensors], None
-        # From pinned memory, on a stream of its own, beside the kernels of the window before.
+        # From pinned memory, on another stream, beside the kernels of the window before.
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             there = [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
         return there, stream.record_event()
 
     def _to_host(self, embeddings: Tensor) -> tuple[Tensor, torch.cuda.Event, torch.cuda.Stream]:
-        """Start the way back from the device; the event tells when it is over."""
+        """Start copying embeddings to the host; the event marks the end."""
         host = torch.empty(embeddings.shape, dtype=embeddings.dtype, pin_memory=True)
-        # On a stream of its own, it waits for this window's kernels and for no other window's.
+        # On another stream, it waits for the kernels of this window only.
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -384,16 +360,14 @@ class Encoder:
 def _counting_all(
     advance: Callable[[int], None] | None, tokens: TokenWindow
 ) -> Callable[[int], None]:
-    """Return an ``advance`` that counts texts encoded only once as often as they occur."""
-    repeated = len(tokens) - (len(tokens.offsets) - 1)
-    left = [repeated]
+    """Return an ``advance`` that adds the repeated texts of a window to its first batch."""
+    repeated = iter([len(tokens) - (len(tokens.offsets) - 1)])
 
-    def told(rows: int) -> None:
+    def advance_all(rows: int) -> None:
         if advance is not None:
-            advance(rows + left[0])
-        left[0] = 0
+            advance(rows + next(repeated, 0))
 
-    return told
+    return advance_all
 
 
 def _windows(chunks: Iterable[Sequence[str]], rows: int) -> Iterator[list[str]]:
@@ -407,10 +381,6 @@ def _windows(chunks: Iterable[Sequence[str]], rows: int) -> Iterator[list[str]]:
                 held = held[rows:]
     if held:
         yield held
-
-
-def _same(texts: list[str]) -> list[str]:
-    return texts
 
 
 def _listed(texts: Sequence[str]) -> Sequence[str]:
@@ -449,11 +419,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _require_known(tokens: TokenWindow, spec: EncoderSpec, vocabulary: int | None) -> None:
-    """Refuse tokens that the model has no embedding for, which would end a GPU's process.
-
-    Raises:
-        EncoderError: the tokenizer is not the one that the model was trained with.
-    """
+    """Refuse tokens that the model has no embedding for, which would end a GPU's process."""
     if not len(tokens.ids):
         return
     most, longest = int(tokens.ids.max()), int(tokens.lengths[0])
@@ -473,16 +439,15 @@ _WINDOW_BYTES = 256 << 20
 
 
 class StateEncoder(Encoder):
-    """Gives the pooled states of all layers, 0 (embeddings) to L, side by side.
+    """Encoder of the pooled states of all layers, 0 (embeddings) to L, in one forward pass.
 
     A text has P·S·d numbers in float32: by pooling, by layer (S = L + 1), by coordinate. Heads and
-    normalisations that a model's folder adds after pooling are left out: they have no meaning for
-    lower layers.
+    normalisations after pooling are left out: they have no meaning for lower layers.
 
     Attributes:
-        poolings: the P ways of pooling.
-        layers: S, how many states there are.
-        width: d of one state.
+        poolings: names of the P poolings.
+        layers: number of states S.
+        width: width d of one state.
     """
 
     def __init__(
@@ -501,13 +466,13 @@ class StateEncoder(Encoder):
     def load(
         cls, model: str | None = None, *, poolings: Sequence[str] = ("mean",), **options: Any
     ) -> StateEncoder:
-        """Load a model; see ``Encoder.load``, whose ``pooling`` and ``layers`` play no part."""
+        """Load a model as ``Encoder.load`` does; ``pooling`` and ``layers`` have no effect."""
         config = EncoderConfig(model=model, **options)
         return cls(*resolve_encoder(config), config, poolings=poolings)
 
     @property
     def window_rows(self) -> int:
-        """How many texts are sorted by length together: fewer where a text has many numbers."""
+        """Number of texts sorted by length together; fewer where a text has many numbers."""
         return max(min(super().window_rows, _WINDOW_BYTES // (4 * self.dim)), 1)
 
     def _open(self, spec: EncoderSpec, folder: ModelFolder) -> Transformer:
@@ -521,10 +486,9 @@ _BLOCK_ROWS = 8192
 
 @torch.inference_mode()
 def moments_on_device(rows: Tensor) -> Moments:
-    """Return the moments of rows (n, d) on any device that computes in float64.
+    """Return the moments of rows (n, d) computed on their device.
 
-    Shifts, products and sums are those of ``Moments.of``, in float64 and block by block; only the
-    order of the additions differs.
+    Equal to ``Moments.of`` except for the order of additions.
     """
     n, d = rows.shape
     if n == 0:
@@ -551,4 +515,4 @@ def moments_on_device(rows: Tensor) -> Moments:
 
 
 def _array(values: Tensor) -> NDArray[np.float64]:
-    return np.asarray(values.cpu().numpy(), dtype=np.float64)
+    return values.cpu().numpy().astype(np.float64, copy=False)

@@ -45,12 +45,6 @@ def weight_files(folder: Path) -> list[Path]:
 def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> str:
     """Return one digest of files, in their order.
 
-    Args:
-        files: may be empty, which is an error.
-        name: of the model, for the message.
-        folder: where the files were looked for, for the message.
-        what: they are, for the message.
-
     Raises:
         EncoderError: there are no files, or they cannot be read.
     """
@@ -226,12 +220,6 @@ def read_head(
     name: str, path: Path, modules: list[dict[str, Any]], *, width: int
 ) -> tuple[HeadStep, ...]:
     """Return the steps after the pooling, a normalisation at the end left out.
-
-    Args:
-        name: of the model, for messages.
-        path: the folder of ``modules.json``.
-        modules: as listed there.
-        width: of the pooled hidden states.
 
     Raises:
         EncoderError: a step lacks its weights or is not what can be applied here.

@@ -193,14 +193,6 @@ def find_model(
     all-MiniLM-L6-v2 comes from the embedded package where that is installed (same weights, and
     their digest is checked); other names are a local folder or a name on the Hugging Face hub.
 
-    Args:
-        name: of the model.
-        revision: commit, tag or branch on the hub, or ``embedded`` for the package; no folder of
-            the same name is looked at then.
-        trust_remote_code: let the model's own Python code run when the model is loaded.
-        local_files_only: do not ask the hub.
-        code_revision: commit, tag or branch of code that the model takes from another repository.
-
     Raises:
         EncoderError: no such model, the hub cannot be reached, or the folder cannot be used.
         StorageError: the hub's cache cannot be written.
@@ -379,12 +371,6 @@ def fetch_model(
     Fetched are configuration, tokenizer and safetensors; pickled weights only of a module that
     has no others. Without network, or with ``HF_HUB_OFFLINE``, the cache alone is asked.
 
-    Args:
-        name: on the hub.
-        revision: branch, tag or commit; None for the hub's default.
-        local_files_only: look in the cache alone.
-        otherwise: how else this model is to be had, added to the message where there is no network.
-
     Raises:
         EncoderError: there is no such model or revision, it may not be read, or the hub cannot be
             reached and the cache does not hold it whole.
@@ -431,11 +417,6 @@ def _fetch(
 
 def fetch_code(name: str, revision: str | None, *, local_files_only: bool = False) -> Path:
     """Return the folder of a commit of Python code that a model takes from another repository.
-
-    Args:
-        name: of the repository on the hub.
-        revision: see ``fetch_model``.
-        local_files_only: see ``fetch_model``.
 
     Raises:
         EncoderError: there is no such repository or revision, or it cannot be fetched.

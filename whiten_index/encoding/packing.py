@@ -159,10 +159,6 @@ class PackedForward:
     def __init__(self, model: Any, kernel: Kernel | None = None) -> None:
         """Prepare a loaded model of a type in ``PACKABLE``, in evaluation mode.
 
-        Args:
-            model: of transformers.
-            kernel: attends; None for the one of the model's device.
-
         Raises:
             EncoderError: the model cannot be packed.
         """
@@ -221,11 +217,6 @@ def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> st
     Where all else is well the model is tried: on a GPU a few hundred tokens are run, and torch's
     kernel is compared with ``sdpa_varlen`` in every layer; on a CPU a few tokens, or so
     many that a sliding window matters, with each text alone. Never raises.
-
-    Args:
-        model: a transformers model on ``device``, in ``dtype``.
-        device: where it runs.
-        dtype: what it computes in.
     """
     try:
         if device.type == "cpu":

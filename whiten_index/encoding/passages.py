@@ -52,12 +52,6 @@ class PassageSplitter:
     ) -> None:
         """Take over a tokenizer.
 
-        Args:
-            backend: a ``tokenizers.Tokenizer`` that nothing else uses: its settings change here.
-            config: how to cut.
-            prompt: put before every passage when it is encoded.
-            lower_case: whether prompt and passage are lowered before the tokenizer.
-
         Raises:
             ConfigError: a passage has no room for text, or the overlap takes more than half of it.
         """
@@ -226,12 +220,6 @@ def passage_spans(text: str, offsets: Sequence[Span], *, room: int, overlap: int
     one starts so that it shares at most ``overlap`` tokens, at the start of a sentence where that
     shares at least half as many, else of a word. Every character that is not blank is inside a
     passage, no passage lies inside another, and none starts or ends with a blank.
-
-    Args:
-        text: the text.
-        offsets: (start, end) in characters of each of its tokens, in order.
-        room: tokens a passage at most; a single character of more tokens stays whole.
-        overlap: tokens that neighbours share at most, below ``room``.
     """
     if not 0 <= overlap < room:
         raise ValueError(f"overlap {overlap} is not between 0 and room {room}")

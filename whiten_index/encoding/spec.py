@@ -230,14 +230,6 @@ def choose_prompt(
 ) -> str:
     """Return the prompt asked for, else the first of ``defaults`` that the model has, else none.
 
-    Args:
-        prompts: name -> prompt, the model's own.
-        text: the prompt itself, as asked for.
-        name: of one of ``prompts``, as asked for.
-        defaults: names to look for where neither was given.
-        option: of the command line, for messages: ``--document-prompt``.
-        model: its name, for messages.
-
     Raises:
         ConfigError: the model has no prompt of that name.
     """
@@ -259,10 +251,6 @@ def prompt_tokens(tokenizer: Any, prompt: str) -> int:
 
     As in sentence-transformers: the prompt is tokenised alone, and a special token at its end,
     which in the whole text stands behind the text, is not counted.
-
-    Args:
-        tokenizer: a transformers tokenizer, fast or slow.
-        prompt: as it is put before texts, lowered where they are.
     """
     if not prompt:
         return 0
@@ -290,14 +278,6 @@ def recorded_config(
     threads: int | None = None,
 ) -> EncoderConfig:
     """Return the configuration that loads a recorded encoder.
-
-    Args:
-        spec: the encoder as a manifest names it.
-        model: the opener's own name for the model, which may be fetched; None takes the recorded
-            one, from this machine only.
-        trust_remote_code: the opener's permission to run the model's own code.
-        device: see ``EncoderConfig``.
-        threads: see ``EncoderConfig``.
 
     Raises:
         EncoderError: the model needs code that the opener does not allow, or the manifest names it

@@ -51,13 +51,7 @@ class TokenWindow:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenWindow:
-    """Tokenise texts, cutting each to ``max_length`` tokens.
-
-    Args:
-        tokenizer: a transformers tokenizer, fast or slow.
-        texts: n texts.
-        max_length: tokens a text at most, special ones included.
-    """
+    """Tokenise texts, cutting each to ``max_length`` tokens."""
     first: dict[str, int] = {}
     seen = [first.setdefault(text, len(first)) for text in texts]
     ids, lengths, cut = _tokens(tokenizer, list(first), max_length)

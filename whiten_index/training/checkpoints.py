@@ -95,13 +95,7 @@ def last_whole(folder: Path) -> Path | None:
 
 
 def keep(folder: Path, checkpoint: Path, best: int | None) -> None:
-    """Mark a checkpoint that was written as whole; then remove what it makes needless.
-
-    Args:
-        folder: of all of them.
-        checkpoint: of the last step.
-        best: step of the best weights so far, None where there are none.
-    """
+    """Mark a checkpoint that was written as whole; then remove what it makes needless."""
     for file in list_folder(checkpoint):
         fsync_path(file)
     fsync_path(folder)

@@ -272,13 +272,6 @@ def write_model(
 
     The head's whitening by its running moments is affine, and so is what follows it up to tanh:
     together they are one linear map.
-
-    Args:
-        path: new.
-        model: trained.
-        spec: of what it was before.
-        folder: likewise, whose tokenizer and settings are copied.
-        keep_head: whether embeddings are what comes out of the head.
     """
     path.mkdir()
     write_transformer(path, spec, folder, weights=False)

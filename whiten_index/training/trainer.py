@@ -69,15 +69,6 @@ def run(
 ) -> Trained:
     """Train a model in place, from the last of the checkpoints below ``folder`` if there are any.
 
-    Args:
-        config: of the training.
-        model: on the CPU; the trainer moves it.
-        sentences: to train on.
-        collator: makes batches.
-        score: what the model is worth, by name: ``BEST``, alignment, uniformity. None for never.
-        folder: of checkpoints, of this training alone.
-        stages: told of the steps.
-
     Raises:
         StorageError: checkpoints cannot be written.
         EncoderError: the training diverges, or a GPU's memory is full.
