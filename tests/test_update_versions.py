@@ -84,7 +84,7 @@ def test_a_withdrawn_version_that_a_disk_does_not_give_stops_no_update(
 def told_by(place: Place) -> Iterator[str]:
     """Return what an update of the corpus as it is would tell of withdrawn versions."""
     base = BaseVersion.open(UpdateConfig(index=str(place.out)))
-    return base_version.told_again(base, base.record, base.store)
+    return base_version.withdrawn_texts(base, base.record, base.store)
 
 
 def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Place) -> None:
