@@ -26,7 +26,10 @@ from whiten_index.pipeline.executor_session import _shared_folders
         ({"address": "auto"}, "--address belongs to a cluster; add --runner ray"),
         ({"address": "auto", "workers": 2}, "--address and --workers belongs to a cluster"),
         ({"runner": "ray", "address": ""}, "--address is empty; name the head"),
-        ({"runner": "ray", "workers": 0}, "--workers takes a value greater than or equal to 1; 0 was given"),
+        (
+            {"runner": "ray", "workers": 0},
+            "--workers takes a value greater than or equal to 1; 0 was given",
+        ),
     ],
 )
 def test_options_that_cannot_be_used_are_told(options: dict[str, Any], message: str) -> None:
