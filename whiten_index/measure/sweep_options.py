@@ -16,7 +16,7 @@ class SweepOptions:
     """Options that a sweep has and a build has not, or has with another default."""
 
     out: Annotated[
-        str | None, Option("Folder of results.jsonl, report.html and its pictures.", OUTPUT)
+        str | None, Option("Folder of results.jsonl and report.html, .md and .json.", OUTPUT)
     ] = None
     store: Annotated[
         str | None,
