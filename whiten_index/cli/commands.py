@@ -217,7 +217,6 @@ def _print_bytes(sizes: Mapping[str, Any]) -> None:
     }
     click.echo("bytes")
     shown = [(name, terminal.in_words(sizes[key])) for key, name in names.items() if key in sizes]
-    # An index of an earlier release does not tell what its bytes hold.
     split = terminal.index_rows(sizes["index"]) if "index" in sizes else []
     place = [name for name, _ in shown].index("index.faiss") + 1 if split else 0
     click.echo(terminal.table([*shown[:place], *split, *shown[place:]]))

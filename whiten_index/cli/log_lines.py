@@ -15,7 +15,7 @@ from typing import Any
 from whiten_index.address import hide_secrets
 from whiten_index.cli.signals import INTERRUPTED, raise_if_interrupted
 from whiten_index.cli.streams import guarded
-from whiten_index.errors import ConfigError, GateError, WhitenIndexError
+from whiten_index.errors import GateError, WhitenIndexError
 
 _EVERY_SECONDS = 10.0
 
@@ -26,38 +26,18 @@ class LogForm(Enum):
     JSON = "json"
     TEXT = "text"
 
-    @classmethod
-    def named(cls, name: str | LogForm) -> LogForm:
-        """Return the form of that name.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        try:
-            return cls(name)
-        except ValueError as error:
-            known = ", ".join(form.value for form in cls)
-            raise ConfigError(f"--log {name!r} is unknown; use {known}") from error
-
     def line(self, fields: Mapping[str, Any]) -> str:
-        """Return one line, without its end.
-
-        In text, what is nested is named with dots (``rows.new=3``) and lists are JSON.
-        """
+        """Return one line; in text, nested names have dots (``rows.new=3``) and lists are JSON."""
         if self is LogForm.JSON:
             return json.dumps(fields, default=str)
         return " ".join(f"{_key(name)}={_value(value)}" for name, value in _flat(fields))
 
 
 class LogLines:
-    """A watcher that prints one line an event, and progress every few seconds.
-
-    Args:
-        form: how lines are written.
-    """
+    """A watcher that prints one line an event, and progress every few seconds."""
 
     def __init__(self, form: str | LogForm = LogForm.JSON) -> None:
-        self.form = LogForm.named(form)
+        self.form = LogForm(form)
         self._stage, self._total, self._rows = "", 0, 0
         self._started = self._last = time.monotonic()
 
@@ -97,7 +77,7 @@ class LogLines:
         """Print one line."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = self.form.line({"time": now, "event": event, **fields})
-        # What the terminal or file cannot show must not end a job.
+        # A letter that the terminal or file lacks must not end a job.
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
@@ -123,12 +103,12 @@ class Ending:
 
 
 def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = None) -> int:
-    """Do the work of a job and log how it ended, whatever happened; return the exit status.
+    """Do the work of a job, log its end whatever happened, and return the exit status.
 
     Args:
         work: the job.
-        kept: what an interruption leaves finished, for the next run to go on from.
-        lines: where it is logged; JSON lines where it is left out.
+        kept: noun of the finished work that an interruption keeps, such as ``shards``.
+        lines: log of the job, by default JSON lines.
     """
     with guarded() as streams:
         return streams.end(_ended(work, kept=kept, lines=lines or LogLines()))
@@ -157,7 +137,7 @@ def _ended(work: Callable[[], Ending], *, kept: str, lines: LogLines) -> int:
 
 
 def failure(error: BaseException) -> dict[str, str]:
-    """Return what a log line says of an error."""
+    """Return the fields of a log line about an error."""
     return {"error": type(error).__name__, "message": hide_secrets(str(error))}
 
 

@@ -25,7 +25,7 @@ METRICS = {
     "last_run_timestamp_seconds": "When the last run ended, in seconds since 1970.",
     "last_run_duration_seconds": "Wall time of the last run.",
     "last_run_exit_code": "Exit status of the last run: 0 done, 9 a gate failed, see the README.",
-    "last_run_outcome": "How the last run ended: 1 at the outcome that it was, else 0.",
+    "last_run_outcome": "Outcome of the last run: 1 at that outcome, else 0.",
     _LAST_SUCCESS: "When a run last left the index as new as the corpus, in seconds since 1970.",
     "published_info": "The version that is published, always 1.",
     "published_version_number": "Number of the version that is published; less after a rollback.",
@@ -62,7 +62,7 @@ class Outcome(Enum):
 
 
 def check_metrics(path: Path) -> None:
-    """Refuse before the work a file that could not be written, or would not be read, after it.
+    """Refuse a file before the work that could not be written, or read, after it.
 
     Raises:
         ConfigError: prometheus-client is not installed, or the file's name or folder is wrong.
@@ -111,16 +111,7 @@ def write_metrics(
     """Write the metrics of a run and of the published version in one step.
 
     Every metric has the label ``index``, the folder's absolute path. The time of the last success
-    is taken over from the file that is there.
-
-    Args:
-        path: ends in ``.prom``.
-        index: the index folder, whose published version need not be this run's.
-        outcome: of the run.
-        exit_code: of the run.
-        seconds: wall time.
-        report: of an update that succeeded, as JSON values.
-        gates: findings of the gates, as JSON values.
+    is taken over from the file that is there. ``report`` is that of an update that succeeded.
 
     Raises:
         ConfigError: prometheus-client is not installed.
@@ -159,7 +150,7 @@ def _client() -> Any:
 
 @dataclass(frozen=True)
 class _Collector:
-    """The samples as the library's writer takes them, in the order of ``METRICS``."""
+    """Samples for the library's writer, in the order of ``METRICS``."""
 
     samples: Sequence[_Sample]
     index: str
@@ -169,18 +160,18 @@ class _Collector:
         _client()
         from prometheus_client.core import GaugeMetricFamily
 
-        for name, what in METRICS.items():
+        for name, text in METRICS.items():
             found = [(labels, value) for given, labels, value in self.samples if given == name]
             if not found:
                 continue
-            gauge = GaugeMetricFamily(_PREFIX + name, what, labels=["index", *found[0][0]])
+            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=["index", *found[0][0]])
             for labels, value in found:
                 gauge.add_metric([self.index, *map(_shown, labels.values())], value)
             yield gauge
 
 
 def _published(index: Path) -> Iterator[_Sample]:
-    """Say what is published; nothing where nothing is, or it is damaged."""
+    """Return samples of the published version; none if it is missing or damaged."""
     try:
         published = read_published(index)
         folder, fields = published.folder, published.fields
@@ -232,7 +223,7 @@ def _figures(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 
 def _last_success(path: Path, index: str) -> float | None:
-    """Return what an earlier file says of the last success; a file of nonsense says nothing."""
+    """Return the time of the last success in an earlier file, if it can be read."""
     _client()
     from prometheus_client import parser
 
@@ -248,5 +239,5 @@ def _last_success(path: Path, index: str) -> float | None:
 
 
 def _shown(text: str) -> str:
-    """Return a label's value, in which a name that is not UTF-8 cannot be written."""
+    """Return the value of a label, which must be UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")

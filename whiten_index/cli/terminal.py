@@ -49,9 +49,9 @@ class Bars:
 
     def note(self, message: str) -> None:
         """Print a note next to the bars; warnings go to standard error."""
-        heed = message.startswith("note:")
-        if heed or self.facts:
-            click.echo(cell(message), err=heed)
+        warning = message.startswith("note:")
+        if warning or self.facts:
+            click.echo(cell(message), err=warning)
 
 
 def in_words(size: float) -> str:
@@ -64,13 +64,7 @@ def in_words(size: float) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number and what it counts, such as 1 pack or 2 packs.
-
-    Args:
-        number: of the things.
-        one: how one of them is called.
-        many: how several are; by default with an s.
-    """
+    """Return a number and its noun, such as 1 pack or 2 packs; the plural is by default with s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
@@ -106,9 +100,9 @@ def table(rows: Iterable[Sequence[object]], *, indent: str = "  ") -> str:
 
 
 def facts(rows: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
-    """Return names and what is to be said of them, both to the left."""
+    """Return names and values as two columns, both to the left."""
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{indent}{name.ljust(width)}  {cell(told)}" for name, told in rows)
+    return "\n".join(f"{indent}{name.ljust(width)}  {cell(value)}" for name, value in rows)
 
 
 def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -116,7 +110,7 @@ def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     skipped = counts["skipped"]
     rows = [(name, f"{counts[name]:,}") for name in ("read", "encoded")]
     if repeated := counts.get("duplicates"):
-        # Of rows cut into passages it is these that are texts, and rows that are counted.
+        # Of rows cut into passages, the passages are the texts.
         texts = ("  different texts", counts["encoded"] - repeated)
         passages = ("  passages that repeat a text", repeated)
         shown, number = passages if counts.get("passages") else texts
@@ -125,7 +119,6 @@ def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += [("skipped", f"{sum(skipped.values()):,}")]
     rows += [(f"  {reason}", f"{n:,}") for reason, n in skipped.items()]
     for name, shown in _RARE_COUNTS.items():
-        # An index of an earlier release does not have them all.
         if counts.get(name):
             rows.append((shown, f"{counts[name]:,}"))
     return rows
@@ -133,7 +126,7 @@ def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def done_anyhow(counts: Mapping[str, Any]) -> str:
     """Return the repairs of the store, when nothing was published."""
-    lost = counted(counts["encoded"], "row") + " that the store had lost encoded anew"
+    lost = counted(counts["encoded"], "row") + " that the store had lost encoded again"
     remade = counted(counts.get("remade_shards", 0), "damaged shard") + " rebuilt"
     done = [lost] * bool(counts["encoded"]) + [remade] * bool(counts.get("remade_shards"))
     return " and ".join(done) or "nothing to do"
@@ -181,7 +174,7 @@ def whitening_line(whitening: Mapping[str, Any]) -> str:
 
 
 def choice_lines(choice: Mapping[str, Any] | None) -> list[str]:
-    """Return how the transform was chosen: nothing where it was named.
+    """Return the choice of the transform and its reason; nothing if the user named it.
 
     The alternatives shown are those that the rule takes at each width, and PCA.
     """
@@ -236,13 +229,12 @@ def _is_chosen(row: Mapping[str, Any], choice: Mapping[str, Any]) -> bool:
 
 
 def index_rows(parts: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return what the bytes of an index hold as table rows, empty parts left out."""
+    """Return the bytes of the parts of an index as table rows, without empty parts."""
     return [(f"  {name}", in_words(parts[name])) for name in _INDEX_PARTS if parts[name]]
 
 
 def tuned_words(factory: Mapping[str, Any]) -> str:
-    """Return what an index was set to and the recall it has there, nothing where neither is."""
-    # An index of an earlier release was not tuned.
+    """Return the search settings of an index and its recall with them, if there are any."""
     tuned = factory.get("tuned") or {"parameters": {}, "recall": None}
     said = [f"{name} {value}" for name, value in tuned["parameters"].items()]
     if tuned["recall"] is not None:
