@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,14 @@ def test_files_are_looked_at_and_listed_in_one_place() -> None:
             file = path.relative_to(package).as_posix()
             used |= {(file, name) for name in names if name in _SWALLOWING}
     assert used == set(_ALLOWED)
+
+
+def test_the_page_on_the_architecture_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+/[a-z_]+\.py)`", page))
+    assert len(named) > 25
+    assert {name for name in named if not (ROOT / "whiten_index" / name).exists()} == set()
+    rooms = {
+        path.name for path in (ROOT / "whiten_index").iterdir() if (path / "__init__.py").exists()
+    }
+    assert rooms == set(re.findall(r"\| `([a-z]+)/` \|", page))
