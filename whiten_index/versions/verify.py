@@ -1,4 +1,4 @@
-"""Checks every checksum of an index again, and says what mends what is damaged."""
+"""Verification of indexes, in folders and in buckets, with the stores that they read."""
 
 from __future__ import annotations
 

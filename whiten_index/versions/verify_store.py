@@ -1,4 +1,4 @@
-"""What a verification found."""
+"""Verification of a store, and the report that it shares with that of an index."""
 
 from __future__ import annotations
 
