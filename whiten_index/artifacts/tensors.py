@@ -137,6 +137,7 @@ def read_tensors(
     kind: str,
     version: int,
     shapes: Mapping[str, str],
+    optional: Mapping[str, str] | None = None,
     remedy: str = _REMEDY,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Read what ``write_tensors`` wrote.
@@ -147,6 +148,7 @@ def read_tensors(
         version: the latest format known here.
         shapes: name -> shape in letters, such as ``{"mean": "d", "basis": "dk", "count": "1"}``;
             a letter stands for the same length everywhere, and every entry must be finite.
+        optional: shapes of arrays that may be absent.
         remedy: what the user can do about a damaged file.
 
     Returns:
@@ -165,7 +167,8 @@ def read_tensors(
                 f"{path} holds {facts.get('kind')} of format {facts.get('format_version')}, and "
                 f"{kind} up to format {version} is needed; check the path, or upgrade whiten-index"
             )
-        _check_shapes({name: tensors[name] for name in shapes}, shapes)
+        present = {name: shape for name, shape in (optional or {}).items() if name in tensors}
+        _check_shapes(tensors, {**shapes, **present})
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(f"{path} cannot be read as {kind} ({error}); {remedy}") from error
     return tensors, facts
