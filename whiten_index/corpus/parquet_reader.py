@@ -19,6 +19,8 @@ from whiten_index.errors import CorpusError
 _BATCH_ROWS = 4096
 # A batch of texts has at most this size, however often it names one text.
 _BATCH_BYTES = 64 << 20
+# A first batch of unknown texts may unpack to this size, before it is measured.
+_UNPACKED_BYTES = 1 << 30
 _BUFFER = 1 << 20
 
 
@@ -157,7 +159,9 @@ def _rows_at_once(
         and (name := chunk.path_in_schema.split(".")[0]) in columns
         and not pa.types.is_dictionary(schema.field(name).type)
     ]
-    if not texts or not metadata.num_rows:
+    # No text is longer than its column, so that most row groups need no look at the dictionary.
+    most = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in texts)
+    if most * min(metadata.num_rows, _BATCH_ROWS) <= _UNPACKED_BYTES:
         return _BATCH_ROWS
     packed = _streamed(source, metadata=parquet.metadata, read_dictionary=texts)
     first = packed.iter_batches(batch_size=1, row_groups=[row_group], columns=texts)
