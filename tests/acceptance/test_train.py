@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import signal
@@ -160,7 +161,9 @@ def wait_for_checkpoint(process: subprocess.Popen[str], folder: Path) -> None:
     """Wait for the second checkpoint to begin: then the first one is whole."""
     deadline, seen = time.monotonic() + 120, set[Path]()
     while process.poll() is None and time.monotonic() < deadline:
-        seen |= {path.parent for path in folder.rglob("*.safetensors")}
+        # Temporary folders go while the tree is listed.
+        with contextlib.suppress(FileNotFoundError):
+            seen |= {path.parent for path in folder.rglob("*.safetensors")}
         if len(seen) >= 2:
             return
         time.sleep(0.005)
