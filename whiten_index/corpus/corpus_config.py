@@ -33,6 +33,10 @@ class CorpusConfig:
         shard_rows: rows a shard at most.
         passages: tokens and overlap of the passages that texts are cut into behind the reader,
             which gives them whole; None where they stay so.
+
+    Example:
+        >>> CorpusConfig(sources=("docs.parquet",), text_columns=("title", "text")).passages is None
+        True
     """
 
     sources: tuple[str, ...]

@@ -78,6 +78,11 @@ class ParquetCorpus:
         dim: width of the embedding column, None for a corpus of texts.
         fingerprints: of each file and of what is read of it, empty where only reading it tells
             whether it changed.
+
+    Example:
+        >>> config = CorpusConfig(sources=("docs.parquet",), text_columns=("text",))
+        >>> ParquetCorpus.open(config).rows
+        60
     """
 
     config: CorpusConfig

@@ -110,6 +110,11 @@ class Encoder:
         spec: identity of the encoder.
         device: device that it runs on.
         budget: tokens of a batch.
+
+    Example:
+        >>> encoder = Encoder.load("all-MiniLM-L6-v2", pooling="mean")
+        >>> encoder.encode(["A cat sat on the mat."]).shape
+        (1, 384)
     """
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:

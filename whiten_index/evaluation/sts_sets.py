@@ -103,6 +103,10 @@ def read_sts(
     Raises:
         ConfigError: an ending names no format, or a set or split that is not there.
         CorpusError: a file or a row cannot be used, or a set has fewer than 2 pairs to score.
+
+    Example:
+        >>> read_sts(["sts.tsv"])[0].name
+        'sts'
     """
     wished = {key_of(name): (name, split) for name, split in (splits or {}).items()}
     found: list[StsSet] = []

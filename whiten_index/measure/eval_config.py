@@ -36,6 +36,10 @@ class EvalConfig:
             the pairs that are scored), or a Parquet corpus of sentences.
         fit_columns: text columns of that file, each a sentence of its own; None for those known.
         seed: of everything drawn.
+
+    Example:
+        >>> EvalConfig(transforms=(WhiteningConfig(k=128),)).fit
+        'target'
     """
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)

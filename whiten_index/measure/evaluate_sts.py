@@ -74,6 +74,11 @@ def evaluate_sts(
 
     Raises:
         WhitenIndexError: the model, the transform or the data cannot be used.
+
+    Example:
+        >>> report = evaluate_sts(EvalConfig(), read_sts(["sts.tsv"]))
+        >>> list(report["datasets"])
+        ['sts']
     """
     require_ranked(sets)
     sets = needed_pairs(config, sets)

@@ -91,6 +91,11 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         StorageError: the disk is full or cannot be written.
         ClusterError: the cluster cannot be reached, or has no worker left.
         PartialFailureError: some shards failed on every machine; the others are in the store.
+
+    Example:
+        >>> config = BuildConfig(corpus="docs.parquet", text_columns="text", k=16, out="new")
+        >>> build_index(config).to_json()["rows"]
+        60
     """
     if config.out is None:
         raise ConfigError("say where the index goes: --out DIR")

@@ -141,6 +141,11 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
         StorageError: the store cannot be written.
         ClusterError: the cluster cannot be reached, or has no worker left.
         PartialFailureError: some shards failed on every machine; the others are in the store.
+
+    Example:
+        >>> config = BuildConfig(corpus="docs.parquet", text_columns="text", store="store")
+        >>> encode_corpus(config).record.rows
+        60
     """
     stages = Stages(progress or Silent())
     with naming(), executor_session(config, stages) as (config, executor):

@@ -88,6 +88,11 @@ class QueryTransform:
         whitening: the transform, in float64.
         encoder_facts: the encoder as the index recorded it.
         version: of the index that the transform comes from.
+
+    Example:
+        >>> queries = QueryTransform.of("index")
+        >>> queries.encode_queries(["a cat on a mat"]).shape
+        (1, 16)
     """
 
     def __init__(
@@ -353,8 +358,7 @@ class QueryTransform:
             pushed: the table's state, as ``pushed_version`` returns it.
 
         Example:
-            >>> queries = QueryTransform.load("folder/")  # doctest: +SKIP
-            >>> queries.require(pushed_version("qdrant://host:6333", "docs"))  # doctest: +SKIP
+            >>> QueryTransform.of("index").require(pushed_version("pushed.parquet"))
 
         Raises:
             ConfigError: nothing is pushed there, or its vectors are no match for these queries.

@@ -442,6 +442,11 @@ def open_index(
         ConfigError: an option that cannot be used.
         ArtifactError: nothing is published there, or it is damaged; or the store is not the one
             the index was built from.
+
+    Example:
+        >>> hits = open_index("index").search(["a cat on a mat"], top_k=3)
+        >>> len(hits[0]), hits[0][0].id
+        (3, 'd0')
     """
     if threads is not None:
         EncoderConfig(threads=threads)

@@ -78,6 +78,11 @@ class EmbeddingStore:
         indexes: registry of the indexes built from here.
         verify: whether a shard's content is compared with its checksums before its first row is
             read, once for each opened store; else only sizes are compared.
+
+    Example:
+        >>> store = EmbeddingStore.open("store")
+        >>> [part.rows for part in store.corpus().parts]
+        [60]
     """
 
     def __init__(

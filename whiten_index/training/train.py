@@ -91,6 +91,14 @@ def train_encoder(
         ArtifactError: a checkpoint, or the model that is there, is damaged.
         BusyError: another process trains to the same folder.
         StorageError: the disk is full or cannot be written.
+
+    Example:
+        >>> config = TrainingConfig(
+        ...     corpus="docs.parquet", model="all-MiniLM-L6-v2", out="trained",
+        ...     batch_size=8, groups=96, max_steps=1,
+        ... )  # fmt: skip
+        >>> train_encoder(config).facts["steps"]
+        1
     """
     stages = Stages(progress or Silent())
     spec, folder = require_trainable(config)

@@ -110,6 +110,10 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
         GateError: the database does not give back what was pushed, or the push would break
             programs that query it: far fewer rows, another width or type, a missing column. Users
             see the table as it was.
+
+    Example:
+        >>> push_index(PushConfig(index="index", to="vectors.parquet")).rows
+        60
     """
     stages = Stages(progress or Silent())
     config.require_usable()
@@ -140,6 +144,10 @@ def pushed_version(
         ConfigError: the address, name or an option cannot be used, the client is missing, or no
             push wrote the file.
         DatabaseError: the database cannot be reached, or no push made what has the name.
+
+    Example:
+        >>> pushed_version("pushed.parquet").k
+        16
     """
     config = PushConfig(index="", to=to, table=table, options=dict(options or {}))
     config.require_usable()

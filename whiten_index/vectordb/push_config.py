@@ -36,6 +36,10 @@ class PushConfig:
         max_shrink: share of the rows in the table that may disappear.
         seed: of the sample of rows to compare.
         options: of the database's index and load.
+
+    Example:
+        >>> PushConfig(index="index", to="vectors.parquet").dtype
+        'float32'
     """
 
     index: str

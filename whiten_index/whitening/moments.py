@@ -56,6 +56,12 @@ class Moments:
             needs to be combined. Both are None where a part did not hold them, or where they are
             beyond float64.
         count_error: by how much rounding may have moved ``count``; 0 where it is of whole numbers.
+
+    Example:
+        >>> rows = np.random.default_rng(0).normal(size=(1000, 8))
+        >>> moments = Moments.of(rows[:400]).update(rows[400:])
+        >>> bool(np.allclose(moments.covariance(), np.cov(rows.T)))
+        True
     """
 
     count: float

@@ -98,6 +98,10 @@ class WhiteningConfig:
 
     Raises:
         ConfigError: an option that cannot apply to the kind, or a value outside its bounds.
+
+    Example:
+        >>> WhiteningConfig(kind=Kind.PCA, k=128).gamma
+        0.0
     """
 
     kind: Kind = Kind.WHITENING

@@ -1,0 +1,55 @@
+"""The examples in the docstrings of the public names run, and print what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import whiten_index
+from whiten_index import BuildConfig, PushConfig, build_index, push_index
+
+NAMES = sorted(set(whiten_index.__all__) - {"__version__", "WhitenIndexError"})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
+    """The files that examples name: a corpus, its store and index, pairs, a pushed file."""
+    root = tmp_path_factory.mktemp("examples")
+    numbered = ["A cat sat on the mat.", *(f"Line {i}: {texts[i % 36]}" for i in range(59))]
+    table = pa.table({"id": [f"d{i}" for i in range(60)], "text": numbered, "title": numbered})
+    pq.write_table(table, root / "docs.parquet")
+    config = BuildConfig(
+        corpus=str(root / "docs.parquet"),
+        text_columns="text",
+        id_column="id",
+        k=16,
+        store=str(root / "store"),
+        out=str(root / "index"),
+    )
+    build_index(config)
+    push_index(PushConfig(index=str(root / "index"), to=str(root / "pushed.parquet")))
+    pairs = "".join(f"{numbered[i]}\t{numbered[i + 1]}\t{i % 5}\n" for i in range(20))
+    (root / "sts.tsv").write_text("sentence1\tsentence2\tscore\n" + pairs)
+    return root
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_examples_of_a_public_name(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    public = getattr(whiten_index, name)
+    module = importlib.import_module(public.__module__)
+    names = {each: getattr(whiten_index, each) for each in whiten_index.__all__}
+    found = doctest.DocTestFinder().find(public, name, module, {**vars(module), **names, "np": np})
+    examples = [each for each in found if each.examples]
+    assert examples, f"{name} has no example"
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    failed = [each.name for each in examples if runner.run(each).failed]
+    assert not failed
